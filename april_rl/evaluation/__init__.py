@@ -1,0 +1,1 @@
+"""avg@k and pass@k on held-out sets."""

@@ -1,0 +1,1 @@
+"""The FSDP2 model, its log-probabilities, optimizer and export."""

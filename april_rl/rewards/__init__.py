@@ -1,0 +1,1 @@
+"""What a response is worth: math-verify or the user's function, in a pool of processes."""

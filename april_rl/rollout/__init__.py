@@ -1,0 +1,1 @@
+"""The collector, its buffer, ledger and slots: pure, driven through the protocols in ports."""

@@ -1,0 +1,1 @@
+"""Progress, metrics.jsonl, W&B; the only importer of wandb."""

@@ -1,0 +1,181 @@
+"""The nouns of the system: prompt, completion, sample, group, score, and what travels to and from engines.
+
+Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are in nats, of the
+sampled token, at the sampling temperature, as the engine reported them when it sampled the token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length"]
+ScoreOutcome = Literal["scored", "soft_timeout", "timeout", "crash"]
+
+
+class SampleId(NamedTuple):
+    """Which sample: the id of its prompt, and its place in the group."""
+
+    prompt_id: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A tokenized question. `id` is its position in the endless stream: unique over the run, older is smaller."""
+
+    id: int
+    token_ids: tuple[int, ...]  # [P]
+    text: str
+    answer: str
+    source: str  # file:line or data set:row, for messages to people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What an engine gets: go on from `token_ids` for at most `max_tokens` tokens."""
+
+    sample_id: SampleId
+    token_ids: tuple[int, ...]  # [P + start], the prompt and the response so far
+    start: int  # response tokens the sample already has
+    max_tokens: int  # what is left of the response budget
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine returns for one request: a whole response, or a part when `finish_reason` is None."""
+
+    sample_id: SampleId
+    start: int  # response tokens the sample had when the request was made
+    policy_version: int
+    token_ids: tuple[int, ...]  # [R of this completion]
+    logprobs: tuple[float, ...]  # behaviour_logprobs [R of this completion]
+    finish_reason: FinishReason | None
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(
+                f"sample {self.sample_id}: {len(self.token_ids)} tokens came with {len(self.logprobs)} "
+                "behaviour log-probabilities; the engine must report one for every sampled token"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One response to a prompt, grown by whole completions; unfinished while the last one is only a part."""
+
+    prompt: Prompt
+    index: int
+    completions: tuple[Completion, ...] = ()
+
+    @property
+    def id(self) -> SampleId:
+        """Prompt id and index."""
+        return SampleId(self.prompt.id, self.index)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The response [R]."""
+        return tuple(chain.from_iterable(c.token_ids for c in self.completions))
+
+    @property
+    def behaviour_logprobs(self) -> tuple[float, ...]:
+        """Nats, at the sampling temperature [R]."""
+        return tuple(chain.from_iterable(c.logprobs for c in self.completions))
+
+    @property
+    def policy_versions(self) -> tuple[int, ...]:
+        """The version that sampled each response token [R]."""
+        return tuple(chain.from_iterable([c.policy_version] * len(c.token_ids) for c in self.completions))
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens so far, R."""
+        return sum(len(c.token_ids) for c in self.completions)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None while the sample is unfinished."""
+        return self.completions[-1].finish_reason if self.completions else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the engine ended the response, or its budget did."""
+        return self.finish_reason is not None
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The version of the first sampled token; None before there is one."""
+        return next((c.policy_version for c in self.completions if c.token_ids), None)
+
+    def extended(self, completion: Completion) -> Sample:
+        """The sample with one completion more; a completion that does not start where the sample ends is refused."""
+        assert completion.sample_id == self.id, (completion.sample_id, self.id)
+        assert not self.is_finished, f"sample {self.id} is finished and got another completion"
+        assert completion.start == self.num_tokens, (self.id, completion.start, self.num_tokens)
+        return Sample(prompt=self.prompt, index=self.index, completions=(*self.completions, completion))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The G samples of one prompt: what is scheduled, filtered and trained together."""
+
+    prompt: Prompt
+    samples: tuple[Sample, ...]  # [G]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample is finished."""
+        return all(sample.is_finished for sample in self.samples)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The version of the group's oldest token; None before there is one."""
+        return min((v for s in self.samples if (v := s.oldest_version) is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What the reward says of one finished sample.
+
+    `soft_timeout`: the reward itself gave up on this response in time; its value counts. `timeout` and `crash`:
+    the reward process had to be killed or died, also when tried again; there is no value and the group is dropped.
+    """
+
+    sample_id: SampleId
+    value: float
+    outcome: ScoreOutcome
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether `value` means anything."""
+        return self.outcome in ("scored", "soft_timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroup:
+    """A complete group with the reward of each sample."""
+
+    group: Group
+    rewards: tuple[float, ...]  # [G]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the rewards differ: a group of equal rewards has zero advantage everywhere."""
+        return max(self.rewards) != min(self.rewards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """What one engine did in one call of `advance`."""
+
+    finished: tuple[Completion, ...]
+    num_running: int  # requests in a slot at the end
+    num_queued: int  # requests still waiting for a slot
+    engine_steps: int
+    slot_steps: int  # Σ over engine steps of requests in a slot
+    generated_tokens: int
+    prefilled_tokens: int  # prompt tokens and response tokens computed again
+    elapsed_s: float
