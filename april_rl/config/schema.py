@@ -27,6 +27,13 @@ class Advantage(Enum):
     dr_grpo = "dr_grpo"  # reward - group mean
 
 
+class Ratio(Enum):
+    """What the clipped ratio is taken against; the other off-policy settings follow from it."""
+
+    proximal = "proximal"  # decoupled: the learner at the start of the step; the rest is corrected by tis_cap
+    behaviour = "behaviour"  # bypass: the engine's own log-probabilities; tis_cap must be null
+
+
 class Schedule(Enum):
     """How the learning rate goes on after the warm-up."""
 
@@ -111,6 +118,7 @@ class AlgorithmConfig:
     """From rewards to per-token loss."""
 
     advantage: Advantage = Advantage.grpo
+    ratio: Ratio = Ratio.proximal  # what the clipped ratio is taken against
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.28  # DAPO's clip-higher
     tis_cap: float | None = 2.0  # truncated importance sampling: upper bound of the weight; null: off
@@ -122,6 +130,11 @@ class AlgorithmConfig:
         above("algorithm", 0, clip_low=self.clip_low, clip_high=self.clip_high)
         require(self.clip_low < 1, f"algorithm.clip_low must be < 1, got {self.clip_low}")
         at_least("algorithm", 1, tis_cap=self.tis_cap)
+        require(
+            self.ratio is Ratio.proximal or self.tis_cap is None,
+            "algorithm.tis_cap must be null with algorithm.ratio=behaviour: "
+            "the ratio already carries the importance weight",
+        )
         at_least(
             "algorithm",
             0,
