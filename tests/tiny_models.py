@@ -1,0 +1,60 @@
+"""Small random-weight models for tests: real Qwen3, with a tokenizer of one token a character."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+VOCABULARY = ("<pad>", "<eos>", "<bos>", *map(chr, range(32, 127)))
+PAD_ID, EOS_ID, BOS_ID = 0, 1, 2
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are the printable ASCII characters; anything else becomes <pad>."""
+    words = {token: i for i, token in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern="", behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
+    )
+
+
+def write_tiny_qwen3(
+    path: Path | str,
+    *,
+    tied: bool = True,
+    seed: int = 0,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    initializer_range: float = 0.1,
+) -> None:
+    """Write a random bfloat16 Qwen3 with 98 tokens and its tokenizer into the folder `path`.
+
+    The same arguments give the same weights. `tied`: whether lm_head is the embedding.
+    `initializer_range` is the standard deviation of the weights: at 0.1 the next-token
+    distribution is far from flat, so that a wrong weight shows in a log-probability.
+    """
+    config = Qwen3Config(
+        vocab_size=len(VOCABULARY),
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        initializer_range=initializer_range,
+        tie_word_embeddings=tied,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(path)
+    character_tokenizer().save_pretrained(path)
