@@ -92,6 +92,8 @@ def merge(parts: Iterable[Metrics]) -> Metrics:
         for key, value in part.items():
             known = merged.get(key)
             if known is not None and type(known) is not type(value):
-                raise ValueError(f"metric {key} is a {type(known).__name__} here and a {type(value).__name__} there")
+                raise ValueError(
+                    f"metric {key} is a {type(known).__name__} here, a {type(value).__name__} there"
+                )
             merged[key] = value if known is None else known.merged(value)  # type: ignore[arg-type]
     return Metrics(merged)

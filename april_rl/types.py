@@ -1,20 +1,23 @@
-"""The nouns of the system: prompt, completion, sample, group, score, and what travels to and from engines.
+"""The nouns of the system: prompt, completion, sample, group, score, and what travels to and from
+engines.
 
-Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are in nats, of the
-sampled token, at the sampling temperature, as the engine reported them when it sampled the token.
+Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are in
+nats, of the sampled token, at the sampling temperature, as the engine reported them when it sampled
+the token.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal
 
 FinishReason = Literal["stop", "length"]
 ScoreOutcome = Literal["scored", "soft_timeout", "timeout", "crash"]
 
 
-class SampleId(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class SampleId:
     """Which sample: the id of its prompt, and its place in the group."""
 
     prompt_id: int
@@ -23,7 +26,9 @@ class SampleId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A tokenized question. `id` is its position in the endless stream: unique over the run, older is smaller."""
+    """A tokenized question. `id` is its position in the endless stream: unique over the run, older
+    is smaller.
+    """
 
     id: int
     token_ids: tuple[int, ...]  # [P]
@@ -45,7 +50,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine returns for one request: a whole response, or a part when `finish_reason` is None."""
+    """What an engine returns for one request: a whole response, or a part when `finish_reason` is
+    None.
+    """
 
     sample_id: SampleId
     start: int  # response tokens the sample had when the request was made
@@ -64,7 +71,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One response to a prompt, grown by whole completions; unfinished while the last one is only a part."""
+    """One response to a prompt, grown by whole completions; unfinished while the last one is only a
+    part.
+    """
 
     prompt: Prompt
     index: int
@@ -88,7 +97,9 @@ class Sample:
     @property
     def policy_versions(self) -> tuple[int, ...]:
         """The version that sampled each response token [R]."""
-        return tuple(chain.from_iterable([c.policy_version] * len(c.token_ids) for c in self.completions))
+        return tuple(
+            chain.from_iterable([c.policy_version] * len(c.token_ids) for c in self.completions)
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -111,11 +122,15 @@ class Sample:
         return next((c.policy_version for c in self.completions if c.token_ids), None)
 
     def extended(self, completion: Completion) -> Sample:
-        """The sample with one completion more; a completion that does not start where the sample ends is refused."""
+        """The sample with one completion more; a completion that does not start where the sample
+        ends is refused.
+        """
         assert completion.sample_id == self.id, (completion.sample_id, self.id)
         assert not self.is_finished, f"sample {self.id} is finished and got another completion"
         assert completion.start == self.num_tokens, (self.id, completion.start, self.num_tokens)
-        return Sample(prompt=self.prompt, index=self.index, completions=(*self.completions, completion))
+        return Sample(
+            prompt=self.prompt, index=self.index, completions=(*self.completions, completion)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +155,9 @@ class Group:
 class Score:
     """What the reward says of one finished sample.
 
-    `soft_timeout`: the reward itself gave up on this response in time; its value counts. `timeout` and `crash`:
-    the reward process had to be killed or died, also when tried again; there is no value and the group is dropped.
+    `soft_timeout`: the reward itself gave up on this response in time; its value counts. `timeout`
+    and `crash`: the reward process had to be killed or died, also when tried again; there is no
+    value and the group is dropped.
     """
 
     sample_id: SampleId

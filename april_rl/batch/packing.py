@@ -1,8 +1,9 @@
-"""Scored groups to packed rows: no padding, equal micro-batch counts on every rank, per-token loss weights.
+"""Scored groups to packed rows: no padding, per-token loss weights, one global denominator.
 
-Legend: [T] positions of a packed row. Everything is aligned to the *predicting* position: position t carries what
-belongs to the token at t + 1 of the same sequence, so a sequence of P + R tokens has its response at positions
-P - 1 … P + R - 2 and nothing at its last position.
+Legend: [T] positions of a packed row, [R] response tokens of a sample. Rows are aligned to the
+*predicting* position: position t carries what belongs to the token at t + 1 of the same sequence,
+so a sequence of P + R tokens has its response at positions P - 1 … P + R - 2 and nothing at its
+last one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.types import Sample
+from april_rl.batch.plan import plan_micro_batches
+from april_rl.batch.staleness import sample_ages, staleness_metrics
+from april_rl.metrics import Metrics
+from april_rl.types import Sample, ScoredGroup
+
+# The dummy row of a rank that has nothing left, so that all ranks make the same number of passes.
+_DUMMY_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,5 +34,149 @@ class MicroBatch:
     response_mask: NDArray[np.bool_]  # [T], whether this position predicts a response token
     behaviour_logprobs: NDArray[np.float32]  # [T], nats
     advantages: NDArray[np.float32]  # [T]
-    ages: NDArray[np.int32]  # [T], policy versions between sampling and this update; 0 outside the response
-    loss_weights: NDArray[np.float32]  # [T], mask · age weight ÷ global denominator; Σ over the minibatch = 1
+    ages: NDArray[np.int32]  # [T], policy versions from sampling to this update; 0 elsewhere
+    loss_weights: NDArray[np.float32]  # [T], mask · age weight ÷ Σ of it over the minibatch
+
+
+# minibatches[m][rank][k]: micro-batch k of a rank in optimizer step m.
+MiniBatches = tuple[tuple[tuple[MicroBatch, ...], ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A step's training data, planned for every rank."""
+
+    minibatches: MiniBatches
+    num_response_tokens: int
+    metrics: Metrics  # staleness/*, loss/age_weight_mean
+
+    def of_rank(self, rank: int) -> tuple[tuple[MicroBatch, ...], ...]:
+        """[minibatch][micro-batch] of one rank."""
+        return tuple(minibatch[rank] for minibatch in self.minibatches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One sample on its way into a packed row."""
+
+    sample: Sample
+    advantage: float
+    ages: NDArray[np.int32]  # [R]
+    weights: NDArray[np.float32]  # [R], age weight; 0 beyond the staleness cap
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.sample.prompt.token_ids) + len(self.ages)
+
+
+class Packer:
+    """Plans micro-batches for all ranks and fills them."""
+
+    def __init__(
+        self,
+        *,
+        num_ranks: int,
+        max_tokens: int,
+        num_minibatches: int,
+        max_staleness: int,
+        age_decay: float,
+        hidden_size: int,
+    ) -> None:
+        """`max_tokens`: budget of one row; `hidden_size` weighs attention against the rest of a
+        layer.
+        """
+        self._num_ranks, self._max_tokens = num_ranks, max_tokens
+        self._num_minibatches = num_minibatches
+        self._max_staleness, self._age_decay = max_staleness, age_decay
+        self._hidden_size = hidden_size
+
+    def pack(
+        self,
+        groups: Sequence[ScoredGroup],
+        advantages: Sequence[NDArray[np.floating]],
+        *,
+        policy_version: int,
+    ) -> Batch:
+        """The batch that advances the policy from `policy_version`; `advantages[i]` is [G] of
+        `groups[i]`.
+
+        A token's loss weight is age_decay^age, 0 when its age is above the cap, divided by the sum
+        of these over its minibatch on all ranks (token mean; Yu et al. 2025, DAPO, eq. 8).
+        """
+        num_minibatches = min(self._num_minibatches, len(groups))
+        chunks = np.array_split(np.arange(len(groups)), num_minibatches)
+        rows = [
+            [
+                self._row(groups[i], advantages[i], j, policy_version)
+                for i in chunk
+                for j in range(len(groups[i].rewards))
+            ]
+            for chunk in chunks
+        ]
+        every = [row for chunk in rows for row in chunk]
+        return Batch(
+            minibatches=tuple(self._minibatch(chunk) for chunk in rows),
+            num_response_tokens=sum(len(row.ages) for row in every),
+            metrics=staleness_metrics(
+                np.concatenate([row.ages for row in every]),
+                np.concatenate([row.weights for row in every]),
+                max_staleness=self._max_staleness,
+            ),
+        )
+
+    def _row(
+        self, scored: ScoredGroup, advantages: NDArray[np.floating], index: int, policy_version: int
+    ) -> _Row:
+        sample = scored.group.samples[index]
+        ages = sample_ages(sample, policy_version=policy_version)
+        weights = np.power(np.float32(self._age_decay), ages).astype(np.float32)
+        weights[ages > self._max_staleness] = 0.0
+        return _Row(sample=sample, advantage=float(advantages[index]), ages=ages, weights=weights)
+
+    def _minibatch(self, rows: Sequence[_Row]) -> tuple[tuple[MicroBatch, ...], ...]:
+        total_weight = float(sum(row.weights.sum(dtype=np.float64) for row in rows))
+        plan = plan_micro_batches(
+            [row.num_tokens for row in rows],
+            num_ranks=self._num_ranks,
+            max_tokens=self._max_tokens,
+            hidden_size=self._hidden_size,
+        )
+        return tuple(
+            tuple(pack_row([rows[i] for i in bin_], total_weight=total_weight) for bin_ in rank)
+            for rank in plan
+        )
+
+
+def pack_row(rows: Sequence[_Row], *, total_weight: float) -> MicroBatch:
+    """The samples of `rows` one behind the other; without any, a row of two tokens that weighs
+    nothing.
+    """
+    lengths = tuple(row.num_tokens for row in rows) or (_DUMMY_TOKENS,)
+    size = sum(lengths)
+    token_ids, labels = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    mask = np.zeros(size, np.bool_)
+    ages = np.zeros(size, np.int32)
+    logprobs, advantages, weights = (np.zeros(size, np.float32) for _ in range(3))
+    start = 0
+    for row in rows:
+        prompt, response = row.sample.prompt.token_ids, row.sample.token_ids
+        token_ids[start : start + row.num_tokens] = prompt + response
+        predicting = slice(start + len(prompt) - 1, start + row.num_tokens - 1)
+        labels[predicting] = response
+        mask[predicting] = True
+        ages[predicting] = row.ages
+        logprobs[predicting] = row.sample.behaviour_logprobs
+        advantages[predicting] = row.advantage
+        weights[predicting] = row.weights / max(total_weight, 1.0)
+        start += row.num_tokens
+    return MicroBatch(
+        lengths=lengths,
+        token_ids=token_ids,
+        position_ids=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
+        labels=labels,
+        response_mask=mask,
+        behaviour_logprobs=logprobs,
+        advantages=advantages,
+        ages=ages,
+        loss_weights=weights,
+    )

@@ -1,8 +1,8 @@
 """Every setting of a run: its default, its unit and its check, once, here.
 
-A setting's description is the comment behind it. `slots=True` is load-bearing: with it an unknown key is refused.
-Checks that need more than one section stand in `TrainConfig.__post_init__`; checks that need files, the model or
-the machine stand in `april_rl.runtime.preflight`.
+A setting's description is the comment behind it. `slots=True` is load-bearing: with it an unknown
+key is refused. Checks that need more than one section stand in `TrainConfig.__post_init__`; checks
+that need files, the model or the machine stand in `april_rl.runtime.preflight`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Advantage(Enum):
 class Ratio(Enum):
     """What the clipped ratio is taken against; the other off-policy settings follow from it."""
 
-    proximal = "proximal"  # decoupled: the learner at the start of the step; the rest is corrected by tis_cap
+    proximal = "proximal"  # decoupled: the learner at the start of the step; tis_cap does the rest
     behaviour = "behaviour"  # bypass: the engine's own log-probabilities; tis_cap must be null
 
 
@@ -64,7 +64,9 @@ class WandbMode(Enum):
 
 
 class ComputeDtype(Enum):
-    """The precision of the learner's forward and backward pass; masters and optimizer are float32 always."""
+    """The precision of the learner's forward and backward pass; masters and optimizer are float32
+    always.
+    """
 
     bfloat16 = "bfloat16"
     float32 = "float32"
@@ -79,7 +81,9 @@ def require(condition: bool, message: str) -> None:
 def at_least(section: str, minimum: float, **values: float | None) -> None:
     """Raise ValueError naming `section.key` for the first value below `minimum`; None passes."""
     for key, value in values.items():
-        require(value is None or value >= minimum, f"{section}.{key} must be >= {minimum}, got {value}")
+        require(
+            value is None or value >= minimum, f"{section}.{key} must be >= {minimum}, got {value}"
+        )
 
 
 def above(section: str, bound: float, **values: float | None) -> None:
@@ -99,7 +103,9 @@ class ModelConfig:
 class DataConfig:
     """Where prompts come from and how they are written."""
 
-    path: str = MISSING  # .jsonl, .json or .parquet file, Hugging Face data set id, or builtin:arithmetic
+    path: str = (
+        MISSING  # .jsonl, .json or .parquet file, Hugging Face data set id, or builtin:arithmetic
+    )
     split: str = "train"  # of a data set id
     prompt_column: str = "prompt"
     answer_column: str = "answer"
@@ -121,9 +127,15 @@ class AlgorithmConfig:
     ratio: Ratio = Ratio.proximal  # what the clipped ratio is taken against
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.28  # DAPO's clip-higher
-    tis_cap: float | None = 2.0  # truncated importance sampling: upper bound of the weight; null: off
-    dynamic_sampling: bool = False  # reject groups whose rewards are all equal and refill their slots
-    overlong_buffer_tokens: int = 0  # DAPO's soft overlong punishment over the last so many tokens; 0: off
+    tis_cap: float | None = (
+        2.0  # truncated importance sampling: upper bound of the weight; null: off
+    )
+    dynamic_sampling: bool = (
+        False  # reject groups whose rewards are all equal and refill their slots
+    )
+    overlong_buffer_tokens: int = (
+        0  # DAPO's soft overlong punishment over the last so many tokens; 0: off
+    )
     overlong_penalty: float = 1.0  # reward taken off at the end of the buffer
 
     def __post_init__(self) -> None:
@@ -201,8 +213,12 @@ class RolloutConfig:
     temperature: float = 1.0
     drain_steps: int = 0  # last steps that open no new prompts
     tick_steps: int = 8  # engine steps between two decisions of the controller
-    abort_timeout_s: float = 60.0  # an engine that has not given its samples back by then is stalled
-    max_rejected_groups: int = 0  # a step stops with an error after so many without signal; 0: 20 · num_groups
+    abort_timeout_s: float = (
+        60.0  # an engine that has not given its samples back by then is stalled
+    )
+    max_rejected_groups: int = (
+        0  # a step stops with an error after so many without signal; 0: 20 · num_groups
+    )
 
     def __post_init__(self) -> None:
         at_least(
@@ -227,16 +243,20 @@ class RolloutConfig:
 class LearnerConfig:
     """The training side."""
 
-    max_tokens: int = 16384  # tokens of one packed micro-batch
+    max_tokens: int = 32768  # tokens of one packed micro-batch
     age_decay: float = 1.0  # a token's loss is multiplied by age_decay ** age; 1: off
-    max_mismatch: float = 0.05  # nats; mean |logprob - behaviour_logprob| of age-0 tokens above it ends the run
+    max_mismatch: float = (
+        0.05  # nats; mean |logprob - behaviour_logprob| of age-0 tokens above it ends the run
+    )
     compute_dtype: ComputeDtype = ComputeDtype.bfloat16
     activation_checkpointing: bool = False
     offload: Offload = Offload.none
 
     def __post_init__(self) -> None:
         at_least("learner", 1, max_tokens=self.max_tokens)
-        require(0 < self.age_decay <= 1, f"learner.age_decay must be in (0, 1], got {self.age_decay}")
+        require(
+            0 < self.age_decay <= 1, f"learner.age_decay must be in (0, 1], got {self.age_decay}"
+        )
         above("learner", 0, max_mismatch=self.max_mismatch)
 
 
@@ -245,7 +265,9 @@ class EngineConfig:
     """The inference side: vLLM."""
 
     dtype: ComputeDtype = ComputeDtype.bfloat16
-    max_model_len: int = 0  # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
+    max_model_len: int = (
+        0  # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
+    )
     max_num_seqs: int = 0  # samples computed together in one engine; 0: the slots of one engine
     max_batched_tokens: int = 8192  # tokens of one engine step
     kv_cache_gib: float = 1.0  # on CPU
@@ -275,7 +297,9 @@ class RewardConfig:
     function: str = "math_verify"  # or module:function, called with (prompts, responses, answers)
     num_processes: int = 2
     soft_timeout_s: int = 3  # whole seconds; math_verify gives up on a response: value 0, counted
-    hard_timeout_s: float = 10.0  # the process is killed, the sample scored once more, then its group dropped
+    hard_timeout_s: float = (
+        10.0  # the process is killed, the sample scored once more, then its group dropped
+    )
 
     def __post_init__(self) -> None:
         at_least("reward", 1, num_processes=self.num_processes, soft_timeout_s=self.soft_timeout_s)
@@ -307,7 +331,9 @@ class RuntimeConfig:
     """Who runs where."""
 
     num_workers: int = 1  # a worker is one GPU (or one CPU slot) with a learner shard and an engine
-    ray_address: str | None = None  # of a running cluster; null: Ray starts on this machine by itself
+    ray_address: str | None = (
+        None  # of a running cluster; null: Ray starts on this machine by itself
+    )
     threads: int = 0  # of each worker on CPU; 0: the cores of the machine over the workers
 
     def __post_init__(self) -> None:
@@ -352,3 +378,29 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        rollout = self.rollout
+        require(
+            rollout.group_size >= 2,
+            "rollout.group_size must be >= 2 with "
+            f"algorithm.advantage={self.algorithm.advantage.name}, which compares the samples of a group, got {rollout.group_size}",
+        )
+        partial = rollout.refill or rollout.over_sampling_factor > 1
+        require(
+            not partial or rollout.max_staleness >= max(1, rollout.over_sampling_factor - 1),
+            f"rollout.max_staleness must be >= {max(1, rollout.over_sampling_factor - 1):g} with "
+            f"rollout.over_sampling_factor={rollout.over_sampling_factor:g} (a sample stays "
+            f"about that many steps), got {rollout.max_staleness}",
+        )
+        longest = self.data.max_prompt_tokens + rollout.max_response_tokens
+        require(
+            self.learner.max_tokens >= longest,
+            f"learner.max_tokens must hold the longest sequence, data.max_prompt_tokens + "
+            f"rollout.max_response_tokens = {longest}, got {self.learner.max_tokens}",
+        )
+        require(
+            self.engine.max_model_len == 0 or self.engine.max_model_len >= longest,
+            f"engine.max_model_len must be 0 or >= data.max_prompt_tokens + "
+            f"rollout.max_response_tokens = {longest}, got {self.engine.max_model_len}",
+        )

@@ -36,7 +36,10 @@ def config_dir() -> str:
 def recipes() -> dict[str, Path]:
     """Every recipe's name (its path under `recipes/` without the ending) and file."""
     root = _folder("recipes")
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    return {
+        path.relative_to(root).with_suffix("").as_posix(): path
+        for path in sorted(root.rglob("*.yaml"))
+    }
 
 
 def register() -> None:
@@ -55,8 +58,10 @@ def to_config(composed: DictConfig) -> TrainConfig:
     """
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
-        raise ConfigError(f"{missing[0]} is not set: give it on the command line, or choose a recipe with +recipe=NAME "
-                          f"({', '.join(recipes())})")
+        raise ConfigError(
+            f"{missing[0]} is not set: give it on the command line, or choose a recipe with +recipe=NAME "
+            f"({', '.join(recipes())})"
+        )
     try:
         config = OmegaConf.to_object(composed)
     except (OmegaConfBaseException, HydraException, ValueError) as error:

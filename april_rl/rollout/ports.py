@@ -13,7 +13,9 @@ class EngineStalledError(RuntimeError):
 
 
 class Engines(Protocol):
-    """Every engine of the run, driven in ticks. Ticks of one engine run in the order of their launch."""
+    """Every engine of the run, driven in ticks. Ticks of one engine run in the order of their
+    launch.
+    """
 
     @property
     def num_engines(self) -> int:
@@ -22,22 +24,26 @@ class Engines(Protocol):
     def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
         """Start a tick, or queue it behind the one that runs; returns at once.
 
-        The engine queues `submit`, computes at most `slots` requests together, taking queued ones in order as slots
-        fall free, and returns after `max_steps` engine steps or when it has nothing to do.
+        The engine queues `submit`, computes at most `slots` requests together, taking queued ones
+        in order as slots fall free, and returns after `max_steps` engine steps or when it has
+        nothing to do.
         """
 
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
-        """The ticks that have ended since the last call, at least one, in the order of their launch per engine.
+        """The ticks that have ended since the last call, at least one, in the order of their launch
+        per engine.
 
         Raises EngineStalledError when none ends within `timeout_s`.
         """
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
-        """Stop everything: one completion for every request not yet reported by `wait`, and the stalled engines.
+        """Stop everything: one completion for every request not yet reported by `wait`, and the
+        stalled engines.
 
-        Finished requests of ticks that were still under way come with their finish_reason, unfinished ones with
-        None, requests that never had a slot with no tokens. Ends within `timeout_s`; an engine that did not
-        answer by then is in the second list and gives no completions.
+        Finished requests of ticks that were still under way come with their finish_reason,
+        unfinished ones with None, requests that never had a slot with no tokens. Ends within
+        `timeout_s`; an engine that did not answer by then is in the second list and gives no
+        completions.
         """
 
 
@@ -50,7 +56,8 @@ class Scorer(Protocol):
     def collect(self, timeout_s: float | None) -> list[Score]:
         """The scores that have become known, in the order of submission as far as they go.
 
-        `timeout_s` 0: what is there now; positive: wait so long for at least one; None: wait for all submitted.
+        `timeout_s` 0: what is there now; positive: wait so long for at least one; None: wait for
+        all submitted.
         """
 
 

@@ -1,0 +1,134 @@
+"""The groups that are alive: unfinished or unscored ones, and ready ones waiting to be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
+
+
+class OpenGroup:
+    """A group in the making: its samples grow by completions, its scores arrive one by one."""
+
+    def __init__(self, prompt: Prompt, group_size: int) -> None:
+        """All G samples empty."""
+        self.prompt = prompt
+        self.samples = [Sample(prompt=prompt, index=i) for i in range(group_size)]  # [G]
+        self.scores: dict[int, Score] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample is finished."""
+        return all(sample.is_finished for sample in self.samples)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether every sample has its score."""
+        return len(self.scores) == len(self.samples)
+
+    @property
+    def unfinished(self) -> list[Sample]:
+        """The samples that still need tokens."""
+        return [sample for sample in self.samples if not sample.is_finished]
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens of all samples."""
+        return sum(sample.num_tokens for sample in self.samples)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The version of the group's oldest token; None before there is one."""
+        return min((v for s in self.samples if (v := s.oldest_version) is not None), default=None)
+
+    def failure(self) -> str | None:
+        """Why the group cannot be trained: a failed score's outcome; None when all are valid."""
+        return next((s.outcome for s in self.scores.values() if not s.is_valid), None)
+
+    def scored(self) -> ScoredGroup:
+        """The group as a value, when it is complete and scored."""
+        assert self.is_complete
+        assert self.is_scored
+        rewards = tuple(self.scores[i].value for i in range(len(self.samples)))
+        return ScoredGroup(
+            group=Group(prompt=self.prompt, samples=tuple(self.samples)), rewards=rewards
+        )
+
+
+class Buffer:
+    """Owner of every live group. Nothing is in it twice, and nothing is trained twice."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._open: dict[int, OpenGroup] = {}
+        self._ready: dict[int, ScoredGroup] = {}
+
+    def open(self, prompt: Prompt, group_size: int) -> OpenGroup:
+        """A new group."""
+        assert prompt.id not in self._open, prompt.id
+        assert prompt.id not in self._ready, prompt.id
+        group = self._open[prompt.id] = OpenGroup(prompt, group_size)
+        return group
+
+    def sample(self, sample_id: SampleId) -> Sample | None:
+        """The sample as it stands; None when its group is not open."""
+        group = self._open.get(sample_id.prompt_id)
+        return group.samples[sample_id.index] if group else None
+
+    def is_complete(self, prompt_id: int) -> bool:
+        """Whether every sample of an open group is finished."""
+        return self._open[prompt_id].is_complete
+
+    def extend(self, completion: Completion) -> Sample:
+        """Append a completion to its sample; returns the sample as it stands now."""
+        group = self._open[completion.sample_id.prompt_id]
+        sample = group.samples[completion.sample_id.index].extended(completion)
+        group.samples[sample.index] = sample
+        return sample
+
+    def score(self, score: Score) -> OpenGroup | None:
+        """Note a score; returns the group when it was the last one missing."""
+        group = self._open.get(score.sample_id.prompt_id)
+        if group is None:
+            return None
+        group.scores[score.sample_id.index] = score
+        return group if group.is_scored and group.is_complete else None
+
+    def make_ready(self, group: OpenGroup) -> None:
+        """From open to ready."""
+        self._ready[group.prompt.id] = self._open.pop(group.prompt.id).scored()
+
+    def remove(self, group: OpenGroup) -> None:
+        """Forget an open group: it was rejected or dropped."""
+        del self._open[group.prompt.id]
+
+    def take_ready(self, num_groups: int) -> list[ScoredGroup]:
+        """Remove and return at most `num_groups` ready groups, the oldest first."""
+        oldest = sorted(self._ready.values(), key=_age_key)[:num_groups]
+        for scored in oldest:
+            del self._ready[scored.group.prompt.id]
+        return oldest
+
+    def open_groups(self) -> Iterator[OpenGroup]:
+        """The open groups, the oldest prompt first."""
+        return (self._open[prompt_id] for prompt_id in sorted(self._open))
+
+    @property
+    def num_open(self) -> int:
+        """Groups that are unfinished or unscored."""
+        return len(self._open)
+
+    @property
+    def num_ready(self) -> int:
+        """Groups that wait to be trained."""
+        return len(self._ready)
+
+    @property
+    def open_tokens(self) -> int:
+        """Response tokens of all open groups."""
+        return sum(group.num_tokens for group in self._open.values())
+
+
+def _age_key(scored: ScoredGroup) -> tuple[int, int]:
+    oldest = scored.group.oldest_version
+    return (0 if oldest is None else oldest, scored.group.prompt.id)

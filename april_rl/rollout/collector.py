@@ -1,0 +1,300 @@
+"""Active partial rollouts: start more samples than a step needs, stop at N ready groups, park the
+rest, resume it first.
+
+The method (APRIL, arXiv 2509.18521, section 3; instance-level refill as in CoPRIS): C =
+round(α·N·G) sample slots are kept in flight. A step fills them with the unfinished samples of
+parked groups, the oldest first, then with new prompts. Finished samples are scored while generation
+goes on. When N groups are ready (complete, scored, kept by the filter) and no group is at the
+staleness cap, every request is aborted; an unfinished sample keeps its tokens, behaviour
+log-probabilities and versions and goes on in the next step with what is left of its budget.
+
+`over_sampling_factor=1, refill=False` is the plain synchronous loop. Engines are driven in ticks
+bounded by engine steps, so with `deterministic` the schedule is a function of configuration and
+seed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from april_rl.rollout.buffer import Buffer, OpenGroup
+from april_rl.rollout.ledger import Ledger, LedgerError, State
+from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
+from april_rl.rollout.seeds import request_seed
+from april_rl.rollout.slots import Slots
+from april_rl.rollout.stats import StepStats
+from april_rl.types import Completion, Request, Sample, Score, ScoredGroup
+
+# Ticks under way per engine: one runs while the controller prepares the next, so engines never wait
+# for it.
+_TICKS_IN_FLIGHT = 2
+
+
+class NoSignalError(RuntimeError):
+    """Group after group was rejected: every reward equals its siblings'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """What a step has collected: at most N groups, the oldest ready ones, and how it went."""
+
+    groups: tuple[ScoredGroup, ...]
+    stats: StepStats
+
+
+class Collector:
+    """Owner of buffer, ledger and slots; `collect` is one step's rollout."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        scorer: Scorer,
+        prompts: PromptSource,
+        *,
+        num_groups: int,
+        group_size: int,
+        over_sampling_factor: float,
+        refill: bool,
+        max_response_tokens: int,
+        max_staleness: int,
+        finish_stale: bool,
+        keep: Callable[[ScoredGroup], bool],
+        max_rejected_groups: int,
+        tick_steps: int,
+        abort_timeout_s: float,
+        tick_timeout_s: float,
+        deterministic: bool,
+        seed: int,
+    ) -> None:
+        """Everything is a plain value; `keep` is the filter, True for groups worth training."""
+        self.buffer = Buffer()
+        self.ledger = Ledger()
+        self._engines, self._scorer, self._prompts = engines, scorer, prompts
+        self._num_groups, self._group_size = num_groups, group_size
+        self._num_slots = round(over_sampling_factor * num_groups * group_size)
+        self._refill = refill
+        self._max_response_tokens = max_response_tokens
+        self._max_staleness, self._finish_stale = max_staleness, finish_stale
+        self._keep, self._max_rejected_groups = keep, max_rejected_groups
+        self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
+        self._abort_timeout_s = abort_timeout_s
+        self._deterministic = deterministic
+        self._seed = seed
+        self._expected_tokens = 1.0  # of a response: the running mean of finished ones
+        # New prompts stop while so many groups wait to be scored or trained: a slow reward must not
+        # make the run open prompts without end.
+        self._max_waiting = num_groups + math.ceil(self._num_slots / group_size)
+
+    def collect(
+        self,
+        policy_version: int,
+        *,
+        may_open: bool = True,
+        on_progress: Callable[[int, StepStats], None] | None = None,
+    ) -> Collection:
+        """One step's rollout with the weights of `policy_version`.
+
+        Returns the N oldest ready groups; fewer only when `may_open` is false and nothing is left
+        to finish, or when the bound on rejected groups was reached. Every group not returned is
+        parked or ready, with all its tokens. Raises NoSignalError when that bound was reached with
+        no group ready, EngineStalledError when an engine does not answer; also then nothing but the
+        stalled engine's tokens of this step is lost.
+        """
+        self._begin(policy_version, may_open)
+        while not self._is_enough():
+            self._launch()
+            if any(self._ticks):
+                self._advance()
+            elif not (self._await_scores() or self._start_more()):
+                break
+            if on_progress is not None:
+                on_progress(self.buffer.num_ready, self._stats)
+        self._abort_and_park()
+        groups = self.buffer.take_ready(self._num_groups)
+        for scored in groups:
+            self.ledger.move(scored.group.prompt.id, State.trained)
+        self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
+        self._stats.end(groups, buffer=self.buffer)
+        return Collection(groups=tuple(groups), stats=self._stats)
+
+    # The phases of a step.
+
+    def _begin(self, policy_version: int, may_open: bool) -> None:
+        engines = self._engines.num_engines
+        slots_per_engine = math.ceil(self._num_slots / engines)
+        # A quarter of the slots queues behind them: more than finishes within two ticks of any
+        # length law whose mean is above eight ticks, and what does not get a slot costs nothing.
+        lookahead = max(1, slots_per_engine // 4) if self._refill else 0
+        self._slots = Slots(num_engines=engines, num_slots=self._num_slots, lookahead=lookahead)
+        self._ticks = [0] * engines
+        self._version, self._may_open = policy_version, may_open
+        self._unscored = 0
+        # One-shot over-provisioning starts C samples and no more; a rejected or dropped group gives
+        # its slots back.
+        self._allowance = math.inf if self._refill else float(self._num_slots)
+        self._waiting: deque[Sample] = deque()
+        self._stats = StepStats(num_slots=self._num_slots, policy_version=policy_version)
+        for group in self.buffer.open_groups():
+            self.ledger.move(group.prompt.id, State.in_flight)
+            self._waiting.extend(group.unfinished)
+            self._unscored += group.is_complete
+
+    def _is_enough(self) -> bool:
+        if self._max_rejected_groups and self._stats.rejected_groups >= self._max_rejected_groups:
+            if not self.buffer.num_ready:
+                self._abort_and_park()
+                raise NoSignalError(
+                    f"{self._stats.rejected_groups} groups had equal rewards for all their "
+                    "samples (rollout.max_rejected_groups): the task is too easy or too hard for this "
+                    "model, or the reward is constant; nothing can be learned from it"
+                )
+            return True
+        if self.buffer.num_ready < self._num_groups:
+            return False
+        return not (self._finish_stale and self._any_at_cap())
+
+    def _any_at_cap(self) -> bool:
+        """Whether an unfinished group would pass the cap if it were trained one step later."""
+        oldest_allowed = self._version - self._max_staleness
+        return any(
+            (oldest := group.oldest_version) is not None and oldest <= oldest_allowed
+            for group in self.buffer.open_groups()
+        )
+
+    def _launch(self) -> None:
+        """Hand out samples, and keep ticks under way on every engine that has work."""
+        free = [e for e in range(len(self._ticks)) if self._ticks[e] < _TICKS_IN_FLIGHT]
+        if not free:
+            return
+        submit: list[list[Request]] = [[] for _ in self._ticks]
+        while self._allowance > 0 and (sample := self._next_sample()) is not None:
+            engine = self._slots.choose(sample.prompt.id)
+            if engine is None:
+                break
+            self._waiting.popleft()
+            request = self._request(sample)
+            submit[engine].append(request)
+            self._slots.put(request, engine, expected_tokens=self._expected_tokens)
+            self._allowance -= 1
+        for engine, requests in enumerate(submit):
+            if requests or (engine in free and self._slots.in_flight(engine)):
+                self._launch_tick(engine, requests)
+
+    def _launch_tick(self, engine: int, requests: list[Request]) -> None:
+        slots = self._slots.slots(engine)
+        self._engines.launch(engine, requests, slots=slots, max_steps=self._tick_steps)
+        self._ticks[engine] += 1
+
+    def _next_sample(self) -> Sample | None:
+        """The head of the queue: samples of parked groups, the oldest first, then those of a new
+        prompt.
+        """
+        if not self._waiting:
+            if not self._may_open or self.buffer.num_ready + self._unscored >= self._max_waiting:
+                return None
+            prompt = self._prompts.take()
+            self.ledger.open(prompt.id)
+            self._waiting.extend(self.buffer.open(prompt, self._group_size).samples)
+        return self._waiting[0]
+
+    def _request(self, sample: Sample) -> Request:
+        return Request(
+            sample_id=sample.id,
+            token_ids=sample.prompt.token_ids + sample.token_ids,
+            start=sample.num_tokens,
+            max_tokens=self._max_response_tokens - sample.num_tokens,
+            seed=request_seed(self._seed, sample.id, len(sample.completions)),
+        )
+
+    def _advance(self) -> None:
+        started = time.perf_counter()
+        ticks = self._engines.wait(self._tick_timeout_s)
+        self._stats.waited_s += time.perf_counter() - started
+        for engine, tick in ticks:
+            self._ticks[engine] -= 1
+            self._stats.add_tick(tick)
+            for completion in tick.finished:
+                self._absorb(completion, engine)
+        self._take_scores(self._scorer.collect(None if self._deterministic else 0.0))
+
+    def _await_scores(self) -> bool:
+        """Nothing is left to generate: wait for scores; False when there is nothing to wait for
+        either.
+        """
+        if not self._unscored:
+            return False
+        started = time.perf_counter()
+        scores = self._scorer.collect(1.0)
+        self._stats.waited_s += time.perf_counter() - started
+        self._take_scores(scores)
+        return True
+
+    def _start_more(self) -> bool:
+        """One-shot, and all is used up: start another group; False when there is none."""
+        self._allowance += self._group_size
+        return self._next_sample() is not None
+
+    def _abort_and_park(self) -> None:
+        started = time.perf_counter()
+        completions, stalled = self._engines.abort(self._abort_timeout_s)
+        self._stats.abort_s = time.perf_counter() - started
+        self._stats.waited_s += self._stats.abort_s
+        for completion in completions:
+            self._absorb(completion, self._slots.engine_of(completion.sample_id))
+        for group in self.buffer.open_groups():
+            self.ledger.move(group.prompt.id, State.parked)
+        lost = self._slots.held_by_others(stalled)
+        if lost:
+            raise LedgerError(f"the engines gave back nothing for samples {lost[:5]}")
+        if stalled:
+            raise EngineStalledError(
+                f"engine {stalled[0]} did not give its samples back within "
+                f"rollout.abort_timeout_s = {self._abort_timeout_s:g} s; they are parked with the "
+                "tokens they had before this step"
+            )
+
+    # Single events.
+
+    def _absorb(self, completion: Completion, engine: int | None) -> None:
+        """Append what an engine returned, unless the sample is no longer that engine's."""
+        sample = self.buffer.sample(completion.sample_id)
+        if engine is None or self._slots.engine_of(completion.sample_id) != engine:
+            return
+        assert sample is not None, completion.sample_id
+        self._slots.free(completion.sample_id)
+        if not completion.token_ids and completion.finish_reason is None:
+            return
+        self._stats.add_completion(completion, num_prompt_tokens=len(sample.prompt.token_ids))
+        sample = self.buffer.extend(completion)
+        if sample.is_finished:
+            self._expected_tokens += 0.05 * (sample.num_tokens - self._expected_tokens)
+            self._scorer.submit(sample)
+            self._unscored += self.buffer.is_complete(sample.prompt.id)
+
+    def _take_scores(self, scores: Iterable[Score]) -> None:
+        for score in scores:
+            group = self.buffer.score(score)
+            if group is not None:
+                self._unscored -= 1
+                self._settle(group)
+
+    def _settle(self, group: OpenGroup) -> None:
+        """A complete, scored group becomes ready, or is rejected or dropped and gives its slots
+        back.
+        """
+        failure = group.failure()
+        if failure is None and self._keep(group.scored()):
+            self.buffer.make_ready(group)
+            self.ledger.move(group.prompt.id, State.ready)
+            return
+        self.buffer.remove(group)
+        self._allowance += self._group_size
+        if failure is None:
+            self._stats.rejected_groups += 1
+            self.ledger.move(group.prompt.id, State.rejected)
+        else:
+            self.ledger.move(group.prompt.id, State.dropped, reason=f"reward {failure}")

@@ -1,0 +1,103 @@
+"""Every prompt ever opened is in exactly one state, and the sums are checked every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+
+from april_rl.metrics import Metrics, Sum
+
+
+class State(Enum):
+    """Where a prompt is. The first three are live, the others final."""
+
+    in_flight = "in_flight"  # being generated or scored in this step
+    parked = "parked"  # outlived its step: unfinished, or finished and not yet scored
+    ready = "ready"  # complete and scored, waiting to be trained
+    trained = "trained"
+    rejected = "rejected"  # no signal
+    dropped = "dropped"  # with a reason: its reward failed
+
+
+_MOVES = {
+    State.in_flight: {State.parked, State.ready, State.rejected, State.dropped},
+    State.parked: {State.in_flight, State.ready, State.rejected, State.dropped},
+    State.ready: {State.trained, State.dropped},
+}
+
+
+class LedgerError(AssertionError):
+    """A prompt was lost, counted twice, or moved where it cannot go."""
+
+
+class Ledger:
+    """The state of every prompt; only live ones are kept by id, final ones are counts."""
+
+    def __init__(self) -> None:
+        """An empty ledger."""
+        self._live: dict[int, State] = {}
+        self._final: Counter[State] = Counter()
+        self._drop_reasons: Counter[str] = Counter()
+        self._opened = 0
+
+    def open(self, prompt_id: int) -> None:
+        """A new prompt is in flight. Raises LedgerError if it was live already."""
+        if prompt_id in self._live:
+            raise LedgerError(f"prompt {prompt_id} was opened twice")
+        self._live[prompt_id] = State.in_flight
+        self._opened += 1
+
+    def move(self, prompt_id: int, to: State, *, reason: str = "") -> None:
+        """Record a transition; `reason` goes with `dropped`. Raises LedgerError for one that cannot
+        happen.
+        """
+        now = self._live.get(prompt_id)
+        if now is None or to not in _MOVES[now]:
+            raise LedgerError(
+                f"prompt {prompt_id} cannot go from {now and now.value} to {to.value}"
+            )
+        if to in _MOVES:
+            self._live[prompt_id] = to
+            return
+        del self._live[prompt_id]
+        self._final[to] += 1
+        if to is State.dropped:
+            self._drop_reasons[reason] += 1
+
+    def state(self, prompt_id: int) -> State | None:
+        """Where a live prompt is; None when it is final or was never opened."""
+        return self._live.get(prompt_id)
+
+    def count(self, state: State) -> int:
+        """How many prompts are in `state`."""
+        if state in _MOVES:
+            return sum(live is state for live in self._live.values())
+        return self._final[state]
+
+    @property
+    def opened(self) -> int:
+        """Prompts ever opened."""
+        return self._opened
+
+    @property
+    def drop_reasons(self) -> dict[str, int]:
+        """How often a group was dropped, by reason."""
+        return dict(self._drop_reasons)
+
+    def check(self, *, parked: int, ready: int) -> None:
+        """Raise LedgerError unless the six states sum to what was opened and agree with what the
+        buffer holds.
+        """
+        total = sum(self.count(state) for state in State)
+        if total != self._opened:
+            raise LedgerError(f"{self._opened} prompts opened, but {total} accounted for")
+        for state, held in ((State.parked, parked), (State.ready, ready)):
+            if self.count(state) != held:
+                raise LedgerError(
+                    f"{self.count(state)} prompts {state.value} in the ledger, {held} in the buffer"
+                )
+
+    def metrics(self) -> Metrics:
+        """`ledger/*`: the count of every state, and of all opened."""
+        counts = {f"ledger/{state.value}": Sum(self.count(state)) for state in State}
+        return Metrics({"ledger/opened": Sum(self._opened), **counts})

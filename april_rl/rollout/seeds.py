@@ -1,0 +1,18 @@
+"""Where a request's seed comes from."""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+
+from april_rl.types import SampleId
+
+
+def request_seed(run_seed: int, sample_id: SampleId, num_completions: int) -> int:
+    """A seed in [0, 2^63) that is a function of these four numbers alone.
+
+    So a sample's tokens depend on neither the engine that computes it nor its neighbours in the
+    batch, and a resumed sample does not draw the numbers of its first part again.
+    """
+    packed = struct.pack("<qqqq", run_seed, sample_id.prompt_id, sample_id.index, num_completions)
+    return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") >> 1

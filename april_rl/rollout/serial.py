@@ -1,0 +1,53 @@
+"""Engines in this very process, one tick after another: for benchmark, simulator and tests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from april_rl.types import Completion, Request, Tick
+
+
+class SingleEngine(Protocol):
+    """The part of an engine that the collector drives; `april_rl.engine.protocol` promises more."""
+
+    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
+        """Queue `submit` and run at most `max_steps` engine steps with at most `slots` requests
+        together.
+        """
+
+    def abort(self) -> list[Completion]:
+        """One completion for every request not yet returned; afterwards the engine is empty."""
+
+
+class SerialEngines:
+    """`ports.Engines` over engines that compute when `wait` is called."""
+
+    def __init__(self, engines: Sequence[SingleEngine]) -> None:
+        """Engine i of the protocol is `engines[i]`."""
+        self._engines = engines
+        self._launched: deque[tuple[int, Sequence[Request], int, int]] = deque()
+
+    @property
+    def num_engines(self) -> int:
+        """How many there are."""
+        return len(self._engines)
+
+    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
+        """Queue a tick; `wait` computes it."""
+        self._launched.append((engine, submit, slots, max_steps))
+
+    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:  # noqa: ARG002 (nothing to wait for)
+        """Compute the oldest launched tick."""
+        engine, submit, slots, max_steps = self._launched.popleft()
+        return [(engine, self._engines[engine].advance(submit, slots=slots, max_steps=max_steps))]
+
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
+        """Give back what the engines hold; ticks that were not computed are submitted only to be
+        returned.
+        """
+        for engine, submit, slots, _ in self._launched:
+            self._engines[engine].advance(submit, slots=slots, max_steps=0)
+        self._launched.clear()
+        return [completion for engine in self._engines for completion in engine.abort()], []

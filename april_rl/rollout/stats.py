@@ -1,0 +1,107 @@
+"""What a rollout did, as metrics: `rollout/*`, and the length part of the samples it returned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from april_rl.metrics import Metrics, Sum
+from april_rl.rollout.buffer import Buffer
+from april_rl.types import Completion, ScoredGroup, Tick
+
+
+class StepStats:
+    """Counters of one `collect`, filled as it goes and closed by `end`."""
+
+    def __init__(self, *, num_slots: int, policy_version: int) -> None:
+        """The clock starts here."""
+        self.num_slots = num_slots
+        self.policy_version = policy_version
+        self.started = time.perf_counter()
+        self.time_s = 0.0
+        self.waited_s = 0.0  # for engines and scores; the rest is the controller's own time
+        self.abort_s = 0.0
+        self.engine_steps = 0
+        self.slot_steps = 0
+        self.generated_tokens = 0
+        self.finished_samples = 0
+        self.resumed_samples = 0
+        self.reprefill_tokens = 0
+        self.rejected_groups = 0
+        self._buffer_metrics = Metrics()
+        self._lengths: list[int] = []
+        self._truncated = 0
+
+    def add_tick(self, tick: Tick) -> None:
+        """Count an engine's tick."""
+        self.engine_steps += tick.engine_steps
+        self.slot_steps += tick.slot_steps
+
+    def add_completion(self, completion: Completion, *, num_prompt_tokens: int) -> None:
+        """Count what came back for one request."""
+        self.generated_tokens += len(completion.token_ids)
+        self.finished_samples += completion.finish_reason is not None
+        if completion.start:
+            self.resumed_samples += 1
+            self.reprefill_tokens += num_prompt_tokens + completion.start
+
+    def end(self, groups: Sequence[ScoredGroup], *, buffer: Buffer) -> None:
+        """Stop the clock; take the lengths of what is returned and the size of what stays."""
+        self.time_s = time.perf_counter() - self.started
+        samples = [sample for scored in groups for sample in scored.group.samples]
+        self._lengths = [sample.num_tokens for sample in samples]
+        self._truncated = sum(sample.finish_reason == "length" for sample in samples)
+        self._buffer_metrics = Metrics(
+            {
+                "rollout/parked_groups": Sum(buffer.num_open),
+                "rollout/parked_tokens": Sum(buffer.open_tokens),
+                "rollout/ready_groups": Sum(buffer.num_ready),
+            }
+        )
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the step's rollout began."""
+        return self.time_s or time.perf_counter() - self.started
+
+    @property
+    def in_flight_mean(self) -> float:
+        """Requests in a slot, averaged over engine steps, of one engine."""
+        return self.slot_steps / self.engine_steps if self.engine_steps else 0.0
+
+    def metrics(self, *, num_engines: int, num_needed: int) -> Metrics:
+        """`rollout/*`; `num_needed`: samples a step needs, N·G."""
+        in_flight = self.in_flight_mean * num_engines
+        return Metrics(
+            {
+                "rollout/time_s": Sum(self.time_s),
+                "rollout/controller_s": Sum(self.time_s - self.waited_s),
+                "rollout/abort_s": Sum(self.abort_s),
+                "rollout/generated_tokens_per_s": self.generated_tokens / self.time_s,
+                "rollout/finished_samples_per_s": self.finished_samples / self.time_s,
+                "rollout/in_flight_mean": in_flight,
+                "rollout/occupancy": in_flight / self.num_slots,
+                "rollout/resumed_samples": Sum(self.resumed_samples),
+                "rollout/reprefill_tokens": Sum(self.reprefill_tokens),
+                "rollout/rejected_groups": Sum(self.rejected_groups),
+                "rollout/over_sampling_factor": self.num_slots / num_needed,
+                **self._buffer_metrics,
+                **self._length_metrics(),
+            }
+        )
+
+    def _length_metrics(self) -> dict[str, float]:
+        if not self._lengths:
+            return {}
+        lengths = np.asarray(self._lengths)
+        p50, p95, p99 = np.percentile(lengths, (50, 95, 99))
+        return {
+            "rollout/truncated_frac": self._truncated / len(lengths),
+            "rollout/response_tokens_mean": float(lengths.mean()),
+            "rollout/response_tokens_p50": float(p50),
+            "rollout/response_tokens_p95": float(p95),
+            "rollout/response_tokens_p99": float(p99),
+            "rollout/response_tokens_max": float(lengths.max()),
+        }
