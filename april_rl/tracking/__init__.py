@@ -1,1 +1,1 @@
-"""Progress, metrics.jsonl, W&B; the only importer of wandb."""
+"""Progress, metrics.jsonl, W&B, plots; the only importer of wandb."""

@@ -1,0 +1,61 @@
+"""samples/step_00010.jsonl: every sample of a step, readable by people and by scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from april_rl.types import FinishReason, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRecord:
+    """One trained sample as it is written and shown."""
+
+    prompt_id: int
+    index: int
+    prompt: str
+    response: str
+    answer: str
+    reward: float
+    advantage: float
+    finish_reason: FinishReason
+    num_tokens: int  # of the response
+    ages: tuple[tuple[int, int], ...]  # (age, tokens) of each completion, oldest first
+    source: str
+
+    @classmethod
+    def of(
+        cls, sample: Sample, *, response: str, reward: float, advantage: float, policy_version: int
+    ) -> Self:
+        """The record of a finished sample; `policy_version` is the version that trains it."""
+        assert sample.finish_reason is not None, sample.id
+        return cls(
+            prompt_id=sample.prompt.id,
+            index=sample.index,
+            prompt=sample.prompt.text,
+            response=response,
+            answer=sample.prompt.answer,
+            reward=reward,
+            advantage=advantage,
+            finish_reason=sample.finish_reason,
+            num_tokens=sample.num_tokens,
+            ages=tuple(
+                (policy_version - completion.policy_version, len(completion.token_ids))
+                for completion in sample.completions
+                if completion.token_ids
+            ),
+            source=sample.prompt.source,
+        )
+
+
+def write_samples(folder: Path, step: int, records: Iterable[SampleRecord]) -> Path:
+    """The file written into `folder`: one JSON object a sample. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:05d}.jsonl"
+    lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
+    path.write_text("".join(lines), encoding="utf-8")
+    return path

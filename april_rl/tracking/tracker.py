@@ -1,0 +1,143 @@
+"""The one exit for metrics: terminal, metrics.jsonl, W&B, samples. Stages only return them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Self
+
+import yaml
+from rich.console import Console
+
+from april_rl.metrics import Metrics
+from april_rl.tracking import figures
+from april_rl.tracking.live_view import LiveView
+from april_rl.tracking.metrics_file import MetricsFile
+from april_rl.tracking.pace import Pace
+from april_rl.tracking.plain_view import PlainView
+from april_rl.tracking.samples_file import SampleRecord, write_samples
+from april_rl.tracking.terminal import Phase, View
+from april_rl.tracking.wandb_run import Mode, start_run
+
+
+class RunDirectoryError(RuntimeError):
+    """The run directory cannot be created or written."""
+
+
+class Tracker:
+    """Shows a run, and leaves config.yaml, metrics.jsonl, samples/, wandb/ in its directory."""
+
+    def __init__(
+        self,
+        *,
+        run_dir: Path,
+        name: str,
+        config: Mapping[str, object],
+        num_steps: int,
+        num_groups: int,
+        wandb_mode: Mode,
+        wandb_project: str,
+        print_samples_every: int,
+        save_samples_every: int,
+        is_terminal: bool | None = None,
+    ) -> None:
+        """Creates the run directory and starts the view.
+
+        `config` is plain data; `is_terminal` None: find out.
+
+        Raises RunDirectoryError when the run directory cannot be written.
+        """
+        self._run_dir = run_dir
+        self._print_samples_every = print_samples_every
+        self._save_samples_every = save_samples_every
+        with self._writing():
+            run_dir.mkdir(parents=True, exist_ok=True)
+            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+            (run_dir / "config.yaml").write_text(text, encoding="utf-8")
+            self._metrics_file = MetricsFile(run_dir / "metrics.jsonl")
+        self._pace = Pace(num_steps)
+        title = f"{name}: {num_steps} steps of {num_groups} groups"
+        self._view = _open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
+        self._view.message(f"run directory: {run_dir}")
+        self._run = start_run(
+            wandb_mode,
+            project=wandb_project,
+            name=name,
+            run_dir=run_dir.resolve(),
+            config=config,
+            message=self._view.message,
+        )
+
+    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[Phase]:
+        """The phase shown while the context is open; `total` None: no known end."""
+        return self._view.phase(name, total)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Record the metrics of a step: once, in order; step 0 is before the first update.
+
+        Raises ValueError for a key that is not stage/quantity, RunDirectoryError for the disk.
+        """
+        values = metrics.read()
+        with self._writing():
+            self._metrics_file.append(step, values)
+        self._run.log(step, values)
+        left_s = self._pace.left_s(step, step_s=values.get("time/step_s"))
+        self._view.step(step, values, left_s=left_s)
+
+    def wants_samples(self, step: int) -> bool:
+        """Whether `samples` of this step are written or shown: otherwise spare their texts."""
+        return _is_due(step, self._save_samples_every) or _is_due(step, self._print_samples_every)
+
+    def samples(self, step: int, records: Sequence[SampleRecord]) -> None:
+        """Write all samples of the step, show a few, each when it is due."""
+        if _is_due(step, self._save_samples_every):
+            with self._writing():
+                write_samples(self._run_dir / "samples", step, records)
+        if _is_due(step, self._print_samples_every):
+            self._view.samples(step, figures.telling(records))
+
+    def message(self, text: str) -> None:
+        """Tell the person who runs this something."""
+        self._view.message(text)
+
+    def close(self) -> None:
+        """Ends the view, the file and the W&B run; quick, also without a network."""
+        self._view.close()
+        self._metrics_file.close()
+        self._run.finish()
+
+    def __enter__(self) -> Self:
+        """The tracker itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the tracker."""
+        self.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turns what the disk refuses into one message that names the setting."""
+        try:
+            yield
+        except OSError as error:
+            raise RunDirectoryError(
+                f"the run directory {self._run_dir} cannot be written "
+                f"({error.strerror}: {error.filename}); "
+                "give a folder you can write to with hydra.run.dir=FOLDER"
+            ) from error
+
+
+def _is_due(step: int, every: int) -> bool:
+    """Whether `step` is one of every `every` steps; 0: never."""
+    return every > 0 and step % every == 0
+
+
+def _open_view(*, title: str, num_steps: int, is_terminal: bool | None) -> View:
+    """The live view on a terminal that can move its cursor, plain lines elsewhere."""
+    console = Console()
+    if is_terminal is None:
+        is_terminal = console.is_terminal and not console.is_dumb_terminal
+    if is_terminal:
+        return LiveView(title=title, num_steps=num_steps, console=console)
+    return PlainView(title=title)

@@ -1,0 +1,99 @@
+"""Weights & Biases: online, offline or not at all; online without key or network is offline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+import wandb
+
+Mode = Literal["online", "offline", "disabled"]
+
+_INIT_TIMEOUT_S = 20.0  # how long a server may take to answer at the start
+_FINISH_TIMEOUT_S = 20.0  # how long uploads may take at the end; what is left can be synced later
+
+
+class Run(Protocol):
+    """Where the metrics of a run go beside metrics.jsonl."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the metrics of a step."""
+
+    def finish(self) -> None:
+        """End the run; returns within seconds, also without a network."""
+
+
+class NoRun:
+    """Records nothing."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def finish(self) -> None:
+        """Does nothing."""
+
+
+class WandbRun:
+    """A run of W&B with `step` as the axis of every metric."""
+
+    def __init__(self, run: wandb.Run) -> None:
+        """Takes over a run that has begun."""
+        self._run = run
+        run.define_metric("step", hidden=True)
+        run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """One history row with `step` and the values."""
+        self._run.log({"step": step, **values})
+
+    def finish(self) -> None:
+        """Ends the run; uploads get twenty seconds, files stay in the run directory."""
+        self._run.finish()
+
+
+def start_run(
+    mode: Mode,
+    *,
+    project: str,
+    name: str,
+    run_dir: Path,
+    config: Mapping[str, object],
+    message: Callable[[str], None],
+) -> Run:
+    """The run, its files in `run_dir`/wandb. What keeps it offline is told once, in `message`."""
+    if mode == "disabled":
+        return NoRun()
+    wandb.setup(wandb.Settings(silent=True))
+
+    def begin(how: Literal["online", "offline"]) -> WandbRun:
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=_INIT_TIMEOUT_S,
+            finish_timeout=_FINISH_TIMEOUT_S,
+        )
+        run = wandb.init(
+            mode=how,
+            project=project,
+            name=name,
+            dir=str(run_dir),
+            config=dict(config),
+            reinit="create_new",
+            settings=settings,
+        )
+        return WandbRun(run)
+
+    if mode == "online":
+        try:
+            # Asked without a prompt: a question in front of a live view would never be seen.
+            if not wandb.login(prompt=False):
+                raise wandb.errors.UsageError("no API key, run `wandb login`")
+            return begin("online")
+        except wandb.errors.Error as error:
+            reason = str(error).splitlines()[0]
+            message(
+                f"W&B is not reachable ({reason}); the run is recorded offline, "
+                f"upload it later with: wandb sync {run_dir}/wandb/offline-run-*"
+            )
+    return begin("offline")

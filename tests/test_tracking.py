@@ -1,0 +1,259 @@
+"""What a run leaves behind: metrics, samples, configuration, the W&B record, clear errors."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from april_rl.metrics import Max, Mean, Metrics, Sum
+from april_rl.tracking import keys
+from april_rl.tracking.metrics_file import MetricsFile, read_metrics
+from april_rl.tracking.samples_file import SampleRecord, write_samples
+from april_rl.tracking.tracker import RunDirectoryError, Tracker
+from april_rl.tracking.wandb_run import NoRun, start_run
+from april_rl.types import Completion, Prompt, Sample, SampleId
+
+# The list of the design, by hand: dashboards and scripts break when one changes.
+FROZEN = """
+rollout: time_s generated_tokens_per_s finished_samples_per_s in_flight_mean occupancy
+rollout: resumed_samples parked_groups parked_tokens ready_groups reprefill_tokens
+rollout: rejected_groups truncated_frac response_tokens_mean response_tokens_p50
+rollout: response_tokens_p95 response_tokens_p99 response_tokens_max over_sampling_factor
+staleness: age_mean age_max off_policy_token_frac token_frac_age_*
+reward: mean std no_signal_frac errors
+loss: total clip_frac kl entropy grad_norm ratio_mean ratio_max is_weight_mean age_weight_mean
+mismatch: logprob_abs_mean logprob_abs_max
+ledger: opened in_flight parked ready trained rejected dropped
+time: rollout_s score_s update_s weight_sync_s checkpoint_s step_s
+throughput: trained_tokens_per_s
+eval: */avg_at_k */pass_at_k */response_tokens_mean
+"""
+
+
+def make_tracker(run_dir: Path, **changes: object) -> Tracker:
+    settings = {
+        "name": "trial",
+        "config": {"name": "trial", "rollout": {"group_size": 8}},
+        "num_steps": 4,
+        "num_groups": 16,
+        "wandb_mode": "disabled",
+        "wandb_project": "april_rl",
+        "print_samples_every": 0,
+        "save_samples_every": 0,
+        "is_terminal": False,
+    }
+    return Tracker(run_dir=run_dir, **(settings | changes))
+
+
+def make_sample() -> Sample:
+    prompt = Prompt(id=7, token_ids=(1, 2), text="12+7=", answer="19", source="sums.jsonl:8")
+    parts = ((0, 3, None), (3, 0, None), (3, 2, "stop"))
+    sample = Sample(prompt=prompt, index=2)
+    for version, (start, count, reason) in enumerate(parts, start=4):
+        completion = Completion(
+            sample_id=SampleId(7, 2),
+            start=start,
+            policy_version=version,
+            token_ids=(5,) * count,
+            logprobs=(-0.5,) * count,
+            finish_reason=reason,
+        )
+        sample = sample.extended(completion)
+    return sample
+
+
+def make_record(**changes: object) -> SampleRecord:
+    sample = make_sample()
+    fields = {"response": "19 ✓", "reward": 1.0, "advantage": 0.87, "policy_version": 6}
+    return SampleRecord.of(sample, **(fields | changes))
+
+
+def frozen_list() -> list[str]:
+    lines = [line.split(": ") for line in FROZEN.strip().splitlines()]
+    return [f"{stage}/{quantity}" for stage, rest in lines for quantity in rest.split()]
+
+
+def test_the_frozen_keys_are_those_of_the_design() -> None:
+    assert list(keys.FROZEN_KEYS) == frozen_list()
+
+
+def test_missing_names_the_frozen_keys_that_nothing_stands_for() -> None:
+    logged = [key.replace("*", "held_out") for key in frozen_list()]
+    assert keys.missing(logged) == []
+    logged.remove("loss/kl")
+    logged.remove("eval/held_out/avg_at_k")
+    assert keys.missing([*logged, "loss/kl_extra"]) == ["loss/kl", "eval/*/avg_at_k"]
+
+
+@pytest.mark.parametrize(
+    "key", ["reward", "/mean", "reward/", "Reward/mean", "reward mean/x", "step"]
+)
+def test_a_key_without_stage_and_quantity_is_refused_by_name(tmp_path: Path, key: str) -> None:
+    with (
+        MetricsFile(tmp_path / "m.jsonl") as file,
+        pytest.raises(ValueError, match=re.escape(repr(key))),
+    ):
+        file.append(1, {key: 1.0})
+    assert (tmp_path / "m.jsonl").read_text() == ""
+
+
+def test_a_step_is_one_line_sorted_by_stage_and_on_the_disk_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    values = {
+        "custom/a": 1.0,
+        "time/step_s": 2.0,
+        "eval/held_out/avg_at_k": 0.5,
+        "rollout/time_s": 3.0,
+    }
+    with MetricsFile(path) as file:
+        file.append(3, values | {"loss/total": math.nan, "loss/ratio_max": math.inf})
+        text = path.read_text()
+    assert text.count("\n") == 1
+    assert json.loads(text) == {
+        "step": 3,
+        "rollout/time_s": 3.0,
+        "loss/ratio_max": None,
+        "loss/total": None,
+        "time/step_s": 2.0,
+        "eval/held_out/avg_at_k": 0.5,
+        "custom/a": 1.0,
+    }
+    order = ["step", "rollout/time_s", "loss/ratio_max", "loss/total", "time/step_s"]
+    assert list(json.loads(text)) == [*order, "eval/held_out/avg_at_k", "custom/a"]
+
+
+def test_a_step_is_written_once_and_in_order(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path / "m.jsonl") as file:
+        file.append(2, {"reward/mean": 0.1})
+        for step in (2, 1):
+            with pytest.raises(
+                ValueError, match=f"metrics of step {step} come after those of step 2"
+            ):
+                file.append(step, {"reward/mean": 0.1})
+
+
+@pytest.mark.parametrize("line", ["{not json", "[1]", '{"reward/mean": 1}'])
+def test_a_broken_metrics_file_is_reported_with_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 0}\n' + line + "\n")
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2")):
+        read_metrics(path)
+
+
+def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "samples", 10, [make_record(), make_record(reward=0.0)])
+    assert path == tmp_path / "samples" / "step_00010.jsonl"
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first == {
+        "prompt_id": 7,
+        "index": 2,
+        "prompt": "12+7=",
+        "response": "19 ✓",
+        "answer": "19",
+        "reward": 1.0,
+        "advantage": 0.87,
+        "finish_reason": "stop",
+        "num_tokens": 5,
+        "ages": [[2, 3], [0, 2]],
+        "source": "sums.jsonl:8",
+    }
+    assert second["reward"] == 0.0
+
+
+def test_a_run_leaves_its_config_its_metrics_and_its_samples(tmp_path: Path) -> None:
+    run_dir = tmp_path / "outputs" / "trial"
+    with make_tracker(run_dir, save_samples_every=2) as tracker:
+        assert [tracker.wants_samples(step) for step in (1, 2, 3, 4)] == [False, True, False, True]
+        for step in (1, 2):
+            tracker.log(step, Metrics({"reward/mean": Mean(3.0, 4.0), "reward/errors": Sum(2)}))
+            tracker.samples(step, [make_record()])
+        tracker.log(3, Metrics({"loss/ratio_max": Max(1.5)}))
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert config == {"name": "trial", "rollout": {"group_size": 8}}
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    assert rows[0] == {"step": 1, "reward/mean": 0.75, "reward/errors": 2}
+    assert rows[2] == {"step": 3, "loss/ratio_max": 1.5}
+    assert [path.name for path in (run_dir / "samples").iterdir()] == ["step_00002.jsonl"]
+    assert not (run_dir / "wandb").exists()
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_error_that_names_the_setting(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"file/run cannot be written .*hydra\.run\.dir"):
+        make_tracker(tmp_path / "file" / "run")
+
+
+def test_samples_that_cannot_be_written_are_reported_with_the_setting(tmp_path: Path) -> None:
+    with make_tracker(tmp_path, save_samples_every=1) as tracker:
+        (tmp_path / "samples").write_text("in the way")
+        with pytest.raises(RunDirectoryError, match=r"samples.*hydra\.run\.dir"):
+            tracker.samples(1, [make_record()])
+
+
+def wandb_records(run_dir: Path) -> list[dict]:
+    (folder,) = (run_dir / "wandb").glob("offline-run-*")
+    command = [
+        str(Path(sys.executable).with_name("wandb")),
+        "leet",
+        "inspect",
+        "--json",
+        str(folder),
+    ]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_wandb_offline_holds_every_step_and_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    with make_tracker(tmp_path, wandb_mode="offline") as tracker:
+        for step in range(4):
+            tracker.log(step, Metrics({"reward/mean": step / 4, "eval/held_out/avg_at_k": 0.5}))
+    out, err = capfd.readouterr()
+    title, run_directory, *lines = out.splitlines()
+    assert (title, run_directory) == ("trial: 4 steps of 16 groups", f"run directory: {tmp_path}")
+    assert [line.split()[0] for line in lines] == ["step", *"00112233"]
+    assert err == ""
+    text = json.dumps(wandb_records(tmp_path))
+    for wanted in ("reward/mean", "eval/held_out/avg_at_k", "0.75", "group_size"):
+        assert wanted in text
+
+
+def test_an_online_run_without_a_key_is_recorded_offline_and_says_so_once(tmp_path: Path) -> None:
+    """In a process of its own: W&B reads keys and addresses once, from the environment."""
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from april_rl.tracking.wandb_run import start_run\n"
+        "run = start_run('online', project='p', name='n', run_dir=Path(sys.argv[1]), config={},"
+        " message=print)\n"
+        "run.log(1, {'reward/mean': 0.25})\n"
+        "run.finish()\n"
+    )
+    environment = {"HOME": str(tmp_path), "WANDB_BASE_URL": "http://127.0.0.1:9", "PATH": ""}
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("W&B is not reachable")
+    assert "wandb sync" in ran.stdout
+    assert (ran.stdout.count("\n"), ran.stderr) == (1, "")
+    assert "0.25" in json.dumps(wandb_records(tmp_path))
+
+
+def test_a_disabled_run_leaves_nothing(tmp_path: Path) -> None:
+    run = start_run("disabled", project="p", name="n", run_dir=tmp_path, config={}, message=print)
+    assert isinstance(run, NoRun)
+    run.log(1, {"reward/mean": 1.0})
+    run.finish()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,210 @@
+"""What a run shows: the live view at two widths, plain lines elsewhere, readable figures."""
+
+import io
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from rich.console import Console
+
+from april_rl.tracking import figures
+from april_rl.tracking.live_view import LiveView
+from april_rl.tracking.pace import Pace
+from april_rl.tracking.plain_view import PlainView
+from april_rl.tracking.samples_file import SampleRecord
+
+VALUES = {
+    "reward/mean": 0.4125,
+    "rollout/response_tokens_mean": 1431.0,
+    "staleness/age_mean": 0.42,
+    "staleness/off_policy_token_frac": 0.31,
+    "mismatch/logprob_abs_mean": 0.00123,
+    "rollout/generated_tokens_per_s": 18203.0,
+    "time/step_s": 6.31,
+    "rollout/truncated_frac": 0.034,
+}
+SHOWN = ["0.412", "1.4k", "0.42", "31%", "0.0012", "18.2k", "6.3"]
+EVALUATION = {"eval/held_out/avg_at_k": 0.625, "eval/held_out/pass_at_k": 0.75}
+
+
+def make_record(**changes: object) -> SampleRecord:
+    fields = {
+        "prompt_id": 7,
+        "index": 2,
+        "prompt": "12+7=",
+        "response": "first line\nsecond line",
+        "answer": "19",
+        "reward": 1.0,
+        "advantage": 0.87,
+        "finish_reason": "stop",
+        "num_tokens": 5,
+        "ages": ((1, 3), (0, 2)),
+        "source": "sums.jsonl:8",
+    }
+    return SampleRecord(**(fields | changes))
+
+
+@contextmanager
+def live_view(width: int) -> Iterator[tuple[LiveView, Console]]:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=40)
+    view = LiveView(title="trial: 100 steps of 16 groups", num_steps=100, console=console)
+    try:
+        yield view, console
+    finally:
+        view.close()
+
+
+def panel_text(view: LiveView, width: int) -> str:
+    screen = Console(file=io.StringIO(), width=width)
+    screen.print(view.panel())
+    return screen.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_live_panel_shows_every_figure_whole_within_the_width(width: int) -> None:
+    with live_view(width) as (view, _):
+        view.step(0, EVALUATION, left_s=None)
+        for step in (1, 2, 3):
+            view.step(step, VALUES | {"reward/mean": 0.4125 * step / 3}, left_s=754.0)
+        with view.phase("rollout", 16) as phase:
+            phase.advance(11, "18,203 tokens/s")
+            text = panel_text(view, width)
+    for wanted in [*SHOWN, "3%", "0.625", "held_out avg@k", "response tokens", "mismatch, nats"]:
+        assert wanted in text
+    for wanted in ["rollout", "11/16", "18,203 tokens/s", "3/100", "12m3", "left", "▁▅█"]:
+        assert wanted in text
+    assert {len(line) for line in text.splitlines()} == {width}
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_finished_steps_scroll_above_the_live_panel(width: int) -> None:
+    with live_view(width) as (view, console):
+        for step in (1, 2):
+            view.step(step, VALUES | EVALUATION, left_s=60.0)
+        view.message("saved")
+        view.samples(2, [make_record()])
+        text = console.file.getvalue()
+    assert figures.heading() in text
+    for step in (1, 2):
+        assert figures.step_line(step, VALUES, left_s=60.0) in text
+    assert "held_out: avg@k 0.625, pass@k 0.750" in text
+    assert "saved" in text
+    assert "prompt 7, sample 2: reward 1.00, advantage +0.87" in text
+
+
+def test_the_innermost_phase_is_shown_and_the_outer_one_again_after_it() -> None:
+    with live_view(80) as (view, _), view.phase("rollout", 16):
+        with view.phase("evaluating"):
+            assert "evaluating" in panel_text(view, 80)
+        assert "rollout" in panel_text(view, 80)
+
+
+def test_plain_output_is_one_aligned_line_a_step_under_a_heading_every_twenty(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    view = PlainView(title="trial")
+    for step in range(1, 42):
+        with view.phase("rollout", 16):
+            view.step(step, VALUES, left_s=10.0 * (41 - step))
+    view.close()
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == "trial"
+    headings = [n for n, line in enumerate(lines) if line == figures.heading()]
+    assert headings == [0, 21, 42]
+    assert len(lines) == 41 + 3
+    assert {len(line) for line in lines} == {77}
+    assert lines[1].split() == ["1", *SHOWN, "6m40s"]
+
+
+def test_a_plain_evaluation_is_a_line_of_its_own(capsys: pytest.CaptureFixture) -> None:
+    view = PlainView(title="trial")
+    view.step(0, EVALUATION, left_s=None)
+    assert capsys.readouterr().out == "trial\n     0  held_out: avg@k 0.625, pass@k 0.750\n"
+
+
+def test_a_long_phase_gets_one_line_and_a_short_one_none(capsys: pytest.CaptureFixture) -> None:
+    view = PlainView(title="trial", patience_s=0.2)
+    with view.phase("sync"):
+        pass
+    with view.phase("rollout", 16) as phase:
+        phase.advance(5, "1,200 tokens/s")
+        time.sleep(0.5)
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert lines == ["        rollout: 5 of 16, 1,200 tokens/s, 0s so far"]
+
+
+def test_a_phase_ends_with_the_error_that_ended_it() -> None:
+    view = PlainView(title="trial")
+    with pytest.raises(RuntimeError, match="stalled"), view.phase("rollout", 16):
+        raise RuntimeError("stalled")
+
+
+def test_values_a_step_lacks_and_nan_are_dashes() -> None:
+    line = figures.step_line(1, {"reward/mean": float("nan"), "time/step_s": 2.0}, left_s=None)
+    assert line.split() == ["1", "-", "-", "-", "-", "-", "-", "2.0", "-"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (143.4, "143"),
+        (999.6, "1.0k"),
+        (9800, "9.8k"),
+        (123456, "123k"),
+        (999_960, "1.0M"),
+    ],
+)
+def test_counts_take_five_characters(value: float, text: str) -> None:
+    assert figures.compact(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.6, "1m00s"), (250, "4m10s"), (7500, "2h05m"), (3 * 86400 + 4 * 3600, "3d04h")],
+)
+def test_durations_have_two_units(seconds: float, text: str) -> None:
+    assert figures.duration(seconds) == text
+
+
+def test_a_sparkline_shows_the_last_values_between_their_extremes() -> None:
+    assert figures.sparkline([9, 0, 1, float("nan"), 2], 3) == "▁▅█"
+    assert figures.sparkline([3, 3], 8) == "▁▁"
+    assert figures.sparkline([], 8) == ""
+
+
+def test_the_shown_samples_are_the_best_the_worst_and_the_longest_under_way() -> None:
+    records = [
+        make_record(index=0, reward=0.5, ages=((0, 5),)),
+        make_record(index=1, reward=0.0, ages=((0, 5),)),
+        make_record(index=2, reward=1.0, ages=((0, 5),)),
+        make_record(index=3, reward=0.5, ages=((2, 1), (1, 2), (0, 2))),
+    ]
+    assert [record.index for record in figures.telling(records)] == [2, 1, 3]
+    assert figures.telling(records[:1]) == records[:1]
+
+
+def test_a_sample_is_readable_within_the_width_and_long_texts_lose_their_middle() -> None:
+    text = figures.sample_text(3, make_record(prompt="word " * 500), width=76)
+    assert max(map(len, text.splitlines())) <= 76
+    assert "[…]" in text
+    assert len(text) < 1000
+    assert "  response  first line\n            second line\n" in text
+
+
+def test_the_time_left_follows_the_clock_between_steps_not_the_step_time_alone() -> None:
+    times = iter([100.0, 103.0])
+    pace = Pace(10, clock=lambda: next(times))
+    assert pace.left_s(1, step_s=2.0) == pytest.approx(9 * 2.0)
+    assert pace.left_s(2, step_s=2.0) == pytest.approx(8 * 3.0)
+    assert Pace(10).left_s(0, step_s=None) is None
+
+
+def test_the_time_left_forgets_what_was_long_ago() -> None:
+    times = iter([0.0, *(1000.0 + step for step in range(25))])
+    pace = Pace(100, clock=lambda: next(times))
+    left = [pace.left_s(step, step_s=None) for step in range(26)]
+    assert left[1] == pytest.approx(99 * 1000.0)
+    assert left[25] == pytest.approx(75 * 1.0)
