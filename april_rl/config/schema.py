@@ -63,6 +63,14 @@ class WandbMode(Enum):
     disabled = "disabled"
 
 
+class Device(Enum):
+    """What a worker computes on."""
+
+    auto = "auto"  # a GPU where there is one
+    cpu = "cpu"
+    gpu = "gpu"
+
+
 class ComputeDtype(Enum):
     """The precision of the learner's forward and backward pass; masters and optimizer are float32
     always.
@@ -334,6 +342,7 @@ class RuntimeConfig:
     ray_address: str | None = (
         None  # of a running cluster; null: Ray starts on this machine by itself
     )
+    device: Device = Device.auto
     threads: int = 0  # of each worker on CPU; 0: the cores of the machine over the workers
 
     def __post_init__(self) -> None:
@@ -384,7 +393,8 @@ class TrainConfig:
         require(
             rollout.group_size >= 2,
             "rollout.group_size must be >= 2 with "
-            f"algorithm.advantage={self.algorithm.advantage.name}, which compares the samples of a group, got {rollout.group_size}",
+            f"algorithm.advantage={self.algorithm.advantage.name}, which "
+            f"compares the samples of a group, got {rollout.group_size}",
         )
         partial = rollout.refill or rollout.over_sampling_factor > 1
         require(

@@ -14,11 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from april_rl.config.schema import TrainConfig
+from april_rl.errors import RunError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-class ConfigError(ValueError):
+class ConfigError(RunError):
     """A setting is wrong; the message names its key and what to do."""
 
 

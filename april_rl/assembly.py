@@ -1,0 +1,253 @@
+"""From a checked configuration to the parts of a run: every value is taken out here, once."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from april_rl.algorithm.advantages import dr_grpo, grpo
+from april_rl.batch.packing import Packer
+from april_rl.config import TrainConfig
+from april_rl.config.schema import Advantage, OnStale
+from april_rl.data.prompts import load_prompts
+from april_rl.data.stream import PromptStream
+from april_rl.data.tokenizer import Tokenizer, load_tokenizer
+from april_rl.evaluation.evaluator import Evaluator
+from april_rl.rewards.pool import RewardPool, check_reward
+from april_rl.rollout.collector import Collector
+from april_rl.runtime.preflight import ModelFacts, check_start, pick_device
+from april_rl.runtime.settings import EngineSettings, LearnerSettings, WorkerSettings
+from april_rl.runtime.workers import RayEngines, Workers
+from april_rl.tracking.tracker import Tracker
+from april_rl.types import Prompt, ScoredGroup
+
+_ADVANTAGES = {Advantage.grpo: grpo, Advantage.dr_grpo: dr_grpo}
+# A tick is a few engine steps; an engine that needs longer than this hangs.
+_TICK_TIMEOUT_S = 600.0
+# Rejected groups a step may see, as a multiple of the groups it needs, when the setting is 0.
+_REJECTED_PER_GROUP = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the trainer drives."""
+
+    tracker: Tracker
+    tokenizer: Tokenizer
+    rewards: RewardPool
+    workers: Workers
+    engines: RayEngines
+    collector: Collector
+    packer: Packer
+    evaluator: Evaluator
+    held_out: dict[str, list[Prompt]]
+    advantage: Callable[[NDArray[np.floating]], NDArray[np.floating]]
+
+
+def assemble(
+    config: TrainConfig, run_dir: Path, plain: Mapping[str, object], stack: ExitStack
+) -> Parts:
+    """Everything a run needs, started; `stack` gets what ends it.
+
+    Checks come before what they spare: run directory, model, machine, data, reward, and only then processes.
+    Raises RunError with one message.
+    """
+    tracker = stack.enter_context(_tracker(config, run_dir, plain))
+    facts = check_start(
+        model_path=config.model.path,
+        device=pick_device(config.runtime.device.name),
+        num_workers=config.runtime.num_workers,
+        is_cluster=config.runtime.ray_address is not None,
+        window_tokens=_window(config),
+    )
+    tokenizer = load_tokenizer(config.model.path)
+    with tracker.phase("reading the data"):
+        prompts = _prompts(config, config.data.path, tokenizer, tracker)
+        held_out = {
+            name: _held_out(config, path, tokenizer, tracker)
+            for name, path in config.evaluation.sets.items()
+        }
+    with tracker.phase("trying the reward"):
+        check_reward(config.reward.function)
+    rewards = RewardPool(
+        function=config.reward.function,
+        num_processes=config.reward.num_processes,
+        soft_timeout_s=config.reward.soft_timeout_s,
+        hard_timeout_s=config.reward.hard_timeout_s,
+        decode=tokenizer.decode,
+    )
+    stack.callback(rewards.close)
+    workers = Workers(
+        num_workers=config.runtime.num_workers,
+        settings=_worker_settings(config),
+        address=config.runtime.ray_address,
+    )
+    stack.callback(workers.close)
+    _start(workers, tracker)
+    engines = RayEngines(workers, deterministic=config.deterministic)
+    stream = PromptStream(prompts, seed=config.seed)
+    return Parts(
+        tracker=tracker,
+        tokenizer=tokenizer,
+        rewards=rewards,
+        workers=workers,
+        engines=engines,
+        collector=_collector(config, engines, rewards, stream),
+        packer=_packer(config, facts),
+        evaluator=_evaluator(config, engines, rewards),
+        held_out=held_out,
+        advantage=_ADVANTAGES[config.algorithm.advantage],
+    )
+
+
+def num_slots(config: TrainConfig) -> int:
+    """C = round(α·N·G), over all engines."""
+    rollout = config.rollout
+    return round(rollout.over_sampling_factor * config.trainer.num_groups * rollout.group_size)
+
+
+def _window(config: TrainConfig) -> int:
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    return config.engine.max_model_len or longest
+
+
+def _tracker(config: TrainConfig, run_dir: Path, plain: Mapping[str, object]) -> Tracker:
+    return Tracker(
+        run_dir=run_dir,
+        name=config.name,
+        config=plain,
+        num_steps=config.trainer.num_steps,
+        num_groups=config.trainer.num_groups,
+        wandb_mode=config.tracking.wandb.name,
+        wandb_project=config.tracking.wandb_project,
+        print_samples_every=config.tracking.print_samples_every,
+        save_samples_every=config.tracking.save_samples_every,
+    )
+
+
+def _start(workers: Workers, tracker: Tracker) -> None:
+    """Show each stage of the workers' start as a phase of its own."""
+    with ExitStack() as shown:
+
+        def on_stage(stage: str) -> None:
+            shown.close()
+            shown.enter_context(tracker.phase(stage))
+
+        num_parameters = workers.start(on_stage)
+    tracker.message(f"policy: {num_parameters / 1e6:.1f} million parameters")
+
+
+def _worker_settings(config: TrainConfig) -> WorkerSettings:
+    workers = config.runtime.num_workers
+    threads = config.runtime.threads or max(1, (os.cpu_count() or 1) // workers)
+    device = pick_device(config.runtime.device.name)
+    return WorkerSettings(
+        device=device,
+        threads=threads if device == "cpu" else 0,
+        learner=_learner_settings(config),
+        engine=_engine_settings(config),
+    )
+
+
+def _learner_settings(config: TrainConfig) -> LearnerSettings:
+    optimizer, algorithm, learner = config.optimizer, config.algorithm, config.learner
+    return LearnerSettings(
+        model_path=config.model.path,
+        compute_dtype=learner.compute_dtype.name,
+        activation_checkpointing=learner.activation_checkpointing,
+        temperature=config.rollout.temperature,
+        lr=optimizer.lr,
+        beta1=optimizer.beta1,
+        beta2=optimizer.beta2,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        warmup_steps=optimizer.warmup_steps,
+        schedule=optimizer.schedule.name,
+        num_steps=config.trainer.num_steps * config.trainer.num_minibatches,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        tis_cap=algorithm.tis_cap,
+        ratio=algorithm.ratio.name,
+        max_mismatch=learner.max_mismatch,
+    )
+
+
+def _engine_settings(config: TrainConfig) -> EngineSettings:
+    engine = config.engine
+    slots = math.ceil(num_slots(config) / config.runtime.num_workers)
+    return EngineSettings(
+        model_path=config.model.path,
+        seed=config.seed,
+        dtype=engine.dtype.name,
+        max_model_len=_window(config),
+        max_num_seqs=engine.max_num_seqs or slots,
+        max_batched_tokens=engine.max_batched_tokens,
+        kv_cache_gib=engine.kv_cache_gib,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        enforce_eager=engine.enforce_eager,
+        temperature=config.rollout.temperature,
+    )
+
+
+def _collector(
+    config: TrainConfig, engines: RayEngines, rewards: RewardPool, stream: PromptStream
+) -> Collector:
+    rollout = config.rollout
+    keep: Callable[[ScoredGroup], bool] = (
+        (lambda scored: scored.has_signal)
+        if config.algorithm.dynamic_sampling
+        else (lambda scored: True)  # noqa: ARG005
+    )
+    return Collector(
+        engines,
+        rewards,
+        stream,
+        num_groups=config.trainer.num_groups,
+        group_size=rollout.group_size,
+        over_sampling_factor=rollout.over_sampling_factor,
+        refill=rollout.refill,
+        max_response_tokens=rollout.max_response_tokens,
+        max_staleness=rollout.max_staleness,
+        finish_stale=rollout.on_stale is OnStale.finish,
+        keep=keep,
+        max_rejected_groups=rollout.max_rejected_groups
+        or _REJECTED_PER_GROUP * config.trainer.num_groups,
+        tick_steps=rollout.tick_steps,
+        abort_timeout_s=rollout.abort_timeout_s,
+        tick_timeout_s=_TICK_TIMEOUT_S,
+        deterministic=config.deterministic,
+        seed=config.seed,
+    )
+
+
+def _packer(config: TrainConfig, facts: ModelFacts) -> Packer:
+    return Packer(
+        num_ranks=config.runtime.num_workers,
+        max_tokens=config.learner.max_tokens,
+        num_minibatches=config.trainer.num_minibatches,
+        max_staleness=config.rollout.max_staleness,
+        age_decay=config.learner.age_decay,
+        hidden_size=facts.hidden_size,
+    )
+
+
+def _evaluator(config: TrainConfig, engines: RayEngines, rewards: RewardPool) -> Evaluator:
+    return Evaluator(
+        engines,
+        rewards,
+        num_samples=config.evaluation.num_samples,
+        max_response_tokens=config.rollout.max_response_tokens,
+        temperature=config.evaluation.temperature,
+        num_slots=num_slots(config),
+        tick_steps=config.rollout.tick_steps,
+        tick_timeout_s=_TICK_TIMEOUT_S,
+        seed=config.seed,
+    )

@@ -1,0 +1,106 @@
+"""What can be known before training starts: the machine, the model, its window. One message for all of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from april_rl.errors import RunError
+
+_GIB = 1 << 30
+# float32 master, gradient and two Adam moments in the learner; the engine's own 16-bit copy beside it.
+_BYTES_PER_PARAMETER = 16 + 2
+
+
+class PreflightError(RunError):
+    """The run cannot start on this machine with these settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the model's config.json says."""
+
+    window_tokens: int
+    hidden_size: int
+    num_parameters: int  # of a dense decoder, from the sizes of its matrices
+
+
+def num_gpus() -> int:
+    """GPUs of this machine, by their device files: asking CUDA would start it in the controller."""
+    nvidia = [p for p in Path("/dev").glob("nvidia*") if p.name[len("nvidia") :].isdigit()]
+    return len(nvidia) or len(list(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/mem_banks/0")))
+
+
+def pick_device(wanted: str) -> str:
+    """`cpu` or `cuda` (ROCm too) for runtime.device; `auto` takes a GPU where there is one."""
+    if wanted == "auto":
+        return "cuda" if num_gpus() else "cpu"
+    return "cpu" if wanted == "cpu" else "cuda"
+
+
+def check_start(
+    *, model_path: str, device: str, num_workers: int, is_cluster: bool, window_tokens: int
+) -> ModelFacts:
+    """The model's facts, when everything the run needs before its data is there.
+
+    `window_tokens`: prompt and response tokens a sample may have. With `is_cluster` the GPUs are elsewhere and
+    Ray counts them. Raises PreflightError with every missing thing in one message.
+    """
+    missing = []
+    if device == "cuda" and not is_cluster and num_gpus() < num_workers:
+        missing.append(
+            f"GPUs: runtime.num_workers={num_workers} wants as many, this machine has {num_gpus()}"
+        )
+    facts = None
+    try:
+        facts = model_facts(model_path)
+    except PreflightError as error:
+        missing.append(f"model: {error}")
+    if facts is not None:
+        missing += _too_small(facts, device=device, window_tokens=window_tokens)
+    if missing or facts is None:
+        lines = "\n".join(f"  - {line}" for line in missing)
+        raise PreflightError(f"this run cannot start here; it misses\n{lines}")
+    return facts
+
+
+def _too_small(facts: ModelFacts, *, device: str, window_tokens: int) -> list[str]:
+    missing = []
+    if window_tokens > facts.window_tokens:
+        missing.append(
+            f"window: data.max_prompt_tokens + rollout.max_response_tokens = {window_tokens}, "
+            f"the model reads {facts.window_tokens} tokens"
+        )
+    needed = facts.num_parameters * _BYTES_PER_PARAMETER
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if device == "cpu" and needed > available:
+        missing.append(
+            f"memory: {facts.num_parameters / 1e9:.1f} billion parameters train in about "
+            f"{needed / _GIB:.0f} GiB, {available / _GIB:.0f} GiB are free"
+        )
+    return missing
+
+
+def model_facts(model_path: str) -> ModelFacts:
+    """Read config.json; raises PreflightError naming model.path when there is none."""
+    try:
+        config = AutoConfig.from_pretrained(model_path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise PreflightError(
+            f"model.path={model_path} is neither a Hugging Face folder nor a model the hub gives ({reason})"
+        ) from error
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    head_dim = text.to_dict().get("head_dim") or text.hidden_size // heads
+    key_values = text.to_dict().get("num_key_value_heads") or heads
+    layer = text.hidden_size * (head_dim * 2 * (heads + key_values) + 3 * text.intermediate_size)
+    embeddings = text.vocab_size * text.hidden_size * (1 if text.tie_word_embeddings else 2)
+    return ModelFacts(
+        window_tokens=text.max_position_embeddings,
+        hidden_size=text.hidden_size,
+        num_parameters=text.num_hidden_layers * layer + embeddings,
+    )

@@ -1,0 +1,49 @@
+"""Command line: `python -m april_rl.train +recipe=tiny_cpu key=value ...`; Hydra composes, the trainer runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from april_rl.config import TrainConfig, config_dir, register, to_config
+from april_rl.errors import RunError
+
+register()
+
+
+@hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
+def main(composed: DictConfig) -> None:
+    """Check the configuration and run it; a person's mistake ends in one message and exit status 1."""
+    try:
+        config = to_config(composed)
+        run(config, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_container(composed, resolve=True))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.exit(128 + signal.SIGINT)
+
+
+def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
+    """Train. What is heavy is imported here, so that --help and --cfg job answer at once."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from april_rl.tiny.prepare import resolve
+    from april_rl.trainer import Trainer
+
+    config.model.path = resolve(config.model.path)
+    config.data.path = resolve(config.data.path)
+    config.evaluation.sets = {name: resolve(path) for name, path in config.evaluation.sets.items()}
+    assert isinstance(plain, dict)
+    with Trainer(config, run_dir=run_dir, plain_config=plain) as trainer:
+        trainer.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""One synchronous step, top to bottom, and the cadence of evaluation, samples and checkpoints around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from april_rl.algorithm.shaping import soft_overlong_penalty
+from april_rl.assembly import Parts, assemble
+from april_rl.config import TrainConfig
+from april_rl.metrics import Mean, Metrics, Sum
+from april_rl.rollout.collector import Collection
+from april_rl.rollout.stats import StepStats
+from april_rl.tracking.samples_file import SampleRecord
+from april_rl.tracking.terminal import Phase
+from april_rl.types import ScoredGroup
+
+
+class Trainer:
+    """A whole run. Use it as a context: leaving it ends every process it started."""
+
+    def __init__(
+        self, config: TrainConfig, *, run_dir: Path, plain_config: Mapping[str, object]
+    ) -> None:
+        """Check everything that can be checked, then load the model.
+
+        `plain_config` is what the run directory's config.yaml shows. Raises RunError with one message for what is
+        missing or wrong, before anything expensive is started where that can be known.
+        """
+        self._config = config
+        self._run_dir = run_dir
+        self._version = 0  # of the policy, counted in steps
+        self._num_needed = config.trainer.num_groups * config.rollout.group_size
+        with ExitStack() as stack:
+            self._parts: Parts = assemble(config, run_dir, plain_config, stack)
+            self._exits = stack.pop_all()
+        self.collector, self.workers = self._parts.collector, self._parts.workers
+        self.packer, self.tracker = self._parts.packer, self._parts.tracker
+
+    def run(self) -> None:
+        """Every step, the evaluations and checkpoints along the way, and the final checkpoint."""
+        self.tracker.log(0, self._evaluate())
+        for step in range(1, self._config.trainer.num_steps + 1):
+            started = time.perf_counter()
+            metrics = self.step()
+            if metrics is None:
+                self.tracker.message(f"no group is left to train; the run ends before step {step}")
+                break
+            timed = {"time/step_s": time.perf_counter() - started}
+            self.tracker.log(step, Metrics({**metrics, **timed, **self._after(step)}))
+        self._export()
+        self._report_leftovers()
+
+    def step(self) -> Metrics | None:
+        """Collect, score, update, sync: one policy version. None when there was nothing left to collect."""
+        collection = self._collect()
+        if not collection.groups:
+            return None
+        advantages = [self._advantages(group) for group in collection.groups]
+        batch = self.packer.pack(collection.groups, advantages, policy_version=self._version)
+        with self.tracker.phase("update"):
+            update = self.workers.update(batch)
+        with self.tracker.phase("weight sync"):
+            sync = self.workers.sync_weights(self._version + 1)
+        self._record_samples(collection.groups, advantages)
+        self._version += 1
+        return Metrics(
+            {
+                **collection.stats.metrics(
+                    num_engines=self._parts.engines.num_engines, num_needed=self._num_needed
+                ),
+                **batch.metrics,
+                **self._reward_metrics(collection),
+                **update,
+                **self.collector.ledger.metrics(),
+                "time/rollout_s": Sum(collection.stats.time_s),
+                **sync,
+                "throughput/trained_response_tokens": Sum(batch.num_response_tokens),
+            }
+        )
+
+    def _collect(self) -> Collection:
+        trainer = self._config.trainer
+        last_opening = trainer.num_steps - self._config.rollout.drain_steps
+        with self.tracker.phase("rollout", trainer.num_groups) as phase:
+            return self.collector.collect(
+                self._version,
+                may_open=self._version < last_opening,
+                on_progress=lambda ready, stats: _show(phase, ready, stats),
+            )
+
+    def _advantages(self, scored: ScoredGroup) -> NDArray[np.floating]:
+        """[G], of the rewards less the overlong penalty."""
+        rewards = np.asarray(scored.rewards, dtype=np.float64)
+        algorithm = self._config.algorithm
+        if algorithm.overlong_buffer_tokens:
+            lengths = np.asarray([sample.num_tokens for sample in scored.group.samples])
+            rewards = rewards + soft_overlong_penalty(
+                lengths,
+                max_response_tokens=self._config.rollout.max_response_tokens,
+                buffer_tokens=algorithm.overlong_buffer_tokens,
+                penalty=algorithm.overlong_penalty,
+            )
+        return self._parts.advantage(rewards)
+
+    def _reward_metrics(self, collection: Collection) -> Metrics:
+        rewards = [reward for group in collection.groups for reward in group.rewards]
+        flat = sum(not group.has_signal for group in collection.groups)
+        rejected = collection.stats.rejected_groups
+        return Metrics(
+            {
+                "reward/mean": Mean(float(np.sum(rewards)), len(rewards)),
+                "reward/std": float(np.std(rewards)),
+                "reward/no_signal_frac": Mean(flat + rejected, len(collection.groups) + rejected),
+                **self._parts.rewards.metrics(),
+            }
+        )
+
+    def _after(self, step: int) -> Metrics:
+        """What is due after a step: a checkpoint, an evaluation."""
+        due = self._config.trainer.save_every
+        export_s = self._export() if due and step % due == 0 else 0.0
+        is_last = step == self._config.trainer.num_steps
+        evaluation = Metrics()
+        if is_last or step % self._config.evaluation.every == 0:
+            evaluation = self._evaluate()
+        return Metrics({"time/checkpoint_s": Sum(export_s), **evaluation})
+
+    def _evaluate(self) -> Metrics:
+        self.collector.settle_scores()  # the reward pool is shared: nothing of training may be in it
+        found: dict[str, Metrics] = {}
+        started = time.perf_counter()
+        for name, prompts in self._parts.held_out.items():
+            total = len(prompts) * self._config.evaluation.num_samples
+            with self.tracker.phase(f"evaluating {name}", total) as phase:
+                found[name] = self._parts.evaluator.run(name, prompts, phase.advance)
+        values = {key: metric for metrics in found.values() for key, metric in metrics.items()}
+        return Metrics({**values, "time/evaluation_s": Sum(time.perf_counter() - started)})
+
+    def _export(self) -> float:
+        """Write the policy as a Hugging Face folder; returns the seconds it took."""
+        path = self._run_dir.resolve() / "checkpoints" / f"step_{self._version}"
+        if path.exists():
+            return 0.0
+        started = time.perf_counter()
+        with self.tracker.phase("writing the checkpoint"):
+            self.workers.export(path)
+        self.tracker.message(f"checkpoint: {path}")
+        return time.perf_counter() - started
+
+    def _record_samples(
+        self, groups: Sequence[ScoredGroup], advantages: Sequence[NDArray[np.floating]]
+    ) -> None:
+        step = self._version + 1
+        if not self.tracker.wants_samples(step):
+            return
+        self.tracker.samples(
+            step,
+            [
+                SampleRecord.of(
+                    sample,
+                    response=self._parts.tokenizer.decode(sample.token_ids),
+                    reward=reward,
+                    advantage=float(advantage),
+                    policy_version=self._version,
+                )
+                for scored, of_group in zip(groups, advantages, strict=True)
+                for sample, reward, advantage in zip(
+                    scored.group.samples, scored.rewards, of_group, strict=True
+                )
+            ],
+        )
+
+    def _report_leftovers(self) -> None:
+        buffer = self.collector.buffer
+        if buffer.num_open or buffer.num_ready:
+            self.tracker.message(
+                f"left over: {buffer.num_open} parked groups with {buffer.open_tokens} response tokens, "
+                f"{buffer.num_ready} ready groups (rollout.drain_steps trains them too)"
+            )
+
+    def __enter__(self) -> Self:
+        """The trainer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every process and close every file."""
+        self._exits.close()
+
+
+def _show(phase: Phase, ready: int, stats: StepStats) -> None:
+    phase.advance(ready, f"{stats.generated_tokens / max(stats.elapsed_s, 1e-9):,.0f} tokens/s")
