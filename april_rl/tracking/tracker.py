@@ -10,6 +10,7 @@ from typing import Self
 import yaml
 from rich.console import Console
 
+from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.tracking import figures
 from april_rl.tracking.live_view import LiveView
@@ -21,7 +22,7 @@ from april_rl.tracking.terminal import Phase, View
 from april_rl.tracking.wandb_run import Mode, start_run
 
 
-class RunDirectoryError(RuntimeError):
+class RunDirectoryError(RunError):
     """The run directory cannot be created or written."""
 
 
