@@ -1,1 +1,12 @@
-"""The Engine protocol on vLLM; the only importer of vllm."""
+"""The Engine protocol on vLLM; the only importer of vllm.
+
+vLLM reads its environment while it is imported, so what the engines rely on is set here, before any
+module of this package can import it. What the user has set already stays.
+"""
+
+import os
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine lives in the worker's process
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no reports to the outside
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -1,0 +1,54 @@
+"""What one request has sampled so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from vllm.v1.engine import EngineCoreOutput
+
+from april_rl.types import Completion, FinishReason, Request
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A request with the tokens and behaviour log-probabilities (nats) that came for it."""
+
+    request: Request
+    token_ids: list[int] = field(default_factory=list)  # [R of this completion]
+    logprobs: list[float] = field(default_factory=list)  # [R of this completion]
+
+    def take(self, output: EngineCoreOutput) -> int:
+        """Append what an engine step brought; returns the number of tokens.
+
+        Raises RuntimeError when a sampled token comes without its finite log-probability.
+        """
+        token_ids = output.new_token_ids
+        if not token_ids:
+            return 0
+        reported = output.new_logprobs
+        if reported is None or reported.logprob_token_ids[:, 0].tolist() != token_ids:
+            raise RuntimeError(
+                f"sample {self.request.sample_id}: vLLM reported no log-probability for the tokens "
+                f"it sampled ({token_ids})"
+            )
+        logprobs = reported.logprobs[:, 0].tolist()
+        if not all(map(math.isfinite, logprobs)):
+            raise RuntimeError(
+                f"sample {self.request.sample_id}: the log-probabilities of {token_ids} are "
+                f"{logprobs}; the engine's weights are broken"
+            )
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        return len(token_ids)
+
+    def completion(self, policy_version: int, finish_reason: FinishReason | None) -> Completion:
+        """Everything so far, sampled by `policy_version`."""
+        return Completion(
+            sample_id=self.request.sample_id,
+            start=self.request.start,
+            policy_version=policy_version,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            finish_reason=finish_reason,
+        )

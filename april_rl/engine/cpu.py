@@ -1,0 +1,106 @@
+"""vLLM on CPU: weights that can be reloaded, and noise that is a function of seed and position.
+
+Legend: [B] rows of an engine step, one a request. [V] vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import vllm.model_executor.layers.utils as vllm_linear
+from numpy.typing import NDArray
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+# SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014, fig. 17.
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:  # noqa: ARG001
+    """Compute `layer` from its own weight, and keep it."""
+    layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
+
+
+def keep_plain_weights() -> None:
+    """Make every vLLM model built in this process from now on compute with its plain weights.
+
+    vLLM packs linear weights into a second copy after loading. A reload repeats that for the layers
+    whose weights it brings, but a tied lm_head gets none: it would answer with the old weights.
+    """
+    vllm_linear.dispatch_cpu_unquantized_gemm = _plain_linear
+
+
+def noise_seeds(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Output number `positions` of the SplitMix64 generators started at `seeds`, [B] each.
+
+    A counter-based draw: it depends on nothing but these two numbers, so neither on the other rows
+    of the step nor on how many steps came before.
+    """
+    state = seeds.astype(np.uint64) + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
+    state = (state ^ (state >> np.uint64(30))) * _MIX_1
+    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    mixed: NDArray[np.uint64] = state ^ (state >> np.uint64(31))
+    return mixed.view(np.int64)
+
+
+def gumbel_argmax(logprobs: torch.Tensor, seeds: NDArray[np.int64]) -> torch.Tensor:
+    """One token a row, distributed as `logprobs` [B, V] says (Gumbel-max trick) → int64 [B].
+
+    vLLM's kernel hashes (seed of the row, token) into the noise of that token.
+    """
+    tokens: torch.Tensor = torch.ops._C.fused_gumbel_argmax(logprobs, torch.from_numpy(seeds))
+    return tokens
+
+
+class CounterSampler(Sampler):
+    """Samples at one temperature and reports the sampled token's log-probability.
+
+    vLLM's own sampler draws a number from each request's generator in Python, and cannot do that at
+    all for a prompt that is prefilled in several steps. A request's seed is read from its
+    `extra_args["seed"]`.
+    """
+
+    def __init__(self, runner: CPUModelRunner, *, temperature: float) -> None:
+        """Samples the rows of `runner`'s current batch."""
+        super().__init__(logprobs_mode="processed_logprobs")
+        self._runner, self._temperature = runner, temperature
+
+    def forward(
+        self,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,  # noqa: ARG002
+        predict_bonus_token: bool = False,  # noqa: ARG002
+        logprobs_mode_override: str | None = None,  # noqa: ARG002
+    ) -> SamplerOutput:
+        """The next token of every row of `logits` [B, V] with its log-probability in nats.
+
+        Ranks are not computed: they are reported as 0.
+        """
+        scaled = logits.to(torch.float32).div_(self._temperature)
+        logprobs = scaled.log_softmax(dim=-1)
+        tokens = gumbel_argmax(logprobs, self._row_seeds(len(logprobs)))[:, None]  # [B, 1]
+        tokens_32 = tokens.to(torch.int32)
+        return SamplerOutput(
+            sampled_token_ids=tokens_32,
+            logprobs_tensors=LogprobsTensors(
+                logprob_token_ids=tokens_32,
+                logprobs=logprobs.gather(-1, tokens),
+                selected_token_ranks=torch.zeros(len(tokens), dtype=torch.int32),
+            ),
+        )
+
+    def _row_seeds(self, num_rows: int) -> NDArray[np.int64]:
+        """The noise seed of each row, from its request's seed and the position it samples [B]."""
+        batch, requests = self._runner.input_batch, self._runner.requests
+        rows = batch.req_ids[:num_rows]
+        seeds = [requests[row].sampling_params.extra_args["seed"] for row in rows]  # type: ignore[union-attr, index]
+        return noise_seeds(np.array(seeds, dtype=np.int64), batch.num_tokens_no_spec[:num_rows])
+
+
+def install_counter_sampler(runner: CPUModelRunner, *, temperature: float) -> None:
+    """Let `runner` sample with a `CounterSampler`."""
+    runner.sampler = CounterSampler(runner, temperature=temperature)

@@ -1,0 +1,106 @@
+"""What differs between an engine on CPU and one on an accelerator, decided once."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from vllm import SamplingParams
+from vllm.platforms import current_platform
+from vllm.v1.engine.core_client import InprocClient
+
+from april_rl.engine.cpu import install_counter_sampler, keep_plain_weights
+
+
+class Device(Protocol):
+    """The device-dependent part of `VllmEngine`."""
+
+    def engine_args(self) -> dict[str, Any]:
+        """Keyword arguments of `vllm.EngineArgs`; called before vLLM builds anything."""
+
+    def attach(self, core: InprocClient, *, temperature: float) -> None:
+        """Finish a core that was just built."""
+
+    def seed(self, params: SamplingParams, seed: int) -> SamplingParams:
+        """`params` for one request that is to be sampled with `seed`."""
+
+    def sleep(self, core: InprocClient) -> None:
+        """Give up what memory the device can give up."""
+
+    def wake(self, core: InprocClient, tag: str) -> None:
+        """Take the memory of `tag`, weights or kv_cache, again."""
+
+
+class CpuDevice:
+    """The processor: nothing sleeps; linear layers and the sampler are replaced (see `cpu`)."""
+
+    def __init__(self, *, kv_cache_gib: float) -> None:
+        """`kv_cache_gib` of main memory hold keys and values."""
+        self._kv_cache_bytes = int(kv_cache_gib * 2**30)
+
+    def engine_args(self) -> dict[str, Any]:
+        """Exactly this much memory, and no compiler: a small model is faster without."""
+        keep_plain_weights()
+        return {"kv_cache_memory_bytes": self._kv_cache_bytes, "enforce_eager": True}
+
+    def attach(self, core: InprocClient, *, temperature: float) -> None:
+        """Replace the sampler."""
+        runner = core.engine_core.model_executor.driver_worker.worker.model_runner
+        install_counter_sampler(runner, temperature=temperature)
+
+    def seed(self, params: SamplingParams, seed: int) -> SamplingParams:
+        """The seed travels beside vLLM's own, which would cost a generator a request."""
+        params.extra_args = {"seed": seed}
+        return params
+
+    def sleep(self, core: InprocClient) -> None:
+        """Main memory is not shared out between learner and engine."""
+
+    def wake(self, core: InprocClient, tag: str) -> None:
+        """Nothing slept."""
+
+
+class AcceleratorDevice:
+    """A GPU, shared with the learner: weights and KV cache leave its memory during sleep.
+
+    vLLM's own seeds are used: its accelerator sampler draws noise that is a function of seed and
+    position.
+    """
+
+    def __init__(self, *, gpu_memory_utilization: float, enforce_eager: bool) -> None:
+        """`gpu_memory_utilization` is the share of the device for weights and KV cache."""
+        self._args = {
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "enforce_eager": enforce_eager,
+            "enable_sleep_mode": True,
+        }
+
+    def engine_args(self) -> dict[str, Any]:
+        """The share of the device, and that it will be given back."""
+        return self._args
+
+    def attach(self, core: InprocClient, *, temperature: float) -> None:
+        """vLLM is right as it is."""
+
+    def seed(self, params: SamplingParams, seed: int) -> SamplingParams:
+        """vLLM's own seed."""
+        params.seed = seed
+        return params
+
+    def sleep(self, core: InprocClient) -> None:
+        """Level 2 keeps no copy of the weights: the next sync brings new ones."""
+        core.sleep(level=2)
+
+    def wake(self, core: InprocClient, tag: str) -> None:
+        """Only the memory of `tag`, so that weights can come in before the KV cache needs room."""
+        core.wake_up([tag])
+
+
+def this_device(
+    *, kv_cache_gib: float, gpu_memory_utilization: float, enforce_eager: bool
+) -> Device:
+    """The device the installed vLLM is built for."""
+    if current_platform.is_cpu():
+        return CpuDevice(kv_cache_gib=kv_cache_gib)
+    return AcceleratorDevice(
+        gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager
+    )

@@ -1,0 +1,249 @@
+"""vLLM in the worker's process, driven one engine step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from vllm import EngineArgs, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.core_client import InprocClient
+from vllm.v1.executor import Executor
+
+from april_rl.engine.attempt import Attempt
+from april_rl.engine.device import this_device
+from april_rl.engine.protocol import EngineStartError
+from april_rl.engine.stop import stop_token_ids
+from april_rl.types import Completion, Request, Tick
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What happened since the beginning of a tick."""
+
+    engine_steps: int = 0
+    slot_steps: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+
+
+class VllmEngine:
+    """An `Engine` (see `protocol`) on an in-process vLLM core.
+
+    Requests wait in this object until a slot is free; vLLM never holds more than the slots. It is
+    driven by its engine core, below `LLMEngine`: that layer turns tokens into text and statistics,
+    which nobody reads here.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        seed: int,
+        dtype: str,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_batched_tokens: int,
+        kv_cache_gib: float,
+        gpu_memory_utilization: float,
+        enforce_eager: bool,
+        temperature: float,
+    ) -> None:
+        """Load the model of folder `model_path`.
+
+        `kv_cache_gib` counts on CPU, `gpu_memory_utilization` and `enforce_eager` on an
+        accelerator. Log-probabilities are taken at `temperature`. A response ends at the end tokens
+        of the model's generation config, else of its tokenizer. vLLM seeds the random generators of
+        the whole process with `seed`; requests have their own. Raises EngineStartError when memory
+        does not suffice.
+        """
+        self._device = this_device(
+            kv_cache_gib=kv_cache_gib,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enforce_eager=enforce_eager,
+        )
+        self._core = _start_core(
+            EngineArgs(
+                model=model_path,
+                seed=seed,
+                dtype=dtype,  # type: ignore[arg-type]
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max(max_batched_tokens, max_num_seqs),
+                skip_tokenizer_init=True,
+                distributed_executor_backend="uni",
+                async_scheduling=False,  # no step in flight between two calls
+                logprobs_mode="processed_logprobs",  # after the temperature
+                disable_log_stats=True,
+                use_tqdm_on_load=False,
+                **self._device.engine_args(),
+            ),
+        )
+        self._device.attach(self._core, temperature=temperature)
+        self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
+        self._temperature = temperature
+        self._stop_token_ids = stop_token_ids(model_path)
+        self._queue: deque[Request] = deque()
+        self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
+        self._num_attempts = 0
+        self._policy_version = 0
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights the engine samples with; 0 before the first `load_weights`."""
+        return self._policy_version
+
+    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
+        """Queue `submit` and compute at most `max_steps` engine steps; says what finished.
+
+        Never more than `slots` or `max_num_seqs` requests are computed together. `prefilled_tokens`
+        leaves out what the prefix cache had, and is counted when a prefill ends.
+        """
+        started = time.perf_counter()
+        for request in submit:
+            self._check(request)
+        self._queue.extend(submit)
+        counts = _Counts()
+        finished: list[Completion] = []
+        for _ in range(max_steps):
+            self._fill(min(slots, self._max_num_seqs))
+            if not self._running:
+                break
+            finished += self._step(counts)
+        return Tick(
+            finished=tuple(finished),
+            num_running=len(self._running),
+            num_queued=len(self._queue),
+            engine_steps=counts.engine_steps,
+            slot_steps=counts.slot_steps,
+            generated_tokens=counts.generated_tokens,
+            prefilled_tokens=counts.prefilled_tokens,
+            elapsed_s=time.perf_counter() - started,
+        )
+
+    def abort(self) -> list[Completion]:
+        """One completion for every request `advance` has not returned, with `finish_reason` None.
+
+        Running ones first, then queued ones, each part in the order of submission.
+        """
+        self._core.abort_requests(list(self._running))
+        attempts = [*self._running.values(), *map(Attempt, self._queue)]
+        self._running.clear()
+        self._queue.clear()
+        return [attempt.completion(self._policy_version, None) for attempt in attempts]
+
+    def load_weights(
+        self, weights: Iterator[tuple[str, torch.Tensor]], *, policy_version: int
+    ) -> None:
+        """Sample with `weights` (Hugging Face names, every weight of the model) from now on.
+
+        What the prefix cache holds was computed with the old weights, and is forgotten.
+        """
+        self._assert_empty()
+        with torch.no_grad():
+            self._core.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        is_reset = self._core.reset_prefix_cache()
+        assert is_reset, "vLLM still holds KV blocks of an empty engine"
+        self._policy_version = policy_version
+
+    def sleep(self) -> None:
+        """Give up weights and KV cache on an accelerator; only while the engine is empty."""
+        self._assert_empty()
+        self._device.sleep(self._core)
+
+    def wake_weights(self) -> None:
+        """Take memory for the weights again; their values are undefined until `load_weights`."""
+        self._device.wake(self._core, "weights")
+
+    def wake_kv_cache(self) -> None:
+        """Take memory for the KV cache again, after `load_weights`."""
+        self._device.wake(self._core, "kv_cache")
+
+    def _assert_empty(self) -> None:
+        assert not self._running, "abort first: the engine has running requests"
+        assert not self._queue, "abort first: the engine has queued requests"
+
+    def _check(self, request: Request) -> None:
+        """Raise ValueError for a request that could never be computed as asked."""
+        num_tokens = len(request.token_ids)
+        if request.max_tokens < 1 or num_tokens < 1:
+            raise ValueError(
+                f"sample {request.sample_id}: a request needs at least one token to go on from and "
+                f"one to sample, got {num_tokens} and max_tokens {request.max_tokens}"
+            )
+        if num_tokens + request.max_tokens > self._max_model_len:
+            raise ValueError(
+                f"sample {request.sample_id}: {num_tokens} tokens and {request.max_tokens} more do "
+                f"not fit engine.max_model_len = {self._max_model_len}"
+            )
+
+    def _fill(self, slots: int) -> None:
+        """Hand queued requests to vLLM while fewer than `slots` run."""
+        while self._queue and len(self._running) < slots:
+            request = self._queue.popleft()
+            request_id = str(self._num_attempts)  # a resumed sample is another request for vLLM
+            self._num_attempts += 1
+            self._running[request_id] = Attempt(request)
+            self._core.add_request(
+                EngineCoreRequest(
+                    request_id=request_id,
+                    prompt_token_ids=list(request.token_ids),
+                    mm_features=None,
+                    sampling_params=self._sampling_params(request),
+                    pooling_params=None,
+                    arrival_time=time.time(),
+                    lora_request=None,
+                    cache_salt=None,
+                    data_parallel_rank=None,
+                )
+            )
+
+    def _sampling_params(self, request: Request) -> SamplingParams:
+        params = SamplingParams(
+            temperature=self._temperature,
+            max_tokens=request.max_tokens,
+            stop_token_ids=self._stop_token_ids,
+            logprobs=0,  # of the sampled token only
+            detokenize=False,
+        )
+        return self._device.seed(params, request.seed)
+
+    def _step(self, counts: _Counts) -> Iterator[Completion]:
+        """One engine step; yields what it finished."""
+        counts.engine_steps += 1
+        counts.slot_steps += len(self._running)
+        for output in self._core.get_output().outputs:
+            attempt = self._running[output.request_id]
+            counts.generated_tokens += attempt.take(output)
+            if output.prefill_stats is not None:
+                counts.prefilled_tokens += output.prefill_stats.num_computed_tokens
+            if output.finish_reason is not None:
+                del self._running[output.request_id]
+                yield self._finished(attempt, output)
+
+    def _finished(self, attempt: Attempt, output: EngineCoreOutput) -> Completion:
+        reason = str(output.finish_reason)
+        if reason not in ("stop", "length"):
+            raise RuntimeError(
+                f"vLLM ended sample {attempt.request.sample_id} with {reason!r} "
+                f"(stop reason {output.stop_reason!r}) after {len(attempt.token_ids)} tokens"
+            )
+        return attempt.completion(self._policy_version, reason)  # type: ignore[arg-type]
+
+
+def _start_core(args: EngineArgs) -> InprocClient:
+    """A vLLM core in this process; EngineStartError when memory does not suffice."""
+    config = args.create_engine_config()
+    try:
+        return InprocClient(config, Executor.get_class(config), log_stats=False)
+    except (ValueError, RuntimeError, MemoryError) as error:
+        if "memory" not in str(error).lower():
+            raise
+        raise EngineStartError(
+            "the engine found no room for weights and KV cache: change engine.kv_cache_gib (on "
+            "CPU) or engine.gpu_memory_utilization (on GPU), or lower engine.max_model_len. "
+            f"vLLM says: {error}"
+        ) from error
