@@ -1,11 +1,13 @@
-"""How Hydra finds the schema, the configs and the recipes: in a checkout, an editable install or a wheel.
+"""How Hydra finds the schema, the configs and the recipes: in a checkout or an installed package.
 
-A Hydra config group is a directory name, so a top-level `recipes/` cannot serve `+recipe=` by itself: every
-`recipes/**/*.yaml` is registered in the ConfigStore under the group `recipe`, package `_global_`.
+A Hydra config group is a directory name, so a top-level `recipes/` cannot serve `+recipe=` by
+itself: every `recipes/**/*.yaml` is registered in the ConfigStore under the group `recipe`, package `_global_`.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
@@ -60,12 +62,30 @@ def to_config(composed: DictConfig) -> TrainConfig:
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise ConfigError(
-            f"{missing[0]} is not set: give it on the command line, or choose a recipe with +recipe=NAME "
-            f"({', '.join(recipes())})"
+            f"{missing[0]} is not set: give it on the command line, "
+            f"or choose a recipe with +recipe=NAME ({', '.join(recipes())})"
         )
+    _refuse_unknown(composed)
     try:
         config = OmegaConf.to_object(composed)
     except (OmegaConfBaseException, HydraException, ValueError) as error:
         raise ConfigError(str(error)) from error
     assert isinstance(config, TrainConfig), type(config)
     return config
+
+
+def _refuse_unknown(section: DictConfig, prefix: str = "") -> None:
+    """Raise ConfigError for the first key that `+key=value` has added to the schema."""
+    schema = OmegaConf.get_type(section)
+    if not is_dataclass(schema):
+        return
+    known = [entry.name for entry in fields(schema)]
+    for key in map(str, section):
+        if key not in known:
+            likely = get_close_matches(key, known) or known
+            raise ConfigError(
+                f"{prefix}{key} is not a setting; did you mean "
+                f"{' or '.join(prefix + name for name in likely)}?"
+            )
+        if isinstance(section[key], DictConfig):
+            _refuse_unknown(section[key], f"{prefix}{key}.")

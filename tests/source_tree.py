@@ -1,0 +1,117 @@
+"""The source of the package as syntax trees: files, imports, definitions, sizes."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "april_rl"
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+
+
+class Import(NamedTuple):
+    """A module that a file imports, in full, and where."""
+
+    module: str
+    line: int
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def package_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def all_files() -> list[Path]:
+    return (
+        package_files()
+        + sorted((ROOT / "tools").glob("*.py"))
+        + sorted((ROOT / "tests").glob("*.py"))
+    )
+
+
+def where(path: Path, line: int, what: str = "") -> str:
+    return f"{path.relative_to(ROOT)}:{line} {what}".rstrip()
+
+
+def part_of(path: Path) -> str:
+    """The folder or the top-level module that a file of the package belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports_of(path: Path) -> list[Import]:
+    found = []
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found += [Import(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found += [Import(f"{module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def parts_imported(path: Path) -> dict[str, int]:
+    """The parts of the package that a file imports, and a line for each."""
+    modules = [(entry.module.split("."), entry.line) for entry in imports_of(path)]
+    return {names[1]: line for names, line in modules if names[0] == "april_rl" and len(names) > 1}
+
+
+def definitions(
+    node: ast.AST, *, prefix: str = ""
+) -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    """Every function, method and class with its dotted name, nested functions included."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.ClassDef):
+            yield f"{prefix}{child.name}", child
+            yield from definitions(child, prefix=f"{prefix}{child.name}.")
+        else:
+            yield from definitions(child, prefix=prefix)
+
+
+def functions(paths: list[Path]) -> Iterator[tuple[Path, str, Function]]:
+    for path in paths:
+        for name, node in definitions(tree_of(path)):
+            if isinstance(node, Function):
+                yield path, name, node
+
+
+def length(node: Function) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+def nesting(node: ast.AST) -> int:
+    """How deep blocks stand in blocks; `elif` and inner functions do not count."""
+    deepest = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.Lambda | ast.ClassDef):
+            continue
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and child in node.orelse
+        deepest = max(deepest, nesting(child) + (isinstance(child, BLOCKS) and not is_elif))
+    return deepest
+
+
+def positional(node: Function) -> list[str]:
+    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def is_public(name: str) -> bool:
+    return not any(part.startswith("_") for part in name.split("."))
+
+
+def is_nested(path: Path, name: str) -> bool:
+    """Whether the definition stands inside a function."""
+    owner = name.rpartition(".")[0]
+    return any(isinstance(node, Function) and n == owner for n, node in definitions(tree_of(path)))
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}

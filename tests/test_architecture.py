@@ -1,0 +1,226 @@
+"""The house stands: floors, owners of libraries, sizes, docstrings, annotations."""
+
+import ast
+import configparser
+import statistics
+import subprocess
+import sys
+
+import pytest
+from source_tree import (
+    PACKAGE,
+    ROOT,
+    all_files,
+    definitions,
+    functions,
+    imports_of,
+    is_nested,
+    is_public,
+    length,
+    names_in,
+    nesting,
+    package_files,
+    part_of,
+    parts_imported,
+    positional,
+    tree_of,
+    where,
+)
+
+LAYERS = (  # the floors of the house, the ground first
+    {"errors"},
+    {"types", "metrics", "config"},
+    {"algorithm", "rollout", "batch"},
+    {"data", "rewards", "engine", "learner", "evaluation", "tracking", "tiny"},
+    {"runtime"},
+    {"assembly"},
+    {"trainer"},
+    {"train", "evaluate"},
+)
+FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
+PURE = LAYERS[0] | LAYERS[1] | LAYERS[2]  # tested in seconds, without GPU or process
+HYDRA_USERS = {"config", "train", "evaluate", "simulate"}
+OWNERS = {
+    "vllm": {"engine"},
+    "wandb": {"tracking"},
+    "matplotlib": {"tracking"},
+    "datasets": {"data"},
+    "ray": {"runtime"},
+    "hydra": HYDRA_USERS,
+    "omegaconf": HYDRA_USERS,
+}
+HEAVY = ["torch", "vllm", "transformers", "ray", "datasets", "wandb", "matplotlib"]
+SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "managers", "misc"}
+SAYS_NOTHING_IN_A_NAME = {"utils", "helper", "helpers", "manager", "do", "handle"}
+DICTATED = {"forward", "packed_attention"}  # torch and transformers choose these signatures
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 300, 60, 3, 3
+MAX_MEDIAN, MAX_P90 = 10, 35
+
+
+def test_every_part_of_the_package_has_a_floor() -> None:
+    parts = {part_of(path) for path in package_files()} - {"__init__"}
+    assert parts <= FLOORS.keys()
+
+
+def test_a_module_imports_its_own_folder_and_lower_floors_only() -> None:
+    wrong = []
+    for path in package_files():
+        part = part_of(path)
+        for imported, line in parts_imported(path).items():
+            if imported != part and FLOORS[imported] >= FLOORS.get(part, 0):
+                wrong.append(where(path, line, f"{part} imports {imported}"))
+    assert wrong == []
+
+
+def test_the_package_imports_itself_by_its_full_name() -> None:
+    relative = [
+        where(path, node.lineno)
+        for path in package_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert relative == []
+
+
+def test_the_tiny_task_is_imported_by_the_command_lines_only() -> None:
+    users = {part_of(path) for path in package_files() if "tiny" in parts_imported(path)}
+    assert users <= {"tiny", "train", "evaluate"}
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_a_library_is_imported_by_its_owner_only(library: str) -> None:
+    wrong = [
+        where(path, entry.line)
+        for path in package_files()
+        for entry in imports_of(path)
+        if entry.module.split(".")[0] == library and part_of(path) not in OWNERS[library]
+    ]
+    assert wrong == []
+
+
+def test_only_the_runtime_knows_both_learner_and_engine() -> None:
+    known: dict[str, set[str]] = {}
+    for path in package_files():
+        known.setdefault(part_of(path), set()).update(parts_imported(path))
+    both = {part for part, parts in known.items() if {"learner", "engine"} <= parts}
+    assert both <= {"runtime"}
+
+
+def test_the_pure_floors_import_nothing_heavy() -> None:
+    wrong = [
+        where(path, entry.line, entry.module)
+        for path in package_files()
+        if part_of(path) in PURE - {"algorithm"}  # losses are tensors
+        for entry in imports_of(path)
+        if entry.module.split(".")[0] in HEAVY
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", ["april_rl.config", "april_rl.train"])
+def test_importing_the_command_line_loads_nothing_heavy(module: str) -> None:
+    script = f"import sys, {module}; print(*sorted({set(HEAVY)!r} & sys.modules.keys()))"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "\n", "")
+
+
+def test_no_file_is_longer_than_300_lines() -> None:
+    lines = {where(path, len(path.read_text().splitlines())): path for path in all_files()}
+    assert [place for place in lines if int(place.rpartition(":")[2]) > MAX_FILE_LINES] == []
+
+
+def test_no_function_is_longer_than_60_lines_and_most_are_short() -> None:
+    lengths = {
+        where(p, node.lineno, name): length(node) for p, name, node in functions(package_files())
+    }
+    assert {place: n for place, n in lengths.items() if n > MAX_FUNCTION_LINES} == {}
+    assert statistics.median(lengths.values()) <= MAX_MEDIAN
+    assert statistics.quantiles(lengths.values(), n=10)[-1] <= MAX_P90
+
+
+def test_blocks_nest_three_deep_at_most() -> None:
+    found = functions(package_files() + sorted((ROOT / "tools").glob("*.py")))
+    assert [
+        where(p, node.lineno, name) for p, name, node in found if nesting(node) > MAX_NESTING
+    ] == []
+
+
+def test_functions_take_three_positional_arguments_at_most() -> None:
+    wrong = [
+        where(path, node.lineno, f"{name}({', '.join(positional(node))})")
+        for path, name, node in functions(package_files())
+        if is_public(name) and node.name not in DICTATED
+        if len(positional(node)) > MAX_POSITIONAL
+    ]
+    assert wrong == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [where(path, 1) for path in all_files() if not ast.get_docstring(tree_of(path))] == []
+
+
+def test_everything_public_is_documented() -> None:
+    wrong = [
+        where(path, node.lineno, name)
+        for path in package_files()
+        for name, node in definitions(tree_of(path))
+        if is_public(name) and not ast.get_docstring(node) and not is_nested(path, name)
+    ]
+    assert wrong == []
+
+
+def test_everything_is_annotated() -> None:
+    wrong = []
+    for path, name, node in functions(package_files()):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        arguments += [extra for extra in (node.args.vararg, node.args.kwarg) if extra is not None]
+        bare = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]
+        if bare or node.returns is None:
+            wrong.append(where(path, node.lineno, f"{name}({', '.join(bare)})"))
+    assert wrong == []
+
+
+def test_no_error_is_swallowed_unnamed() -> None:
+    wrong = [
+        where(path, node.lineno)
+        for path in package_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ExceptHandler)
+        if node.type is None or {"Exception", "BaseException"} & names_in(node.type)
+    ]
+    assert wrong == []
+
+
+def test_nothing_is_asked_for_that_may_not_be_there() -> None:
+    """`hasattr` and `getattr` with a default: the type says what an object has."""
+    wrong = [
+        where(path, node.lineno)
+        for path in package_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+    ]
+    assert wrong == []
+
+
+def test_names_say_something() -> None:
+    modules = [where(path, 1) for path in all_files() if path.stem in SAYS_NOTHING]
+    assert modules == []
+    names = [
+        where(path, node.lineno, name)
+        for path in package_files()
+        for name, node in definitions(tree_of(path))
+        if SAYS_NOTHING_IN_A_NAME & set(node.name.lower().strip("_").split("_"))
+    ]
+    assert names == []
+
+
+def test_the_packages_of_setup_cfg_are_the_folders_on_disk() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    named = set(setup["options"]["packages"].split())
+    folders = {path.parent for path in PACKAGE.rglob("__init__.py")}
+    on_disk = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert named == on_disk | {"april_rl.configs", "april_rl.recipes"}
+    without = {path.parent for path in package_files()} - folders
+    assert without == set()
