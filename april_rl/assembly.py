@@ -16,11 +16,12 @@ from april_rl.algorithm.advantages import dr_grpo, grpo
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
 from april_rl.config.schema import Advantage, OnStale
-from april_rl.data.prompts import load_prompts
+from april_rl.data.prompts import tokenize_prompts
+from april_rl.data.rows import load_rows
 from april_rl.data.stream import PromptStream
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.evaluation.evaluator import Evaluator
-from april_rl.rewards.pool import RewardPool, check_reward
+from april_rl.rewards.check import check_reward
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.preflight import ModelFacts, check_start, pick_device
 from april_rl.runtime.settings import EngineSettings, LearnerSettings, WorkerSettings
@@ -56,8 +57,8 @@ def assemble(
 ) -> Parts:
     """Everything a run needs, started; `stack` gets what ends it.
 
-    Checks come before what they spare: run directory, model, machine, data, reward, and only then processes.
-    Raises RunError with one message.
+    Checks come before what they spare: run directory, model, machine, data, reward, and only then
+    processes. Raises RunError with one message.
     """
     tracker = stack.enter_context(_tracker(config, run_dir, plain))
     facts = check_start(
@@ -69,13 +70,19 @@ def assemble(
     )
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("reading the data"):
-        prompts = _prompts(config, config.data.path, tokenizer, tracker)
+        prompts = _load(config, config.data.path, tokenizer, tracker)
         held_out = {
-            name: _held_out(config, path, tokenizer, tracker)
+            name: _load(config, path, tokenizer, tracker)[: config.evaluation.max_prompts or None]
             for name, path in config.evaluation.sets.items()
         }
     with tracker.phase("trying the reward"):
-        check_reward(config.reward.function)
+        check_reward(
+            config.reward.function,
+            soft_timeout_s=config.reward.soft_timeout_s,
+            hard_timeout_s=config.reward.hard_timeout_s,
+            prompt=prompts[0].text,
+            answer=prompts[0].answer,
+        )
     rewards = RewardPool(
         function=config.reward.function,
         num_processes=config.reward.num_processes,
@@ -105,6 +112,27 @@ def assemble(
         held_out=held_out,
         advantage=_ADVANTAGES[config.algorithm.advantage],
     )
+
+
+def _load(config: TrainConfig, path: str, tokenizer: Tokenizer, tracker: Tracker) -> list[Prompt]:
+    """The prompts of one data set, in its order; says how many were too long."""
+    data = config.data
+    rows = load_rows(
+        path, split=data.split, prompt_column=data.prompt_column, answer_column=data.answer_column
+    )
+    found = tokenize_prompts(
+        rows,
+        tokenizer,
+        template=data.template,
+        plain_template=data.plain_template,
+        system_prompt=data.system_prompt,
+        max_prompt_tokens=data.max_prompt_tokens,
+    )
+    tracker.message(
+        f"{path}: {len(found.prompts)} prompts, {found.num_left_out} left out as longer than "
+        f"data.max_prompt_tokens={data.max_prompt_tokens} (the longest has {found.longest_tokens})"
+    )
+    return list(found.prompts)
 
 
 def num_slots(config: TrainConfig) -> int:

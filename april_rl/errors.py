@@ -2,4 +2,6 @@
 
 
 class RunError(Exception):
-    """Something outside the code is wrong: a setting, a file, a machine. The message says what to do."""
+    """Something outside the code is wrong: a setting, a file, a machine. The message says what to
+    do.
+    """

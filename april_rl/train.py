@@ -1,4 +1,6 @@
-"""Command line: `python -m april_rl.train +recipe=tiny_cpu key=value ...`; Hydra composes, the trainer runs."""
+"""Command line: `python -m april_rl.train +recipe=tiny_cpu key=value ...`; Hydra composes, the
+trainer runs.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,14 @@ register()
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
 def main(composed: DictConfig) -> None:
-    """Check the configuration and run it; a person's mistake ends in one message and exit status 1."""
+    """Check the configuration and run it; a mistake in it ends in one message and status 1."""
     try:
         config = to_config(composed)
-        run(config, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_container(composed, resolve=True))
+        run(
+            config,
+            Path(HydraConfig.get().runtime.output_dir),
+            OmegaConf.to_container(composed, resolve=True),
+        )
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

@@ -1,4 +1,6 @@
-"""One synchronous step, top to bottom, and the cadence of evaluation, samples and checkpoints around it."""
+"""One synchronous step, top to bottom, and the cadence of evaluation, samples and checkpoints
+around it.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ class Trainer:
     ) -> None:
         """Check everything that can be checked, then load the model.
 
-        `plain_config` is what the run directory's config.yaml shows. Raises RunError with one message for what is
-        missing or wrong, before anything expensive is started where that can be known.
+        `plain_config` is what the run directory's config.yaml shows. Raises RunError with one
+        message for what is missing or wrong, before anything expensive is started where that can be
+        known.
         """
         self._config = config
         self._run_dir = run_dir
@@ -58,7 +61,9 @@ class Trainer:
         self._report_leftovers()
 
     def step(self) -> Metrics | None:
-        """Collect, score, update, sync: one policy version. None when there was nothing left to collect."""
+        """Collect, score, update, sync: one policy version. None when there was nothing left to
+        collect.
+        """
         collection = self._collect()
         if not collection.groups:
             return None
@@ -133,7 +138,7 @@ class Trainer:
         return Metrics({"time/checkpoint_s": Sum(export_s), **evaluation})
 
     def _evaluate(self) -> Metrics:
-        self.collector.settle_scores()  # the reward pool is shared: nothing of training may be in it
+        self.collector.settle_scores()  # the reward pool is shared with training
         found: dict[str, Metrics] = {}
         started = time.perf_counter()
         for name, prompts in self._parts.held_out.items():
@@ -181,8 +186,8 @@ class Trainer:
         buffer = self.collector.buffer
         if buffer.num_open or buffer.num_ready:
             self.tracker.message(
-                f"left over: {buffer.num_open} parked groups with {buffer.open_tokens} response tokens, "
-                f"{buffer.num_ready} ready groups (rollout.drain_steps trains them too)"
+                f"left over: {buffer.num_open} parked groups with {buffer.open_tokens} response "
+                f"tokens, {buffer.num_ready} ready groups (rollout.drain_steps trains them too)"
             )
 
     def __enter__(self) -> Self:

@@ -46,7 +46,9 @@ class Request:
     start: int  # response tokens the sample already has
     max_tokens: int  # what is left of the response budget
     seed: int
-    temperature: float = 1.0  # of this request; the engine samples and reports log-probabilities at it
+    temperature: float = (
+        1.0  # of this request; the engine samples and reports log-probabilities at it
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,9 @@ class Completion:
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
             raise ValueError(
-                f"sample {self.sample_id}: {len(self.token_ids)} tokens came with {len(self.logprobs)} "
-                "behaviour log-probabilities; the engine must report one for every sampled token"
+                f"sample {self.sample_id}: {len(self.token_ids)} tokens came with "
+                f"{len(self.logprobs)} behaviour log-probabilities; the engine must report one for "
+                "every sampled token"
             )
 
 

@@ -16,8 +16,8 @@ def avg_at_k(rewards: ArrayLike) -> float:
 def pass_at_k(rewards: ArrayLike, *, k: int) -> float:
     """The unbiased chance that at least one of k samples is right; `rewards` [prompts, n], n >= k.
 
-    Mean over prompts of 1 - C(n - c, k) / C(n, k) with c right ones (Chen et al. 2021, eq. 1). A sample is right
-    when its reward is above 0.5.
+    Mean over prompts of 1 - C(n - c, k) / C(n, k) with c right ones (Chen et al. 2021, eq. 1). A
+    sample is right when its reward is above 0.5.
     """
     right = (np.asarray(rewards, dtype=np.float64) > 0.5).sum(axis=1)
     n = np.asarray(rewards).shape[1]

@@ -31,7 +31,9 @@ class Evaluator:
         tick_timeout_s: float,
         seed: int,
     ) -> None:
-        """`num_slots`: requests computed together over all engines. Engines and scorer must be idle at each call."""
+        """`num_slots`: requests computed together over all engines. Engines and scorer must be idle
+        at each call.
+        """
         self._engines, self._scorer = engines, scorer
         self._num_samples = num_samples
         self._max_response_tokens = max_response_tokens
@@ -45,8 +47,8 @@ class Evaluator:
     ) -> Metrics:
         """`eval/<name>/*`; `on_progress` gets the number of finished samples.
 
-        The same seeds every time, so two evaluations differ by the policy alone. A sample whose reward failed
-        counts as wrong, and in `eval/<name>/errors`.
+        The same seeds every time, so two evaluations differ by the policy alone. A sample whose
+        reward failed counts as wrong, and in `eval/<name>/errors`.
         """
         # Ids below zero, so that no held-out prompt is taken for one of the stream.
         held_out = {-1 - i: replace(prompt, id=-1 - i) for i, prompt in enumerate(prompts)}
@@ -62,7 +64,9 @@ class Evaluator:
             {
                 f"eval/{name}/avg_at_k": avg_at_k(rewards),
                 f"eval/{name}/pass_at_k": pass_at_k(rewards, k=self._num_samples),
-                f"eval/{name}/response_tokens_mean": float(np.mean([s.num_tokens for s in samples])),
+                f"eval/{name}/response_tokens_mean": float(
+                    np.mean([s.num_tokens for s in samples])
+                ),
                 f"eval/{name}/truncated_frac": float(
                     np.mean([s.finish_reason == "length" for s in samples])
                 ),
@@ -74,7 +78,9 @@ class Evaluator:
         self, prompts: dict[int, Prompt], on_progress: Callable[[int], None]
     ) -> list[Sample]:
         requests = deque(
-            self._request(prompt, i) for prompt in prompts.values() for i in range(self._num_samples)
+            self._request(prompt, i)
+            for prompt in prompts.values()
+            for i in range(self._num_samples)
         )
         samples = []
         for completion in self._completions(requests):

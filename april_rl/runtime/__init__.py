@@ -1,1 +1,3 @@
-"""Controller to workers: Ray actors, placement, weight sync; the only place where learner and engine meet."""
+"""Controller to workers: Ray actors, placement, weight sync; the only place where learner and
+engine meet.
+"""

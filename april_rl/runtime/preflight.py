@@ -1,4 +1,6 @@
-"""What can be known before training starts: the machine, the model, its window. One message for all of it."""
+"""What can be known before training starts: the machine, the model, its window. One message for all
+of it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from transformers import AutoConfig
 from april_rl.errors import RunError
 
 _GIB = 1 << 30
-# float32 master, gradient and two Adam moments in the learner; the engine's own 16-bit copy beside it.
+# float32 master, gradient and two Adam moments in the learner; the engine's own 16-bit copy beside
+# it.
 _BYTES_PER_PARAMETER = 16 + 2
 
 
@@ -46,8 +49,8 @@ def check_start(
 ) -> ModelFacts:
     """The model's facts, when everything the run needs before its data is there.
 
-    `window_tokens`: prompt and response tokens a sample may have. With `is_cluster` the GPUs are elsewhere and
-    Ray counts them. Raises PreflightError with every missing thing in one message.
+    `window_tokens`: prompt and response tokens a sample may have. With `is_cluster` the GPUs are
+    elsewhere and Ray counts them. Raises PreflightError with every missing thing in one message.
     """
     missing = []
     if device == "cuda" and not is_cluster and num_gpus() < num_workers:
@@ -91,7 +94,8 @@ def model_facts(model_path: str) -> ModelFacts:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PreflightError(
-            f"model.path={model_path} is neither a Hugging Face folder nor a model the hub gives ({reason})"
+            f"model.path={model_path} is neither a Hugging Face folder nor a model "
+            f"the hub gives ({reason})"
         ) from error
     text = config.get_text_config()
     heads = text.num_attention_heads

@@ -1,4 +1,6 @@
-"""One worker: an FSDP2 rank and an engine in the same process, driven by the controller. Runs as a Ray actor."""
+"""One worker: an FSDP2 rank and an engine in the same process, driven by the controller. Runs as a
+Ray actor.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Rank `rank` of `world_size`; methods run one after another, in the order the controller calls them."""
+    """Rank `rank` of `world_size`; methods run one after another, in the order the controller calls
+    them.
+    """
 
     def __init__(self, *, rank: int, world_size: int, settings: WorkerSettings) -> None:
-        """Only notes who it is; `start` builds learner and engine, when rank 0's address is known."""
+        """Notes who it is; the parts are built when the controller asks for them."""
         self._rank, self._world_size, self._settings = rank, world_size, settings
 
     def address(self) -> tuple[str, int]:
@@ -83,14 +87,16 @@ class Worker:
         return self._engine.abort()
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
-        """Forward, backward, optimizer: one step per minibatch, with the engine's memory given up."""
+        """Forward, backward, optimizer: one step per minibatch, while the engine sleeps."""
         self._engine.sleep()
         started = time.perf_counter()
         metrics = self._learner.update(minibatches)
         return Metrics({**metrics, "time/update_s": Max(time.perf_counter() - started)})
 
     def sync_weights(self, policy_version: int) -> Metrics:
-        """Stream the learner's weights into the engine, tensor by tensor; the engine samples with them from now on."""
+        """Stream the learner's weights into the engine, tensor by tensor; the engine samples with
+        them from now on.
+        """
         started = time.perf_counter()
         self._engine.wake_weights()
         num_bytes = 0

@@ -1,4 +1,6 @@
-"""The workers as Ray actors: where they are placed, how they start, and how the controller drives them together."""
+"""The workers as Ray actors: where they are placed, how they start, and how the controller drives
+them together.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class WorkerDiedError(RunError):
 
 
 def start_ray(*, num_workers: int, address: str | None) -> None:
-    """Join the cluster at `address`, or start Ray embedded on this machine: offline, no dashboard."""
+    """Join the cluster at `address`, or start Ray embedded here: offline, no dashboard."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray hides GPUs from actors that ask for none; the controller must not do more than that.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -43,7 +45,9 @@ def start_ray(*, num_workers: int, address: str | None) -> None:
         try:
             ray.init(address=address, **quiet)
         except (RayError, ConnectionError, RuntimeError) as error:
-            raise RunError(f"runtime.ray_address={address}: no Ray cluster answers ({error})") from error
+            raise RunError(
+                f"runtime.ray_address={address}: no Ray cluster answers ({error})"
+            ) from error
         return
     ray.init(
         num_cpus=max(num_workers, os.cpu_count() or 1),
@@ -57,7 +61,7 @@ class Workers:
     """All workers of the run. Owner of their processes: `close` leaves none behind."""
 
     def __init__(self, *, num_workers: int, settings: WorkerSettings, address: str | None) -> None:
-        """Start Ray and place one actor per GPU, or per CPU slot. Nothing is loaded before `start`."""
+        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need."""
         start_ray(num_workers=num_workers, address=address)
         self._num_workers = num_workers
         self._group = _place(num_workers, use_gpu=settings.device == "cuda")
@@ -79,7 +83,8 @@ class Workers:
         ]
 
     def start(self, on_stage: Callable[[str], None]) -> int:
-        """Form the process group, load the learner, start the engines; returns the number of parameters.
+        """Form the process group, load the learner, start the engines; returns the number of
+        parameters.
 
         Raises WorkerDiedError, or the RunError a worker raised.
         """
@@ -94,9 +99,7 @@ class Workers:
 
     def update(self, batch: Batch) -> Metrics:
         """One optimizer step per minibatch on every worker; metrics of all ranks merged."""
-        calls = [
-            actor.update.remote(batch.of_rank(rank)) for rank, actor in enumerate(self.actors)
-        ]
+        calls = [actor.update.remote(batch.of_rank(rank)) for rank, actor in enumerate(self.actors)]
         return merge(_get(calls))
 
     def sync_weights(self, policy_version: int) -> Metrics:
@@ -122,7 +125,7 @@ class RayEngines:
     """`rollout.ports.Engines` over the workers' engines."""
 
     def __init__(self, workers: Workers, *, deterministic: bool) -> None:
-        """`deterministic`: `wait` waits for a tick of every engine that has one, in engine order."""
+        """`deterministic`: `wait` waits for a tick of every engine that has one."""
         self._actors = workers.actors
         self._deterministic = deterministic
         self._ticks: list[deque[ray.ObjectRef[Tick]]] = [deque() for _ in self._actors]
@@ -140,7 +143,8 @@ class RayEngines:
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
         """The oldest tick of every engine whose oldest tick has ended; waits for at least one.
 
-        Raises EngineStalledError after `timeout_s`, WorkerDiedError or the worker's own error when one failed.
+        Raises EngineStalledError after `timeout_s`, WorkerDiedError or the worker's own error when
+        one failed.
         """
         heads = {ticks[0]: engine for engine, ticks in enumerate(self._ticks) if ticks}
         wanted = len(heads) if self._deterministic else 1
@@ -156,7 +160,9 @@ class RayEngines:
         return list(zip(engines, _get([self._ticks[e].popleft() for e in engines]), strict=True))
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
-        """What ticks under way still bring, then what each engine gives back; stalled engines give nothing."""
+        """What ticks under way still bring, then what each engine gives back; stalled engines give
+        nothing.
+        """
         deadline = time.monotonic() + timeout_s
         calls = [actor.abort.remote() for actor in self._actors]
         completions: list[Completion] = []
@@ -181,8 +187,8 @@ def _place(num_workers: int, *, use_gpu: bool) -> PlacementGroup:
     group = placement_group([bundle] * num_workers, strategy="PACK")
     if not group.wait(_PLACEMENT_TIMEOUT_S):
         raise RunError(
-            f"runtime.num_workers={num_workers} wants {num_workers} times {bundle}, the Ray cluster has "
-            f"{ {k: v for k, v in ray.cluster_resources().items() if k in bundle} }"
+            f"runtime.num_workers={num_workers} wants {num_workers} times {bundle}, the "
+            f"Ray cluster has { {k: v for k, v in ray.cluster_resources().items() if k in bundle} }"
         )
     return group
 
@@ -190,7 +196,8 @@ def _place(num_workers: int, *, use_gpu: bool) -> PlacementGroup:
 def _get(calls: Sequence[ray.ObjectRef[T]]) -> list[T]:
     """The results, in order; a RunError of a worker as it is, any other failure as WorkerDiedError.
 
-    The first failure counts, whichever rank it comes from: the others may wait for that rank for ever.
+    The first failure counts, whichever rank it comes from: the others may wait for that rank for
+    ever.
     """
     waiting = list(calls)
     while waiting:

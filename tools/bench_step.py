@@ -1,0 +1,120 @@
+"""Trained tokens per second of whole steps, and the split of their time: the trainer as users run
+it.
+
+A random 0.6 M-parameter Qwen3 with a character vocabulary ends its responses by chance: lengths are
+about geometric. Each mode is a run of its own (real Ray, vLLM, FSDP2, reward pool); runs take turns
+in rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+# name, α, refill: the synchronous trainer, and ours.
+MODES = (("synchronous", 1.0, False), ("refill", 1.5, True), ("refill", 2.0, True))
+_PHASES = ("rollout_s", "update_s", "weight_sync_s")
+
+
+def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `step`."""
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12, help="of each run")
+    parser.add_argument("--warmup-steps", type=int, default=4, help="of each run, not counted")
+    parser.add_argument("--num-groups", type=int, default=16)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--max-response-tokens", type=int, default=512)
+
+
+def bench_step(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run every mode, print the table; returns its rows."""
+    from tiny_models import write_tiny_qwen3
+
+    found: dict[tuple[str, float], list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_tiny_qwen3(folder, hidden_size=128, num_layers=4, initializer_range=0.02)
+        data = Path(folder) / "sums.jsonl"
+        rows = ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(64) for b in range(64))
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        turns = [mode for _ in range(args.rounds) for mode in MODES]
+        for i, (name, factor, refill) in enumerate(track(turns, description="runs")):
+            run_dir = Path(folder) / f"run_{i}"
+            steps = _run(args, Path(folder), run_dir, factor=factor, refill=refill)
+            found.setdefault((name, factor), []).extend(steps[args.warmup_steps :])
+    table = [_row(name, factor, steps) for (name, factor), steps in found.items()]
+    _show(table)
+    return table
+
+
+def _run(
+    args: argparse.Namespace, folder: Path, run_dir: Path, *, factor: float, refill: bool
+) -> list[dict[str, float]]:
+    """The metrics of the steps of one run."""
+    command = [
+        *(sys.executable, "-m", "april_rl.train", f"hydra.run.dir={run_dir}", "name=bench"),
+        *(f"model.path={folder}", f"data.path={folder}/sums.jsonl", "data.template=plain"),
+        *("data.max_prompt_tokens=32", "tracking.wandb=disabled", "tracking.print_samples_every=0"),
+        *(f"trainer.num_steps={args.steps}", f"trainer.num_groups={args.num_groups}"),
+        *(f"rollout.group_size={args.group_size}", f"rollout.over_sampling_factor={factor}"),
+        *(f"rollout.refill={refill}", f"rollout.max_response_tokens={args.max_response_tokens}"),
+        *("learner.max_tokens=8192", "optimizer.lr=1e-6", "runtime.device=cpu"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in lines]
+    return [step for step in steps if "time/step_s" in step]
+
+
+def _row(name: str, factor: float, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
+    rates = [s["throughput/trained_response_tokens"] / s["time/step_s"] for s in steps]
+    split = {
+        key: sum(s[f"time/{key}"] for s in steps) / sum(s["time/step_s"] for s in steps)
+        for key in _PHASES
+    }
+    return {
+        "mode": name,
+        "over_sampling_factor": factor,
+        "trained_tokens_per_s": median(rates),
+        "trained_tokens_per_s_min": min(rates),
+        "trained_tokens_per_s_max": max(rates),
+        "step_s": median(s["time/step_s"] for s in steps),
+        "finished_samples_per_s": median(s["rollout/finished_samples_per_s"] for s in steps),
+        "generated_tokens_per_s": median(s["rollout/generated_tokens_per_s"] for s in steps),
+        "occupancy": median(s["rollout/occupancy"] for s in steps),
+        "reprefill_tokens": median(s["rollout/reprefill_tokens"] for s in steps),
+        "response_tokens_mean": median(s["rollout/response_tokens_mean"] for s in steps),
+        "response_tokens_p99": median(s["rollout/response_tokens_p99"] for s in steps),
+        **{f"{key.removesuffix('_s')}_frac": value for key, value in split.items()},
+    }
+
+
+def _show(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(title="whole steps")
+    for head in ("mode", "α", "trained tokens/s (min-max)", "step", "rollout", "update", "sync"):
+        table.add_column(head, justify="left" if head == "mode" else "right")
+    for row in rows:
+        low, high = row["trained_tokens_per_s_min"], row["trained_tokens_per_s_max"]
+        table.add_row(
+            row["mode"],
+            f"{row['over_sampling_factor']:g}",
+            f"{row['trained_tokens_per_s']:,.0f} ({low:,.0f}-{high:,.0f})",
+            f"{row['step_s']:.2f} s",
+            *(f"{100 * row[f'{key}_frac']:.0f} %" for key in ("rollout", "update", "weight_sync")),
+        )
+    Console().print(table)
