@@ -175,9 +175,9 @@ def test_configs_repeat_no_default_of_the_schema() -> None:
 class Reads(ast.NodeVisitor):
     """The settings that a module reads, through a whole configuration or a section of it.
 
-    A whole configuration is a name or attribute `config`, or what is annotated TrainConfig; a section
-    is an attribute of it, a name that such an attribute is assigned to, or what is annotated with the
-    section's class. Tests and writes do not count.
+    A whole configuration is a name or attribute `config`, or what is annotated TrainConfig; a
+    section is an attribute of it, a name that such an attribute is assigned to, or what is
+    annotated with the section's class. Writes do not count.
     """
 
     def __init__(self, tree: ast.Module) -> None:

@@ -1,7 +1,8 @@
 """How Hydra finds the schema, the configs and the recipes: in a checkout or an installed package.
 
 A Hydra config group is a directory name, so a top-level `recipes/` cannot serve `+recipe=` by
-itself: every `recipes/**/*.yaml` is registered in the ConfigStore under the group `recipe`, package `_global_`.
+itself: every `recipes/**/*.yaml` is registered in the ConfigStore under the group
+`recipe`, package `_global_`.
 """
 
 from __future__ import annotations
