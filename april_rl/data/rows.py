@@ -1,0 +1,227 @@
+"""Data files and Hugging Face data sets to rows: a prompt, an answer, and where they stand."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from april_rl.data.tokenizer import Message
+
+FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both report what is raised as well
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message names the key, the file and, if known, the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of a data set."""
+
+    prompt: str | tuple[Message, ...]  # text, or the messages of a chat
+    answer: str
+    source: str  # file:line, or data set and row
+
+
+def load_rows(path: str, *, split: str, prompt_column: str, answer_column: str) -> list[Row]:
+    """Every row of a .jsonl, .json or .parquet file, or of a data set id; raises DataError.
+
+    A dotted column name descends into structs: `reward_model.ground_truth`. `split` is of a data
+    set id. Answers that are numbers become text. A data set id uses the Hugging Face cache, a file
+    leaves nothing behind.
+    """
+    if Path(path).suffix in FORMATS or Path(path).is_file():
+        with tempfile.TemporaryDirectory() as cache:
+            table = _load_file(path, cache=cache)
+            return _to_rows(table, _file_sources(path, len(table)), prompt_column, answer_column)
+    table = _load_id(path, split=split)
+    sources = [f"{path} [{split}] row {number}" for number in range(1, len(table) + 1)]
+    return _to_rows(table, sources, prompt_column, answer_column)
+
+
+def _load_file(path: str, *, cache: str) -> datasets.Dataset:
+    """The file as a table with at least one row."""
+    builder = FORMATS.get(Path(path).suffix)
+    if builder is None:
+        raise DataError(f"data.path={path}: a data file must end in {', '.join(FORMATS)}")
+    _check_readable(path)
+    try:
+        with _quiet():
+            return datasets.load_dataset(builder, data_files=path, split="train", cache_dir=cache)
+    except datasets.exceptions.DatasetsError as error:
+        reason = _json_fault(path) if builder == "json" else None
+        raise DataError(reason or f"data.path={path}: {_root_cause(error)}") from error
+    except ValueError as error:  # how the library says that a file has no rows
+        raise DataError(f"data.path={path}: {_root_cause(error)} Are there rows in it?") from error
+
+
+def _check_readable(path: str) -> None:
+    """Raise DataError unless the file is there, may be read, and has something in it."""
+    try:
+        with Path(path).open("rb") as file:
+            is_empty = not file.read(1)
+    except OSError as error:
+        raise DataError(f"data.path={path}: cannot be read: {error.strerror}") from error
+    if is_empty:
+        raise DataError(f"data.path={path}: the file is empty")
+
+
+def _load_id(path: str, *, split: str) -> datasets.Dataset:
+    """One split of a Hugging Face data set."""
+    try:
+        with _quiet():
+            return datasets.load_dataset(path, split=split)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        raise DataError(
+            f"data.path={path} (data.split={split}): neither a .jsonl, .json or .parquet file "
+            f"nor a data set that can be loaded: {_root_cause(error)}"
+        ) from error
+
+
+def _to_rows(
+    table: datasets.Dataset, sources: list[str], prompt_column: str, answer_column: str
+) -> list[Row]:
+    """The two columns of the table as rows."""
+    prompt_path = _column_path("prompt_column", prompt_column, table.features)
+    answer_path = _column_path("answer_column", answer_column, table.features)
+    needed = table.select_columns(sorted({prompt_path[0], answer_path[0]}))
+    return [
+        Row(
+            prompt=_to_prompt(_descend(row, prompt_path), source=source, column=prompt_column),
+            answer=_to_answer(_descend(row, answer_path), source=source, column=answer_column),
+            source=source,
+        )
+        for row, source in zip(needed, sources, strict=True)
+    ]
+
+
+def _column_path(key: str, column: str, features: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names to descend through: a column of exactly that name comes before a dotted path."""
+    if column in features:
+        return (column,)
+    path = tuple(column.split("."))
+    if path[0] not in features:
+        raise DataError(f"data.{key}={column}: no such column; there are {', '.join(features)}")
+    inner: Any = features[path[0]]
+    for name in path[1:]:
+        if isinstance(inner, Mapping) and name not in inner:
+            raise DataError(f"data.{key}={column}: no {name!r} in it; there are {', '.join(inner)}")
+        inner = inner[name] if isinstance(inner, Mapping) else None
+    return path
+
+
+def _descend(row: Mapping[str, Any], path: tuple[str, ...]) -> Any:  # noqa: ANN401
+    """What stands at the end of the path; None where the row has no such thing."""
+    value: Any = row
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _to_prompt(value: object, *, source: str, column: str) -> str | tuple[Message, ...]:
+    """Text or chat messages; anything else is a DataError."""
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(_is_message(item) for item in value):
+        return tuple({"role": item["role"], "content": item["content"]} for item in value)
+    if value is None or value in ("", []):
+        raise DataError(f"{source}: data.prompt_column={column} is missing or empty in this row")
+    raise DataError(
+        f"{source}: data.prompt_column={column} must be text or a list of messages "
+        f"with role and content, got {_shown(value)}"
+    )
+
+
+def _is_message(value: object) -> bool:
+    """Whether it has a role and a content, both text."""
+    return isinstance(value, Mapping) and all(
+        isinstance(value.get(key), str) for key in ("role", "content")
+    )
+
+
+def _to_answer(value: object, *, source: str, column: str) -> str:
+    """The answer as text; whole numbers without a decimal point, whatever the column's type."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if value is None:
+        raise DataError(f"{source}: data.answer_column={column} is missing or null in this row")
+    raise DataError(
+        f"{source}: data.answer_column={column} must be text or a number, got {_shown(value)}"
+    )
+
+
+def _shown(value: object) -> str:
+    """Type and beginning of a value, for messages."""
+    return f"{type(value).__name__} {str(value)[:80]}"
+
+
+def _file_sources(path: str, num_rows: int) -> list[str]:
+    """`file:line` of each row of a file with one object a line, `file row N` otherwise."""
+    if FORMATS[Path(path).suffix] == "json":
+        with Path(path).open("rb") as file:
+            lines = [number for number, line in enumerate(file, start=1) if line.strip()]
+        if len(lines) == num_rows:
+            return [f"{path}:{number}" for number in lines]
+    return [f"{path} row {number}" for number in range(1, num_rows + 1)]
+
+
+def _json_fault(path: str) -> str | None:
+    """What is wrong with a JSON file and in which line; None when each line is a proper object."""
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    if text.lstrip().startswith("["):
+        return _fault_of(text, path=path, first_line=1)
+    faults = (
+        _fault_of(line, path=path, first_line=number)
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+    )
+    return next((fault for fault in faults if fault), None)
+
+
+def _fault_of(text: str, *, path: str, first_line: int) -> str | None:
+    """The fault of one JSON document that begins in `first_line`."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        return f"data.path={path}:{line}: not valid JSON: {error.msg} (column {error.colno})"
+    if isinstance(value, (dict, list)):
+        return None
+    return f"data.path={path}:{first_line}: every line must be a JSON object, got {_shown(value)}"
+
+
+def _root_cause(error: BaseException) -> str:
+    """The first line of the innermost error, which says more than the outer ones."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars, and no log lines about what is raised anyway."""
+    levels = {name: logging.getLogger(name).level for name in NOISY_LOGGERS}
+    bars_were_on = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    for name in NOISY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        if bars_were_on:
+            datasets.enable_progress_bars()

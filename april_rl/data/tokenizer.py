@@ -1,0 +1,79 @@
+"""The model's tokenizer: text to token ids, messages to text, token ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+Message = Mapping[str, str]  # of a chat: role and content
+
+
+class TokenizerError(ValueError):
+    """The tokenizer cannot be loaded, or cannot do what the configuration asks of it."""
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer behind the four things the project asks of one."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str) -> None:
+        """`path` is what messages call it."""
+        self._tokenizer = tokenizer
+        self._path = path
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat_text` can work."""
+        return self._tokenizer.chat_template is not None
+
+    def chat_text(self, messages: Sequence[Message]) -> str:
+        """The messages as the model sees them, up to where its turn begins.
+
+        Raises TokenizerError when there is no chat template or it refuses these messages.
+        """
+        if not self.has_chat_template:
+            raise TokenizerError(
+                f"data.template=chat needs a chat template, and the tokenizer of model.path="
+                f"{self._path} has none; use data.template=plain, or a model with a chat template"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError) as error:
+            raise TokenizerError(
+                f"the chat template of model.path={self._path} refuses the messages: {error}"
+            ) from error
+        return str(text)
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tuple[int, ...]]:
+        """The token ids of each text, with the special tokens of the model if asked for."""
+        if not texts:
+            return []
+        encoded = self._tokenizer(
+            list(texts),
+            add_special_tokens=add_special_tokens,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        return [tuple(ids) for ids in encoded["input_ids"]]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a response, without special tokens."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer in a Hugging Face folder, or of a hub id; raises TokenizerError.
+
+    Without a network a hub id works from the local cache.
+    """
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(path), path=path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TokenizerError(
+            f"model.path={path}: no tokenizer there: {reason} (it must be a folder with a Hugging "
+            "Face model, or a hub id that can be reached or is cached)"
+        ) from error

@@ -1,0 +1,184 @@
+"""What runs in a reward process: loading the function, calling it, judging what it returns.
+
+Everything that comes back is plain data: the controller must not import the user's module to
+unpickle an exception.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import traceback
+from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import dataclass
+from functools import cache
+from numbers import Real
+from types import TracebackType
+from typing import Literal, Self
+
+MATH_VERIFY = "math_verify"
+
+Reward = Callable[[list[str], list[str], list[str]], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One response to score."""
+
+    prompt: str
+    response: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a job.
+
+    `raised`: the function raised. `refused`: the function itself is at fault, whatever the
+    response; `message` says how, as the end of a sentence that begins with its name.
+    """
+
+    outcome: Literal["scored", "soft_timeout", "raised", "refused"]
+    value: float = math.nan
+    message: str = ""
+
+
+class Caught:
+    """A context in which the user's code may raise anything; `message` is then a line on it."""
+
+    def __init__(self) -> None:
+        """Nothing caught yet."""
+        self.message = ""
+
+    def __enter__(self) -> Self:
+        """The context itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> bool:
+        """Keep the error's last line and its place, and go on."""
+        if error is not None:
+            last_line = traceback.format_exception_only(error)[-1].strip()
+            self.message = f"{last_line}{_place(error, tb)}"
+        return True
+
+
+def prepare_process(function: str, soft_timeout_s: float, memory_bytes: int) -> None:
+    """Limits of a reward process, and the function loaded before its first job is timed."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    # At once: pebble's own handler waits until the interpreter is out of C code.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_controller()
+    with Caught():  # the first job says what is wrong
+        load_scorer(function, soft_timeout_s)
+
+
+def die_with_controller() -> None:
+    """Have the kernel kill this process when the controller ends, however either of them ends.
+
+    The controller holds the other end of a pipe, whose hang-up is made to send SIGKILL. Neither a
+    thread (this process may be in C code for long) nor PR_SET_PDEATHSIG (the parent is the fork
+    server) would do.
+    """
+    controller = multiprocessing.parent_process()
+    assert controller is not None, "this is for reward processes only"
+    fcntl.fcntl(controller.sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(controller.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(controller.sentinel, fcntl.F_SETFL, os.O_ASYNC)
+    if not controller.is_alive():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def score(job: Job, function: str, soft_timeout_s: float) -> Verdict:
+    """The verdict on one job."""
+    with Caught() as caught:
+        scorer = load_scorer(function, soft_timeout_s)
+    if caught.message:
+        return Verdict(outcome="refused", message=f"cannot be loaded: {caught.message}")
+    return scorer([job])[0]
+
+
+def try_out(jobs: list[Job], function: str, soft_timeout_s: float) -> list[Verdict]:
+    """The verdicts on several jobs of one call."""
+    with Caught() as caught:
+        return load_scorer(function, soft_timeout_s)(jobs)
+    return [Verdict(outcome="refused", message=f"cannot be loaded: {caught.message}")]
+
+
+@cache
+def load_scorer(function: str, soft_timeout_s: float) -> Callable[[list[Job]], list[Verdict]]:
+    """Jobs to verdicts, by math-verify or by the user's `module:function`."""
+    if function == MATH_VERIFY:
+        return _math_scorer(soft_timeout_s)
+    module, _, name = function.partition(":")
+    if not module or not name:
+        raise ValueError("it must be math_verify or module:function")
+    found = vars(importlib.import_module(module)).get(name)
+    if not callable(found):
+        raise TypeError(f"module {module} has no function {name!r}")
+    return lambda jobs: _call(found, jobs)
+
+
+def judge(returned: object, num_expected: int) -> list[float] | str:
+    """The rewards the user's function returned, or what is wrong with them."""
+    expected = f"expected a list of {num_expected} numbers"
+    if not isinstance(returned, Collection) or isinstance(returned, (str, bytes, dict, Set)):
+        return f"returned {returned!r:.80}, {expected}"
+    values = list(returned)
+    if len(values) != num_expected:
+        return f"returned {len(values)} rewards for {num_expected} responses, {expected}"
+    wrong = next((v for v in values if not (isinstance(v, Real) and math.isfinite(v))), None)
+    if wrong is not None or None in values:
+        return f"returned {wrong!r:.80} as a reward, {expected}, all of them finite"
+    return [float(value) for value in values]
+
+
+def _math_scorer(soft_timeout_s: float) -> Callable[[list[Job]], list[Verdict]]:
+    """Jobs to verdicts by math-verify, which only reward processes import."""
+    from april_rl.rewards.math_reward import SoftTimeoutError, score_math
+
+    def verdict(job: Job) -> Verdict:
+        try:
+            value = score_math(job.response, job.answer, soft_timeout_s=soft_timeout_s)
+        except SoftTimeoutError:
+            return Verdict(outcome="soft_timeout", value=0.0)
+        return Verdict(outcome="scored", value=value)
+
+    return lambda jobs: [verdict(job) for job in jobs]
+
+
+def _call(reward: Reward, jobs: Sequence[Job]) -> list[Verdict]:
+    """One call of the user's function; the verdict is the same for all jobs when it fails."""
+    values: list[float] | str = ""
+    with Caught() as caught:
+        returned = reward(
+            [job.prompt for job in jobs],
+            [job.response for job in jobs],
+            [job.answer for job in jobs],
+        )
+        values = judge(returned, len(jobs))
+    if caught.message:
+        return [Verdict(outcome="raised", message=caught.message)] * len(jobs)
+    if isinstance(values, str):
+        return [Verdict(outcome="refused", message=values)] * len(jobs)
+    return [Verdict(outcome="scored", value=value) for value in values]
+
+
+def _place(error: BaseException, tb: TracebackType | None) -> str:
+    """` (file:line)` of the user's code the error comes from; empty when it comes from here."""
+    if isinstance(error, SyntaxError):
+        return f" ({error.filename}:{error.lineno})"
+    machinery = ("<frozen", importlib.__file__)
+    frames = [f for f in traceback.extract_tb(tb) if not f.filename.startswith(machinery)]
+    if frames[-1].filename == __file__:
+        return ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"

@@ -1,0 +1,80 @@
+"""Reward functions for the tests of the pool: they run in it and misbehave in real ways."""
+
+# ruff: noqa: ARG001 - a reward function has three arguments, whether it needs them or not
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def exact(prompts, responses, answers):
+    """1.0 for the answer itself, as a numpy array."""
+    return np.array([float(r == a) for r, a in zip(responses, answers, strict=True)])
+
+
+def told(prompts, responses, answers):
+    """Does what the response says; `answers` names a file that counts the attempts."""
+    return [_obey(response, answer) for response, answer in zip(responses, answers, strict=True)]
+
+
+def raises(prompts, responses, answers):
+    """Never gets further."""
+    raise KeyError("no such rubric")
+
+
+def returns_nan(prompts, responses, answers):
+    """A division that went wrong."""
+    return [float("nan")] * len(responses)
+
+
+def returns_one_for_all(prompts, responses, answers):
+    """A mean instead of a list."""
+    return [0.5]
+
+
+def returns_text(prompts, responses, answers):
+    """Numbers as text."""
+    return ["1.0"] * len(responses)
+
+
+def returns_nothing(prompts, responses, answers):
+    """A forgotten return."""
+
+
+def hangs(prompts, responses, answers):
+    """Waits for a judge that never answers."""
+    time.sleep(1000)
+
+
+not_a_function = 3
+
+
+def _obey(order: str, answer: str) -> float:
+    if order.startswith("first time "):
+        order = "" if Path(answer).exists() else order.removeprefix("first time ")
+        Path(answer).touch()
+    if order == "hang":
+        while True:
+            pass
+    if order == "sleep":
+        time.sleep(0.5)
+    if order == "exit":
+        os._exit(3)
+    if order == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if order == "hunger":
+        return float(len(bytearray(64 * 2**30)))
+    if order == "raise":
+        raise ValueError("unreadable response")
+    if order == "nan":
+        return float("nan")
+    if order in ("tell pid", "tell pid and hang"):
+        Path(answer).write_text(str(os.getpid()))
+    if order == "tell pid and hang":
+        time.sleep(1000)
+    return 1.0

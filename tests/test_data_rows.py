@@ -1,0 +1,129 @@
+"""Data files to rows, and what is said of files and rows that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from april_rl.data.rows import DataError, load_rows
+
+
+def load(path, *, prompt_column="prompt", answer_column="answer"):
+    return load_rows(
+        str(path), split="train", prompt_column=prompt_column, answer_column=answer_column
+    )
+
+
+def written(tmp_path, text, name="data.jsonl"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_jsonl_rows_know_their_line_also_after_blank_lines(tmp_path):
+    path = written(tmp_path, '\n{"prompt": "a", "answer": "1"}\n\n{"prompt": "b", "answer": "2"}\n')
+    rows = load(path)
+    assert [(r.prompt, r.answer, r.source) for r in rows] == [
+        ("a", "1", f"{path}:2"),
+        ("b", "2", f"{path}:4"),
+    ]
+
+
+def test_a_json_array_is_read_and_its_rows_are_counted(tmp_path):
+    path = written(tmp_path, json.dumps([{"prompt": "a", "answer": "x"}] * 2, indent=1), "a.json")
+    assert [row.source for row in load(path)] == [f"{path} row 1", f"{path} row 2"]
+
+
+def test_parquet_structs_are_reached_by_dotted_names(tmp_path):
+    path = tmp_path / "data.parquet"
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    rows = [{"prompt": messages, "reward_model": {"ground_truth": "2", "style": "rule"}}] * 2
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    row = load(path, answer_column="reward_model.ground_truth")[1]
+    assert (row.prompt, row.answer, row.source) == (tuple(messages), "2", f"{path} row 2")
+
+
+def test_numbers_become_the_text_a_person_would_write(tmp_path):
+    lines = [json.dumps({"prompt": "q", "answer": value}) for value in (42, 0.5, -3)]
+    assert [r.answer for r in load(written(tmp_path, "\n".join(lines)))] == ["42", "0.5", "-3"]
+
+
+def test_numbers_and_text_may_stand_in_one_column(tmp_path):
+    lines = [json.dumps({"prompt": "q", "answer": value}) for value in (42, "x^2")]
+    assert [r.answer for r in load(written(tmp_path, "\n".join(lines)))] == ["42", "x^2"]
+
+
+def test_a_file_leaves_no_cache_behind(tmp_path):
+    path = written(tmp_path, '{"prompt": "a", "answer": "1"}\n')
+    load(path)
+    path.write_text('{"prompt": "b", "answer": "1"}\n')
+    assert [row.prompt for row in load(path)] == ["b"]
+
+
+BAD_FILES = {
+    "syntax": ('{"prompt": "a", "answer": "1"}\n{"prompt": "b" "answer": "2"}\n', r":2: not valid"),
+    "broken array": ('[{"prompt": "a",\n "answer": 1},\n oops]', r":3: not valid JSON"),
+    "not an object": ('{"prompt": "a", "answer": "1"}\n5\n', r":2: every line must be a JSON obj"),
+    "empty": ("", "the file is empty"),
+    "blank": ("\n\n", "Are there rows in it"),
+    "empty array": ("[]", "Are there rows in it"),
+    "no column": ('{"question": "a", "answer": "1"}', "prompt_column=prompt.*question, answer"),
+    "missing": ('{"prompt": "a", "answer": "1"}\n\n{"prompt": "b"}', r":3: data.answer_column=ans"),
+    "null prompt": ('{"prompt": null, "answer": "1"}\n{"prompt": "b", "answer": "1"}', r":1: data"),
+    "list": ('{"prompt": "a", "answer": ["1"]}', r":1: .*must be text or a number, got list"),
+    "boolean": ('{"prompt": "a", "answer": true}', r":1: .*must be text or a number, got bool"),
+    "struct": ('{"prompt": {"x": "a"}, "answer": "1"}', r":1: .*list of messages.*got dict"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_cannot_be_used_is_one_message_with_key_or_line(tmp_path, name, caplog):
+    text, expected = BAD_FILES[name]
+    path = written(tmp_path, text)
+    with pytest.raises(DataError, match=expected) as error:
+        load(path)
+    assert str(path) in str(error.value) or name == "no column"
+    assert "\n" not in str(error.value)
+    assert not caplog.records
+
+
+def test_a_wrong_name_inside_a_struct_says_which_there_are(tmp_path):
+    path = written(tmp_path, '{"prompt": "a", "reward": {"truth": "1"}}')
+    with pytest.raises(DataError, match=r"answer_column=reward\.gold.*there are truth"):
+        load(path, answer_column="reward.gold")
+
+
+def test_a_missing_file_names_the_key():
+    with pytest.raises(DataError, match=r"data\.path=nowhere/x\.jsonl: .*No such file"):
+        load("nowhere/x.jsonl")
+
+
+def test_a_file_that_is_not_parquet_is_one_message(tmp_path):
+    with pytest.raises(DataError, match=r"data\.path=.*broken\.parquet"):
+        load(written(tmp_path, "this is text", "broken.parquet"))
+
+
+def test_another_kind_of_file_says_which_kinds_there_are(tmp_path):
+    with pytest.raises(DataError, match=r"must end in \.jsonl, \.json, \.parquet"):
+        load(written(tmp_path, "prompt,answer\na,1\n", "data.csv"))
+
+
+@pytest.mark.slow
+def test_a_data_set_id_without_network_is_one_message(tmp_path):
+    program = (
+        "from april_rl.data.rows import DataError, load_rows\n"
+        "try: load_rows('nobody/nothing', split='train', prompt_column='p', answer_column='a')\n"
+        "except DataError as error: print(error)\n"
+    )
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=offline, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.startswith("data.path=nobody/nothing (data.split=train): neither")
+    assert ran.stderr == ""
