@@ -1,0 +1,46 @@
+"""An engine that cannot be built says which setting to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import EOS_ID, write_tiny_qwen3
+
+from april_rl.engine.protocol import EngineStartError
+from april_rl.engine.stop import stop_token_ids
+from april_rl.engine.vllm_engine import VllmEngine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kv_cache_gib", [1e-5, 100_000.0])
+def test_no_room_for_the_kv_cache_names_the_setting(tmp_path: Path, kv_cache_gib: float) -> None:
+    write_tiny_qwen3(tmp_path)
+    with pytest.raises(EngineStartError, match=r"engine\.kv_cache_gib"):
+        VllmEngine(
+            model_path=str(tmp_path),
+            seed=0,
+            dtype="bfloat16",
+            max_model_len=64,
+            max_num_seqs=4,
+            max_batched_tokens=64,
+            kv_cache_gib=kv_cache_gib,
+            gpu_memory_utilization=0.5,
+            enforce_eager=True,
+            temperature=1.0,
+        )
+
+
+def test_the_end_token_is_the_tokenizers_where_there_is_no_generation_config(
+    tmp_path: Path,
+) -> None:
+    write_tiny_qwen3(tmp_path)
+    assert stop_token_ids(str(tmp_path)) == [EOS_ID]
+    (tmp_path / "generation_config.json").unlink()
+    assert stop_token_ids(str(tmp_path)) == [EOS_ID]
+
+
+def test_several_end_tokens_are_all_taken(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 1, 7]}')
+    assert stop_token_ids(str(tmp_path)) == [1, 7]
