@@ -1,0 +1,119 @@
+"""A Hugging Face folder of safetensors, read slice by slice: no rank holds a whole model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+NUM_NAMED = 3  # differences an error message shows of each kind
+
+# What a folder on the hub has besides weights in other formats.
+_HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+
+
+class CheckpointError(ValueError):
+    """The folder in model.path is not one the learner can load."""
+
+
+def local_folder(model_path: str) -> Path:
+    """The folder of a model: `model_path` itself, or the hub's snapshot of that id.
+
+    Raises CheckpointError when it is neither.
+    """
+    if Path(model_path).is_dir():
+        return Path(model_path)
+    try:
+        return Path(snapshot_download(model_path, allow_patterns=list(_HUB_FILES)))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"model.path={model_path} is neither a folder nor a model that the Hugging Face hub "
+            f"gives: {error}"
+        ) from error
+
+
+class Checkpoint:
+    """The tensors of a folder by name."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads names only; raises CheckpointError when there are no safetensors."""
+        self._folder = folder
+        self._files = _files_of_tensors(folder)  # file of each tensor name
+
+    def check_names(self, names: Iterable[str], *, optional: Iterable[str]) -> None:
+        """Raise CheckpointError unless the folder has exactly the tensors `names`.
+
+        `optional` may be there and is not read: the output layer of a model that shares it.
+        """
+        missing = sorted(set(names) - set(self._files))
+        surplus = sorted(set(self._files) - set(names) - set(optional))
+        if not missing and not surplus:
+            return
+        raise CheckpointError(
+            f"model.path={self._folder}: the tensors of the checkpoint are not the parameters of "
+            f"the model its config.json describes; {_first(missing)} missing, {_first(surplus)} "
+            "unknown. Models whose checkpoints have other names than their parameters (mixture of "
+            "experts, multimodal) are not supported"
+        )
+
+    def load_into(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill each local shard with its own slice, cast to the shard's dtype.
+
+        Raises CheckpointError when a shape differs.
+        """
+        with ExitStack() as stack, torch.no_grad():
+            opened = {
+                file: stack.enter_context(safe_open(self._folder / file, framework="pt"))
+                for file in sorted(set(self._files.values()))
+            }
+            for name, parameter in parameters:
+                source = opened[self._files[name]].get_slice(name)
+                if tuple(source.get_shape()) != tuple(parameter.shape):
+                    raise CheckpointError(
+                        f"model.path={self._folder}: {name} has shape {source.get_shape()}, "
+                        f"its config.json says {list(parameter.shape)}"
+                    )
+                local, slices = _local_part(parameter)
+                if local.numel():
+                    local.copy_(source[slices])
+
+
+def _local_part(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """What this rank holds of a parameter, and where in the whole it lies."""
+    if not isinstance(parameter, DTensor):
+        return parameter, tuple(slice(0, size) for size in parameter.shape)
+    sizes, offsets = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return parameter.to_local(), tuple(
+        slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)
+    )
+
+
+def _files_of_tensors(folder: Path) -> dict[str, str]:
+    if (folder / INDEX).exists():
+        weight_map: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+        return weight_map
+    if not (folder / SINGLE_FILE).exists():
+        raise CheckpointError(
+            f"model.path={folder} has neither {SINGLE_FILE} nor {INDEX}: "
+            "save the model with save_pretrained, which writes safetensors"
+        )
+    with safe_open(folder / SINGLE_FILE, framework="pt") as file:
+        return dict.fromkeys(file.keys(), SINGLE_FILE)
+
+
+def _first(names: list[str]) -> str:
+    """'2 (a, b)' with at most the first few of them."""
+    shown = ", ".join(names[:NUM_NAMED]) + (", ..." if len(names) > NUM_NAMED else "")
+    return f"{len(names)} ({shown})" if names else "none"

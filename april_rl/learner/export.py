@@ -1,0 +1,101 @@
+"""From shards to an ordinary Hugging Face folder, one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig
+
+from april_rl.learner.checkpoint import INDEX, SINGLE_FILE
+
+SHARD_BYTES = 2 * 2**30  # of one file: what rank 0 holds at a time
+_BYTES = 2  # of a bfloat16 number
+
+# Tokenizer and generation settings; what the folder says of the weights themselves is written anew.
+_COPIED = (".json", ".txt", ".model", ".jinja")
+_WRITTEN = ("config.json", INDEX)
+
+
+def plan_shards(sizes: Sequence[int], *, max_bytes: int) -> list[int]:
+    """The file (from 0) of each tensor, in order, so that no file with two tensors is too large."""
+    files: list[int] = []
+    file, used = 0, 0
+    for size in sizes:
+        if used and used + size > max_bytes:
+            file, used = file + 1, 0
+        files.append(file)
+        used += size
+    return files
+
+
+def export(
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    shapes: Sequence[torch.Size],
+    source: Path,
+    target: Path,
+    max_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write `weights` and what else the folder `source` has into the folder `target`.
+
+    A collective: every rank iterates, rank 0 writes. `shapes` are those of `weights`, in order.
+    The folder appears whole or not at all. Raises FileExistsError when `target` is there already.
+    """
+    if target.exists():
+        raise FileExistsError(f"{target} is there already: a checkpoint is never overwritten")
+    files = plan_shards([_BYTES * shape.numel() for shape in shapes], max_bytes=max_bytes)
+    if dist.get_rank() == 0:
+        _write(weights, files=files, source=source, target=target)
+    else:
+        for _ in weights:
+            pass
+    dist.barrier()
+
+
+def _write(
+    weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], source: Path, target: Path
+) -> None:
+    """Rank 0's part: into a folder beside `target`, renamed at the end."""
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_tensors(weights, files=files, folder=partial)
+    config = AutoConfig.from_pretrained(source)
+    config.dtype = torch.bfloat16
+    config.save_pretrained(partial)
+    for file in source.iterdir():
+        if file.suffix in _COPIED and file.name not in _WRITTEN:
+            shutil.copyfile(file, partial / file.name)
+    os.rename(partial, target)
+
+
+def _write_tensors(
+    weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], folder: Path
+) -> None:
+    """One safetensors file, or several with an index."""
+    num_files = files[-1] + 1
+    names = [
+        SINGLE_FILE if num_files == 1 else f"model-{i + 1:05d}-of-{num_files:05d}.safetensors"
+        for i in range(num_files)
+    ]
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    pending: dict[str, Tensor] = {}
+    for i, (name, tensor) in enumerate(weights):
+        pending[name] = tensor.cpu()
+        weight_map[name] = names[files[i]]
+        total_bytes += tensor.numel() * _BYTES
+        if i + 1 == len(files) or files[i + 1] != files[i]:
+            save_file(pending, folder / names[files[i]], metadata={"format": "pt"})
+            pending.clear()
+    if num_files > 1:
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=2))

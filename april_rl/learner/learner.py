@@ -1,0 +1,236 @@
+"""One FSDP2 rank: from packed micro-batches to an optimizer step, and from shards to whole weights.
+
+Legend: [T] tokens of a packed row, [N] response tokens in it. Minibatch: what one optimizer step
+sees; micro-batch: one forward and backward pass. `torch.distributed` is initialised before a
+Learner is made, also for a world of one (a group with a `HashStore` needs no port).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from april_rl.algorithm.losses import clipped_surrogate, is_clipped, truncated_importance_weights
+from april_rl.batch.packing import MicroBatch
+from april_rl.learner.checkpoint import local_folder
+from april_rl.learner.export import export
+from april_rl.learner.mismatch import Mismatch
+from april_rl.learner.optimizer import NonFiniteError, Optimizer, ScheduleName
+from april_rl.learner.policy import build_policy
+from april_rl.learner.row import PackedRow
+from april_rl.learner.statistics import TokenStatistics
+from april_rl.metrics import Metrics, merge
+
+RatioName = Literal["proximal", "behaviour"]
+ComputeDtypeName = Literal["bfloat16", "float32"]
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class _Pass(NamedTuple):
+    """What the micro-batches of one minibatch gave, gradients apart."""
+
+    loss: Tensor  # this rank's share of the sum over all ranks
+    logprobs: list[Tensor]  # [N] of each row, before the optimizer step
+
+
+class Learner:
+    """A shard of the policy and of its optimizer."""
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        device: str,
+        compute_dtype: ComputeDtypeName,
+        activation_checkpointing: bool,
+        temperature: float,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        max_grad_norm: float,
+        warmup_steps: int,
+        schedule: ScheduleName,
+        num_steps: int,
+        clip_low: float,
+        clip_high: float,
+        tis_cap: float | None,
+        ratio: RatioName,
+        max_mismatch: float,
+    ) -> None:
+        """Load this rank's shard; a collective.
+
+        `temperature` is that of sampling; `num_steps` counts optimizer steps, for the schedule.
+        `ratio`: "proximal" takes it against the learner at the start of the update and corrects
+        the rest by importance weights of at most `tis_cap` (None: no correction); "behaviour" takes
+        it against the engine and has no such weights. `max_mismatch` is in nats.
+        Raises CheckpointError when `model_path` cannot be loaded.
+        """
+        assert ratio == "proximal" or tis_cap is None, "the ratio already carries the weight"
+        self._device = torch.device(device)
+        self._folder = local_folder(model_path)
+        self._policy = build_policy(
+            self._folder,
+            mesh=init_device_mesh(self._device.type, (dist.get_world_size(),)),
+            device=self._device,
+            compute_dtype=_DTYPES[compute_dtype],
+            activation_checkpointing=activation_checkpointing,
+            temperature=temperature,
+        )
+        self._optimizer = Optimizer(
+            self._policy.parameters(),
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+            warmup_steps=warmup_steps,
+            schedule=schedule,
+            num_steps=num_steps,
+        )
+        self._clip = {"clip_low": clip_low, "clip_high": clip_high}
+        self._importance_weights = _importance_weights(tis_cap)
+        self._ratio, self._max_mismatch = ratio, max_mismatch
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model; tied ones count once."""
+        return sum(parameter.numel() for parameter in self._policy.parameters())
+
+    def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
+        """Make one optimizer step a minibatch; this rank's metrics, to be merged over ranks.
+
+        A collective; all ranks have the same number of micro-batches in each minibatch. The loss is
+        Σ loss_weight · importance weight · clipped surrogate over the tokens of all ranks.
+        Raises, with weights untouched by the step it concerns: MismatchError before the first step
+        when engine and learner are further apart than `max_mismatch` on tokens of age 0, and
+        NonFiniteError when a loss or a gradient norm is not finite.
+        """
+        rows = [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
+        mismatch = Mismatch(device=self._device)
+        statistics = TokenStatistics(device=self._device)
+        anchors = self._anchors(rows, mismatch)
+        steps: list[Metrics] = []
+        for number, (part, part_anchors) in enumerate(zip(rows, anchors, strict=True)):
+            self._optimizer.zero_grad()
+            done = self._accumulate(part, part_anchors, statistics)
+            if number == 0:
+                for row, logprobs in zip(part, done.logprobs, strict=True):
+                    mismatch.add(row, logprobs)
+                mismatch.check(self._max_mismatch)
+            steps.append(self._step(done.loss))
+        return merge([*steps, statistics.metrics(), mismatch.metrics()])
+
+    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        """Log-probabilities [T] of the weights as they are, without gradient; a collective.
+
+        Nats, of the next token, at the sampling temperature; 0 outside the response mask.
+        """
+        row = PackedRow.of(micro_batch, device=self._device)
+        logprobs = self._logprobs(row)
+        return logprobs.new_zeros(row.token_ids.shape[1]).index_copy(0, row.positions, logprobs)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face name and whole tensor of each parameter, bfloat16, one at a time.
+
+        A collective: every rank iterates to the end, also one that needs nothing. A tied lm_head
+        is left out: it is the embedding.
+        """
+        return self._policy.gathered()
+
+    def export(self, path: Path | str) -> None:
+        """Write the weights, with config and tokenizer, as the Hugging Face folder `path`.
+
+        A collective; rank 0 writes. The folder appears whole or not at all; raises FileExistsError
+        when it is there already.
+        """
+        export(
+            self.weights(),
+            shapes=[parameter.shape for parameter in self._policy.parameters()],
+            source=self._folder,
+            target=Path(path),
+        )
+
+    def _anchors(
+        self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch
+    ) -> list[list[Tensor | None]]:
+        """What each row's ratio is taken against [N]; None: its own logprobs, detached.
+
+        The first minibatch is computed with the weights the update starts from, so its own forward
+        pass gives its proximal_logprobs; the others need one before the first step.
+        """
+        if self._ratio == "behaviour":
+            return [[row.behaviour_logprobs for row in part] for part in rows]
+        anchors: list[list[Tensor | None]] = [[None] * len(rows[0])]
+        for part in rows[1:]:
+            proximal = [self._logprobs(row) for row in part]
+            for row, logprobs in zip(part, proximal, strict=True):
+                mismatch.add(row, logprobs)
+            anchors.append([*proximal])
+        return anchors
+
+    @torch.no_grad()
+    def _logprobs(self, row: PackedRow) -> Tensor:
+        logprobs: Tensor = self._policy(row)[0]
+        return logprobs
+
+    def _accumulate(
+        self,
+        rows: Sequence[PackedRow],
+        anchors: Sequence[Tensor | None],
+        statistics: TokenStatistics,
+    ) -> _Pass:
+        """Forward and backward pass of every row; only the last one reduces gradients."""
+        losses, seen = [], []
+        for number, (row, anchor) in enumerate(zip(rows, anchors, strict=True), start=1):
+            self._policy.set_last_backward(number == len(rows))
+            logprobs, entropy = self._policy(row)
+            proximal = logprobs.detach() if anchor is None else anchor
+            is_weights = self._importance_weights(proximal, row.behaviour_logprobs)
+            surrogate = clipped_surrogate(logprobs, proximal, row.advantages, **self._clip)
+            loss = (row.loss_weights * is_weights * surrogate).sum()
+            # FSDP averages gradients over ranks; the loss is a sum over them.
+            torch.autograd.backward(loss * dist.get_world_size())
+            losses.append(loss.detach())
+            seen.append(logprobs.detach())
+            clipped = is_clipped(seen[-1], proximal, row.advantages, **self._clip)
+            statistics.add(
+                row, logprobs=seen[-1], entropy=entropy, clipped=clipped, is_weights=is_weights
+            )
+        return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
+
+    def _step(self, loss: Tensor) -> Metrics:
+        """The optimizer step of a minibatch whose gradients are there."""
+        total = loss.clone()
+        dist.all_reduce(total)
+        if not math.isfinite(total.item()):
+            raise NonFiniteError(
+                f"the loss is {total.item()}; the weights were left as they are. Look at the "
+                "step's rewards and advantages, and at mismatch/ and loss/ of the steps before"
+            )
+        report = self._optimizer.step()
+        return Metrics(
+            {
+                "loss/total": total.item(),
+                "loss/grad_norm": report.grad_norm,
+                "loss/lr": report.lr,
+            }
+        )
+
+
+def _importance_weights(cap: float | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """Weights [N] from proximal and behaviour log-probabilities; all 1 without a cap."""
+    if cap is None:
+        return lambda proximal, _behaviour: torch.ones_like(proximal)
+    return partial(truncated_importance_weights, cap=cap)

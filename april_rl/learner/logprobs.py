@@ -1,0 +1,116 @@
+"""Log-probabilities of given tokens without the logits: an output layer over blocks of vocabulary.
+
+Legend: [N] tokens, [H] hidden size, [V] vocabulary. The logits exist for one block at a time, so
+memory is bounded by the block and not by N·V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+BLOCK_BYTES = 256 * 2**20  # of one block of float32 logits
+
+
+class LogprobHead(nn.Module):
+    """The output layer of a language model, from hidden states straight to log-probabilities."""
+
+    def __init__(
+        self, weight: nn.Parameter, *, temperature: float, block_bytes: int = BLOCK_BYTES
+    ) -> None:
+        """`weight` [V, H] is the model's own parameter, possibly shared with its embedding.
+
+        `block_bytes` bounds the float32 logits that exist at a time.
+        """
+        super().__init__()
+        self.weight = weight
+        self._temperature, self._block_bytes = temperature, block_bytes
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of each label [N], with gradient, and entropy [N], without.
+
+        `hidden` [N, H], `labels` [N]; both results are float32, in nats, at the temperature.
+        """
+        block = max(1, self._block_bytes // (4 * max(1, len(labels))))
+        logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, labels, self._temperature, block
+        )
+        return logprobs, entropy
+
+
+class _TokenLogprobs(Function):
+    """Online softmax over blocks of vocabulary (Milakov and Gimelshein 2018, algorithm 3).
+
+    Forward keeps, of z = logits / temperature, the running maximum, Σ exp(z - max) and
+    Σ exp(z - max)·z; backward computes each block's logits once more.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        temperature: float,
+        block: int,
+    ) -> tuple[Tensor, Tensor]:
+        """`block`: rows of `weight` computed together."""
+        top = hidden.new_full((len(labels),), -torch.inf, dtype=torch.float32)  # [N]
+        total, weighted, target = (torch.zeros_like(top) for _ in range(3))  # [N]
+        for start, rows in _blocks(weight, block):
+            logits = _logits(hidden, rows, temperature)
+            new_top = torch.maximum(top, logits.amax(dim=1))
+            shrink = torch.exp(top - new_top)
+            exps = torch.exp(logits - new_top[:, None])
+            total = total * shrink + exps.sum(dim=1)
+            weighted = weighted * shrink + torch.linalg.vecdot(exps, logits)
+            top = new_top
+            here, column = _columns(labels, start, len(rows))
+            target = torch.where(here, logits.gather(1, column[:, None])[:, 0], target)
+        log_normaliser = top + total.log()
+        entropy = log_normaliser - weighted / total
+        ctx.save_for_backward(hidden, weight, labels, log_normaliser)
+        ctx.temperature, ctx.block = temperature, block  # type: ignore[attr-defined]
+        ctx.mark_non_differentiable(entropy)
+        return target - log_normaliser, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: FunctionCtx, grad: Tensor, _grad_entropy: Tensor
+    ) -> tuple[Tensor, Tensor, None, None, None]:
+        """d logprob / d z = one-hot(label) - softmax(z)."""
+        hidden, weight, labels, log_normaliser = ctx.saved_tensors  # type: ignore[attr-defined]
+        temperature, block = ctx.temperature, ctx.block  # type: ignore[attr-defined]
+        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
+        grad_weight = torch.empty_like(weight)
+        scaled = grad / temperature  # [N]
+        for start, rows in _blocks(weight, block):
+            probs = torch.exp(_logits(hidden, rows, temperature).sub_(log_normaliser[:, None]))
+            slope = probs.mul_(-scaled[:, None])
+            here, column = _columns(labels, start, len(rows))
+            slope.scatter_add_(1, column[:, None], (scaled * here)[:, None])
+            slope = slope.to(hidden.dtype)
+            grad_hidden += slope @ rows
+            torch.mm(slope.T, hidden, out=grad_weight[start : start + len(rows)])
+        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
+
+
+def _blocks(weight: Tensor, block: int) -> Iterator[tuple[int, Tensor]]:
+    """First row and rows of each block."""
+    return ((start, weight[start : start + block]) for start in range(0, len(weight), block))
+
+
+def _logits(hidden: Tensor, rows: Tensor, temperature: float) -> Tensor:
+    """Float32 [N, rows of the block]."""
+    return (hidden @ rows.T).float().div_(temperature)
+
+
+def _columns(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
+    """Whether each label is in the block [N], and its column there (0 where it is not) [N]."""
+    here = (labels >= start) & (labels < start + size)
+    return here, torch.where(here, labels - start, 0)

@@ -1,0 +1,102 @@
+"""AdamW over shards, its learning-rate schedule, and the guard of an optimizer step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+
+ScheduleName = Literal["constant", "linear", "cosine"]
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or a gradient is not a number: stepping would destroy the weights."""
+
+
+class StepReport(NamedTuple):
+    """What one optimizer step did."""
+
+    grad_norm: float  # before clipping
+    lr: float
+
+
+def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: ScheduleName) -> float:
+    """What the learning rate of optimizer step `step` (from 0) is multiplied by.
+
+    Rises linearly from 1 / warmup_steps to 1, then stays (constant) or falls from 1 towards 0,
+    which it would reach at `num_steps`: linearly, or as half a cosine.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
+    if schedule == "linear":
+        return 1.0 - progress
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class Optimizer:
+    """AdamW with a schedule and gradient clipping; steps on finite gradients only."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        max_grad_norm: float,
+        warmup_steps: int,
+        schedule: ScheduleName,
+        num_steps: int,
+    ) -> None:
+        """`parameters` are those of the sharded model; `num_steps` counts optimizer steps."""
+        self._parameters = list(parameters)
+        self._max_grad_norm = max_grad_norm
+        self._adamw = torch.optim.AdamW(
+            self._parameters,
+            lr=lr,
+            betas=(beta1, beta2),
+            eps=eps,
+            weight_decay=weight_decay,
+            fused=True,
+        )
+        factor = partial(
+            lr_factor, warmup_steps=warmup_steps, num_steps=num_steps, schedule=schedule
+        )
+        self._schedule = LambdaLR(self._adamw, factor)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def step(self) -> StepReport:
+        """Clip the gradients and move the weights.
+
+        Raises NonFiniteError, with weights and optimizer state untouched, when the norm of the
+        gradient over all ranks is not finite.
+        """
+        grad_norm = _value(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
+        if not math.isfinite(grad_norm):
+            raise NonFiniteError(
+                f"the gradient norm is {grad_norm}; the weights were left as they are. Lower "
+                "optimizer.lr, or set learner.compute_dtype=float32 to see whether precision is it"
+            )
+        [lr] = self._schedule.get_last_lr()
+        self._adamw.step()
+        self._schedule.step()
+        return StepReport(grad_norm=grad_norm, lr=float(lr))
+
+
+def _value(norm: Tensor) -> float:
+    """The number in a norm that may be spread over ranks."""
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()

@@ -1,0 +1,53 @@
+"""A micro-batch as tensors on the learner's device, reduced to what is computed.
+
+Legend: [T] tokens of the packed row, [N] response tokens in it. Everything a loss needs is [N]: the
+output layer never sees a prompt position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from april_rl.batch.packing import MicroBatch
+from april_rl.learner.attention import Packing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRow:
+    """One packed row and what belongs to each response token in it."""
+
+    packing: Packing
+    token_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T]
+    positions: Tensor  # [N], where in the row a response token is predicted
+    labels: Tensor  # [N], the response tokens
+    behaviour_logprobs: Tensor  # [N], nats
+    advantages: Tensor  # [N]
+    ages: Tensor  # [N]
+    loss_weights: Tensor  # [N]
+
+    @classmethod
+    def of(cls, micro_batch: MicroBatch, *, device: torch.device) -> PackedRow:
+        """The row of a micro-batch; its response mask becomes the choice of positions."""
+        positions = np.flatnonzero(micro_batch.response_mask)
+
+        def responses(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(values[positions]).to(device)
+
+        return cls(
+            packing=Packing.of(micro_batch.lengths, device=device),
+            token_ids=torch.tensor(micro_batch.token_ids, device=device)[None],
+            position_ids=torch.tensor(micro_batch.position_ids, device=device)[None],
+            positions=torch.from_numpy(positions).to(device),
+            labels=responses(micro_batch.labels),
+            behaviour_logprobs=responses(micro_batch.behaviour_logprobs),
+            advantages=responses(micro_batch.advantages),
+            ages=responses(micro_batch.ages),
+            loss_weights=responses(micro_batch.loss_weights),
+        )

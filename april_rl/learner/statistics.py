@@ -1,0 +1,55 @@
+"""What is worth knowing of the tokens that were trained, summed on the device, read once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from april_rl.learner.row import PackedRow
+from april_rl.metrics import Max, Mean, Metrics
+
+_MEANS = ("loss/clip_frac", "loss/kl", "loss/entropy", "loss/ratio_mean", "loss/is_weight_mean")
+
+
+class TokenStatistics:
+    """Sums over the trained tokens of this rank; trained: its loss weighs anything."""
+
+    def __init__(self, *, device: torch.device) -> None:
+        """Nothing counted yet."""
+        self._sums = torch.zeros(len(_MEANS), dtype=torch.float64, device=device)
+        self._count = torch.zeros((), dtype=torch.float64, device=device)
+        self._ratio_max = torch.zeros((), device=device)  # a ratio is positive
+
+    def add(
+        self,
+        row: PackedRow,
+        *,
+        logprobs: Tensor,
+        entropy: Tensor,
+        clipped: Tensor,
+        is_weights: Tensor,
+    ) -> None:
+        """Count a row's tokens; every argument is [N].
+
+        loss/kl is Schulman's k3 of KL(behaviour || learner), r - 1 - log r with the ratio
+        r = learner / behaviour (joschu.net/blog/kl-approx.html): never negative, low variance.
+        """
+        log_ratio = logprobs.detach() - row.behaviour_logprobs
+        ratio = log_ratio.exp()
+        is_trained = row.loss_weights > 0
+        values = torch.stack([clipped, ratio - 1 - log_ratio, entropy, ratio, is_weights])
+        self._sums += torch.where(is_trained, values, 0).sum(dim=1, dtype=torch.float64)
+        self._count += is_trained.sum()
+        if len(ratio):
+            largest = torch.where(is_trained, ratio, 0).max()
+            self._ratio_max = torch.maximum(self._ratio_max, largest)
+
+    def metrics(self) -> Metrics:
+        """loss/* of this rank, such that a merge over ranks is right; empty without a token."""
+        count = self._count.item()
+        if not count:
+            return Metrics()
+        means = {
+            key: Mean(total, count) for key, total in zip(_MEANS, self._sums.tolist(), strict=True)
+        }
+        return Metrics({**means, "loss/ratio_max": Max(self._ratio_max.item())})

@@ -1,0 +1,198 @@
+"""What the learner's tests share: examples, packed rows, a group of one, a plain reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tiny_models import write_tiny_qwen3
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from april_rl.batch.packing import MicroBatch
+from april_rl.learner.learner import Learner
+
+TEMPERATURE = 0.8
+CLIP_LOW, CLIP_HIGH, TIS_CAP = 0.2, 0.28, 1.3
+OPTIMIZER = {"lr": 5e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.1}
+MAX_GRAD_NORM = 0.5
+LENGTHS = [(3, 17), (1, 1), (5, 40), (2, 9), (4, 64), (1, 30)]  # prompt and response tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A prompt and a response with what a step says of it."""
+
+    token_ids: tuple[int, ...]
+    num_prompt: int
+    behaviour_logprobs: np.ndarray  # [R]
+    advantage: float
+    age: int
+
+    @property
+    def num_response(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """`torch.distributed` with this process alone in it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def write_model(folder: Path, *, tied: bool = True) -> str:
+    """A random Qwen3 of three layers; the path of its folder."""
+    write_tiny_qwen3(folder, tied=tied, num_layers=3)
+    return str(folder)
+
+
+def make_learner(path: str, **changes: Any) -> Learner:
+    """A float32 learner with the settings of the reference below."""
+    settings: dict[str, Any] = {
+        "model_path": path,
+        "device": "cpu",
+        "compute_dtype": "float32",
+        "activation_checkpointing": False,
+        "temperature": TEMPERATURE,
+        **OPTIMIZER,
+        "max_grad_norm": MAX_GRAD_NORM,
+        "warmup_steps": 0,
+        "schedule": "constant",
+        "num_steps": 10,
+        "clip_low": CLIP_LOW,
+        "clip_high": CLIP_HIGH,
+        "tis_cap": TIS_CAP,
+        "ratio": "proximal",
+        "max_mismatch": 0.05,
+    }
+    return Learner(**{**settings, **changes})
+
+
+def plain_model(path: str) -> PreTrainedModel:
+    """The same weights in transformers, float32, eager attention."""
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+
+
+def plain_logprobs(model: PreTrainedModel, example: Example) -> torch.Tensor:
+    """Log-probabilities of one response [R], computed alone and with all logits."""
+    token_ids = torch.tensor([example.token_ids])
+    logits = model(input_ids=token_ids, use_cache=False).logits[0, :-1] / TEMPERATURE
+    logprobs = logits.log_softmax(-1).gather(-1, token_ids[0, 1:, None])[:, 0]
+    return logprobs[example.num_prompt - 1 :]
+
+
+def make_examples(path: str, *, noise: float, age: int, seed: int = 0) -> list[Example]:
+    """One example for each of LENGTHS; their behaviour is the model's own, `noise` nats off."""
+    rng = np.random.default_rng(seed)
+    model = plain_model(path)
+    examples = []
+    for num_prompt, num_response in LENGTHS:
+        bare = Example(
+            token_ids=tuple(rng.integers(3, 98, num_prompt + num_response).tolist()),
+            num_prompt=num_prompt,
+            behaviour_logprobs=np.zeros(0),
+            advantage=float(rng.normal()),
+            age=age,
+        )
+        with torch.no_grad():
+            logprobs = plain_logprobs(model, bare).numpy()
+        behaviour = logprobs + rng.normal(size=num_response, scale=noise)
+        examples.append(replace(bare, behaviour_logprobs=behaviour.astype(np.float32)))
+    return examples
+
+
+def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
+    """A packed row whose response tokens weigh 1 / total each; without examples, the dummy row."""
+    lengths = tuple(len(e.token_ids) for e in examples) or (2,)
+    size = sum(lengths)
+    row: dict[str, np.ndarray] = {
+        "token_ids": np.zeros(size, np.int64),
+        "labels": np.zeros(size, np.int64),
+        "response_mask": np.zeros(size, np.bool_),
+        "behaviour_logprobs": np.zeros(size, np.float32),
+        "advantages": np.zeros(size, np.float32),
+        "ages": np.zeros(size, np.int32),
+        "loss_weights": np.zeros(size, np.float32),
+    }
+    start = 0
+    for example, length in zip(examples, lengths, strict=False):
+        predicting = slice(start + example.num_prompt - 1, start + length - 1)
+        row["token_ids"][start : start + length] = example.token_ids
+        row["labels"][predicting] = example.token_ids[example.num_prompt :]
+        row["response_mask"][predicting] = True
+        row["behaviour_logprobs"][predicting] = example.behaviour_logprobs
+        row["advantages"][predicting] = example.advantage
+        row["ages"][predicting] = example.age
+        row["loss_weights"][predicting] = 1 / total
+        start += length
+    positions = np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])
+    return MicroBatch(lengths=lengths, position_ids=positions, **row)
+
+
+def pack_minibatch(bins: Sequence[Sequence[Example]]) -> list[MicroBatch]:
+    """One micro-batch a bin, weighed over all of them."""
+    total = num_tokens(bins)
+    return [pack(bin_, total=total) for bin_ in bins]
+
+
+def num_tokens(bins: Sequence[Sequence[Example]]) -> int:
+    """Response tokens of all examples."""
+    return sum(e.num_response for bin_ in bins for e in bin_)
+
+
+def plain_update(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    minibatches: Sequence[Sequence[Example]],
+    *,
+    ratio: str = "proximal",
+) -> list[float]:
+    """The same update, one sequence at a time, in plain torch; the gradient norm of each step."""
+    with torch.no_grad():
+        start = [[plain_logprobs(model, e) for e in examples] for examples in minibatches]
+    norms = []
+    for examples, proximals in zip(minibatches, start, strict=True):
+        optimizer.zero_grad()
+        total = num_tokens([examples])
+        for example, proximal in zip(examples, proximals, strict=True):
+            behaviour = torch.from_numpy(example.behaviour_logprobs)
+            anchor = proximal if ratio == "proximal" else behaviour
+            weight = torch.exp(anchor - behaviour).clamp(max=TIS_CAP)
+            r = torch.exp(plain_logprobs(model, example) - anchor)
+            clipped = r.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+            gain = torch.minimum(r * example.advantage, clipped * example.advantage)
+            (-(weight * gain).sum() / total).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        norms.append(norm.item())
+        optimizer.step()
+    return norms
+
+
+def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
+    """AdamW with the settings of `make_learner`."""
+    settings = dict(OPTIMIZER)
+    betas = (settings.pop("beta1"), settings.pop("beta2"))
+    return torch.optim.AdamW(model.parameters(), betas=betas, **settings)
+
+
+def learner_logprobs(learner: Learner, examples: Sequence[Example]) -> torch.Tensor:
+    """The learner's log-probabilities of all responses, one behind the other."""
+    row = pack(examples, total=1)
+    return learner.logprobs(row)[torch.from_numpy(row.response_mask)]
+
+
+def all_plain_logprobs(model: PreTrainedModel, examples: Sequence[Example]) -> torch.Tensor:
+    """The reference's log-probabilities of all responses, one behind the other."""
+    with torch.no_grad():
+        return torch.cat([plain_logprobs(model, e) for e in examples])

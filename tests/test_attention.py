@@ -1,0 +1,65 @@
+"""Packed attention: what every sequence would get alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from april_rl.learner.attention import Packing, packed_attention
+
+LENGTHS = (5, 1, 9, 3)
+SIZE, HEADS, KEY_HEADS, HEAD_DIM, SCALING = sum(LENGTHS), 4, 2, 8, 0.3
+CPU = torch.device("cpu")
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [
+        torch.randn(1, heads, SIZE, HEAD_DIM).to(dtype).requires_grad_()
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    ]
+
+
+def packed(qkv: list[torch.Tensor], **options: object) -> torch.Tensor:
+    packing = Packing.of(LENGTHS, device=CPU)
+    return packed_attention(nn.Identity(), *qkv, None, packing=packing, scaling=SCALING, **options)[
+        0
+    ]
+
+
+def with_block_diagonal_mask(qkv: list[torch.Tensor]) -> torch.Tensor:
+    query, key, value = qkv
+    key, value = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (key, value))
+    sequence = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    sees = (sequence[:, None] == sequence) & torch.ones(SIZE, SIZE).tril().bool()
+    scores = (query @ key.mT * SCALING).masked_fill(~sees, -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(1, 2)
+
+
+def test_values_and_gradients_are_those_of_a_block_diagonal_mask():
+    qkv = inputs()
+    slope = torch.randn(1, SIZE, HEADS, HEAD_DIM)
+    out, expected = packed(qkv), with_block_diagonal_mask(qkv)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    grads = torch.autograd.grad((out * slope).sum(), qkv)
+    expected_grads = torch.autograd.grad((expected * slope).sum(), qkv)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-5)
+
+
+def test_bfloat16_comes_back_as_bfloat16():
+    assert packed(inputs(torch.bfloat16)).dtype is torch.bfloat16
+
+
+def test_starts_are_where_sequences_begin_and_end():
+    assert Packing.of(LENGTHS, device=CPU).starts.tolist() == [0, 5, 6, 15, 18]
+
+
+def test_a_window_shorter_than_a_sequence_is_refused():
+    assert packed(inputs(), sliding_window=9).shape[1] == SIZE
+    with pytest.raises(ValueError, match="window of 8 tokens"):
+        packed(inputs(), sliding_window=8)
+
+
+def test_attention_with_softcap_is_refused():
+    with pytest.raises(ValueError, match="softcap"):
+        packed(inputs(), softcap=30.0)

@@ -1,0 +1,198 @@
+"""The sharded policy and its checkpoints, in a world of one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from learner_setup import (
+    TEMPERATURE,
+    Example,
+    all_plain_logprobs,
+    group_of_one,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    pack,
+    pack_minibatch,
+    plain_logprobs,
+    plain_model,
+    write_model,
+)
+from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from april_rl.learner.checkpoint import CheckpointError
+from april_rl.learner.export import export, plan_shards
+from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.row import PackedRow
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group():
+    with group_of_one():
+        yield
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def path(request, tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"), tied=request.param)
+
+
+def build(path: str, *, activation_checkpointing: bool = False) -> Policy:
+    return build_policy(
+        Path(path),
+        mesh=init_device_mesh("cpu", (1,)),
+        device=CPU,
+        compute_dtype=torch.float32,
+        activation_checkpointing=activation_checkpointing,
+        temperature=TEMPERATURE,
+    )
+
+
+def test_a_packed_row_gives_every_response_the_logprobs_it_has_alone(path):
+    examples = make_examples(path, noise=0.0, age=0)
+    alone = all_plain_logprobs(plain_model(path), examples)
+    together = learner_logprobs(make_learner(path), examples)  # no_grad: no cache may leak either
+    torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-5)
+
+
+def test_logprobs_are_zero_outside_the_response(path):
+    row = pack(make_examples(path, noise=0.0, age=0), total=1)
+    logprobs = make_learner(path).logprobs(row)
+    assert logprobs.shape == (sum(row.lengths),)
+    assert ((logprobs != 0) == torch.from_numpy(row.response_mask)).all()
+
+
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(
+    path, activation_checkpointing
+):
+    examples = make_examples(path, noise=0.0, age=0)
+    model = plain_model(path)
+    for example in examples:
+        (plain_logprobs(model, example).sum() * example.advantage).backward()
+    policy = build(path, activation_checkpointing=activation_checkpointing)
+    row = PackedRow.of(pack(examples, total=1), device=CPU)
+    logprobs, _ = policy(row)
+    (logprobs * row.advantages).sum().backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    found = {name: p.grad.full_tensor() for name, p in policy.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, grad in found.items():
+        assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
+
+
+def test_weights_are_those_of_the_checkpoint_also_after_a_forward_pass(path):
+    learner = make_learner(path, compute_dtype="bfloat16")
+    learner.logprobs(pack(make_examples(path, noise=0.0, age=0), total=1))
+    stored = load_file(Path(path, "model.safetensors"))
+    sent = dict(learner.weights())
+    assert sent.keys() == stored.keys()
+    for name, tensor in sent.items():
+        assert type(tensor) is torch.Tensor, name
+        assert tensor.dtype is torch.bfloat16, name
+        assert torch.equal(tensor, stored[name]), name
+
+
+def test_masters_stay_float32_when_compute_is_bfloat16(path):
+    learner = make_learner(path, compute_dtype="bfloat16", lr=1e-7, max_mismatch=1.0)
+    before = dict(learner.weights())
+    for _ in range(2):
+        learner.update([pack_minibatch([make_examples(path, noise=0.01, age=0)])])
+    after = {name: p.full_tensor() for name, p in learner._policy.named_parameters()}
+    assert all(tensor.dtype is torch.float32 for tensor in after.values())
+    assert all(not torch.equal(after[name], before[name].float()) for name in before)
+    assert any(torch.equal(after[name].bfloat16(), before[name]) for name in before)
+
+
+def test_num_parameters_counts_tied_ones_once(path):
+    expected = sum(p.numel() for p in plain_model(path).parameters())
+    assert make_learner(path).num_parameters == expected
+
+
+def test_a_checkpoint_of_several_files_loads(path, tmp_path):
+    AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(
+        tmp_path, max_shard_size="100KB"
+    )
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    sent, expected = dict(make_learner(str(tmp_path)).weights()), dict(make_learner(path).weights())
+    assert all(torch.equal(sent[name], expected[name]) for name in expected)
+
+
+def test_an_exported_policy_is_the_same_model_to_transformers(path, tmp_path):
+    learner = make_learner(path)
+    examples = make_examples(path, noise=0.0, age=0)
+    learner.update([pack_minibatch([examples])])
+    learner.export(tmp_path / "step_1")
+    sent = dict(learner.weights())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "step_1")
+    assert model.dtype is torch.bfloat16
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, sent[name]), name
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "step_1")
+    assert tokenizer("1+2").input_ids == AutoTokenizer.from_pretrained(path)("1+2").input_ids
+    assert (tmp_path / "step_1" / "generation_config.json").exists()
+    again = learner_logprobs(make_learner(str(tmp_path / "step_1")), examples)
+    torch.testing.assert_close(again, learner_logprobs(learner, examples), atol=0.1, rtol=0.1)
+
+
+def test_an_export_in_several_files_has_an_index_that_loads(path, tmp_path):
+    weights = dict(make_learner(path).weights())
+    shapes = [tensor.shape for tensor in weights.values()]
+    target = tmp_path / "parts"
+    export(weights.items(), shapes=shapes, source=Path(path), target=target, max_bytes=40_000)
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1
+    model = AutoModelForCausalLM.from_pretrained(target)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+
+
+def test_an_export_never_overwrites(path, tmp_path):
+    with pytest.raises(FileExistsError, match="never overwritten"):
+        make_learner(path).export(tmp_path)
+
+
+def test_files_of_an_export_stay_below_their_size_unless_one_tensor_is_larger():
+    assert plan_shards([4, 4, 9, 1, 1, 7], max_bytes=8) == [0, 0, 1, 2, 2, 3]
+
+
+def rewritten(path: str, target: Path, **changes: torch.Tensor | None) -> str:
+    """A copy of the checkpoint with some tensors replaced, added, or (None) left out."""
+    tensors = {**load_file(Path(path, "model.safetensors")), **changes}
+    save_file({k: v for k, v in tensors.items() if v is not None}, target / "model.safetensors")
+    (target / "config.json").write_text(Path(path, "config.json").read_text())
+    return str(target)
+
+
+def test_tensors_that_are_missing_or_unknown_are_named(path, tmp_path):
+    changes = {"model.norm.weight": None, "model.norm.scale": torch.ones(3)}
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight\) missing.*norm\.scale\) unkn"):
+        make_learner(rewritten(path, tmp_path, **changes))
+
+
+def test_a_tensor_of_another_shape_is_named(path, tmp_path):
+    changes = {"model.norm.weight": torch.ones(3)}
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight has shape \[3\]"):
+        make_learner(rewritten(path, tmp_path, **changes))
+
+
+def test_a_folder_without_safetensors_is_refused(path, tmp_path):
+    (tmp_path / "config.json").write_text(Path(path, "config.json").read_text())
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
+        make_learner(str(tmp_path))
+
+
+def test_a_path_that_is_no_model_is_refused_by_its_key():
+    with pytest.raises(CheckpointError, match=r"model\.path=no/such/folder is neither"):
+        make_learner("no/such/folder")
+
+
+def test_an_example_is_what_the_tests_take_it_for(path):
+    example: Example = make_examples(path, noise=0.0, age=0)[0]
+    alone = plain_logprobs(plain_model(path), example)
+    torch.testing.assert_close(torch.from_numpy(example.behaviour_logprobs), alone.detach())

@@ -1,0 +1,185 @@
+"""The optimizer step against plain torch, and its guards, in a world of one."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from learner_setup import (
+    OPTIMIZER,
+    all_plain_logprobs,
+    group_of_one,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    num_tokens,
+    pack_minibatch,
+    plain_adamw,
+    plain_model,
+    plain_update,
+    write_model,
+)
+
+from april_rl.learner.learner import Learner
+from april_rl.learner.mismatch import MismatchError
+from april_rl.learner.optimizer import NonFiniteError, lr_factor
+
+CLOSE = {"atol": 2e-4, "rtol": 1e-4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group():
+    with group_of_one():
+        yield
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def either_path(request, tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"), tied=request.param)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def weights_of(learner: Learner) -> list[torch.Tensor]:
+    return [tensor.clone() for _, tensor in learner.weights()]
+
+
+def are_equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_three_updates_are_those_of_plain_torch(either_path):
+    model = plain_model(either_path)
+    optimizer = plain_adamw(model)
+    learner = make_learner(either_path)
+    for seed in range(3):
+        examples = make_examples(either_path, noise=0.3, age=1, seed=seed)
+        [norm] = plain_update(model, optimizer, [examples])
+        metrics = learner.update([pack_minibatch([examples])]).read()
+        assert math.isclose(metrics["loss/grad_norm"], norm, rel_tol=1e-3)
+        expected = all_plain_logprobs(model, examples)
+        torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("ratio", ["proximal", "behaviour"])
+def test_two_minibatches_are_two_steps_against_one_start(path, ratio):
+    examples = make_examples(path, noise=0.3, age=1)
+    minibatches = [examples[:3], examples[3:]]
+    model = plain_model(path)
+    plain_update(model, plain_adamw(model), minibatches, ratio=ratio)
+    learner = make_learner(path, ratio=ratio, tis_cap=1.3 if ratio == "proximal" else None)
+    metrics = learner.update([pack_minibatch([part]) for part in minibatches]).read()
+    expected = all_plain_logprobs(model, examples)
+    torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)
+    assert (metrics["loss/is_weight_mean"] == 1.0) == (ratio == "behaviour")
+    assert 0 < metrics["loss/clip_frac"] < 1
+
+
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_several_micro_batches_are_one(path, activation_checkpointing):
+    examples = make_examples(path, noise=0.3, age=1)
+    whole = make_learner(path)
+    parts = make_learner(path, activation_checkpointing=activation_checkpointing)
+    bins = [examples[:1], examples[1:4], [], examples[4:]]
+    expected = whole.update([pack_minibatch([examples])]).read()
+    found = parts.update([pack_minibatch(bins)]).read()
+    assert found == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(
+        learner_logprobs(parts, examples), learner_logprobs(whole, examples), **CLOSE
+    )
+
+
+def test_metrics_are_what_they_say(path):
+    examples = make_examples(path, noise=0.3, age=0)
+    logprobs = all_plain_logprobs(plain_model(path), examples).numpy()
+    behaviour = np.concatenate([e.behaviour_logprobs for e in examples])
+    ratio = np.exp(logprobs - behaviour)
+    learner = make_learner(path, max_mismatch=1.0)
+    metrics = learner.update([pack_minibatch([examples])]).read()
+    advantages = np.concatenate([np.full(e.num_response, e.advantage) for e in examples])
+    weights = np.minimum(ratio, 1.3)
+    expected = {
+        "loss/total": -(weights * advantages).sum() / num_tokens([examples]),
+        "loss/kl": (ratio - 1 - np.log(ratio)).mean(),
+        "loss/ratio_mean": ratio.mean(),
+        "loss/ratio_max": ratio.max(),
+        "loss/is_weight_mean": weights.mean(),
+        "loss/clip_frac": 0.0,
+        "loss/lr": OPTIMIZER["lr"],
+        "mismatch/logprob_abs_mean": np.abs(logprobs - behaviour).mean(),
+        "mismatch/logprob_abs_max": np.abs(logprobs - behaviour).max(),
+    }
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert metrics.keys() - expected.keys() == {"loss/entropy", "loss/grad_norm"}
+    assert 0 < metrics["loss/entropy"] < math.log(98)
+
+
+def test_tokens_that_weigh_nothing_are_not_trained_and_not_counted(path):
+    examples = make_examples(path, noise=0.3, age=1)
+    alone, beside = make_learner(path), make_learner(path)
+    expected = alone.update([pack_minibatch([examples[:2]])]).read()
+    [kept], [masked] = pack_minibatch([examples[:2]]), pack_minibatch([examples[2:]])
+    masked = replace(masked, loss_weights=np.zeros_like(masked.loss_weights))
+    assert beside.update([[kept, masked]]).read() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+@pytest.mark.parametrize("offset", [0.2, -0.2, math.nan])
+def test_a_mismatch_stops_the_update_before_any_step(path, num_minibatches, offset):
+    learner = make_learner(path)
+    before = weights_of(learner)
+    examples = [
+        replace(e, behaviour_logprobs=e.behaviour_logprobs + np.float32(offset))
+        for e in make_examples(path, noise=0.0, age=0)
+    ]
+    size = len(examples) // num_minibatches
+    parts = [examples[i * size : (i + 1) * size] for i in range(num_minibatches)]
+    with pytest.raises(MismatchError, match=r"learner\.max_mismatch = 0\.05.*weight sync"):
+        learner.update([pack_minibatch([part]) for part in parts])
+    assert are_equal(before, weights_of(learner))
+
+
+def test_a_mismatch_in_the_second_minibatch_is_seen_before_the_first_step(path):
+    learner = make_learner(path)
+    before = weights_of(learner)
+    stale, fresh = make_examples(path, noise=0.0, age=1), make_examples(path, noise=0.5, age=0)
+    with pytest.raises(MismatchError):
+        learner.update([pack_minibatch([stale]), pack_minibatch([fresh])])
+    assert are_equal(before, weights_of(learner))
+
+
+def test_tokens_of_an_older_policy_are_no_mismatch(path):
+    metrics = make_learner(path).update(
+        [pack_minibatch([make_examples(path, noise=0.5, age=1)])],
+    )
+    assert not [key for key in metrics if key.startswith("mismatch/")]
+
+
+@pytest.mark.parametrize(("advantage", "named"), [(math.inf, "loss"), (2e38, "gradient norm")])
+def test_a_step_that_is_not_finite_is_named_and_not_made(path, advantage, named):
+    learner = make_learner(path)
+    before = weights_of(learner)
+    examples = [replace(e, advantage=advantage) for e in make_examples(path, noise=0.0, age=0)[2:3]]
+    with pytest.raises(NonFiniteError, match=f"the {named} is"):
+        learner.update([pack_minibatch([examples])])
+    assert are_equal(before, weights_of(learner))
+
+
+def test_the_learning_rate_rises_then_follows_its_schedule(path):
+    learner = make_learner(path, lr=1e-3, warmup_steps=2, schedule="linear", num_steps=4)
+    batch = [pack_minibatch([make_examples(path, noise=0.0, age=1)])]
+    lrs = [learner.update(batch).read()["loss/lr"] for _ in range(4)]
+    assert lrs == pytest.approx([5e-4, 1e-3, 1e-3, 5e-4])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "last"), [("constant", 1.0), ("linear", 0.1), ("cosine", 0.0245)]
+)
+def test_a_schedule_ends_where_it_says(schedule, last):
+    settings = {"warmup_steps": 0, "num_steps": 10, "schedule": schedule}
+    assert lr_factor(0, **settings) == 1.0
+    assert lr_factor(9, **settings) == pytest.approx(last, abs=1e-4)

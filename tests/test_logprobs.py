@@ -1,0 +1,67 @@
+"""The output layer of log-probabilities against the whole logits in float32."""
+
+import pytest
+import torch
+from torch import nn
+
+from april_rl.learner.logprobs import LogprobHead
+
+NUM_TOKENS, HIDDEN, VOCABULARY, TEMPERATURE = 23, 16, 71, 0.7
+ONE_BLOCK, UNEVEN_BLOCKS = 2**20, 4 * NUM_TOKENS * 20  # 71 = 3 · 20 + 11
+
+
+def case(dtype: torch.dtype) -> tuple[torch.Tensor, nn.Parameter, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(NUM_TOKENS, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    weight = nn.Parameter(torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype))
+    labels = torch.randint(0, VOCABULARY, (NUM_TOKENS,), generator=generator)
+    return hidden, weight, labels, torch.randn(NUM_TOKENS, generator=generator)
+
+
+def from_all_logits(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs = (hidden.float() @ weight.float().T / TEMPERATURE).log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, labels[:, None])[:, 0], entropy
+
+
+@pytest.mark.parametrize("block_bytes", [ONE_BLOCK, UNEVEN_BLOCKS, 1])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.bfloat16, 0.06)], ids=["fp32", "bf16"]
+)
+def test_logprobs_entropy_and_gradients_are_those_of_the_whole_softmax(
+    block_bytes, dtype, tolerance
+):
+    hidden, weight, labels, slope = case(dtype)
+    expected, expected_entropy = from_all_logits(hidden, weight, labels)
+    expected_grads = torch.autograd.grad((expected * slope).sum(), (hidden, weight))
+    head = LogprobHead(weight, temperature=TEMPERATURE, block_bytes=block_bytes)
+    logprobs, entropy = head(hidden, labels)
+    grads = torch.autograd.grad((logprobs * slope).sum(), (hidden, weight))
+    close = {"atol": tolerance, "rtol": tolerance}
+    torch.testing.assert_close(logprobs, expected, **close)
+    torch.testing.assert_close(entropy, expected_entropy, **close)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        assert (grad - expected_grad).norm() <= tolerance * expected_grad.norm()
+
+
+def test_entropy_has_no_gradient():
+    hidden, weight, labels, _ = case(torch.float32)
+    _, entropy = LogprobHead(weight, temperature=1.0)(hidden, labels)
+    assert not entropy.requires_grad
+
+
+def test_no_tokens_give_no_logprobs_and_a_zero_gradient():
+    hidden, weight, labels, _ = case(torch.float32)
+    logprobs, _ = LogprobHead(weight, temperature=1.0)(hidden[:0], labels[:0])
+    [grad] = torch.autograd.grad(logprobs.sum(), weight)
+    assert logprobs.shape == (0,)
+    assert grad.count_nonzero() == 0
+
+
+def test_logits_far_from_zero_do_not_overflow():
+    hidden, weight, labels, _ = case(torch.float32)
+    logprobs, entropy = LogprobHead(weight, temperature=1e-3, block_bytes=1)(hidden, labels)
+    assert torch.isfinite(logprobs).all()
+    assert (entropy >= 0).all()
