@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from april_rl.data.stream import PromptStream
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.rewards.check import check_reward
+from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.preflight import ModelFacts, check_start, pick_device
 from april_rl.runtime.settings import EngineSettings, LearnerSettings, WorkerSettings
@@ -49,7 +50,7 @@ class Parts:
     packer: Packer
     evaluator: Evaluator
     held_out: dict[str, list[Prompt]]
-    advantage: Callable[[NDArray[np.floating]], NDArray[np.floating]]
+    advantage: Callable[[Sequence[float]], NDArray[np.float64]]
 
 
 def assemble(
@@ -153,7 +154,7 @@ def _tracker(config: TrainConfig, run_dir: Path, plain: Mapping[str, object]) ->
         config=plain,
         num_steps=config.trainer.num_steps,
         num_groups=config.trainer.num_groups,
-        wandb_mode=config.tracking.wandb.name,
+        wandb_mode=config.tracking.wandb.value,
         wandb_project=config.tracking.wandb_project,
         print_samples_every=config.tracking.print_samples_every,
         save_samples_every=config.tracking.save_samples_every,

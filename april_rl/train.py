@@ -27,7 +27,7 @@ def main(composed: DictConfig) -> None:
         run(
             config,
             Path(HydraConfig.get().runtime.output_dir),
-            OmegaConf.to_container(composed, resolve=True),
+            OmegaConf.to_container(composed, resolve=True, enum_to_str=True),
         )
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -100,18 +100,18 @@ class Trainer:
                 on_progress=lambda ready, stats: _show(phase, ready, stats),
             )
 
-    def _advantages(self, scored: ScoredGroup) -> NDArray[np.floating]:
+    def _advantages(self, scored: ScoredGroup) -> NDArray[np.float64]:
         """[G], of the rewards less the overlong penalty."""
-        rewards = np.asarray(scored.rewards, dtype=np.float64)
-        algorithm = self._config.algorithm
-        if algorithm.overlong_buffer_tokens:
-            lengths = np.asarray([sample.num_tokens for sample in scored.group.samples])
-            rewards = rewards + soft_overlong_penalty(
-                lengths,
+        rewards = [
+            reward
+            + soft_overlong_penalty(
+                sample.num_tokens,
                 max_response_tokens=self._config.rollout.max_response_tokens,
-                buffer_tokens=algorithm.overlong_buffer_tokens,
-                penalty=algorithm.overlong_penalty,
+                buffer_tokens=self._config.algorithm.overlong_buffer_tokens,
+                penalty=self._config.algorithm.overlong_penalty,
             )
+            for sample, reward in zip(scored.group.samples, scored.rewards, strict=True)
+        ]
         return self._parts.advantage(rewards)
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
@@ -160,7 +160,7 @@ class Trainer:
         return time.perf_counter() - started
 
     def _record_samples(
-        self, groups: Sequence[ScoredGroup], advantages: Sequence[NDArray[np.floating]]
+        self, groups: Sequence[ScoredGroup], advantages: Sequence[NDArray[np.float64]]
     ) -> None:
         step = self._version + 1
         if not self.tracker.wants_samples(step):

@@ -93,7 +93,7 @@ class Packer:
     def pack(
         self,
         groups: Sequence[ScoredGroup],
-        advantages: Sequence[NDArray[np.floating]],
+        advantages: Sequence[NDArray[np.float64]],
         *,
         policy_version: int,
     ) -> Batch:
@@ -125,7 +125,7 @@ class Packer:
         )
 
     def _row(
-        self, scored: ScoredGroup, advantages: NDArray[np.floating], index: int, policy_version: int
+        self, scored: ScoredGroup, advantages: NDArray[np.float64], index: int, policy_version: int
     ) -> _Row:
         sample = scored.group.samples[index]
         ages = sample_ages(sample, policy_version=policy_version)

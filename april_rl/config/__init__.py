@@ -1,4 +1,4 @@
-"""The schema of a run's configuration, its checks, and how Hydra finds it. Imports neither torch nor vllm."""
+"""A run's configuration: schema, checks, and how Hydra finds it. Imports neither torch nor vllm."""
 
 from april_rl.config.schema import TrainConfig
 from april_rl.config.store import config_dir, register, to_config

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from april_rl.metrics import Max, Metrics, Sum
+from april_rl.metrics import Max, Metrics
 from april_rl.runtime.settings import WorkerSettings
 from april_rl.types import Completion, Request, Tick
 
@@ -56,7 +56,7 @@ class Worker:
             torch.set_num_threads(self._settings.threads)
         backend = "cuda:nccl,cpu:gloo" if self._settings.device == "cuda" else "gloo"
         if self._world_size == 1:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         else:
             dist.init_process_group(
                 backend,
@@ -99,22 +99,9 @@ class Worker:
         """
         started = time.perf_counter()
         self._engine.wake_weights()
-        num_bytes = 0
-
-        def counted():  # noqa: ANN202
-            nonlocal num_bytes
-            for name, tensor in self._learner.weights():
-                num_bytes += tensor.numel() * tensor.element_size()
-                yield name, tensor
-
-        self._engine.load_weights(counted(), policy_version=policy_version)
+        self._engine.load_weights(self._learner.weights(), policy_version=policy_version)
         self._engine.wake_kv_cache()
-        return Metrics(
-            {
-                "time/weight_sync_s": Max(time.perf_counter() - started),
-                "throughput/weight_sync_bytes": Sum(num_bytes),
-            }
-        )
+        return Metrics({"time/weight_sync_s": Max(time.perf_counter() - started)})
 
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder (rank 0 writes, every rank gathers)."""

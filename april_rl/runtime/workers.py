@@ -4,10 +4,12 @@ them together.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,20 +42,21 @@ def start_ray(*, num_workers: int, address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray hides GPUs from actors that ask for none; the controller must not do more than that.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    quiet = {"log_to_driver": False, "logging_level": "error", "ignore_reinit_error": True}
+    connect = partial(
+        ray.init, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True
+    )
     if address is not None:
         try:
-            ray.init(address=address, **quiet)
+            connect(address=address)
         except (RayError, ConnectionError, RuntimeError) as error:
             raise RunError(
                 f"runtime.ray_address={address}: no Ray cluster answers ({error})"
             ) from error
         return
-    ray.init(
+    connect(
         num_cpus=max(num_workers, os.cpu_count() or 1),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
-        **quiet,
     )
 
 
@@ -184,11 +187,12 @@ class RayEngines:
 def _place(num_workers: int, *, use_gpu: bool) -> PlacementGroup:
     """A bundle a worker, on as few nodes as they fit on."""
     bundle = {"CPU": 1.0, "GPU": 1.0} if use_gpu else {"CPU": 1.0}
-    group = placement_group([bundle] * num_workers, strategy="PACK")
+    group: PlacementGroup = placement_group([bundle] * num_workers, strategy="PACK")
     if not group.wait(_PLACEMENT_TIMEOUT_S):
+        have = ray.cluster_resources()  # type: ignore[no-untyped-call]
         raise RunError(
             f"runtime.num_workers={num_workers} wants {num_workers} times {bundle}, the "
-            f"Ray cluster has { {k: v for k, v in ray.cluster_resources().items() if k in bundle} }"
+            f"Ray cluster has { {k: have.get(k, 0.0) for k in bundle} }"
         )
     return group
 

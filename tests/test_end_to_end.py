@@ -1,0 +1,147 @@
+"""The command line, from the shell to the last file: real Ray, vLLM, FSDP2, reward pool, W&B."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_models import write_tiny_qwen3
+from transformers import AutoModelForCausalLM
+
+from april_rl.tracking.keys import missing
+
+pytestmark = pytest.mark.slow
+LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
+
+
+def parity_reward(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:
+    """Right when the response has an even number of characters: any random policy has signal."""
+    return [float(len(response) % 2 == 0) for response in responses]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    """A random model and sixty prompts."""
+    folder = tmp_path_factory.mktemp("task")
+    write_tiny_qwen3(folder / "model", hidden_size=64, num_layers=2, initializer_range=0.02)
+    rows = ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(6))
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def command(task: Path, run_dir: Path, *overrides: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "april_rl.train", f"hydra.run.dir={run_dir}"),
+        *(f"model.path={task}/model", f"data.path={task}/sums.jsonl", "data.template=plain"),
+        *("data.max_prompt_tokens=16", "rollout.max_response_tokens=96", "learner.max_tokens=1024"),
+        *("trainer.num_steps=4", "trainer.num_groups=4", "rollout.group_size=4"),
+        *("rollout.over_sampling_factor=2", "optimizer.lr=1e-3", "engine.kv_cache_gib=0.25"),
+        *("reward.function=test_end_to_end:parity_reward", "reward.num_processes=1"),
+        *(f"+evaluation.sets.held_out={task}/sums.jsonl", "evaluation.max_prompts=8"),
+        *("evaluation.every=2", "runtime.device=cpu", "runtime.threads=1"),
+        *overrides,
+    ]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
+
+
+def run(args: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        args, capture_output=True, text=True, env=environment(), cwd=cwd, timeout=240, check=False
+    )
+
+
+def metrics_of(run_dir: Path) -> list[dict[str, float]]:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def test_a_run_leaves_true_metrics_and_a_checkpoint_that_loads(task, tmp_path):
+    """Over-sampled, so that groups are parked and resumed. Fails when a stage reports nothing."""
+    done = run(command(task, tmp_path / "run"), tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = metrics_of(tmp_path / "run")
+    steps = [row for row in rows if row["step"] > 0]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert missing(steps[-1]) == []
+    for row in steps:
+        assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
+        assert row["ledger/in_flight"] == 0
+        assert row["ledger/trained"] == 4 * row["step"]
+        assert row["mismatch/logprob_abs_mean"] <= 0.02
+        ages = [row[key] for key in row if key.startswith("staleness/token_frac_age_")]
+        assert sum(ages) == pytest.approx(1.0)
+        assert sum(ages[1:]) == pytest.approx(row["staleness/off_policy_token_frac"])
+    assert max(row["staleness/age_max"] for row in steps) >= 1, "nothing was resumed"
+    assert sum(row["rollout/resumed_samples"] for row in steps) > 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_4")
+    start = AutoModelForCausalLM.from_pretrained(task / "model")
+    moved = zip(model.parameters(), start.parameters(), strict=True)
+    assert any((a != b).any() for a, b in moved)
+
+
+def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_path):
+    """SIGINT to the whole foreground group, as a terminal sends it, while steps are running."""
+    args = command(task, tmp_path / "run", "trainer.num_steps=100000", "evaluation.every=100000")
+    with subprocess.Popen(
+        args,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+        cwd=tmp_path,
+        start_new_session=True,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while len(steps_written(tmp_path / "run")) < 3:
+            assert process.poll() is None
+            assert time.monotonic() < deadline, "the run did not start"
+            time.sleep(0.2)
+        children = descendants(process.pid)
+        assert children
+        started = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=30)
+        took_s = time.monotonic() - started
+    _, alive = psutil.wait_procs(children, timeout=max(0.1, 10 - took_s))
+    assert took_s < 10
+    assert not alive, [p.cmdline() for p in alive]
+    assert process.returncode != 0
+
+
+def steps_written(run_dir: Path) -> list[str]:
+    path = run_dir / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_killed_worker_ends_the_run_with_a_message_and_leaves_no_process(task, tmp_path):
+    """SIGKILL to the actor's process while steps are running."""
+    args = command(task, tmp_path / "run", "trainer.num_steps=100000", "evaluation.every=100000")
+    with subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=tmp_path, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while len(steps_written(tmp_path / "run")) < 3:
+            assert process.poll() is None
+            assert time.monotonic() < deadline, "the run did not start"
+            time.sleep(0.2)
+        children = descendants(process.pid)
+        worker = next(p for p in children if "Worker" in p.name() or "ray::Worker" in "".join(p.cmdline()))
+        worker.kill()
+        _, errors = process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert process.returncode == 1
+    assert "worker" in errors
+    assert not alive, [p.cmdline() for p in alive]

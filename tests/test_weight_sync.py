@@ -1,0 +1,131 @@
+"""The mismatch check against real vLLM and the real learner: it must see a weight sync that did not happen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from tiny_models import write_tiny_qwen3
+
+from april_rl.batch.packing import Packer
+from april_rl.engine.vllm_engine import VllmEngine
+from april_rl.learner.learner import Learner
+from april_rl.learner.mismatch import MismatchError
+from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
+
+pytestmark = pytest.mark.slow
+GROUP_SIZE = 4
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def model_path(request, tmp_path) -> Iterator[str]:
+    write_tiny_qwen3(tmp_path, tied=request.param, hidden_size=64, num_layers=2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield str(tmp_path)
+    if dist.is_initialized():  # vLLM may have ended it with its own
+        dist.destroy_process_group()
+
+
+def build(model_path: str) -> tuple[Learner, VllmEngine]:
+    learner = Learner(
+        model_path=model_path,
+        device="cpu",
+        compute_dtype="bfloat16",
+        activation_checkpointing=False,
+        temperature=0.8,
+        lr=2e-2,
+        beta1=0.9,
+        beta2=0.999,
+        eps=1e-8,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        warmup_steps=0,
+        schedule="constant",
+        num_steps=10,
+        clip_low=0.2,
+        clip_high=0.28,
+        tis_cap=2.0,
+        ratio="proximal",
+        max_mismatch=0.05,
+    )
+    engine = VllmEngine(
+        model_path=model_path,
+        seed=0,
+        dtype="bfloat16",
+        max_model_len=128,
+        max_num_seqs=32,
+        max_batched_tokens=1024,
+        kv_cache_gib=0.25,
+        gpu_memory_utilization=0.3,
+        enforce_eager=True,
+        temperature=0.8,
+    )
+    return learner, engine
+
+
+def generate(engine: VllmEngine, step: int) -> list[ScoredGroup]:
+    prompts = [
+        Prompt(id=100 * step + i, token_ids=(5, 6, 7 + i), text="", answer="", source="test")
+        for i in range(8)
+    ]
+    requests = [
+        Request(
+            sample_id=SampleId(prompt.id, j),
+            token_ids=prompt.token_ids,
+            start=0,
+            max_tokens=40,
+            seed=1000 * prompt.id + j,
+        )
+        for prompt in prompts
+        for j in range(GROUP_SIZE)
+    ]
+    tick = engine.advance(requests, slots=32, max_steps=10_000)
+    done = {completion.sample_id: completion for completion in tick.finished}
+    return [
+        ScoredGroup(
+            group=Group(
+                prompt=prompt,
+                samples=tuple(
+                    Sample(prompt=prompt, index=j, completions=(done[SampleId(prompt.id, j)],))
+                    for j in range(GROUP_SIZE)
+                ),
+            ),
+            rewards=(0.0, 1.0, 0.0, 1.0),
+        )
+        for prompt in prompts
+    ]
+
+
+def train(learner: Learner, engine: VllmEngine, *, sync: bool) -> list[float]:
+    """The mismatch of three steps."""
+    packer = Packer(
+        num_ranks=1,
+        max_tokens=1024,
+        num_minibatches=1,
+        max_staleness=0,
+        age_decay=1.0,
+        hidden_size=64,
+    )
+    mismatches = []
+    for step in range(3):
+        groups = generate(engine, step)
+        advantages = [np.array([-1.0, 1.0, -1.0, 1.0])] * len(groups)
+        batch = packer.pack(groups, advantages, policy_version=engine.policy_version)
+        metrics = learner.update(batch.of_rank(0))
+        mismatches.append(metrics.read()["mismatch/logprob_abs_mean"])
+        if sync:
+            engine.load_weights(learner.weights(), policy_version=step + 1)
+    return mismatches
+
+
+def test_a_synced_engine_agrees_with_the_learner_and_an_unsynced_one_stops_the_run(model_path):
+    """Large steps, so that old weights are far from new ones. Fails when the check compares nothing."""
+    learner, engine = build(model_path)
+    assert max(train(learner, engine, sync=True)) <= 0.02
+
+    before = {name: tensor.clone() for name, tensor in learner.weights()}
+    with pytest.raises(MismatchError, match="sync"):
+        train(learner, engine, sync=False)
+    assert any((before[n] != t).any() for n, t in learner.weights()), "the first step was legal"
