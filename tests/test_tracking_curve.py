@@ -54,6 +54,13 @@ def test_the_picture_shows_accuracy_and_reward_side_by_side(tmp_path: Path) -> N
         assert num_columns_with_ink(tmp_path / name) > 1000
 
 
+def test_rewards_of_zero_are_rewards(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "reward/mean": 0.0}\n{"step": 2, "reward/mean": 0.0}\n')
+    reward_curve({"trial": [path]}, tmp_path / "curve.png")
+    assert num_columns_with_ink(tmp_path / "curve.png") > 100
+
+
 def test_a_file_without_reward_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss/total": 1.0}\n')

@@ -65,14 +65,15 @@ def panel_text(view: LiveView, width: int) -> str:
 def test_the_live_panel_shows_every_figure_whole_within_the_width(width: int) -> None:
     with live_view(width) as (view, _):
         view.step(0, EVALUATION, left_s=None)
-        for step in (1, 2, 3):
-            view.step(step, VALUES | {"reward/mean": 0.4125 * step / 3}, left_s=754.0)
+        for step in range(1, 61):
+            view.step(step, VALUES | {"reward/mean": 0.4125 * (step % 2)}, left_s=754.0)
+        view.step(61, VALUES, left_s=754.0)
         with view.phase("rollout", 16) as phase:
             phase.advance(11, "18,203 tokens/s")
             text = panel_text(view, width)
     for wanted in [*SHOWN, "3%", "0.625", "held_out avg@k", "response tokens", "mismatch, nats"]:
         assert wanted in text
-    for wanted in ["rollout", "11/16", "18,203 tokens/s", "3/100", "12m3", "left", "▁▅█"]:
+    for wanted in ["rollout", "11/16", "18,203 tokens/s", "61/100", "12m3", "left", "█▁█"]:
         assert wanted in text
     assert {len(line) for line in text.splitlines()} == {width}
     assert "…" not in text

@@ -73,7 +73,7 @@ def _draw_panel(
     low, high = axes.get_ylim()
     # Rewards and accuracies are shares as a rule: then the whole scale keeps the picture honest.
     if low >= -0.1 and high <= 1.1:
-        axes.set_ylim(0, 1)
+        axes.set_ylim(-0.03, 1.03)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.tick_params(labelsize=8, length=0, colors=_INK)
     axes.grid(color=_GRID, linewidth=0.8)

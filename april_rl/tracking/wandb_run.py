@@ -68,7 +68,6 @@ def start_run(
 
     def begin(how: Literal["online", "offline"]) -> WandbRun:
         settings = wandb.Settings(
-            silent=True,
             console="off",
             init_timeout=_INIT_TIMEOUT_S,
             finish_timeout=_FINISH_TIMEOUT_S,
