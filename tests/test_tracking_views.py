@@ -1,6 +1,7 @@
 """What a run shows: the live view at two widths, plain lines elsewhere, readable figures."""
 
 import io
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ VALUES = {
     "rollout/truncated_frac": 0.034,
 }
 SHOWN = ["0.412", "1.4k", "0.42", "31%", "0.0012", "18.2k", "6.3"]
+BARS = "▁▂▃▄▅▆▇█"
 EVALUATION = {"eval/held_out/avg_at_k": 0.625, "eval/held_out/pass_at_k": 0.75}
 
 
@@ -77,6 +79,10 @@ def test_the_live_panel_shows_every_figure_whole_within_the_width(width: int) ->
         assert wanted in text
     assert {len(line) for line in text.splitlines()} == {width}
     assert "…" not in text
+    left, right = re.findall(
+        f"[{BARS}]+", next(line for line in text.splitlines() if "reward" in line)
+    )
+    assert len(left) == len(right) >= 8, "the right-hand sparkline is cut off"
 
 
 @pytest.mark.parametrize("width", [80, 120])
