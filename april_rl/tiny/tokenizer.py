@@ -1,0 +1,28 @@
+"""One token a character, and one for the opening of the box: exact in both directions."""
+
+from __future__ import annotations
+
+import string
+
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+PAD, EOS, UNKNOWN, BOX = "<pad>", "<eos>", "<unk>", "\\boxed{"
+ALPHABET = (*string.digits, *string.ascii_lowercase, *"+= }")
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer; the task's text comes back from decode unchanged, anything else as <unk>."""
+    tokens = (PAD, EOS, UNKNOWN, BOX, *ALPHABET)
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,160 @@
+"""A short supervised pass: it gives a tiny Qwen3 the task's two manners and the habit of stopping.
+
+One epoch over fresh problems: rows are grouped by length, so that little is padded, and the groups
+come in random order. The loss is the mean over response tokens; prompts are read, not learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from april_rl.tiny.task import Problem, worked_solution
+
+IGNORED = -100  # label without loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """The model's shape and the pass over the data."""
+
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_layers: int = 3
+    num_heads: int = 4
+    init_std: float = (
+        0.08  # about 1 / sqrt(hidden_size): the usual 0.02 costs a model this narrow half its pass
+    )
+    num_rows: int = 34_000
+    batch_tokens: int = 1024  # with padding
+    lr: float = 2e-3
+    warmup_fraction: float = 0.05
+    weight_decay: float = 0.05
+    max_grad_norm: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the pass is: steps taken, steps in all, loss in nats a token."""
+
+    step: int
+    num_steps: int
+    loss: float
+
+
+def warm_start(
+    settings: WarmStart,
+    problems: list[Problem],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    report: Callable[[Progress], None],
+) -> Qwen3ForCausalLM:
+    """The policy in bfloat16, supervised on one worked solution of each problem, seeded."""
+    torch.manual_seed(settings.seed)
+    random = Random(settings.seed)
+    batches = _batches(_rows(problems, tokenizer, random), settings.batch_tokens, random)
+    model = build_model(settings, tokenizer)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        settings.lr,
+        betas=(0.9, 0.95),
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        max_lr=settings.lr,
+        total_steps=len(batches),
+        pct_start=settings.warmup_fraction,
+        cycle_momentum=False,
+    )
+    for step, batch in enumerate(batches, start=1):
+        loss = model(**_tensors(batch, tokenizer.pad_token_id), use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        report(Progress(step, len(batches), loss.item()))
+    model.bfloat16()
+    return model
+
+
+def build_model(settings: WarmStart, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """An untrained Qwen3 in float32 that stops at the tokenizer's <eos>."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        num_key_value_heads=settings.num_heads // 2,
+        head_dim=32,
+        initializer_range=settings.init_std,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=True,
+        temperature=1.0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A prompt with its worked solution and <eos>."""
+
+    token_ids: list[int]
+    prompt_length: int
+
+
+def _rows(
+    problems: list[Problem], tokenizer: PreTrainedTokenizerFast, random: Random
+) -> list[_Row]:
+    """One row a problem, in order."""
+    prompts = [problem.prompt for problem in problems]
+    texts = [p.prompt + worked_solution(p, random) + tokenizer.eos_token for p in problems]
+    encoded = tokenizer(texts)["input_ids"]
+    lengths = [len(ids) for ids in tokenizer(prompts)["input_ids"]]
+    return [_Row(ids, length) for ids, length in zip(encoded, lengths, strict=True)]
+
+
+def _batches(rows: list[_Row], batch_tokens: int, random: Random) -> list[list[_Row]]:
+    """Rows of similar length together, at most `batch_tokens` with padding; random order."""
+    batches = list(_cut(sorted(rows, key=lambda row: len(row.token_ids)), batch_tokens))
+    random.shuffle(batches)
+    return batches
+
+
+def _cut(rows: list[_Row], batch_tokens: int) -> Iterator[list[_Row]]:
+    """Consecutive batches of `rows`, which come shortest first."""
+    batch: list[_Row] = []
+    for row in rows:
+        if batch and len(row.token_ids) * (len(batch) + 1) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _tensors(batch: list[_Row], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """`input_ids`, `labels` [rows, longest row]; padded on the right, unseen by the model."""
+    ids = [torch.tensor(row.token_ids) for row in batch]
+    input_ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad_token_id)
+    labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=IGNORED)
+    for row, label in zip(batch, labels, strict=True):
+        label[: row.prompt_length] = IGNORED
+    return {"input_ids": input_ids, "labels": labels}
