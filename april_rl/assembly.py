@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from april_rl.algorithm.advantages import dr_grpo, grpo
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
-from april_rl.config.schema import Advantage, OnStale
+from april_rl.config.choices import Advantage, OnStale
 from april_rl.data.prompts import tokenize_prompts
 from april_rl.data.rows import load_rows
 from april_rl.data.stream import PromptStream
@@ -24,7 +24,7 @@ from april_rl.evaluation.evaluator import Evaluator
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
-from april_rl.runtime.preflight import ModelFacts, check_start, pick_device
+from april_rl.runtime.preflight import ModelFacts, check_start, check_supported, pick_device
 from april_rl.runtime.settings import EngineSettings, LearnerSettings, WorkerSettings
 from april_rl.runtime.workers import RayEngines, Workers
 from april_rl.tracking.tracker import Tracker
@@ -50,11 +50,11 @@ class Parts:
     packer: Packer
     evaluator: Evaluator
     held_out: dict[str, list[Prompt]]
-    advantage: Callable[[Sequence[float]], NDArray[np.float64]]
+    advantage: Callable[[ArrayLike], NDArray[np.float64]]
 
 
 def assemble(
-    config: TrainConfig, run_dir: Path, plain: Mapping[str, object], stack: ExitStack
+    config: TrainConfig, *, run_dir: Path, plain: Mapping[str, object], stack: ExitStack
 ) -> Parts:
     """Everything a run needs, started; `stack` gets what ends it.
 
@@ -62,13 +62,7 @@ def assemble(
     processes. Raises RunError with one message.
     """
     tracker = stack.enter_context(_tracker(config, run_dir, plain))
-    facts = check_start(
-        model_path=config.model.path,
-        device=pick_device(config.runtime.device.name),
-        num_workers=config.runtime.num_workers,
-        is_cluster=config.runtime.ray_address is not None,
-        window_tokens=_window(config),
-    )
+    facts = _check_machine(config)
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("reading the data"):
         prompts = _load(config, config.data.path, tokenizer, tracker)
@@ -77,20 +71,7 @@ def assemble(
             for name, path in config.evaluation.sets.items()
         }
     with tracker.phase("trying the reward"):
-        check_reward(
-            config.reward.function,
-            soft_timeout_s=config.reward.soft_timeout_s,
-            hard_timeout_s=config.reward.hard_timeout_s,
-            prompt=prompts[0].text,
-            answer=prompts[0].answer,
-        )
-    rewards = RewardPool(
-        function=config.reward.function,
-        num_processes=config.reward.num_processes,
-        soft_timeout_s=config.reward.soft_timeout_s,
-        hard_timeout_s=config.reward.hard_timeout_s,
-        decode=tokenizer.decode,
-    )
+        rewards = _rewards(config, prompts[0], tokenizer)
     stack.callback(rewards.close)
     workers = Workers(
         num_workers=config.runtime.num_workers,
@@ -112,6 +93,39 @@ def assemble(
         evaluator=_evaluator(config, engines, rewards),
         held_out=held_out,
         advantage=_ADVANTAGES[config.algorithm.advantage],
+    )
+
+
+def _check_machine(config: TrainConfig) -> ModelFacts:
+    check_supported(
+        tensor_parallel_size=config.engine.tensor_parallel_size,
+        offload=config.learner.offload.name,
+    )
+    return check_start(
+        model_path=config.model.path,
+        device=pick_device(config.runtime.device.name),
+        num_workers=config.runtime.num_workers,
+        is_cluster=config.runtime.ray_address is not None,
+        window_tokens=_window(config),
+    )
+
+
+def _rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> RewardPool:
+    """The pool, after one call of the function on a prompt of the data."""
+    reward = config.reward
+    check_reward(
+        reward.function,
+        soft_timeout_s=reward.soft_timeout_s,
+        hard_timeout_s=reward.hard_timeout_s,
+        prompt=example.text,
+        answer=example.answer,
+    )
+    return RewardPool(
+        function=reward.function,
+        num_processes=reward.num_processes,
+        soft_timeout_s=reward.soft_timeout_s,
+        hard_timeout_s=reward.hard_timeout_s,
+        decode=tokenizer.decode,
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from april_rl.algorithm.shaping import soft_overlong_penalty
 from april_rl.assembly import Parts, assemble
 from april_rl.config import TrainConfig
-from april_rl.metrics import Mean, Metrics, Sum
+from april_rl.metrics import Mean, Metric, Metrics, Sum
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
 from april_rl.tracking.samples_file import SampleRecord
@@ -39,9 +39,10 @@ class Trainer:
         self._config = config
         self._run_dir = run_dir
         self._version = 0  # of the policy, counted in steps
+        self._trained_tokens = 0  # response tokens of the last step
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
         with ExitStack() as stack:
-            self._parts: Parts = assemble(config, run_dir, plain_config, stack)
+            self._parts: Parts = assemble(config, run_dir=run_dir, plain=plain_config, stack=stack)
             self._exits = stack.pop_all()
         self.collector, self.workers = self._parts.collector, self._parts.workers
         self.packer, self.tracker = self._parts.packer, self._parts.tracker
@@ -55,7 +56,11 @@ class Trainer:
             if metrics is None:
                 self.tracker.message(f"no group is left to train; the run ends before step {step}")
                 break
-            timed = {"time/step_s": time.perf_counter() - started}
+            step_s = time.perf_counter() - started
+            timed: dict[str, Metric | float] = {
+                "time/step_s": Sum(step_s),
+                "throughput/trained_tokens_per_s": self._trained_tokens / step_s,
+            }
             self.tracker.log(step, Metrics({**metrics, **timed, **self._after(step)}))
         self._export()
         self._report_leftovers()
@@ -75,6 +80,7 @@ class Trainer:
             sync = self.workers.sync_weights(self._version + 1)
         self._record_samples(collection.groups, advantages)
         self._version += 1
+        self._trained_tokens = batch.num_response_tokens
         return Metrics(
             {
                 **collection.stats.metrics(
@@ -85,8 +91,8 @@ class Trainer:
                 **update,
                 **self.collector.ledger.metrics(),
                 "time/rollout_s": Sum(collection.stats.time_s),
+                "time/score_s": Sum(collection.stats.score_s),
                 **sync,
-                "throughput/trained_response_tokens": Sum(batch.num_response_tokens),
             }
         )
 
@@ -102,17 +108,13 @@ class Trainer:
 
     def _advantages(self, scored: ScoredGroup) -> NDArray[np.float64]:
         """[G], of the rewards less the overlong penalty."""
-        rewards = [
-            reward
-            + soft_overlong_penalty(
-                sample.num_tokens,
-                max_response_tokens=self._config.rollout.max_response_tokens,
-                buffer_tokens=self._config.algorithm.overlong_buffer_tokens,
-                penalty=self._config.algorithm.overlong_penalty,
-            )
-            for sample, reward in zip(scored.group.samples, scored.rewards, strict=True)
-        ]
-        return self._parts.advantage(rewards)
+        penalty = soft_overlong_penalty(
+            [sample.num_tokens for sample in scored.group.samples],
+            max_response_tokens=self._config.rollout.max_response_tokens,
+            buffer_tokens=self._config.algorithm.overlong_buffer_tokens,
+            penalty=self._config.algorithm.overlong_penalty,
+        )
+        return self._parts.advantage(np.asarray(scored.rewards) + penalty)
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
         rewards = [reward for group in collection.groups for reward in group.rewards]

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from source_tree import PACKAGE, ROOT, package_files, tree_of
 
 from april_rl.config import TrainConfig, config_dir, register, to_config
-from april_rl.config.schema import MISSING
+from april_rl.config.task import MISSING
 from april_rl.config.store import ConfigError, recipes
 
 SECTIONS = {entry.name: type(getattr(TrainConfig(), entry.name)) for entry in fields(TrainConfig)}
@@ -116,7 +116,7 @@ def test_an_unknown_key_or_a_wrong_type_is_refused_by_name(override: str, wanted
         "learner.age_decay=0",
         "learner.max_mismatch=0",
         "engine.gpu_memory_utilization=1",
-        "engine.tensor_parallel_size=2",
+        "engine.tensor_parallel_size=0",
         "reward.hard_timeout_s=1",
         "evaluation.every=0",
         "runtime.num_workers=0",

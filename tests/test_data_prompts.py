@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from april_rl.config.schema import Template
+from april_rl.config.choices import Template
 from april_rl.data.prompts import tokenize_prompts
 from april_rl.data.rows import DataError, Row
 from april_rl.data.stream import PromptStream

@@ -82,7 +82,7 @@ def _run(
 
 
 def _row(name: str, factor: float, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
-    rates = [s["throughput/trained_response_tokens"] / s["time/step_s"] for s in steps]
+    rates = [s["throughput/trained_tokens_per_s"] for s in steps]
     split = {
         key: sum(s[f"time/{key}"] for s in steps) / sum(s["time/step_s"] for s in steps)
         for key in _PHASES

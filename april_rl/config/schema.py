@@ -8,159 +8,23 @@ that need files, the model or the machine stand in `april_rl.runtime.preflight`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
-MISSING = "???"  # OmegaConf's mark for a value the user must give
-
-
-class OnStale(Enum):
-    """What happens to a group that would pass `rollout.max_staleness`."""
-
-    finish = "finish"  # the step waits for it
-    mask = "mask"  # its tokens beyond the cap get no gradient
-
-
-class Advantage(Enum):
-    """How rewards become advantages."""
-
-    grpo = "grpo"  # (reward - group mean) / group standard deviation
-    dr_grpo = "dr_grpo"  # reward - group mean
-
-
-class Ratio(Enum):
-    """What the clipped ratio is taken against; the other off-policy settings follow from it."""
-
-    proximal = "proximal"  # decoupled: the learner at the start of the step; tis_cap does the rest
-    behaviour = "behaviour"  # bypass: the engine's own log-probabilities; tis_cap must be null
-
-
-class Schedule(Enum):
-    """How the learning rate goes on after the warm-up."""
-
-    constant = "constant"
-    linear = "linear"
-    cosine = "cosine"
-
-
-class Offload(Enum):
-    """What of the learner leaves the accelerator while the engine generates."""
-
-    none = "none"
-
-
-class Template(Enum):
-    """How a prompt column becomes the text the model sees."""
-
-    chat = "chat"  # the tokenizer's chat template around one user message (or a list of messages)
-    plain = "plain"  # data.plain_template with {prompt} replaced
-
-
-class WandbMode(Enum):
-    """Weights & Biases."""
-
-    online = "online"
-    offline = "offline"
-    disabled = "disabled"
-
-
-class Device(Enum):
-    """What a worker computes on."""
-
-    auto = "auto"  # a GPU where there is one
-    cpu = "cpu"
-    gpu = "gpu"
-
-
-class ComputeDtype(Enum):
-    """The precision of the learner's forward and backward pass; masters and optimizer are float32
-    always.
-    """
-
-    bfloat16 = "bfloat16"
-    float32 = "float32"
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless `condition`."""
-    if not condition:
-        raise ValueError(message)
-
-
-def at_least(section: str, minimum: float, **values: float | None) -> None:
-    """Raise ValueError naming `section.key` for the first value below `minimum`; None passes."""
-    for key, value in values.items():
-        require(
-            value is None or value >= minimum, f"{section}.{key} must be >= {minimum}, got {value}"
-        )
-
-
-def above(section: str, bound: float, **values: float | None) -> None:
-    """Raise ValueError naming `section.key` for the first value not above `bound`; None passes."""
-    for key, value in values.items():
-        require(value is None or value > bound, f"{section}.{key} must be > {bound}, got {value}")
-
-
-@dataclass(slots=True, kw_only=True)
-class ModelConfig:
-    """The policy."""
-
-    path: str = MISSING  # Hugging Face folder or hub id, or builtin:tiny
-
-
-@dataclass(slots=True, kw_only=True)
-class DataConfig:
-    """Where prompts come from and how they are written."""
-
-    path: str = (
-        MISSING  # .jsonl, .json or .parquet file, Hugging Face data set id, or builtin:arithmetic
-    )
-    split: str = "train"  # of a data set id
-    prompt_column: str = "prompt"
-    answer_column: str = "answer"
-    template: Template = Template.chat
-    plain_template: str = "{prompt}"
-    system_prompt: str = ""  # chat only; empty: none
-    max_prompt_tokens: int = 1024  # longer prompts are left out, and counted
-
-    def __post_init__(self) -> None:
-        at_least("data", 1, max_prompt_tokens=self.max_prompt_tokens)
-        require("{prompt}" in self.plain_template, "data.plain_template must contain {prompt}")
-
-
-@dataclass(slots=True, kw_only=True)
-class AlgorithmConfig:
-    """From rewards to per-token loss."""
-
-    advantage: Advantage = Advantage.grpo
-    ratio: Ratio = Ratio.proximal  # what the clipped ratio is taken against
-    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.28  # DAPO's clip-higher
-    tis_cap: float | None = (
-        2.0  # truncated importance sampling: upper bound of the weight; null: off
-    )
-    dynamic_sampling: bool = (
-        False  # reject groups whose rewards are all equal and refill their slots
-    )
-    overlong_buffer_tokens: int = (
-        0  # DAPO's soft overlong punishment over the last so many tokens; 0: off
-    )
-    overlong_penalty: float = 1.0  # reward taken off at the end of the buffer
-
-    def __post_init__(self) -> None:
-        above("algorithm", 0, clip_low=self.clip_low, clip_high=self.clip_high)
-        require(self.clip_low < 1, f"algorithm.clip_low must be < 1, got {self.clip_low}")
-        at_least("algorithm", 1, tis_cap=self.tis_cap)
-        require(
-            self.ratio is Ratio.proximal or self.tis_cap is None,
-            "algorithm.tis_cap must be null with algorithm.ratio=behaviour: "
-            "the ratio already carries the importance weight",
-        )
-        at_least(
-            "algorithm",
-            0,
-            overlong_buffer_tokens=self.overlong_buffer_tokens,
-            overlong_penalty=self.overlong_penalty,
-        )
+from april_rl.config.checks import above, at_least, require
+from april_rl.config.choices import (
+    ComputeDtype,
+    Device,
+    Offload,
+    OnStale,
+    Schedule,
+    WandbMode,
+)
+from april_rl.config.task import (
+    AlgorithmConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RewardConfig,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -285,53 +149,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         at_least("engine", 0, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
-        at_least("engine", 1, max_batched_tokens=self.max_batched_tokens)
+        at_least(
+            "engine",
+            1,
+            max_batched_tokens=self.max_batched_tokens,
+            tensor_parallel_size=self.tensor_parallel_size,
+        )
         above("engine", 0, kv_cache_gib=self.kv_cache_gib)
         require(
             0 < self.gpu_memory_utilization < 1,
             f"engine.gpu_memory_utilization must be in (0, 1), got {self.gpu_memory_utilization}",
         )
-        require(
-            self.tensor_parallel_size == 1,
-            f"engine.tensor_parallel_size must be 1, got {self.tensor_parallel_size}: "
-            "tensor-parallel engines are not supported yet",
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class RewardConfig:
-    """What a response is worth."""
-
-    function: str = "math_verify"  # or module:function, called with (prompts, responses, answers)
-    num_processes: int = 2
-    soft_timeout_s: int = 3  # whole seconds; math_verify gives up on a response: value 0, counted
-    hard_timeout_s: float = (
-        10.0  # the process is killed, the sample scored once more, then its group dropped
-    )
-
-    def __post_init__(self) -> None:
-        at_least("reward", 1, num_processes=self.num_processes, soft_timeout_s=self.soft_timeout_s)
-        require(
-            self.hard_timeout_s > self.soft_timeout_s,
-            f"reward.hard_timeout_s must be > reward.soft_timeout_s ({self.soft_timeout_s}), "
-            f"got {self.hard_timeout_s}",
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class EvaluationConfig:
-    """Held-out accuracy along the way."""
-
-    sets: dict[str, str] = field(default_factory=dict)  # name: path, with the columns of `data`
-    every: int = 10  # steps; also before the first step and after the last
-    num_samples: int = 1  # k of avg@k and pass@k
-    temperature: float = 1.0
-    max_prompts: int = 0  # of each set; 0: all
-
-    def __post_init__(self) -> None:
-        at_least("evaluation", 1, every=self.every, num_samples=self.num_samples)
-        at_least("evaluation", 0, max_prompts=self.max_prompts)
-        above("evaluation", 0, temperature=self.temperature)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from april_rl.config.schema import Template
+from april_rl.config.choices import Template
 from april_rl.data.rows import DataError, Row
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
 from april_rl.types import Prompt

@@ -84,6 +84,8 @@ class Collector:
         self._abort_timeout_s = abort_timeout_s
         self._deterministic = deterministic
         self._seed = seed
+        self._unscored = 0  # complete groups that wait for scores
+        self._allowance = 0.0  # samples the step may still start
         self._expected_tokens = 1.0  # of a response: the running mean of finished ones
         # New prompts stop while so many groups wait to be scored or trained: a slow reward must not
         # make the run open prompts without end.
@@ -120,6 +122,10 @@ class Collector:
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
         self._stats.end(groups, buffer=self.buffer)
         return Collection(groups=tuple(groups), stats=self._stats)
+
+    def settle_scores(self) -> None:
+        """Between steps: wait for every outstanding score, so that the scorer is free for others."""
+        self._take_scores(self._scorer.collect(None))
 
     # The phases of a step.
 
@@ -229,6 +235,7 @@ class Collector:
             return False
         started = time.perf_counter()
         scores = self._scorer.collect(1.0)
+        self._stats.score_s += time.perf_counter() - started
         self._stats.waited_s += time.perf_counter() - started
         self._take_scores(scores)
         return True

@@ -23,6 +23,7 @@ class StepStats:
         self.time_s = 0.0
         self.waited_s = 0.0  # for engines and scores; the rest is the controller's own time
         self.abort_s = 0.0
+        self.score_s = 0.0  # with nothing left to generate, waiting for scores
         self.engine_steps = 0
         self.slot_steps = 0
         self.generated_tokens = 0

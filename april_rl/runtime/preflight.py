@@ -44,6 +44,16 @@ def pick_device(wanted: str) -> str:
     return "cpu" if wanted == "cpu" else "cuda"
 
 
+def check_supported(*, tensor_parallel_size: int, offload: str) -> None:
+    """Raise PreflightError for a setting that has a name but no effect yet."""
+    if tensor_parallel_size != 1:
+        raise PreflightError(
+            f"engine.tensor_parallel_size={tensor_parallel_size}: only 1 is supported as yet"
+        )
+    if offload != "none":
+        raise PreflightError(f"learner.offload={offload}: only none is supported as yet")
+
+
 def check_start(
     *, model_path: str, device: str, num_workers: int, is_cluster: bool, window_tokens: int
 ) -> ModelFacts:
