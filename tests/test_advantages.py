@@ -39,21 +39,15 @@ def test_advantages_are_finite_and_sum_to_zero(rewards):
         assert math.isclose(advantages.sum(), 0.0, abs_tol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "expected"), [(0, 0.0), (80, 0.0), (81, -0.025), (90, -0.25), (100, -0.5)]
-)
-def test_the_overlong_penalty_falls_linearly_through_the_buffer(num_tokens, expected):
+def test_the_overlong_penalty_falls_linearly_through_the_buffer_and_stays_at_its_end():
     penalty = soft_overlong_penalty(
-        num_tokens, max_response_tokens=100, buffer_tokens=20, penalty=0.5
+        [0, 80, 81, 90, 100, 150], max_response_tokens=100, buffer_tokens=20, penalty=0.5
     )
-    assert penalty == pytest.approx(expected)
-
-
-def test_the_overlong_penalty_stays_where_the_buffer_ends():
-    penalty = soft_overlong_penalty(150, max_response_tokens=100, buffer_tokens=20, penalty=1.0)
-    assert penalty == -1.0
+    assert penalty == pytest.approx([0.0, 0.0, -0.025, -0.25, -0.5, -0.5])
 
 
 def test_a_buffer_of_no_tokens_turns_the_overlong_penalty_off():
-    penalty = soft_overlong_penalty(100, max_response_tokens=100, buffer_tokens=0, penalty=1.0)
-    assert penalty == 0.0
+    penalty = soft_overlong_penalty(
+        [1, 100, 150], max_response_tokens=100, buffer_tokens=0, penalty=1.0
+    )
+    assert penalty.tolist() == [0.0, 0.0, 0.0]

@@ -5,15 +5,13 @@ Legend: [G] samples of a group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 STD_EPS = 1e-6  # keeps a group of almost equal rewards finite
 
 
-def grpo(rewards: Sequence[float]) -> NDArray[np.float64]:
+def grpo(rewards: ArrayLike) -> NDArray[np.float64]:
     """(reward - mean) / (std + 1e-6) [G]; Shao et al. 2024 (DeepSeekMath), section 4.1.2.
 
     The standard deviation is the sample one (divisor G - 1), as in TRL, verl and slime: learning
@@ -27,7 +25,7 @@ def grpo(rewards: Sequence[float]) -> NDArray[np.float64]:
     return centred / scale
 
 
-def dr_grpo(rewards: Sequence[float]) -> NDArray[np.float64]:
+def dr_grpo(rewards: ArrayLike) -> NDArray[np.float64]:
     """reward - mean [G]; Liu et al. 2025 (Dr. GRPO), section 3.2.
 
     Undivided, hard and easy prompts keep the weight their spread gives them. Exactly zeros for

@@ -1,17 +1,24 @@
-"""What is added to a reward for reasons other than the answer."""
+"""What is added to a reward for reasons other than the answer.
+
+Legend: [G] samples of a group.
+"""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 
 def soft_overlong_penalty(
-    num_tokens: int, *, max_response_tokens: int, buffer_tokens: int, penalty: float
-) -> float:
-    """What to add to the reward of so long a response; Yu et al. 2025 (DAPO), eq. 13.
+    num_tokens: ArrayLike, *, max_response_tokens: int, buffer_tokens: int, penalty: float
+) -> NDArray[np.float64]:
+    """What to add to the rewards of responses so long [G]; Yu et al. 2025 (DAPO), eq. 13.
 
     0 up to max_response_tokens - buffer_tokens, falling linearly through the buffer, -penalty at
     and beyond max_response_tokens. `buffer_tokens` 0 turns it off: always 0.
     """
+    lengths = np.asarray(num_tokens, dtype=np.float64)
     if buffer_tokens == 0:
-        return 0.0
-    over = num_tokens - (max_response_tokens - buffer_tokens)
-    return -penalty * min(max(over / buffer_tokens, 0.0), 1.0)
+        return np.zeros_like(lengths)
+    over = lengths - (max_response_tokens - buffer_tokens)
+    return -penalty * np.clip(over / buffer_tokens, 0.0, 1.0)

@@ -42,10 +42,13 @@ def load_rows(path: str, *, split: str, prompt_column: str, answer_column: str) 
     if Path(path).suffix in FORMATS or Path(path).is_file():
         with tempfile.TemporaryDirectory() as cache:
             table = _load_file(path, cache=cache)
-            return _to_rows(table, _file_sources(path, len(table)), prompt_column, answer_column)
+            sources = _file_sources(path, len(table))
+            return _to_rows(
+                table, sources, prompt_column=prompt_column, answer_column=answer_column
+            )
     table = _load_id(path, split=split)
     sources = [f"{path} [{split}] row {number}" for number in range(1, len(table) + 1)]
-    return _to_rows(table, sources, prompt_column, answer_column)
+    return _to_rows(table, sources, prompt_column=prompt_column, answer_column=answer_column)
 
 
 def _load_file(path: str, *, cache: str) -> datasets.Dataset:
@@ -88,7 +91,7 @@ def _load_id(path: str, *, split: str) -> datasets.Dataset:
 
 
 def _to_rows(
-    table: datasets.Dataset, sources: list[str], prompt_column: str, answer_column: str
+    table: datasets.Dataset, sources: list[str], *, prompt_column: str, answer_column: str
 ) -> list[Row]:
     """The two columns of the table as rows."""
     prompt_path = _column_path("prompt_column", prompt_column, table.features)
