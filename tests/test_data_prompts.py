@@ -184,5 +184,5 @@ def test_the_order_of_a_seed_never_changes():
     [({"seed": 5}, "seed=0 is not"), ({"num_prompts": 4}, "data.path gives")],
 )
 def test_a_state_of_another_stream_is_refused(changes, expected):
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(DataError, match=expected):
         stream(3).restore(stream(3).state() | changes)

@@ -14,12 +14,13 @@ from typing import Any
 import datasets
 
 from april_rl.data.tokenizer import Message
+from april_rl.errors import RunError
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both report what is raised as well
 
 
-class DataError(ValueError):
+class DataError(RunError, ValueError):
     """Data that cannot be used; the message names the key, the file and, if known, the line."""
 
 

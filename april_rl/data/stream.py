@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from april_rl.data.rows import DataError
 from april_rl.types import Prompt
 
 
@@ -50,14 +51,14 @@ class PromptStream:
         }
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Go on exactly where `state` was taken; raises ValueError for another seed or data set."""
+        """Go on exactly where `state` was taken; raises DataError for another seed or data set."""
         if state["seed"] != self._seed:
-            raise ValueError(
+            raise DataError(
                 f"seed={self._seed} is not the seed of the saved prompt stream ({state['seed']}): "
                 "resume with the same one"
             )
         if state["num_prompts"] != len(self._prompts):
-            raise ValueError(
+            raise DataError(
                 f"data.path gives {len(self._prompts)} prompts and the saved prompt stream had "
                 f"{state['num_prompts']}: resume with the same data, tokenizer and "
                 "data.max_prompt_tokens"

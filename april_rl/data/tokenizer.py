@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from april_rl.errors import RunError
+
 Message = Mapping[str, str]  # of a chat: role and content
 
 
-class TokenizerError(ValueError):
+class TokenizerError(RunError, ValueError):
     """The tokenizer cannot be loaded, or cannot do what the configuration asks of it."""
 
 

@@ -6,13 +6,14 @@ import multiprocessing
 
 from pebble import ProcessPool
 
+from april_rl.errors import RunError
 from april_rl.rewards.worker import MATH_VERIFY, prepare_process
 
 MEMORY_GIB = 4.0  # address space of one reward process
 START_S = 60.0  # what a process may take to start and to import the function
 
 
-class RewardError(RuntimeError):
+class RewardError(RunError, RuntimeError):
     """The reward function is at fault, whatever the response; the run cannot go on."""
 
 
