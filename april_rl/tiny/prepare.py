@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from april_rl.errors import RunError
 from april_rl.tiny.task import Problem, held_out_problems, training_problems
 
 PREFIX = "builtin:"
@@ -33,7 +34,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _TRAIN, _HELD_OUT = "train.jsonl", "held_out.jsonl"
 
 
-class CacheError(RuntimeError):
+class CacheError(RunError):
     """A builtin could not be built or kept."""
 
 

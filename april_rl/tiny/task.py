@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 LABELS = string.ascii_lowercase
-MIN_OPERANDS = 3
+MIN_OPERANDS = 4
 MAX_OPERANDS = len(LABELS)
 TAIL_EXPONENT = (
     1.8  # of the number of operands: P(more than n) = (MIN_OPERANDS / n) ** TAIL_EXPONENT
