@@ -167,7 +167,7 @@ def pack_row(rows: Sequence[_Row], *, total_weight: float) -> MicroBatch:
         ages[predicting] = row.ages
         logprobs[predicting] = row.sample.behaviour_logprobs
         advantages[predicting] = row.advantage
-        weights[predicting] = row.weights / max(total_weight, 1.0)
+        weights[predicting] = row.weights / total_weight if total_weight else 0.0
         start += row.num_tokens
     return MicroBatch(
         lengths=lengths,

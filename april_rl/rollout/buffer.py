@@ -94,13 +94,14 @@ class Buffer:
         group.scores[score.sample_id.index] = score
         return group if group.is_scored and group.is_complete else None
 
-    def make_ready(self, group: OpenGroup) -> None:
+    def make_ready(self, scored: ScoredGroup) -> None:
         """From open to ready."""
-        self._ready[group.prompt.id] = self._open.pop(group.prompt.id).scored()
+        del self._open[scored.group.prompt.id]
+        self._ready[scored.group.prompt.id] = scored
 
-    def remove(self, group: OpenGroup) -> None:
+    def remove(self, prompt_id: int) -> None:
         """Forget an open group: it was rejected or dropped."""
-        del self._open[group.prompt.id]
+        del self._open[prompt_id]
 
     def take_ready(self, num_groups: int) -> list[ScoredGroup]:
         """Remove and return at most `num_groups` ready groups, the oldest first."""
@@ -112,6 +113,15 @@ class Buffer:
     def open_groups(self) -> Iterator[OpenGroup]:
         """The open groups, the oldest prompt first."""
         return (self._open[prompt_id] for prompt_id in sorted(self._open))
+
+    def ready_groups(self) -> Iterator[ScoredGroup]:
+        """The groups that wait to be trained, the oldest first."""
+        return iter(sorted(self._ready.values(), key=_age_key))
+
+    def has_open_from(self, version: int) -> bool:
+        """Whether an open group has tokens of `version` or an older one."""
+        oldest = (group.oldest_version for group in self._open.values())
+        return any(v is not None and v <= version for v in oldest)
 
     @property
     def num_open(self) -> int:

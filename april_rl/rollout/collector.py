@@ -21,20 +21,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from april_rl.errors import RunError
 from april_rl.rollout.buffer import Buffer, OpenGroup
-from april_rl.rollout.ledger import Ledger, LedgerError, State
+from april_rl.rollout.dispatch import Dispatch
+from april_rl.rollout.ledger import Ledger, State
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
-from april_rl.rollout.seeds import request_seed
-from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
-from april_rl.types import Completion, Request, Sample, Score, ScoredGroup
-
-# Ticks under way per engine: one runs while the controller prepares the next, so engines never wait
-# for it.
-_TICKS_IN_FLIGHT = 2
+from april_rl.types import Completion, Sample, Score, ScoredGroup
 
 
-class NoSignalError(RuntimeError):
+class NoSignalError(RunError):
     """Group after group was rejected: every reward equals its siblings'."""
 
 
@@ -107,14 +103,11 @@ class Collector:
         stalled engine's tokens of this step is lost.
         """
         self._begin(policy_version, may_open)
-        while not self._is_enough():
-            self._launch()
-            if any(self._ticks):
-                self._advance()
-            elif not (self._await_scores() or self._start_more()):
-                break
-            if on_progress is not None:
-                on_progress(self.buffer.num_ready, self._stats)
+        try:
+            self._generate(on_progress)
+        except (EngineStalledError, NoSignalError):
+            self._abort_and_park()
+            raise
         self._abort_and_park()
         groups = self.buffer.take_ready(self._num_groups)
         for scored in groups:
@@ -124,19 +117,24 @@ class Collector:
         return Collection(groups=tuple(groups), stats=self._stats)
 
     def settle_scores(self) -> None:
-        """Between steps: wait for every outstanding score, so that the scorer is free for others."""
+        """Between steps: wait for every outstanding score, so that the scorer is free again."""
         self._take_scores(self._scorer.collect(None))
 
     # The phases of a step.
 
     def _begin(self, policy_version: int, may_open: bool) -> None:
-        engines = self._engines.num_engines
-        slots_per_engine = math.ceil(self._num_slots / engines)
+        slots_per_engine = math.ceil(self._num_slots / self._engines.num_engines)
         # A quarter of the slots queues behind them: more than finishes within two ticks of any
         # length law whose mean is above eight ticks, and what does not get a slot costs nothing.
         lookahead = max(1, slots_per_engine // 4) if self._refill else 0
-        self._slots = Slots(num_engines=engines, num_slots=self._num_slots, lookahead=lookahead)
-        self._ticks = [0] * engines
+        self._dispatch = Dispatch(
+            self._engines,
+            num_slots=self._num_slots,
+            lookahead=lookahead,
+            tick_steps=self._tick_steps,
+            max_response_tokens=self._max_response_tokens,
+            seed=self._seed,
+        )
         self._version, self._may_open = policy_version, may_open
         self._unscored = 0
         # One-shot over-provisioning starts C samples and no more; a rejected or dropped group gives
@@ -149,51 +147,46 @@ class Collector:
             self._waiting.extend(group.unfinished)
             self._unscored += group.is_complete
 
-    def _is_enough(self) -> bool:
-        if self._max_rejected_groups and self._stats.rejected_groups >= self._max_rejected_groups:
-            if not self.buffer.num_ready:
-                self._abort_and_park()
-                raise NoSignalError(
-                    f"{self._stats.rejected_groups} groups had equal rewards for all their "
-                    "samples (rollout.max_rejected_groups): the task is too easy or too hard for this "
-                    "model, or the reward is constant; nothing can be learned from it"
-                )
-            return True
-        if self.buffer.num_ready < self._num_groups:
-            return False
-        return not (self._finish_stale and self._any_at_cap())
+    def _generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
+        """Launch, wait, absorb, score until it is enough or nothing is left to do."""
+        while not self._is_enough():
+            self._launch()
+            if not self._dispatch.is_idle:
+                self._advance()
+            elif not (self._await_scores() or self._start_more()):
+                break
+            if on_progress is not None:
+                on_progress(self.buffer.num_ready, self._stats)
 
-    def _any_at_cap(self) -> bool:
-        """Whether an unfinished group would pass the cap if it were trained one step later."""
-        oldest_allowed = self._version - self._max_staleness
-        return any(
-            (oldest := group.oldest_version) is not None and oldest <= oldest_allowed
-            for group in self.buffer.open_groups()
-        )
+    def _is_enough(self) -> bool:
+        """Whether the step has its groups, or goes without, and none has to finish in it."""
+        if self.buffer.num_ready < self._num_groups and not self._is_hopeless():
+            return False
+        # A group whose oldest token is at the cap would pass it, were it trained a step later.
+        at_cap = self._version - self._max_staleness
+        return not (self._finish_stale and self.buffer.has_open_from(at_cap))
+
+    def _is_hopeless(self) -> bool:
+        """Whether the bound on rejected groups was reached; NoSignalError when nothing is ready."""
+        rejected = self._stats.rejected_groups
+        if not self._max_rejected_groups or rejected < self._max_rejected_groups:
+            return False
+        if not self.buffer.num_ready:
+            raise NoSignalError(
+                f"{rejected} groups had equal rewards for all their samples "
+                "(rollout.max_rejected_groups): the task is too easy or too hard for this model, "
+                "or the reward is constant; nothing can be learned from it"
+            )
+        return True
 
     def _launch(self) -> None:
-        """Hand out samples, and keep ticks under way on every engine that has work."""
-        free = [e for e in range(len(self._ticks)) if self._ticks[e] < _TICKS_IN_FLIGHT]
-        if not free:
-            return
-        submit: list[list[Request]] = [[] for _ in self._ticks]
+        """Hand out samples while engines have room, and keep ticks under way."""
         while self._allowance > 0 and (sample := self._next_sample()) is not None:
-            engine = self._slots.choose(sample.prompt.id)
-            if engine is None:
+            if not self._dispatch.submit(sample, expected_tokens=self._expected_tokens):
                 break
             self._waiting.popleft()
-            request = self._request(sample)
-            submit[engine].append(request)
-            self._slots.put(request, engine, expected_tokens=self._expected_tokens)
             self._allowance -= 1
-        for engine, requests in enumerate(submit):
-            if requests or (engine in free and self._slots.in_flight(engine)):
-                self._launch_tick(engine, requests)
-
-    def _launch_tick(self, engine: int, requests: list[Request]) -> None:
-        slots = self._slots.slots(engine)
-        self._engines.launch(engine, requests, slots=slots, max_steps=self._tick_steps)
-        self._ticks[engine] += 1
+        self._dispatch.launch()
 
     def _next_sample(self) -> Sample | None:
         """The head of the queue: samples of parked groups, the oldest first, then those of a new
@@ -207,25 +200,15 @@ class Collector:
             self._waiting.extend(self.buffer.open(prompt, self._group_size).samples)
         return self._waiting[0]
 
-    def _request(self, sample: Sample) -> Request:
-        return Request(
-            sample_id=sample.id,
-            token_ids=sample.prompt.token_ids + sample.token_ids,
-            start=sample.num_tokens,
-            max_tokens=self._max_response_tokens - sample.num_tokens,
-            seed=request_seed(self._seed, sample.id, len(sample.completions)),
-        )
-
     def _advance(self) -> None:
         started = time.perf_counter()
-        ticks = self._engines.wait(self._tick_timeout_s)
+        ticks = self._dispatch.wait(self._tick_timeout_s)
         self._stats.waited_s += time.perf_counter() - started
         for engine, tick in ticks:
-            self._ticks[engine] -= 1
             self._stats.add_tick(tick)
             for completion in tick.finished:
                 self._absorb(completion, engine)
-        self._take_scores(self._scorer.collect(None if self._deterministic else 0.0))
+        self._take_scores(self._known_scores(wait_s=0.0))
 
     def _await_scores(self) -> bool:
         """Nothing is left to generate: wait for scores; False when there is nothing to wait for
@@ -234,7 +217,7 @@ class Collector:
         if not self._unscored:
             return False
         started = time.perf_counter()
-        scores = self._scorer.collect(1.0)
+        scores = self._known_scores(wait_s=1.0)
         self._stats.score_s += time.perf_counter() - started
         self._stats.waited_s += time.perf_counter() - started
         self._take_scores(scores)
@@ -247,16 +230,13 @@ class Collector:
 
     def _abort_and_park(self) -> None:
         started = time.perf_counter()
-        completions, stalled = self._engines.abort(self._abort_timeout_s)
+        completions, stalled = self._dispatch.abort(self._abort_timeout_s)
         self._stats.abort_s = time.perf_counter() - started
         self._stats.waited_s += self._stats.abort_s
-        for completion in completions:
-            self._absorb(completion, self._slots.engine_of(completion.sample_id))
+        for engine, completion in completions:
+            self._absorb(completion, engine)
         for group in self.buffer.open_groups():
             self.ledger.move(group.prompt.id, State.parked)
-        lost = self._slots.held_by_others(stalled)
-        if lost:
-            raise LedgerError(f"the engines gave back nothing for samples {lost[:5]}")
         if stalled:
             raise EngineStalledError(
                 f"engine {stalled[0]} did not give its samples back within "
@@ -266,13 +246,16 @@ class Collector:
 
     # Single events.
 
-    def _absorb(self, completion: Completion, engine: int | None) -> None:
-        """Append what an engine returned, unless the sample is no longer that engine's."""
+    def _absorb(self, completion: Completion, engine: int) -> None:
+        """Append what an engine returned, unless it comes late: from an engine that has the sample
+        no more, of an earlier version, or to be put where the sample no longer ends.
+        """
         sample = self.buffer.sample(completion.sample_id)
-        if engine is None or self._slots.engine_of(completion.sample_id) != engine:
+        if sample is None or not self._dispatch.has(sample.id, engine=engine):
             return
-        assert sample is not None, completion.sample_id
-        self._slots.free(completion.sample_id)
+        if completion.policy_version < self._version or completion.start != sample.num_tokens:
+            return
+        self._dispatch.free(sample.id)
         if not completion.token_ids and completion.finish_reason is None:
             return
         self._stats.add_completion(completion, num_prompt_tokens=len(sample.prompt.token_ids))
@@ -281,6 +264,10 @@ class Collector:
             self._expected_tokens += 0.05 * (sample.num_tokens - self._expected_tokens)
             self._scorer.submit(sample)
             self._unscored += self.buffer.is_complete(sample.prompt.id)
+
+    def _known_scores(self, *, wait_s: float) -> list[Score]:
+        """What the scorer knows after `wait_s`; with `deterministic` all it was given."""
+        return self._scorer.collect(None if self._deterministic else wait_s)
 
     def _take_scores(self, scores: Iterable[Score]) -> None:
         for score in scores:
@@ -293,15 +280,16 @@ class Collector:
         """A complete, scored group becomes ready, or is rejected or dropped and gives its slots
         back.
         """
-        failure = group.failure()
-        if failure is None and self._keep(group.scored()):
-            self.buffer.make_ready(group)
-            self.ledger.move(group.prompt.id, State.ready)
+        prompt_id, failure = group.prompt.id, group.failure()
+        scored = group.scored()
+        if failure is None and self._keep(scored):
+            self.buffer.make_ready(scored)
+            self.ledger.move(prompt_id, State.ready)
             return
-        self.buffer.remove(group)
+        self.buffer.remove(prompt_id)
         self._allowance += self._group_size
         if failure is None:
             self._stats.rejected_groups += 1
-            self.ledger.move(group.prompt.id, State.rejected)
+            self.ledger.move(prompt_id, State.rejected)
         else:
-            self.ledger.move(group.prompt.id, State.dropped, reason=f"reward {failure}")
+            self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from april_rl.errors import RunError
 from april_rl.types import Completion, Prompt, Request, Sample, Score, Tick
 
 
-class EngineStalledError(RuntimeError):
+class EngineStalledError(RunError):
     """An engine did not answer within the deadline; its worker has to be replaced."""
 
 
@@ -43,7 +44,7 @@ class Engines(Protocol):
         Finished requests of ticks that were still under way come with their finish_reason,
         unfinished ones with None, requests that never had a slot with no tokens. Ends within
         `timeout_s`; an engine that did not answer by then is in the second list and gives no
-        completions.
+        completions. What was launched before is never reported by a later `wait`.
         """
 
 
@@ -51,7 +52,9 @@ class Scorer(Protocol):
     """Rewards, computed elsewhere while generation goes on."""
 
     def submit(self, sample: Sample) -> None:
-        """Score a finished sample; returns at once."""
+        """Score a finished sample; returns at once. Every sample is given a score in the end, be it
+        that there is none.
+        """
 
     def collect(self, timeout_s: float | None) -> list[Score]:
         """The scores that have become known, in the order of submission as far as they go.

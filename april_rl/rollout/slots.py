@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable
 
 from april_rl.types import Request, SampleId
 
@@ -37,28 +37,31 @@ class Slots:
         """Requests submitted to `engine` and not yet back."""
         return self._in_flight[engine]
 
-    @property
-    def num_in_flight(self) -> int:
-        """Requests submitted and not yet back."""
-        return len(self._engine_of)
-
     def engine_of(self, sample_id: SampleId) -> int | None:
         """The engine that has the sample; None when none has."""
         return self._engine_of.get(sample_id)
 
-    def held_by_others(self, engines: Sequence[int]) -> list[SampleId]:
-        """The samples in flight on any engine that is not among `engines`."""
-        return [sample_id for sample_id, e in self._engine_of.items() if e not in engines]
+    def held_by(self, engines: Container[int]) -> set[SampleId]:
+        """The samples in flight on any of `engines`."""
+        return {sample_id for sample_id, e in self._engine_of.items() if e in engines}
 
-    def choose(self, prompt_id: int) -> int | None:
-        """The engine for the next sample of a prompt: its siblings' if there is room, else the
-        least loaded with room.
+    def choose(self, prompt_id: int, *, among: Iterable[int]) -> int | None:
+        """The engine for the next sample of a prompt; None when none of `among` has room.
+
+        An engine with a free slot before one where it would queue, the siblings' before others,
+        then the one with the least work outstanding.
         """
         home = self._home.get(prompt_id)
-        if home is not None and self._room(home):
-            return home
-        free = [engine for engine in range(len(self._slots)) if self._room(engine)]
-        return min(free, key=lambda engine: (self._outstanding[engine], engine), default=None)
+        return min(
+            (engine for engine in among if self._has_room(engine)),
+            key=lambda engine: (
+                self._in_flight[engine] >= self._slots[engine],
+                engine != home,
+                self._outstanding[engine],
+                engine,
+            ),
+            default=None,
+        )
 
     def put(self, request: Request, engine: int, *, expected_tokens: float) -> None:
         """Count a request as submitted to `engine`."""
@@ -76,5 +79,7 @@ class Slots:
         self._in_flight[engine] -= 1
         self._outstanding[engine] -= self._cost.pop(sample_id)
 
-    def _room(self, engine: int) -> bool:
-        return self._in_flight[engine] < self._slots[engine] + self._lookahead
+    def _has_room(self, engine: int) -> bool:
+        """Whether it may get one more; an engine without slots (C < engines) never computes."""
+        slots = self._slots[engine]
+        return slots > 0 and self._in_flight[engine] < slots + self._lookahead

@@ -1,0 +1,103 @@
+"""The requests of one step on their way to the engines and back."""
+
+from __future__ import annotations
+
+from april_rl.rollout.ledger import LedgerError
+from april_rl.rollout.ports import Engines
+from april_rl.rollout.seeds import request_seed
+from april_rl.rollout.slots import Slots
+from april_rl.types import Completion, Request, Sample, SampleId, Tick
+
+# Ticks under way per engine: one runs while the controller prepares the next, so engines never wait
+# for it.
+_TICKS_IN_FLIGHT = 2
+
+
+class Dispatch:
+    """Owner of slots and ticks: hands requests to engines, and knows what has to come back."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        *,
+        num_slots: int,
+        lookahead: int,
+        tick_steps: int,
+        max_response_tokens: int,
+        seed: int,
+    ) -> None:
+        """`num_slots` and `lookahead` as for `Slots`; `tick_steps`: engine steps of a tick;
+        `max_response_tokens`: budget of a sample over all its requests; `seed` of the run.
+        """
+        self._engines, self._tick_steps = engines, tick_steps
+        self._max_response_tokens, self._seed = max_response_tokens, seed
+        num_engines = engines.num_engines
+        self._slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
+        self._ticks = [0] * num_engines
+        self._submit: list[list[Request]] = [[] for _ in range(num_engines)]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no tick is under way."""
+        return not any(self._ticks)
+
+    def has(self, sample_id: SampleId, *, engine: int) -> bool:
+        """Whether `engine` is to give the sample back."""
+        return self._slots.engine_of(sample_id) == engine
+
+    def submit(self, sample: Sample, *, expected_tokens: float) -> bool:
+        """Send what the sample still needs with the next tick of an engine that has room; False
+        when none has.
+        """
+        free = [engine for engine, n in enumerate(self._ticks) if n < _TICKS_IN_FLIGHT]
+        engine = self._slots.choose(sample.prompt.id, among=free)
+        if engine is None:
+            return False
+        request = self._request(sample)
+        self._slots.put(request, engine, expected_tokens=expected_tokens)
+        self._submit[engine].append(request)
+        return True
+
+    def launch(self) -> None:
+        """Have two ticks under way on every engine that has work."""
+        for engine, ticks in enumerate(self._ticks):
+            if not self._slots.in_flight(engine):
+                continue
+            for _ in range(ticks, _TICKS_IN_FLIGHT):
+                requests, self._submit[engine] = self._submit[engine], []
+                slots = self._slots.slots(engine)
+                self._engines.launch(engine, requests, slots=slots, max_steps=self._tick_steps)
+                self._ticks[engine] += 1
+
+    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+        """The ticks that have ended since the last call, at least one, with their engines."""
+        ended = self._engines.wait(timeout_s)
+        for engine, _ in ended:
+            self._ticks[engine] = max(0, self._ticks[engine] - 1)
+        return ended
+
+    def free(self, sample_id: SampleId) -> None:
+        """The sample came back."""
+        self._slots.free(sample_id)
+
+    def abort(self, timeout_s: float) -> tuple[list[tuple[int, Completion]], list[int]]:
+        """Stop everything: what comes back, with the engine that had it, and the stalled engines.
+
+        Raises LedgerError when an engine that did answer kept a sample.
+        """
+        completions, stalled = self._engines.abort(timeout_s)
+        held = self._slots.held_by(set(range(len(self._ticks))) - set(stalled))
+        lost = held - {completion.sample_id for completion in completions}
+        if lost:
+            raise LedgerError(f"the engines gave back nothing for samples {sorted(lost)[:5]}")
+        owners = [(self._slots.engine_of(c.sample_id), c) for c in completions]
+        return [(engine, c) for engine, c in owners if engine is not None], stalled
+
+    def _request(self, sample: Sample) -> Request:
+        return Request(
+            sample_id=sample.id,
+            token_ids=sample.prompt.token_ids + sample.token_ids,
+            start=sample.num_tokens,
+            max_tokens=self._max_response_tokens - sample.num_tokens,
+            seed=request_seed(self._seed, sample.id, len(sample.completions)),
+        )
