@@ -58,11 +58,11 @@ def assemble(
 ) -> Parts:
     """Everything a run needs, started; `stack` gets what ends it.
 
-    Checks come before what they spare: run directory, model, machine, data, reward, and only then
+    Checks come before what they spare: machine, model, data, reward, and only then
     processes. Raises RunError with one message.
     """
-    tracker = stack.enter_context(_tracker(config, run_dir, plain))
     facts = _check_machine(config)
+    tracker = stack.enter_context(_tracker(config, run_dir, plain))
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("reading the data"):
         prompts = _load(config, config.data.path, tokenizer, tracker)
@@ -288,7 +288,6 @@ def _evaluator(config: TrainConfig, engines: RayEngines, rewards: RewardPool) ->
         rewards,
         num_samples=config.evaluation.num_samples,
         max_response_tokens=config.rollout.max_response_tokens,
-        temperature=config.evaluation.temperature,
         num_slots=num_slots(config),
         tick_steps=config.rollout.tick_steps,
         tick_timeout_s=_TICK_TIMEOUT_S,

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -40,6 +41,7 @@ def main(composed: DictConfig) -> None:
 def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     """Train. What is heavy is imported here, so that --help and --cfg job answer at once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    signal.signal(signal.SIGTERM, _interrupt)
     from april_rl.tiny.prepare import resolve
     from april_rl.trainer import Trainer
 
@@ -49,6 +51,11 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     assert isinstance(plain, dict)
     with Trainer(config, run_dir=run_dir, plain_config=plain) as trainer:
         trainer.run()
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """A scheduler's SIGTERM ends the run as Ctrl-C does: processes ended, what is left kept."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from april_rl.assembly import Parts, assemble
 from april_rl.config import TrainConfig
 from april_rl.metrics import Mean, Metric, Metrics, Sum
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.leftovers import leftover_lines
 from april_rl.rollout.stats import StepStats
 from april_rl.tracking.samples_file import SampleRecord
 from april_rl.tracking.terminal import Phase
@@ -63,7 +65,6 @@ class Trainer:
             }
             self.tracker.log(step, Metrics({**metrics, **timed, **self._after(step)}))
         self._export()
-        self._report_leftovers()
 
     def step(self) -> Metrics | None:
         """Collect, score, update, sync: one policy version. None when there was nothing left to
@@ -184,21 +185,32 @@ class Trainer:
             ],
         )
 
-    def _report_leftovers(self) -> None:
+    def _keep_leftovers(self) -> None:
+        """Write what was generated and not trained, also when the run ends with an error."""
         buffer = self.collector.buffer
-        if buffer.num_open or buffer.num_ready:
-            self.tracker.message(
-                f"left over: {buffer.num_open} parked groups with {buffer.open_tokens} response "
-                f"tokens, {buffer.num_ready} ready groups (rollout.drain_steps trains them too)"
-            )
+        if not (buffer.num_open or buffer.num_ready):
+            return
+        path = self._run_dir / "samples" / "leftover.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in leftover_lines(buffer)), encoding="utf-8")
+        self.tracker.message(
+            f"left over, in {path}: {buffer.num_open} parked groups with {buffer.open_tokens} "
+            f"response tokens, {buffer.num_ready} ready groups (rollout.drain_steps trains them)"
+        )
 
     def __enter__(self) -> Self:
         """The trainer."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """End every process and close every file."""
-        self._exits.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Keep what was not trained, end every process, close every file."""
+        self._exits.callback(self._keep_leftovers)  # first, while the tracker is open
+        self._exits.__exit__(kind, error, traceback)
 
 
 def _show(phase: Phase, ready: int, stats: StepStats) -> None:

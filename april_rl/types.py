@@ -46,9 +46,6 @@ class Request:
     start: int  # response tokens the sample already has
     max_tokens: int  # what is left of the response budget
     seed: int
-    temperature: float = (
-        1.0  # of this request; the engine samples and reports log-probabilities at it
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,6 @@ class CollectorMode:
             over_sampling_factor=factor,
             refill=refill,
             max_response_tokens=args.max_response_tokens,
-            temperature=1.0,
             max_staleness=8,
             finish_stale=True,
             keep=lambda scored: True,  # noqa: ARG005
@@ -216,5 +215,4 @@ class Limit:
             start=sample.num_tokens,
             max_tokens=self._args.max_response_tokens,
             seed=request_seed(0, sample.id, len(sample.completions)),
-            temperature=1.0,
         )

@@ -96,7 +96,8 @@ def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[
         kv_cache_gib=2.0,
         gpu_memory_utilization=0.5,
         enforce_eager=False,
-        ignore_eos=True,
+        temperature=1.0,
+        stop_tokens=(),
     )
     weights = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     weights.pop("lm_head.weight")

@@ -104,10 +104,8 @@ class EvaluationConfig:
     sets: dict[str, str] = field(default_factory=dict)  # name: path, with the columns of `data`
     every: int = 10  # steps; also before the first step and after the last
     num_samples: int = 1  # k of avg@k and pass@k
-    temperature: float = 1.0
     max_prompts: int = 0  # of each set; 0: all
 
     def __post_init__(self) -> None:
         at_least("evaluation", 1, every=self.every, num_samples=self.num_samples)
         at_least("evaluation", 0, max_prompts=self.max_prompts)
-        above("evaluation", 0, temperature=self.temperature)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from april_rl.errors import RunError
 from april_rl.types import Completion, Request, Tick
 
 if TYPE_CHECKING:
     import torch
 
 
-class EngineStartError(RuntimeError):
+class EngineStartError(RunError):
     """The engine could not be built on this device with these settings; the message names them."""
 
 

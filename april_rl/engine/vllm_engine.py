@@ -51,12 +51,14 @@ class VllmEngine:
         gpu_memory_utilization: float,
         enforce_eager: bool,
         temperature: float,
+        stop_tokens: Sequence[int] | None = None,
     ) -> None:
         """Load the model of folder `model_path`.
 
         `kv_cache_gib` counts on CPU, `gpu_memory_utilization` and `enforce_eager` on an
-        accelerator. Log-probabilities are taken at `temperature`. A response ends at the end tokens
-        of the model's generation config, else of its tokenizer. vLLM seeds the random generators of
+        accelerator. Log-probabilities are taken at `temperature`. A response ends at one of
+        `stop_tokens`; None: at the end tokens of the model's generation config, else of its
+        tokenizer. vLLM seeds the random generators of
         the whole process with `seed`; requests have their own. Raises EngineStartError when memory
         does not suffice.
         """
@@ -85,7 +87,9 @@ class VllmEngine:
         self._device.attach(self._core, temperature=temperature)
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self._temperature = temperature
-        self._stop_token_ids = stop_token_ids(model_path)
+        self._stop_token_ids = (
+            stop_token_ids(model_path) if stop_tokens is None else list(stop_tokens)
+        )
         self._queue: deque[Request] = deque()
         self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
         self._num_attempts = 0

@@ -25,7 +25,6 @@ class Evaluator:
         *,
         num_samples: int,
         max_response_tokens: int,
-        temperature: float,
         num_slots: int,
         tick_steps: int,
         tick_timeout_s: float,
@@ -37,7 +36,6 @@ class Evaluator:
         self._engines, self._scorer = engines, scorer
         self._num_samples = num_samples
         self._max_response_tokens = max_response_tokens
-        self._temperature = temperature
         self._slots = -(-num_slots // engines.num_engines)
         self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
         self._seed = seed
@@ -116,5 +114,4 @@ class Evaluator:
             start=0,
             max_tokens=self._max_response_tokens,
             seed=request_seed(self._seed, sample_id, 0),
-            temperature=self._temperature,
         )

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from april_rl.errors import RunError
+
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 NUM_NAMED = 3  # differences an error message shows of each kind
@@ -22,7 +24,7 @@ NUM_NAMED = 3  # differences an error message shows of each kind
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(RunError):
     """The folder in model.path is not one the learner can load."""
 
 

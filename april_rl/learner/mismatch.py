@@ -6,11 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from april_rl.errors import RunError
 from april_rl.learner.row import PackedRow
 from april_rl.metrics import Max, Mean, Metrics
 
 
-class MismatchError(RuntimeError):
+class MismatchError(RunError):
     """Engine and learner disagree about the log-probabilities of the same weights."""
 
 

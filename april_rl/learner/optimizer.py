@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from april_rl.errors import RunError
+
 ScheduleName = Literal["constant", "linear", "cosine"]
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(RunError):
     """A loss or a gradient is not a number: stepping would destroy the weights."""
 
 

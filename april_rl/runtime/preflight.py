@@ -5,9 +5,14 @@ of it.
 from __future__ import annotations
 
 import os
+import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psutil
+from huggingface_hub import constants
 from transformers import AutoConfig
 
 from april_rl.errors import RunError
@@ -68,10 +73,12 @@ def check_start(
             f"GPUs: runtime.num_workers={num_workers} wants as many, this machine has {num_gpus()}"
         )
     facts = None
+    without_network_go_offline()
     try:
         facts = model_facts(model_path)
     except PreflightError as error:
         missing.append(f"model: {error}")
+        missing += _too_small_by_name(model_path)
     if facts is not None:
         missing += _too_small(facts, device=device, window_tokens=window_tokens)
     if missing or facts is None:
@@ -87,14 +94,44 @@ def _too_small(facts: ModelFacts, *, device: str, window_tokens: int) -> list[st
             f"window: data.max_prompt_tokens + rollout.max_response_tokens = {window_tokens}, "
             f"the model reads {facts.window_tokens} tokens"
         )
-    needed = facts.num_parameters * _BYTES_PER_PARAMETER
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    if device == "cpu" and needed > available:
-        missing.append(
-            f"memory: {facts.num_parameters / 1e9:.1f} billion parameters train in about "
-            f"{needed / _GIB:.0f} GiB, {available / _GIB:.0f} GiB are free"
-        )
+    if device == "cpu":
+        missing += _no_memory(facts.num_parameters, "")
     return missing
+
+
+def _too_small_by_name(model_path: str) -> list[str]:
+    """The size of a model that is not here may stand in its name: 4B, 0.6B."""
+    size = re.search(r"(\d+(?:\.\d+)?)B(?![a-z])", model_path)
+    return _no_memory(float(size[1]) * 1e9, " (by its name)") if size else []
+
+
+def _no_memory(num_parameters: float, how: str) -> list[str]:
+    """What to say when this machine's free memory does not hold the training state."""
+    needed = num_parameters * _BYTES_PER_PARAMETER
+    free = _free_bytes()
+    if needed <= free:
+        return []
+    return [
+        f"memory: {num_parameters / 1e9:.1f} billion parameters{how} train in about "
+        f"{needed / _GIB:.0f} GiB, and this machine has {free / _GIB:.0f} GiB free"
+    ]
+
+
+def _free_bytes() -> int:
+    return int(psutil.virtual_memory().available)
+
+
+def without_network_go_offline() -> None:
+    """Tell Hugging Face's libraries when their hub is out of reach: they would retry long.
+
+    They read the variable when they are imported, and so do worker processes.
+    """
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        socket.getaddrinfo(hub, 443)
+    except OSError:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        constants.HF_HUB_OFFLINE = True
 
 
 def model_facts(model_path: str) -> ModelFacts:

@@ -68,7 +68,7 @@ class Workers:
         start_ray(num_workers=num_workers, address=address)
         self._num_workers = num_workers
         self._group = _place(num_workers, use_gpu=settings.device == "cuda")
-        env = {"TOKENIZERS_PARALLELISM": "false"}
+        env = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         if settings.threads:
             env["OMP_NUM_THREADS"] = str(settings.threads)
         actor = ray.remote(Worker)
