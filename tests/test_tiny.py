@@ -192,9 +192,9 @@ def test_a_warm_started_policy_stops_by_itself() -> None:
     torch.set_num_threads(1)
     steps: list[Progress] = []
     tokenizer = build_tokenizer()
-    small = WarmStart(hidden_size=64, intermediate_size=128, num_heads=2, num_rows=1500)
+    small = WarmStart(hidden_size=64, intermediate_size=128, num_heads=2, num_rows=1000)
     problems = [p for p in prepare.warm_start_problems(4000) if len(p.operands) <= 5]
-    model = warm_start(small, problems[:1500], tokenizer, report=steps.append)
+    model = warm_start(small, problems[:1000], tokenizer, report=steps.append)
     assert steps[-1].step == steps[-1].num_steps
     assert steps[-1].loss < 0.6 * steps[0].loss
     prompts = tokenizer(["a1+b2+c3="] * 64, return_tensors="pt")

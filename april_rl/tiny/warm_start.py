@@ -29,7 +29,7 @@ class WarmStart:
     init_std: float = (
         0.08  # about 1 / sqrt(hidden_size): the usual 0.02 costs a model this narrow half its pass
     )
-    num_rows: int = 12_000
+    num_rows: int = 16_000
     batch_tokens: int = 1536  # with padding
     lr: float = 4e-3
     warmup_fraction: float = 0.05
