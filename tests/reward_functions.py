@@ -78,3 +78,8 @@ def _obey(order: str, answer: str) -> float:
     if order == "tell pid and hang":
         time.sleep(1000)
     return 1.0
+
+
+def even_length(prompts, responses, answers):
+    """1.0 for an even number of characters: any random policy has signal."""
+    return [float(len(response) % 2 == 0) for response in responses]

@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from tiny_models import write_tiny_qwen3
+from command_line import command, environment, run, write_task
 from transformers import AutoModelForCausalLM
 
 from april_rl.tracking.keys import missing
@@ -21,43 +20,9 @@ pytestmark = pytest.mark.slow
 LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
 
 
-def parity_reward(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:
-    """Right when the response has an even number of characters: any random policy has signal."""
-    return [float(len(response) % 2 == 0) for response in responses]
-
-
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> Path:
-    """A random model and sixty prompts."""
-    folder = tmp_path_factory.mktemp("task")
-    write_tiny_qwen3(folder / "model", hidden_size=64, num_layers=2, initializer_range=0.02)
-    rows = ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(6))
-    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def command(task: Path, run_dir: Path, *overrides: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "april_rl.train", f"hydra.run.dir={run_dir}"),
-        *(f"model.path={task}/model", f"data.path={task}/sums.jsonl", "data.template=plain"),
-        *("data.max_prompt_tokens=16", "rollout.max_response_tokens=96", "learner.max_tokens=1024"),
-        *("trainer.num_steps=4", "trainer.num_groups=4", "rollout.group_size=4"),
-        *("rollout.over_sampling_factor=2", "optimizer.lr=1e-3", "engine.kv_cache_gib=0.25"),
-        *("reward.function=test_end_to_end:parity_reward", "reward.num_processes=1"),
-        *(f"+evaluation.sets.held_out={task}/sums.jsonl", "evaluation.max_prompts=8"),
-        *("evaluation.every=2", "runtime.device=cpu", "runtime.threads=1"),
-        *overrides,
-    ]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
-
-
-def run(args: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        args, capture_output=True, text=True, env=environment(), cwd=cwd, timeout=240, check=False
-    )
+    return write_task(tmp_path_factory.mktemp("task"))
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:
@@ -130,7 +95,12 @@ def test_a_killed_worker_ends_the_run_with_a_message_and_leaves_no_process(task,
     """SIGKILL to the actor's process while steps are running."""
     args = command(task, tmp_path / "run", "trainer.num_steps=100000", "evaluation.every=100000")
     with subprocess.Popen(
-        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=tmp_path, text=True
+        args,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        cwd=tmp_path,
+        text=True,
     ) as process:
         deadline = time.monotonic() + 120
         while len(steps_written(tmp_path / "run")) < 3:
@@ -138,7 +108,9 @@ def test_a_killed_worker_ends_the_run_with_a_message_and_leaves_no_process(task,
             assert time.monotonic() < deadline, "the run did not start"
             time.sleep(0.2)
         children = descendants(process.pid)
-        worker = next(p for p in children if "Worker" in p.name() or "ray::Worker" in "".join(p.cmdline()))
+        worker = next(
+            p for p in children if "Worker" in p.name() or "ray::Worker" in "".join(p.cmdline())
+        )
         worker.kill()
         _, errors = process.communicate(timeout=60)
     _, alive = psutil.wait_procs(children, timeout=10)

@@ -1,4 +1,4 @@
-"""The mismatch check against real vLLM and the real learner: it must see a weight sync that did not happen."""
+"""The mismatch check on real vLLM and the real learner: it must see a sync that did not happen."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def train(learner: Learner, engine: VllmEngine, *, sync: bool) -> list[float]:
 
 
 def test_a_synced_engine_agrees_with_the_learner_and_an_unsynced_one_stops_the_run(model_path):
-    """Large steps, so that old weights are far from new ones. Fails when the check compares nothing."""
+    """Large steps: old weights are far from new ones. Fails when the check compares nothing."""
     learner, engine = build(model_path)
     assert max(train(learner, engine, sync=True)) <= 0.02
 

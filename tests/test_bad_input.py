@@ -1,0 +1,110 @@
+"""What a run says to bad input: one message with the key, exit status 1, no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import command, run, write_task
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from april_rl.config import config_dir, register, to_config
+from april_rl.errors import RunError
+from april_rl.train import run as start
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    return write_task(tmp_path_factory.mktemp("task"))
+
+
+def refused(task: Path, cwd: Path, *overrides: str) -> str:
+    """The message of a run that must not start; in this process, to spare its imports."""
+    args = command(task, cwd / "run", "tracking.wandb=disabled", *overrides)[3:]
+    plain = [arg for arg in args if not arg.startswith("hydra.")]
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", overrides=plain)
+    with pytest.raises(RunError) as caught:
+        start(to_config(composed), cwd / "run", OmegaConf.to_container(composed, enum_to_str=True))
+    return str(caught.value)
+
+
+def refused_by_the_program(task: Path | None, cwd: Path, *overrides: str) -> str:
+    """The same, as a person sees it."""
+    done = run(command(task, cwd / "run", *overrides), cwd)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    messages = done.stderr.split("error: ", 1)
+    assert len(messages) == 2, done.stderr
+    return messages[1]
+
+
+def write(path: Path, *rows: object) -> Path:
+    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.over_sampling_factor=0.5", "rollout.over_sampling_factor must be >= 1, got 0.5"),
+        ("rollout.group_size=1", "rollout.group_size must be >= 2"),
+        ("rollout.max_response_tokens=5000", "learner.max_tokens"),
+        ("data.path=absent.jsonl", "data.path=absent.jsonl"),
+        ("model.path=absent/model", "model.path=absent/model"),
+        ("data.template=chat", "chat template"),
+        ("data.max_prompt_tokens=1", "data.max_prompt_tokens=1"),
+        ("reward.function=no_such_module:score", "reward.function=no_such_module:score"),
+        ("reward.function=reward_functions:no_such_function", "no_such_function"),
+        ("reward.function=reward_functions:returns_nan", "nan"),
+        ("reward.function=reward_functions:returns_one_for_all", "2"),
+        ("runtime.device=gpu", "GPU"),
+        ("learner.offload=all", "learner.offload=all"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(task, tmp_path, override, said):
+    assert said in refused(task, tmp_path, override)
+
+
+def test_a_window_that_is_too_small_is_named_with_both_lengths(task, tmp_path):
+    message = refused(
+        task, tmp_path, "rollout.max_response_tokens=5000", "learner.max_tokens=10000"
+    )
+    assert "rollout.max_response_tokens = 5016" in message
+    assert "4096" in message
+
+
+def test_a_broken_line_of_a_data_file_is_named(task, tmp_path):
+    path = write(tmp_path / "bad.jsonl", {"prompt": "1+1=", "answer": "2"}, '{"prompt": "1+')
+    assert f"{path}:2" in refused(task, tmp_path, f"data.path={path}")
+
+
+def test_a_row_without_the_mapped_column_is_named(task, tmp_path):
+    path = write(tmp_path / "rows.jsonl", {"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2="})
+    message = refused(task, tmp_path, f"data.path={path}")
+    assert f"{path}:2" in message
+    assert "data.answer_column" in message
+
+
+def test_too_little_memory_for_the_kv_cache_names_the_setting(task, tmp_path):
+    """The engine's own check, in the worker's process."""
+    for missing in ("GPUs: runtime.num_workers=8", "model: model.path=Qwen", "memory: 4.0 billion"):
+        task, tmp_path, "engine.kv_cache_gib=100000"
+    )
+
+
+def test_a_run_directory_that_cannot_be_written_is_named(task, tmp_path):
+    message = refused_by_the_program(task, tmp_path, "hydra.run.dir=/dev/null/run")
+    assert message.startswith("hydra.run.dir=/dev/null/run cannot be written")
+
+
+def test_the_recipe_for_gpus_says_everything_that_is_missing_at_once(tmp_path):
+    message = refused_by_the_program(None, tmp_path, "+recipe=qwen3_4b_dapo")
+    for missing in ("GPUs: runtime.num_workers=8", "model: model.path=Qwen/Qwen3-4B", "memory:"):
+        assert missing in message
