@@ -118,10 +118,25 @@ class Buffer:
         """The groups that wait to be trained, the oldest first."""
         return iter(sorted(self._ready.values(), key=_age_key))
 
-    def has_open_from(self, version: int) -> bool:
-        """Whether an open group has tokens of `version` or an older one."""
+    def open_versions(self) -> list[int]:
+        """The version of the oldest token of every open group that has tokens."""
         oldest = (group.oldest_version for group in self._open.values())
-        return any(v is not None and v <= version for v in oldest)
+        return [version for version in oldest if version is not None]
+
+    def ready_versions(self) -> list[int]:
+        """The version of the oldest token of every ready group."""
+        return [_age_key(scored)[0] for scored in self._ready.values()]
+
+    def fresh_samples(self, policy_version: int, *, limit: int) -> list[Sample]:
+        """At most `limit` samples with tokens of that version, the shortest sequences first."""
+        samples = [sample for group in self.open_groups() for sample in group.samples]
+        samples += [sample for scored in self.ready_groups() for sample in scored.group.samples]
+        fresh = [
+            s
+            for s in samples
+            if s.completions and s.completions[-1].policy_version == policy_version
+        ]
+        return sorted(fresh, key=lambda s: len(s.prompt.token_ids) + s.num_tokens)[:limit]
 
     @property
     def num_open(self) -> int:

@@ -4,9 +4,10 @@ rest, resume it first.
 The method (APRIL, arXiv 2509.18521, section 3; instance-level refill as in CoPRIS): C =
 round(α·N·G) sample slots are kept in flight. A step fills them with the unfinished samples of
 parked groups, the oldest first, then with new prompts. Finished samples are scored while generation
-goes on. When N groups are ready (complete, scored, kept by the filter) and no group is at the
-staleness cap, every request is aborted; an unfinished sample keeps its tokens, behaviour
-log-probabilities and versions and goes on in the next step with what is left of its budget.
+goes on. When N groups are ready (complete, scored, kept by the filter) and none of the others would
+be trained beyond the staleness cap, every request is aborted; an unfinished sample keeps its
+tokens, behaviour log-probabilities and versions and goes on in the next step with what is left of
+its budget.
 
 `over_sampling_factor=1, refill=False` is the plain synchronous loop. Engines are driven in ticks
 bounded by engine steps, so with `deterministic` the schedule is a function of configuration and
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 
 from april_rl.errors import RunError
 from april_rl.rollout.buffer import Buffer, OpenGroup
+from april_rl.rollout.deadlines import must_wait
 from april_rl.rollout.dispatch import Dispatch
 from april_rl.rollout.ledger import Ledger, State
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
@@ -43,7 +45,7 @@ class Collection:
 
 
 class Collector:
-    """Owner of buffer, ledger and slots; `collect` is one step's rollout."""
+    """Owner of buffer and ledger; `collect` is one step's rollout."""
 
     def __init__(
         self,
@@ -83,9 +85,9 @@ class Collector:
         self._unscored = 0  # complete groups that wait for scores
         self._allowance = 0.0  # samples the step may still start
         self._expected_tokens = 1.0  # of a response: the running mean of finished ones
-        # New prompts stop while so many groups wait to be scored or trained: a slow reward must not
-        # make the run open prompts without end.
-        self._max_waiting = num_groups + math.ceil(self._num_slots / group_size)
+        # More groups than are trained within the cap would only grow too stale; so a slow reward
+        # cannot make the run open prompts without end either.
+        self._max_alive = num_groups * (max_staleness + 1)
 
     def collect(
         self,
@@ -123,14 +125,10 @@ class Collector:
     # The phases of a step.
 
     def _begin(self, policy_version: int, may_open: bool) -> None:
-        slots_per_engine = math.ceil(self._num_slots / self._engines.num_engines)
-        # A quarter of the slots queues behind them: more than finishes within two ticks of any
-        # length law whose mean is above eight ticks, and what does not get a slot costs nothing.
-        lookahead = max(1, slots_per_engine // 4) if self._refill else 0
         self._dispatch = Dispatch(
             self._engines,
             num_slots=self._num_slots,
-            lookahead=lookahead,
+            refill=self._refill,
             tick_steps=self._tick_steps,
             max_response_tokens=self._max_response_tokens,
             seed=self._seed,
@@ -162,9 +160,13 @@ class Collector:
         """Whether the step has its groups, or goes without, and none has to finish in it."""
         if self.buffer.num_ready < self._num_groups and not self._is_hopeless():
             return False
-        # A group whose oldest token is at the cap would pass it, were it trained a step later.
-        at_cap = self._version - self._max_staleness
-        return not (self._finish_stale and self.buffer.has_open_from(at_cap))
+        return not self._finish_stale or not must_wait(
+            open_versions=self.buffer.open_versions(),
+            ready_versions=self.buffer.ready_versions(),
+            num_groups=self._num_groups,
+            oldest_allowed=self._version - self._max_staleness,
+            policy_version=self._version,
+        )
 
     def _is_hopeless(self) -> bool:
         """Whether the bound on rejected groups was reached; NoSignalError when nothing is ready."""
@@ -193,7 +195,9 @@ class Collector:
         prompt.
         """
         if not self._waiting:
-            if not self._may_open or self.buffer.num_ready + self._unscored >= self._max_waiting:
+            is_full = self.buffer.num_open + self.buffer.num_ready >= self._max_alive
+            has_enough = self.buffer.num_ready >= self._num_groups
+            if not self._may_open or is_full or has_enough:
                 return None
             prompt = self._prompts.take()
             self.ledger.open(prompt.id)
@@ -281,8 +285,7 @@ class Collector:
         back.
         """
         prompt_id, failure = group.prompt.id, group.failure()
-        scored = group.scored()
-        if failure is None and self._keep(scored):
+        if failure is None and self._keep(scored := group.scored()):
             self.buffer.make_ready(scored)
             self.ledger.move(prompt_id, State.ready)
             return

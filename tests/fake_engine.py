@@ -1,0 +1,215 @@
+"""Engines, a scorer and prompts without model, process or clock: time is the number of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+
+from april_rl.rollout.serial import SerialEngines
+from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score, Tick
+
+Law = Callable[[SampleId], int]  # the length of a sample's response, were there no budget
+MAX_TICKS = 20_000  # no test needs so many: one that gets there would loop for ever
+
+
+def token(sample_id: SampleId, position: int) -> int:
+    """The token at `position` of a sample's response, whoever computes it and in how many parts."""
+    return 1 + (sample_id.prompt_id * 7919 + sample_id.index * 104729 + position * 31) % 9973
+
+
+def logprob(sample_id: SampleId, position: int, policy_version: int) -> float:
+    """What version `policy_version` thinks of that token."""
+    return -(token(sample_id, position) + policy_version / 16) / 1024
+
+
+def reward(sample_id: SampleId) -> float:
+    """Of this sample and no other."""
+    return sample_id.prompt_id + sample_id.index / 64
+
+
+class FakePrompts:
+    """Prompts 0, 1, 2 … of one to three tokens."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def take(self) -> Prompt:
+        prompt_id = len(self.taken)
+        self.taken.append(prompt_id)
+        token_ids = (prompt_id + 1,) * (1 + prompt_id % 3)
+        return Prompt(id=prompt_id, token_ids=token_ids, text="", answer="", source="fake")
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeEngine:
+    """A `serial.SingleEngine` that ends each sample where the law, or its budget, says so.
+
+    It refuses a request that does not go on where the sample is, or whose budget is another.
+    """
+
+    law: Law
+    budget: int  # response tokens of a sample over all its requests
+    policy_version: int = 0
+    requests: list[Request] = field(default_factory=list)  # ever submitted, in order
+    generated: int = 0  # tokens ever sampled
+    on_step: Callable[[FakeEngine, int], None] = lambda _engine, _slots: None
+    running: dict[SampleId, tuple[Request, list[int]]] = field(default_factory=dict)
+    queue: list[Request] = field(default_factory=list)
+
+    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
+        for request in submit:
+            self._check(request)
+        self.requests += submit
+        self.queue += submit
+        finished: list[Completion] = []
+        steps = slot_steps = 0
+        while steps < max_steps:
+            while self.queue and len(self.running) < slots:
+                request = self.queue.pop(0)
+                self.running[request.sample_id] = (request, [])
+            if not self.running:
+                break
+            self.on_step(self, slots)
+            steps, slot_steps = steps + 1, slot_steps + len(self.running)
+            finished += self._step()
+        return Tick(
+            finished=tuple(finished),
+            num_running=len(self.running),
+            num_queued=len(self.queue),
+            engine_steps=steps,
+            slot_steps=slot_steps,
+            generated_tokens=slot_steps,
+            prefilled_tokens=0,
+            elapsed_s=0.0,
+        )
+
+    def abort(self) -> list[Completion]:
+        held = [*self.running.values(), *((request, []) for request in self.queue)]
+        self.running.clear()
+        self.queue.clear()
+        return [self._completion(request, tokens) for request, tokens in held]
+
+    def _step(self) -> list[Completion]:
+        self.generated += len(self.running)
+        for request, tokens in self.running.values():
+            tokens.append(token(request.sample_id, request.start + len(tokens)))
+        ended = [self._completion(*held) for held in self.running.values()]
+        ended = [completion for completion in ended if completion.finish_reason is not None]
+        for completion in ended:
+            del self.running[completion.sample_id]
+        return ended
+
+    def _completion(self, request: Request, tokens: list[int]) -> Completion:
+        sample_id, start, end = request.sample_id, request.start, request.start + len(tokens)
+        is_stop = tokens and end >= self.law(sample_id)
+        return Completion(
+            sample_id=sample_id,
+            start=start,
+            policy_version=self.policy_version,
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprob(sample_id, p, self.policy_version) for p in range(start, end)),
+            finish_reason="stop" if is_stop else "length" if end == self.budget else None,
+        )
+
+    def _check(self, request: Request) -> None:
+        sample_id, start = request.sample_id, request.start
+        assert start + request.max_tokens == self.budget, request
+        assert start < min(self.law(sample_id), self.budget), request
+        assert request.token_ids[-start or len(request.token_ids) :] == tuple(
+            token(sample_id, p) for p in range(start)
+        ), request
+        assert sample_id not in self.running, request
+        assert sample_id not in {queued.sample_id for queued in self.queue}, request
+
+
+class FakeEngines(SerialEngines):
+    """Fake engines one after another; remembers how many requests were ever computed together."""
+
+    def __init__(self, law: Law, *, num_engines: int, budget: int) -> None:
+        self.each = [FakeEngine(law=law, budget=budget) for _ in range(num_engines)]
+        for engine in self.each:
+            engine.on_step = self._look
+        self.most_running = 0
+        self.under_way: list[int] = [0] * num_engines
+        self.most_under_way = self.num_ticks = 0
+        super().__init__(self.each)
+
+    def set_version(self, policy_version: int) -> None:
+        for engine in self.each:
+            assert not engine.running
+            assert not engine.queue
+            engine.policy_version = policy_version
+
+    @property
+    def generated(self) -> int:
+        return sum(engine.generated for engine in self.each)
+
+    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
+        self.under_way[engine] += 1
+        self.most_under_way = max(self.most_under_way, *self.under_way)
+        super().launch(engine, submit, slots=slots, max_steps=max_steps)
+
+    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+        self.num_ticks += 1
+        assert self.num_ticks < MAX_TICKS, "the collector loops for ever"
+        ended = super().wait(timeout_s)
+        for engine, _ in ended:
+            self.under_way[engine] -= 1
+        return ended
+
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+        self.under_way = [0] * self.num_engines
+        return super().abort(timeout_s)
+
+    def _look(self, engine: FakeEngine, slots: int) -> None:
+        assert len(engine.running) <= slots
+        self.most_running = max(self.most_running, sum(len(e.running) for e in self.each))
+
+
+class FakeScorer:
+    """Scores become known some calls of `collect` after their submission, not in order."""
+
+    def __init__(
+        self,
+        *,
+        delay: int = 0,
+        failing: Container[int] = (),
+        stuck: Container[int] = (),
+    ) -> None:
+        """`delay`: calls that a score takes at most; `failing`, `stuck`: prompts whose first sample
+        has no value, or never a score.
+        """
+        self._delay, self._failing, self._stuck = delay, failing, stuck
+        self._now = 0
+        self._pending: list[tuple[int, SampleId]] = []
+        self.submitted: list[SampleId] = []
+        self.num_waits = 0
+
+    def submit(self, sample: Sample) -> None:
+        assert sample.is_finished
+        assert sample.id not in self.submitted
+        self.submitted.append(sample.id)
+        lag = (sample.id.prompt_id * 5 + sample.id.index * 3) % (self._delay + 1)
+        self._pending.append((self._now + lag, sample.id))
+
+    def collect(self, timeout_s: float | None) -> list[Score]:
+        self._now += 1
+        possible = [(due, s) for due, s in self._pending if s.prompt_id not in self._stuck]
+        if timeout_s is None:
+            assert len(possible) == len(self._pending), "waits for a score that never comes"
+            self._now = max([self._now, *(due for due, _ in possible)])
+        elif timeout_s > 0:
+            self.num_waits += 1
+            assert possible or self.num_waits < 100, "the collector loops for ever"
+            self._now = max(self._now, min((due for due, _ in possible), default=self._now))
+        known = [entry for entry in possible if entry[0] <= self._now]
+        self._pending = [entry for entry in self._pending if entry not in known]
+        return [self._score(sample_id) for _, sample_id in known]
+
+    def _score(self, sample_id: SampleId) -> Score:
+        is_lost = sample_id.prompt_id in self._failing and sample_id.index == 0
+        return Score(
+            sample_id=sample_id,
+            value=float("nan") if is_lost else reward(sample_id),
+            outcome="crash" if is_lost else "scored",
+        )

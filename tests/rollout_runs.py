@@ -1,0 +1,210 @@
+"""Runs of the real collector over fakes, with the test's own bookkeeping of every prompt."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from fake_engine import FakeEngines, FakePrompts, FakeScorer, Law, logprob, reward, token
+from hypothesis import strategies as st
+
+from april_rl.batch.packing import Batch, Packer
+from april_rl.rollout.collector import Collection, Collector
+from april_rl.rollout.ports import Engines
+from april_rl.types import Group, Sample, SampleId, ScoredGroup
+
+
+def constant(length: int) -> Law:
+    """Every response is `length` tokens long."""
+    return lambda _: length
+
+
+def lognormal(median: float, sigma: float) -> Law:
+    """The long tail of real responses, a function of the sample alone."""
+
+    def law(sample_id: SampleId) -> int:
+        z = math.sin(sample_id.prompt_id * 12.9898 + sample_id.index * 78.233) * 43758.5453
+        u = min(max(z - math.floor(z), 0.01), 0.99)
+        return max(1, round(median * math.exp(sigma * math.log(u / (1 - u)))))
+
+    return law
+
+
+def extreme(every: int) -> Law:
+    """One token, but without end for one sample in `every`."""
+    return lambda s: 10**9 if (s.prompt_id + 3 * s.index) % every == 0 else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a run is made of; the defaults are a plain one with partial rollouts."""
+
+    num_groups: int = 3
+    group_size: int = 2
+    alpha: float = 1.5
+    refill: bool = True
+    num_engines: int = 1
+    tick_steps: int = 4
+    budget: int = 40
+    law: Law = field(default_factory=lambda: lognormal(8, 0.6))
+    delay: int = 0
+    reject_every: int = 0  # prompts whose id it divides are rejected; 0: none
+    failing: frozenset[int] = frozenset()
+    stuck: frozenset[int] = frozenset()
+    max_staleness: int = 5
+    finish_stale: bool = True
+    max_rejected_groups: int = 1000
+    deterministic: bool = False
+    seed: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        return round(self.alpha * self.num_groups * self.group_size)
+
+
+class Run:
+    """A collector over fakes, and what came of every prompt."""
+
+    def __init__(self, setup: Setup, engines: Engines | None = None) -> None:
+        self.setup = setup
+        self.fakes = FakeEngines(setup.law, num_engines=setup.num_engines, budget=setup.budget)
+        self.scorer = FakeScorer(delay=setup.delay, failing=setup.failing, stuck=setup.stuck)
+        self.prompts = FakePrompts()
+        self.version = 0
+        self.trained: list[ScoredGroup] = []
+        self.rejected: list[ScoredGroup] = []
+        self.collector = Collector(
+            engines or self.fakes,
+            self.scorer,
+            self.prompts,
+            num_groups=setup.num_groups,
+            group_size=setup.group_size,
+            over_sampling_factor=setup.alpha,
+            refill=setup.refill,
+            max_response_tokens=setup.budget,
+            max_staleness=setup.max_staleness,
+            finish_stale=setup.finish_stale,
+            keep=self._keep,
+            max_rejected_groups=setup.max_rejected_groups,
+            tick_steps=setup.tick_steps,
+            abort_timeout_s=7.0,
+            tick_timeout_s=9.0,
+            deterministic=setup.deterministic,
+            seed=setup.seed,
+        )
+
+    def _keep(self, scored: ScoredGroup) -> bool:
+        every = self.setup.reject_every
+        is_rejected = every > 0 and scored.group.prompt.id % every == 0
+        if is_rejected:
+            self.rejected.append(scored)
+        return not is_rejected
+
+    def step(self, *, may_open: bool = True) -> Collection:
+        """Collect with the next policy version."""
+        self.fakes.set_version(self.version)
+        collection = self.collector.collect(self.version, may_open=may_open)
+        self.trained += collection.groups
+        self.version += 1
+        return collection
+
+    def steps(self, number: int) -> list[tuple[ScoredGroup, ...]]:
+        """So many steps; the groups of each."""
+        return [self.step().groups for _ in range(number)]
+
+    def drain(self) -> None:
+        """Steps that open nothing, until nothing is left to train."""
+        while self.step(may_open=False).groups:
+            pass
+
+    def pack(self, groups: tuple[ScoredGroup, ...]) -> Batch:
+        """The batch of the step that was collected last, for two ranks."""
+        longest = 3 + self.setup.budget
+        packer = Packer(
+            num_ranks=2,
+            max_tokens=2 * longest,
+            num_minibatches=1,
+            max_staleness=self.setup.max_staleness,
+            age_decay=1.0,
+            hidden_size=64,
+        )
+        ones = [np.ones(self.setup.group_size)] * len(groups)
+        return packer.pack(groups, ones, policy_version=self.version - 1)
+
+    # What the test knows by itself.
+
+    @property
+    def alive(self) -> list[Sample]:
+        """Every sample the buffer holds."""
+        buffer = self.collector.buffer
+        open_ = [sample for group in buffer.open_groups() for sample in group.samples]
+        return open_ + [s for scored in buffer.ready_groups() for s in scored.group.samples]
+
+    def num_dropped(self) -> int:
+        """Opened prompts that are nowhere else; they must be those whose reward fails."""
+        gone = set(self.prompts.taken) - {sample.prompt.id for sample in self.alive}
+        gone -= {scored.group.prompt.id for scored in self.trained + self.rejected}
+        assert gone <= self.setup.failing, f"prompts {gone} vanished"
+        return len(gone)
+
+    def num_tokens_held(self) -> int:
+        """Response tokens of every sample ever opened."""
+        groups = [scored.group for scored in self.trained + self.rejected]
+        held = self.alive + [sample for group in groups for sample in group.samples]
+        known = {sample.prompt.id for sample in held}
+        law, budget = self.setup.law, self.setup.budget
+        dropped = sum(
+            min(law(SampleId(prompt_id, index)), budget)
+            for prompt_id in set(self.prompts.taken) - known
+            for index in range(self.setup.group_size)
+        )
+        return dropped + sum(sample.num_tokens for sample in held)
+
+
+def check_sample(sample: Sample) -> None:
+    """Its content is that of the uninterrupted response, as far as it goes."""
+    versions = sample.policy_versions
+    count = len(sample.token_ids)
+    assert len(sample.behaviour_logprobs) == len(versions) == sample.num_tokens == count
+    assert sample.token_ids == tuple(token(sample.id, p) for p in range(count))
+    expected = tuple(logprob(sample.id, p, v) for p, v in enumerate(versions))
+    assert sample.behaviour_logprobs == expected
+    assert list(versions) == sorted(versions)
+
+
+def check_trainable(scored: ScoredGroup, setup: Setup) -> None:
+    """Complete, ended where law and budget say, and rewarded each for itself."""
+    group: Group = scored.group
+    assert [sample.index for sample in group.samples] == list(range(setup.group_size))
+    for sample in group.samples:
+        assert sample.prompt is group.prompt
+        natural = setup.law(sample.id)
+        assert sample.num_tokens == min(natural, setup.budget)
+        assert sample.finish_reason == ("stop" if natural <= setup.budget else "length")
+    assert scored.rewards == tuple(reward(sample.id) for sample in group.samples)
+
+
+LAWS = st.one_of(
+    st.integers(1, 30).map(constant),
+    st.builds(lognormal, st.floats(2, 12), st.floats(0.2, 1.5)),
+    st.integers(2, 12).map(extreme),
+)
+
+SETUPS = st.builds(
+    Setup,
+    num_groups=st.integers(1, 4),
+    group_size=st.integers(1, 4),
+    alpha=st.floats(1, 4),
+    refill=st.booleans(),
+    num_engines=st.integers(1, 3),
+    tick_steps=st.integers(1, 16),
+    budget=st.integers(1, 40),
+    law=LAWS,
+    delay=st.integers(0, 6),
+    reject_every=st.sampled_from([0, 2, 3]),
+    failing=st.sampled_from([frozenset(), frozenset({0, 4, 5}), frozenset(range(0, 99, 3))]),
+    max_staleness=st.integers(1, 6),
+    finish_stale=st.booleans(),
+    deterministic=st.booleans(),
+)

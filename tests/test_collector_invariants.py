@@ -1,0 +1,195 @@
+"""What holds of every run, whatever its lengths, engines, rewards and settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rollout_runs import SETUPS, Run, Setup, check_sample, check_trainable
+
+from april_rl.rollout.ledger import State
+
+STEPS = st.integers(1, 5)
+quick = settings(max_examples=60, deadline=None)
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_every_response_is_the_uninterrupted_one_with_a_logprob_and_a_version_each(setup, steps):
+    """Invariant 1. Fails when a resumed request leaves out the response so far (the fake engine
+    refuses it), or an abort's completions are not appended.
+    """
+    run = Run(setup)
+    run.steps(steps)
+    for scored in run.trained:
+        for sample in scored.group.samples:
+            check_sample(sample)
+    for sample in run.alive:
+        check_sample(sample)
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_no_token_is_generated_twice_or_thrown_away(setup, steps):
+    """Fails when a finished completion of the abort is dropped, or parked samples start anew."""
+    run = Run(setup)
+    for _ in range(steps):
+        run.step()
+        assert run.fakes.generated == run.num_tokens_held()
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_every_request_asks_for_what_is_left_of_the_budget(setup, steps):
+    """Invariant 2. Fails when a resumed sample gets the whole budget again."""
+    run = Run(setup)
+    run.steps(steps)
+    requests = [request for engine in run.fakes.each for request in engine.requests]
+    assert {request.start + request.max_tokens for request in requests} == {setup.budget}
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_the_ledger_agrees_with_the_tests_own_books_at_every_step(setup, steps):
+    """Invariant 3. Fails when a rejected or dropped group is not recorded, or ready ones count as
+    parked.
+    """
+    run = Run(setup)
+    for _ in range(steps):
+        run.step()
+        ledger, buffer = run.collector.ledger, run.collector.buffer
+        parked, ready = len(list(buffer.open_groups())), len(list(buffer.ready_groups()))
+        assert {state: ledger.count(state) for state in State} == {
+            State.in_flight: 0,
+            State.parked: parked,
+            State.ready: ready,
+            State.trained: len(run.trained),
+            State.rejected: len(run.rejected),
+            State.dropped: run.num_dropped(),
+        }
+        assert ledger.opened == len(run.prompts.taken)
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_only_complete_scored_groups_are_trained_and_none_twice(setup, steps):
+    """Invariant 4. Fails when a group is ready before its last score, rewards are kept in the order
+    of their arrival, or ready groups stay in the buffer after their step.
+    """
+    run = Run(setup)
+    run.steps(steps)
+    for scored in run.trained:
+        check_trainable(scored, setup)
+    trained = Counter(scored.group.prompt.id for scored in run.trained)
+    assert set(trained.values()) <= {1}
+    rejected = {scored.group.prompt.id for scored in run.rejected}
+    assert not trained.keys() & (rejected | setup.failing)
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_every_step_has_its_groups_the_oldest_ready_ones(setup, steps):
+    """Fails when the newest ready groups are taken."""
+    run = Run(setup)
+    for _ in range(steps):
+        groups = run.step().groups
+        assert len(groups) == setup.num_groups
+        ages = [(scored.group.oldest_version, scored.group.prompt.id) for scored in groups]
+        assert ages == sorted(ages)
+        left = [
+            (scored.group.oldest_version, scored.group.prompt.id)
+            for scored in run.collector.buffer.ready_groups()
+        ]
+        assert all(age < other for age in ages for other in left)
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_never_more_than_c_requests_are_computed_together(setup, steps):
+    """And never more than slots(e) on an engine, which the fake engine sees to. Fails when every
+    engine is given C slots, or the share of each is rounded up.
+    """
+    run = Run(setup)
+    run.steps(steps)
+    assert run.fakes.most_running <= setup.num_slots
+    assert run.fakes.most_under_way <= 2
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_nothing_older_than_the_cap_has_loss_weight(setup, steps):
+    """Invariant 7, to finish and to mask. Fails when the packer's cap is one too high."""
+    run = Run(setup)
+    for _ in range(steps):
+        batch = run.pack(run.step().groups)
+        for row in (row for rank in batch.minibatches[0] for row in rank):
+            assert not row.loss_weights[row.ages > setup.max_staleness].any()
+
+
+@quick
+@given(SETUPS, st.integers(2, 10))
+def test_a_step_waits_so_that_no_token_is_masked(setup, steps):
+    """Invariant 7, to finish, whatever alpha. Fails when the step waits for groups at the cap only,
+    or more groups are opened than can be trained within it.
+    """
+    run = Run(replace(setup, finish_stale=True))
+    for _ in range(steps):
+        batch = run.pack(run.step().groups)
+        assert batch.metrics.read()["staleness/masked_tokens"] == 0
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_the_same_seed_gives_the_same_groups_token_for_token(setup, steps):
+    """Invariant 8. Fails when anything depends on a clock, on the order of a set, or on a collector
+    that ran before.
+    """
+    first, second = Run(setup), Run(setup)
+    assert first.steps(steps) == second.steps(steps)
+    assert first.alive == second.alive
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_a_drain_trains_everything_and_ends(setup, steps):
+    """Fails when the loop goes on with nothing to do (the fake engine counts), or ends although
+    scores are missing.
+    """
+    run = Run(setup)
+    run.steps(steps)
+    opened = len(run.prompts.taken)
+    run.drain()
+    assert len(run.prompts.taken) == opened
+    assert run.alive == []
+    assert len(run.trained) + len(run.rejected) + run.num_dropped() == opened
+
+
+@quick
+@given(SETUPS, STEPS)
+def test_parked_samples_are_submitted_before_new_prompts_the_oldest_first(setup, steps):
+    """Fails when new prompts are opened first, or parked groups are resumed newest first."""
+    run = Run(setup)
+    run.steps(steps)
+    parked = [sample.id for sample in run.alive if not sample.is_finished]
+    before = [len(engine.requests) for engine in run.fakes.each]
+    run.step()
+    for engine, skip in zip(run.fakes.each, before, strict=True):
+        submitted = [request.sample_id for request in engine.requests[skip:]]
+        assert submitted == sorted(submitted)
+    later = {
+        request.sample_id
+        for engine, skip in zip(run.fakes.each, before, strict=True)
+        for request in engine.requests[skip:]
+    }
+    if later - set(parked):
+        assert set(parked) <= later
+
+
+def test_the_setups_reach_what_they_are_meant_to_reach():
+    """A guard of the tests above: the default setup does park, resume and leave groups ready."""
+    run = Run(Setup(refill=True, alpha=3))
+    resumed = [run.step().stats.resumed_samples for _ in range(4)]
+    assert sum(resumed) > 0
+    assert any(len(sample.completions) > 1 for s in run.trained for sample in s.group.samples)
