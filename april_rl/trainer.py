@@ -25,6 +25,9 @@ from april_rl.tracking.samples_file import SampleRecord
 from april_rl.tracking.terminal import Phase
 from april_rl.types import ScoredGroup
 
+# Samples taken along to compare engine and learner when no trained token is of this version.
+_NUM_PROBES = 4
+
 
 class Trainer:
     """A whole run. Use it as a context: leaving it ends every process it started."""
@@ -74,7 +77,12 @@ class Trainer:
         if not collection.groups:
             return None
         advantages = [self._advantages(group) for group in collection.groups]
-        batch = self.packer.pack(collection.groups, advantages, policy_version=self._version)
+        batch = self.packer.pack(
+            collection.groups,
+            advantages,
+            policy_version=self._version,
+            probes=self.collector.buffer.fresh_samples(self._version, limit=_NUM_PROBES),
+        )
         with self.tracker.phase("update"):
             update = self.workers.update(batch)
         with self.tracker.phase("weight sync"):

@@ -96,10 +96,13 @@ class Packer:
         advantages: Sequence[NDArray[np.float64]],
         *,
         policy_version: int,
+        probes: Sequence[Sample] = (),
     ) -> Batch:
-        """The batch that advances the policy from `policy_version`; `advantages[i]` is [G] of
-        `groups[i]`.
+        """The batch that advances the policy from `policy_version`.
 
+        `advantages[i]` is [G] of `groups[i]`. `probes` are samples that are not trained now but
+        have tokens of this version: when no trained token has, they go along with weight zero, so
+        that engine and learner can be compared at every version that has sampled anything.
         A token's loss weight is age_decay^age, 0 when its age is above the cap, divided by the sum
         of these over its minibatch on all ranks (token mean; Yu et al. 2025, DAPO, eq. 8).
         """
@@ -114,6 +117,8 @@ class Packer:
             for chunk in chunks
         ]
         every = [row for chunk in rows for row in chunk]
+        if all(row.ages.min(initial=1) > 0 for row in every):
+            rows[0] += [_probe(sample, policy_version) for sample in probes]
         return Batch(
             minibatches=tuple(self._minibatch(chunk) for chunk in rows),
             num_response_tokens=sum(len(row.ages) for row in every),
@@ -145,6 +150,11 @@ class Packer:
             tuple(pack_row([rows[i] for i in bin_], total_weight=total_weight) for bin_ in rank)
             for rank in plan
         )
+
+
+def _probe(sample: Sample, policy_version: int) -> _Row:
+    ages = sample_ages(sample, policy_version=policy_version)
+    return _Row(sample=sample, advantage=0.0, ages=ages, weights=np.zeros(len(ages), np.float32))
 
 
 def pack_row(rows: Sequence[_Row], *, total_weight: float) -> MicroBatch:
