@@ -135,8 +135,6 @@ class Buffer:
             s
             for s in samples
             if s.completions and s.completions[-1].policy_version == policy_version
-            for s in samples
-            if s.completions and s.completions[-1].policy_version == policy_version
         ]
         return sorted(fresh, key=lambda s: len(s.prompt.token_ids) + s.num_tokens)[:limit]
 

@@ -1,0 +1,51 @@
+"""The command line from a wheel, in any directory: the configs and recipes travel with the package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The unpacked wheel, as pip would install it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
+            *("--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def print_config(cwd: Path, path: Path | None) -> str:
+    """`--cfg job` of the tiny recipe, with `path` before everything installed."""
+    env = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
+    code = "import april_rl.train as t; import sys; print(t.__file__, file=sys.stderr); t.main()"
+    args = [sys.executable, "-c", code, "+recipe=tiny_cpu", "--cfg", "job"]
+    done = subprocess.run(args, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert str(path or ROOT) in done.stderr
+    return done.stdout
+
+
+def test_wheel_checkout_and_editable_install_compose_the_same_configuration(wheel, tmp_path):
+    """Fails when the package data of setup.cfg lose a folder."""
+    expected = print_config(ROOT, None)
+    assert "path: builtin:tiny" in expected
+    assert print_config(tmp_path, wheel) == expected
+    assert print_config(tmp_path, ROOT) == expected
+    assert print_config(tmp_path, None) == expected
