@@ -1,0 +1,194 @@
+"""What the collector does when engines hang or answer late, and when rewards fail, hang or are all
+equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from fake_engine import FakeEngines
+from rollout_runs import Run, Setup, check_sample, check_trainable, constant, lognormal
+
+from april_rl.rollout.collector import NoSignalError
+from april_rl.rollout.ledger import LedgerError, State
+from april_rl.rollout.ports import EngineStalledError
+from april_rl.types import Completion, Request, Tick
+
+
+class FaultyEngines(FakeEngines):
+    """Engine 0 hangs while it is told to; what it holds then comes late, never, or is lost."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup.law, num_engines=setup.num_engines, budget=setup.budget)
+        self.is_stuck = False
+        self.loses_samples = False
+        self.submitted: list[tuple[Request, ...]] = []  # to the engine while it hung
+        self.late: list[tuple[int, Tick]] = []
+        self.timeouts_s: list[float] = []
+
+    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
+        if engine == 0 and self.is_stuck:
+            self.submitted.append(tuple(submit))
+            return
+        super().launch(engine, submit, slots=slots, max_steps=max_steps)
+
+    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+        if not any(self.under_way):
+            raise EngineStalledError("engine 0 has not answered")
+        late, self.late = self.late, []
+        return late + super().wait(timeout_s)
+
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+        self.timeouts_s.append(timeout_s)
+        completions, _ = super().abort(timeout_s)
+        if not self.is_stuck or not self.submitted:
+            return (completions[1:] if self.loses_samples else completions), []
+        return completions, [0]
+
+    def recover(self) -> None:
+        """Engine 0 answers again, first with what it did while nobody waited any more."""
+        requests = [request for submit in self.submitted for request in submit]
+        self.submitted, self.is_stuck = [], False
+        if requests:
+            tick = self.each[0].advance(requests, slots=len(requests), max_steps=10**6)
+            self.late = [(0, tick)]
+
+
+def faulty(**changes: object) -> tuple[Run, FaultyEngines]:
+    setup = Setup(num_engines=2, alpha=2.0, **changes)  # type: ignore[arg-type]
+    engines = FaultyEngines(setup)
+    run = Run(setup, engines)
+    run.fakes = engines
+    return run, engines
+
+
+def assert_parked_and_accounted_for(run: Run) -> None:
+    ledger, buffer = run.collector.ledger, run.collector.buffer
+    assert ledger.count(State.in_flight) == 0
+    ledger.check(parked=buffer.num_open, ready=buffer.num_ready)
+    assert run.num_dropped() == 0
+    for sample in run.alive:
+        check_sample(sample)
+
+
+@pytest.mark.parametrize("finish_stale", [True, False])
+def test_a_stuck_engine_ends_the_step_with_everything_parked(finish_stale):
+    """Invariant 6. Fails when an error of `wait` leaves the step without an abort (in flight is not
+    0), or the abort's completions of the other engine are dropped.
+    """
+    run, engines = faulty(finish_stale=finish_stale)
+    run.step()
+    engines.is_stuck = True
+    with pytest.raises(EngineStalledError, match=r"rollout\.abort_timeout_s = 7 s"):
+        run.steps(10)
+    assert set(engines.timeouts_s) == {7.0}
+    assert_parked_and_accounted_for(run)
+    assert engines.generated == run.num_tokens_held()
+
+
+def test_after_a_replaced_engine_the_run_goes_on_where_it_was():
+    """Fails when a stalled engine's samples stay counted in its slots, or start anew."""
+    run, engines = faulty()
+    run.steps(2)
+    engines.is_stuck = True
+    with pytest.raises(EngineStalledError):
+        run.steps(10)
+    engines.submitted, engines.is_stuck = [], False
+    run.steps(3)
+    run.drain()
+    for scored in run.trained:
+        check_trainable(scored, run.setup)
+        for sample in scored.group.samples:
+            check_sample(sample)
+    assert len(run.trained) == len(run.prompts.taken)
+
+
+def test_what_a_stalled_engine_reports_a_step_later_is_ignored():
+    """Fails when completions are matched by engine alone: the sample would get its tokens twice,
+    those of the older version first.
+    """
+    run, engines = faulty(law=constant(12), tick_steps=3)
+    run.step()
+    engines.is_stuck = True
+    with pytest.raises(EngineStalledError):
+        run.steps(10)
+    for engine in engines.each:
+        engine.policy_version = 0
+    engines.recover()
+    late = {completion.sample_id for completion in engines.late[0][1].finished}
+    resumed_by = run.version = run.version + 1
+    run.steps(4)
+    assert not engines.late
+    trained = [sample for scored in run.trained for sample in scored.group.samples]
+    assert late & {sample.id for sample in trained}
+    for sample in trained:
+        check_sample(sample)
+        if sample.id in late:
+            assert sample.policy_versions[-1] >= resumed_by
+    assert_parked_and_accounted_for(run)
+
+
+def test_an_engine_that_loses_a_sample_is_found_out():
+    """Fails when the abort does not ask what is missing."""
+    run, engines = faulty()
+    engines.loses_samples = True
+    with pytest.raises(LedgerError, match="gave back nothing for samples"):
+        run.step()
+
+
+@pytest.mark.parametrize("refill", [True, False])
+def test_a_group_whose_reward_fails_is_dropped_and_its_slots_are_refilled(refill):
+    """Fails when a failed score counts as a value, or one-shot does not give the slots back."""
+    run = Run(Setup(alpha=1.0, refill=refill, failing=frozenset({0, 2, 3}), delay=3))
+    run.step()
+    trained = {scored.group.prompt.id for scored in run.trained}
+    assert len(trained) == 3
+    assert not trained & {0, 2, 3}
+    ledger = run.collector.ledger
+    assert ledger.count(State.dropped) == run.num_dropped() == 3
+    assert ledger.drop_reasons == {"reward crash": 3}
+
+
+def test_a_stuck_reward_blocks_neither_generation_nor_the_abort():
+    """Invariant 6. Fails when a step waits for every score."""
+    run = Run(Setup(stuck=frozenset({0, 1}), max_staleness=50))
+    run.steps(6)
+    assert len(run.trained) == 18
+    assert {scored.group.prompt.id for scored in run.trained}.isdisjoint({0, 1})
+    assert [group.prompt.id for group in run.collector.buffer.open_groups()][:2] == [0, 1]
+    assert run.scorer.num_waits == 0
+
+
+def test_a_slow_reward_does_not_open_prompts_without_end():
+    """Fails when groups that wait for scores do not count as alive."""
+    setup = Setup(delay=500, max_staleness=2, law=constant(1))
+    run = Run(setup)
+    for _ in range(5):
+        run.step()
+        assert len(run.alive) <= setup.group_size * setup.num_groups * (setup.max_staleness + 1)
+
+
+@pytest.mark.parametrize("refill", [True, False])
+def test_rejected_groups_only_end_in_an_error_that_names_the_setting(refill):
+    """Fails when the bound on rejected groups is not looked at (the fake engine counts ticks)."""
+    run = Run(Setup(reject_every=1, refill=refill, max_rejected_groups=7))
+    with pytest.raises(NoSignalError, match=r"rollout\.max_rejected_groups"):
+        run.step()
+    assert len(run.rejected) >= 7
+    assert_parked_and_accounted_for(run)
+
+
+def test_at_the_bound_on_rejected_groups_a_step_returns_what_is_ready():
+    """Fails when the bound is an error although there is something to train."""
+    run = Run(Setup(num_groups=4, reject_every=2, max_rejected_groups=3, refill=False, alpha=1.0))
+    groups = run.step().groups
+    assert 0 < len(groups) < 4
+
+
+def test_one_shot_starts_another_group_for_a_rejected_one():
+    """Fails when one-shot gives no slots back: the step would end with too few groups."""
+    run = Run(Setup(reject_every=2, refill=False, alpha=1.0, law=lognormal(5, 1.0)))
+    groups = run.step().groups
+    assert [scored.group.prompt.id for scored in groups] == [1, 3, 5]
+    assert run.prompts.taken == [0, 1, 2, 3, 4, 5]

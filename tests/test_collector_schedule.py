@@ -1,0 +1,167 @@
+"""In which order the collector does things: the plain loop it contains, what it starts first."""
+
+from __future__ import annotations
+
+import pytest
+from fake_engine import FakePrompts, logprob, reward, token
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rollout_runs import LAWS, Run, Setup, constant, extreme, lognormal
+
+from april_rl.rollout.deadlines import must_wait
+from april_rl.rollout.seeds import request_seed
+from april_rl.types import Completion, Group, Sample, SampleId, ScoredGroup
+
+
+def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredGroup]:
+    """N prompts, G whole responses to each: the synchronous loop, without any engine."""
+    groups = []
+    for _ in range(setup.num_groups):
+        prompt = prompts.take()
+        samples = []
+        for index in range(setup.group_size):
+            sample_id = SampleId(prompt.id, index)
+            natural = setup.law(sample_id)
+            length = range(min(natural, setup.budget))
+            completion = Completion(
+                sample_id=sample_id,
+                start=0,
+                policy_version=version,
+                token_ids=tuple(token(sample_id, p) for p in length),
+                logprobs=tuple(logprob(sample_id, p, version) for p in length),
+                finish_reason="stop" if natural <= setup.budget else "length",
+            )
+            samples.append(Sample(prompt=prompt, index=index).extended(completion))
+        rewards = tuple(reward(sample.id) for sample in samples)
+        groups.append(
+            ScoredGroup(group=Group(prompt=prompt, samples=tuple(samples)), rewards=rewards)
+        )
+    return groups
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.builds(
+        Setup,
+        num_groups=st.integers(1, 4),
+        group_size=st.integers(1, 4),
+        alpha=st.just(1.0),
+        refill=st.just(False),
+        num_engines=st.integers(1, 3),
+        tick_steps=st.integers(1, 16),
+        law=LAWS,
+        delay=st.integers(0, 6),
+        max_staleness=st.integers(0, 3),
+        seed=st.integers(0, 9),
+    ),
+    st.integers(1, 4),
+)
+def test_alpha_one_without_refill_is_the_plain_synchronous_loop(setup, steps):
+    """Invariant 5: the same groups with the same seeds. Fails when anything is looked ahead to, or
+    returned in the order of completion.
+    """
+    run, prompts = Run(setup), FakePrompts()
+    for version in range(steps):
+        assert list(run.step().groups) == plain_step(setup, prompts, version)
+        assert run.alive == []
+    assert run.prompts.taken == prompts.taken
+    for request in (request for engine in run.fakes.each for request in engine.requests):
+        assert request.seed == request_seed(setup.seed, request.sample_id, 0)
+
+
+def test_a_resumed_sample_draws_other_numbers_and_neither_engine_nor_neighbours_matter():
+    """Fails when the number of completions, the index or the run's seed is left out."""
+    seeds = {
+        request_seed(run_seed, SampleId(prompt_id, index), completions)
+        for run_seed in range(3)
+        for prompt_id in (0, 1, -1)
+        for index in range(3)
+        for completions in range(3)
+    }
+    assert len(seeds) == 81
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    run = Run(Setup(law=extreme(3), alpha=2.0))
+    run.steps(4)
+    parts: dict[SampleId, set[int]] = {}
+    for request in run.fakes.each[0].requests:
+        parts.setdefault(request.sample_id, set()).add(request.start)
+    resumed = [s for scored in run.trained for s in scored.group.samples if len(s.completions) > 1]
+    assert resumed
+    for sample in resumed:
+        starts = {completion.start for completion in sample.completions}
+        assert starts <= parts[sample.id]
+
+
+def test_surplus_ready_groups_come_first_in_the_next_step():
+    """Fails when ready groups are dropped at the end of a step, or generated past."""
+    run = Run(Setup(num_groups=2, alpha=3.0, law=constant(4), tick_steps=4))
+    first = run.step()
+    surplus = [scored.group.prompt.id for scored in run.collector.buffer.ready_groups()]
+    assert len(surplus) >= 2
+    generated = run.fakes.generated
+    second = run.step()
+    assert [scored.group.prompt.id for scored in second.groups] == surplus[:2]
+    assert run.fakes.generated == generated
+    assert first.groups[0].group.prompt.id == 0
+
+
+def test_refill_keeps_every_slot_busy():
+    """Fails when a slot waits for the controller, or is refilled a whole group at a time."""
+    law = lognormal(60, 0.5)
+    run = Run(Setup(num_groups=8, group_size=4, alpha=2.0, max_staleness=8, law=law, budget=400))
+    stats = [run.step().stats for _ in range(6)]
+    busy = [s.in_flight_mean / s.num_slots for s in stats if s.engine_steps]
+    assert min(busy) > 0.95
+
+
+def test_one_shot_starts_c_samples_and_no_more():
+    """Fails when a finished sample's slot is filled again."""
+    setup = Setup(num_groups=4, group_size=3, alpha=1.5, refill=False, num_engines=3)
+    run = Run(setup)
+    for _ in range(4):
+        before = sum(len(engine.requests) for engine in run.fakes.each)
+        run.step()
+        started = sum(len(engine.requests) for engine in run.fakes.each) - before
+        assert started <= setup.num_slots
+
+
+@pytest.mark.parametrize("refill", [True, False])
+def test_more_engines_than_slots_is_no_reason_to_wait_for_ever(refill):
+    """Fails when an engine without slots is given a request: it would never be computed."""
+    run = Run(Setup(num_groups=1, group_size=2, alpha=1.0, num_engines=3, refill=refill))
+    run.steps(5)
+    assert len(run.trained) == 5
+    assert not run.fakes.each[2].requests
+
+
+@pytest.mark.parametrize("num_engines", [1, 3])
+def test_a_tick_is_under_way_on_every_engine_while_the_next_is_prepared(num_engines):
+    """Fails when an engine gets its next tick only after the last one was looked at."""
+    run = Run(Setup(num_engines=num_engines))
+    run.step()
+    assert run.fakes.most_under_way == 2
+
+
+@pytest.mark.parametrize(
+    ("open_versions", "ready_versions", "expected"),
+    [
+        ([], [3, 3], False),
+        ([5, 5, 5, 5], [3, 5], False),  # nobody is near the cap
+        ([2], [3, 3], True),  # 2 has to be trained now and could be
+        ([2], [2, 2], False),  # but not if the step is full of such
+        ([3, 3], [4, 4], False),  # two can still be trained in the next step
+        ([3, 3, 3], [4, 4], True),  # three cannot
+        ([3, 3, 3], [3, 3], False),  # waiting would change nothing
+    ],
+)
+def test_a_step_waits_when_later_ones_could_not_train_the_rest_in_time(
+    open_versions, ready_versions, expected
+):
+    waits = must_wait(
+        open_versions=open_versions,
+        ready_versions=ready_versions,
+        num_groups=2,
+        oldest_allowed=2,
+        policy_version=5,
+    )
+    assert waits is expected

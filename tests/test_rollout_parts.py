@@ -1,0 +1,136 @@
+"""Ledger, slots, serial engines and step statistics, each by itself."""
+
+from __future__ import annotations
+
+import pytest
+from fake_engine import FakeEngines
+from hypothesis import given
+from hypothesis import strategies as st
+from rollout_runs import Run, Setup, constant
+
+from april_rl.rollout.ledger import Ledger, LedgerError, State
+from april_rl.rollout.slots import Slots
+from april_rl.types import Request, SampleId
+
+FINAL = {State.trained, State.rejected, State.dropped}
+
+
+def request(prompt_id: int, index: int, *, length: int = 3) -> Request:
+    return Request(
+        sample_id=SampleId(prompt_id, index),
+        token_ids=(1,) * length,
+        start=0,
+        max_tokens=8,
+        seed=0,
+    )
+
+
+@pytest.mark.parametrize("to", [State.in_flight, State.parked, State.trained])
+def test_a_ledger_refuses_what_cannot_happen(to):
+    """Fails when moves are not checked: nothing is trained, or parked again, that is not ready."""
+    ledger = Ledger()
+    with pytest.raises(LedgerError, match="cannot go from None"):
+        ledger.move(1, to)
+    ledger.open(1)
+    with pytest.raises(LedgerError, match="opened twice"):
+        ledger.open(1)
+    ledger.move(1, State.ready)
+    if to is not State.trained:
+        with pytest.raises(LedgerError, match="cannot go from ready"):
+            ledger.move(1, to)
+        return
+    ledger.move(1, to)
+    with pytest.raises(LedgerError):
+        ledger.move(1, to)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(State))))
+def test_a_ledger_adds_up_whatever_is_asked_of_it(moves):
+    """Fails when a final state is not counted, or a refused move counts."""
+    ledger, opened = Ledger(), 0
+    for prompt_id, state in moves:
+        try:
+            if state is State.in_flight and ledger.state(prompt_id) is None:
+                ledger.open(prompt_id)
+                opened += 1
+            else:
+                ledger.move(prompt_id, state, reason="test")
+        except LedgerError:
+            pass
+        ledger.check(parked=ledger.count(State.parked), ready=ledger.count(State.ready))
+        assert ledger.opened == opened == sum(ledger.count(state) for state in State)
+    read = ledger.metrics().read()
+    assert read["ledger/opened"] == opened
+    assert sum(read[f"ledger/{state.value}"] for state in State) == opened
+    assert sum(ledger.drop_reasons.values()) == ledger.count(State.dropped)
+
+
+def test_a_ledger_that_disagrees_with_the_buffer_says_so():
+    ledger = Ledger()
+    ledger.open(0)
+    ledger.move(0, State.parked)
+    with pytest.raises(LedgerError, match="1 prompts parked in the ledger, 0 in the buffer"):
+        ledger.check(parked=0, ready=0)
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))
+def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, lookahead):
+    """Fails when the share of an engine is rounded, or one without slots is chosen."""
+    slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
+    shares = [slots.slots(engine) for engine in range(num_engines)]
+    assert sum(shares) == num_slots
+    assert max(shares) - min(shares) <= 1
+    submitted = 0
+    while (engine := slots.choose(submitted, among=range(num_engines))) is not None:
+        slots.put(request(submitted, 0), engine, expected_tokens=10.0)
+        submitted += 1
+    busy = sum(share > 0 for share in shares)
+    assert submitted == num_slots + lookahead * busy
+    assert all(slots.in_flight(e) in (0, shares[e] + lookahead) for e in range(num_engines))
+
+
+def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
+    """Fails when a sample queues behind its siblings although another engine has a free slot."""
+    slots = Slots(num_engines=2, num_slots=4, lookahead=1)
+    slots.put(request(0, 0, length=9), 0, expected_tokens=1.0)
+    assert slots.choose(1, among=[0, 1]) == 1
+    assert slots.choose(0, among=[0, 1]) == 0
+    slots.put(request(0, 1), 0, expected_tokens=1.0)
+    assert slots.choose(0, among=[0, 1]) == 1
+    assert slots.choose(0, among=[0]) == 0
+    assert slots.held_by({0}) == {SampleId(0, 0), SampleId(0, 1)}
+    slots.free(SampleId(0, 0))
+    assert slots.engine_of(SampleId(0, 0)) is None
+    assert slots.in_flight(0) == 1
+
+
+def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
+    """Fails when an abort forgets what is on its way to an engine."""
+    engines = FakeEngines(constant(5), num_engines=2, budget=8)
+    engines.launch(0, [request(0, 0)], slots=1, max_steps=4)
+    engines.launch(1, [request(1, 0), request(1, 1)], slots=1, max_steps=4)
+    assert [engine for engine, _ in engines.wait(1.0)] == [0]
+    completions, stalled = engines.abort(1.0)
+    assert stalled == []
+    lengths = {c.sample_id: len(c.token_ids) for c in completions}
+    assert lengths == {SampleId(0, 0): 4, SampleId(1, 0): 0, SampleId(1, 1): 0}
+
+
+def test_step_statistics_count_what_the_engines_did():
+    """Fails when tokens of the abort, resumed samples or truncated ones are left out."""
+    run = Run(Setup(num_groups=2, alpha=2.0, budget=6, law=lambda s: 3 if s.prompt_id % 2 else 9))
+    generated = 0
+    for _ in range(3):
+        resumable = sum(sample.num_tokens > 0 and not sample.is_finished for sample in run.alive)
+        collection = run.step()
+        read = collection.stats.metrics(num_engines=1, num_needed=4).read()
+        samples = [s for scored in collection.groups for s in scored.group.samples]
+        assert collection.stats.generated_tokens == run.fakes.generated - generated
+        generated = run.fakes.generated
+        assert read["rollout/resumed_samples"] <= resumable
+        truncated = [sample.num_tokens == 6 for sample in samples]
+        assert read["rollout/truncated_frac"] == sum(truncated) / len(truncated)
+        assert read["rollout/response_tokens_max"] == max(s.num_tokens for s in samples)
+        assert read["rollout/over_sampling_factor"] == 2.0
+        assert read["rollout/parked_tokens"] == run.collector.buffer.open_tokens
+        assert 0 <= read["rollout/occupancy"] <= 1

@@ -1,0 +1,75 @@
+"""The nouns: a sample grows by whole completions, and nothing is made up."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
+
+PROMPT = Prompt(id=3, token_ids=(1, 2), text="", answer="", source="")
+PART = Completion(
+    sample_id=SampleId(3, 0),
+    start=0,
+    policy_version=1,
+    token_ids=(5, 6),
+    logprobs=(-0.5, -0.25),
+    finish_reason=None,
+)
+END = replace(
+    PART, start=2, policy_version=4, token_ids=(7,), logprobs=(-1.0,), finish_reason="stop"
+)
+
+
+def test_a_sample_is_its_completions_one_behind_the_other():
+    empty = Sample(prompt=PROMPT, index=0)
+    assert (empty.num_tokens, empty.oldest_version, empty.is_finished) == (0, None, False)
+    sample = empty.extended(PART).extended(END)
+    assert sample.token_ids == (5, 6, 7)
+    assert sample.behaviour_logprobs == (-0.5, -0.25, -1.0)
+    assert sample.policy_versions == (1, 1, 4)
+    assert (sample.oldest_version, sample.finish_reason) == (1, "stop")
+
+
+@pytest.mark.parametrize("wrong", [END, replace(PART, sample_id=SampleId(3, 1))])
+def test_a_completion_that_does_not_fit_is_refused(wrong):
+    with pytest.raises(AssertionError):
+        Sample(prompt=PROMPT, index=0).extended(wrong)
+
+
+def test_a_finished_sample_takes_no_more():
+    finished = Sample(prompt=PROMPT, index=0).extended(PART).extended(END)
+    with pytest.raises(AssertionError, match="is finished"):
+        finished.extended(replace(PART, start=3))
+
+
+def test_a_token_without_its_logprob_is_an_error():
+    with pytest.raises(ValueError, match=r"2 tokens came with 1 behaviour log-probabilities"):
+        replace(PART, logprobs=(-0.5,))
+
+
+def test_a_group_is_complete_when_all_its_samples_are_finished():
+    finished = Sample(prompt=PROMPT, index=0).extended(PART).extended(END)
+    group = Group(prompt=PROMPT, samples=(finished, Sample(prompt=PROMPT, index=1)))
+    assert not group.is_complete
+    assert group.oldest_version == 1
+    assert Group(prompt=PROMPT, samples=(finished,)).is_complete
+    assert Group(prompt=PROMPT, samples=()).oldest_version is None
+
+
+def test_a_group_of_equal_rewards_has_no_signal():
+    group = Group(prompt=PROMPT, samples=())
+    assert ScoredGroup(group=group, rewards=(0.0, 1.0)).has_signal
+    assert not ScoredGroup(group=group, rewards=(1.0, 1.0)).has_signal
+
+
+def test_a_killed_reward_has_no_value_but_one_that_gave_up_has():
+    outcomes = ("scored", "soft_timeout", "timeout", "crash")
+    scores = [Score(sample_id=SampleId(0, 0), value=0.0, outcome=outcome) for outcome in outcomes]
+    assert [score.is_valid for score in scores] == [True, True, False, False]
+
+
+def test_nouns_do_not_change():
+    with pytest.raises(FrozenInstanceError):
+        PART.start = 3
