@@ -70,7 +70,8 @@ class Workers:
         self._group = _place(num_workers, use_gpu=settings.device == "cuda")
         env = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         if settings.threads:
-            env["OMP_NUM_THREADS"] = str(settings.threads)
+            # Waiting threads must not spin: cores are shared with the engine, controller, rewards.
+            env |= {"OMP_NUM_THREADS": str(settings.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         actor = ray.remote(Worker)
         self.actors: list[Any] = [
             actor.options(
