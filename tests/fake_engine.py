@@ -9,7 +9,7 @@ from april_rl.rollout.serial import SerialEngines
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score, Tick
 
 Law = Callable[[SampleId], int]  # the length of a sample's response, were there no budget
-MAX_TICKS = 20_000  # no test needs so many: one that gets there would loop for ever
+MAX_TICKS = 5_000  # no test needs so many: one that gets there would loop for ever
 
 
 def token(sample_id: SampleId, position: int) -> int:
@@ -125,7 +125,13 @@ class FakeEngine:
 class FakeEngines(SerialEngines):
     """Fake engines one after another; remembers how many requests were ever computed together."""
 
-    def __init__(self, law: Law, *, num_engines: int, budget: int) -> None:
+    def __init__(
+        self, law: Law, *, num_engines: int, budget: int, computes_on: bool = True
+    ) -> None:
+        """`computes_on`: an abort comes behind the ticks under way, as it does with real workers;
+        otherwise before them.
+        """
+        self._computes_on = computes_on
         self.each = [FakeEngine(law=law, budget=budget) for _ in range(num_engines)]
         for engine in self.each:
             engine.on_step = self._look
@@ -158,8 +164,12 @@ class FakeEngines(SerialEngines):
         return ended
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+        finished: list[Completion] = []
+        while self._computes_on and any(self.under_way):
+            finished += [c for _, tick in FakeEngines.wait(self, timeout_s) for c in tick.finished]
         self.under_way = [0] * self.num_engines
-        return super().abort(timeout_s)
+        rest, stalled = super().abort(timeout_s)
+        return finished + rest, stalled
 
     def _look(self, engine: FakeEngine, slots: int) -> None:
         assert len(engine.running) <= slots

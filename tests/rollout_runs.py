@@ -57,6 +57,7 @@ class Setup:
     max_rejected_groups: int = 1000
     deterministic: bool = False
     seed: int = 0
+    computes_on: bool = True  # the engines, before they abort
 
     @property
     def num_slots(self) -> int:
@@ -68,7 +69,12 @@ class Run:
 
     def __init__(self, setup: Setup, engines: Engines | None = None) -> None:
         self.setup = setup
-        self.fakes = FakeEngines(setup.law, num_engines=setup.num_engines, budget=setup.budget)
+        self.fakes = FakeEngines(
+            setup.law,
+            num_engines=setup.num_engines,
+            budget=setup.budget,
+            computes_on=setup.computes_on,
+        )
         self.scorer = FakeScorer(delay=setup.delay, failing=setup.failing, stuck=setup.stuck)
         self.prompts = FakePrompts()
         self.version = 0
@@ -207,4 +213,5 @@ SETUPS = st.builds(
     max_staleness=st.integers(1, 6),
     finish_stale=st.booleans(),
     deterministic=st.booleans(),
+    computes_on=st.booleans(),
 )

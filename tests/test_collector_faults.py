@@ -55,8 +55,8 @@ class FaultyEngines(FakeEngines):
             self.late = [(0, tick)]
 
 
-def faulty(**changes: object) -> tuple[Run, FaultyEngines]:
-    setup = Setup(num_engines=2, alpha=2.0, **changes)  # type: ignore[arg-type]
+def faulty(*, num_engines: int = 2, **changes: object) -> tuple[Run, FaultyEngines]:
+    setup = Setup(num_engines=num_engines, alpha=2.0, **changes)  # type: ignore[arg-type]
     engines = FaultyEngines(setup)
     run = Run(setup, engines)
     run.fakes = engines
@@ -73,11 +73,12 @@ def assert_parked_and_accounted_for(run: Run) -> None:
 
 
 @pytest.mark.parametrize("finish_stale", [True, False])
-def test_a_stuck_engine_ends_the_step_with_everything_parked(finish_stale):
+@pytest.mark.parametrize("num_engines", [1, 2])
+def test_a_stuck_engine_ends_the_step_with_everything_parked(num_engines, finish_stale):
     """Invariant 6. Fails when an error of `wait` leaves the step without an abort (in flight is not
     0), or the abort's completions of the other engine are dropped.
     """
-    run, engines = faulty(finish_stale=finish_stale)
+    run, engines = faulty(num_engines=num_engines, finish_stale=finish_stale)
     run.step()
     engines.is_stuck = True
     with pytest.raises(EngineStalledError, match=r"rollout\.abort_timeout_s = 7 s"):
@@ -192,3 +193,12 @@ def test_one_shot_starts_another_group_for_a_rejected_one():
     groups = run.step().groups
     assert [scored.group.prompt.id for scored in groups] == [1, 3, 5]
     assert run.prompts.taken == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_rejected_groups_slots_are_refilled_while_the_others_still_run():
+    """Fails when one-shot waits for the end before it starts another group."""
+    setup = Setup(
+        reject_every=4, refill=False, alpha=1.0, law=lambda s: 1 if s.prompt_id == 0 else 40
+    )
+    stats = Run(setup).step().stats
+    assert stats.engine_steps < 60

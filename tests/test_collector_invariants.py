@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rollout_runs import SETUPS, Run, Setup, check_sample, check_trainable
+from rollout_runs import SETUPS, Run, Setup, check_sample, check_trainable, lognormal
 
 from april_rl.rollout.ledger import State
 
 STEPS = st.integers(1, 5)
+TIGHT = Setup(  # a tail that outlasts the cap
+    num_groups=4, group_size=4, alpha=2.0, max_staleness=2, budget=160, law=lognormal(12, 0.8)
+)
 quick = settings(max_examples=60, deadline=None)
 
 
@@ -119,6 +122,7 @@ def test_never_more_than_c_requests_are_computed_together(setup, steps):
 
 @quick
 @given(SETUPS, STEPS)
+@example(replace(TIGHT, finish_stale=False), 10)
 def test_nothing_older_than_the_cap_has_loss_weight(setup, steps):
     """Invariant 7, to finish and to mask. Fails when the packer's cap is one too high."""
     run = Run(setup)
@@ -130,6 +134,8 @@ def test_nothing_older_than_the_cap_has_loss_weight(setup, steps):
 
 @quick
 @given(SETUPS, st.integers(2, 10))
+@example(TIGHT, 10)
+@example(replace(TIGHT, alpha=1.5, max_staleness=4), 14)
 def test_a_step_waits_so_that_no_token_is_masked(setup, steps):
     """Invariant 7, to finish, whatever alpha. Fails when the step waits for groups at the cap only,
     or more groups are opened than can be trained within it.

@@ -82,14 +82,12 @@ def test_a_resumed_sample_draws_other_numbers_and_neither_engine_nor_neighbours_
     assert all(0 <= seed < 2**63 for seed in seeds)
     run = Run(Setup(law=extreme(3), alpha=2.0))
     run.steps(4)
-    parts: dict[SampleId, set[int]] = {}
-    for request in run.fakes.each[0].requests:
-        parts.setdefault(request.sample_id, set()).add(request.start)
-    resumed = [s for scored in run.trained for s in scored.group.samples if len(s.completions) > 1]
-    assert resumed
-    for sample in resumed:
-        starts = {completion.start for completion in sample.completions}
-        assert starts <= parts[sample.id]
+    asked = {(r.sample_id, r.start): r.seed for r in run.fakes.each[0].requests}
+    samples = [sample for scored in run.trained for sample in scored.group.samples]
+    assert any(len(sample.completions) > 1 for sample in samples)
+    for sample in samples:
+        for number, completion in enumerate(sample.completions):
+            assert asked[sample.id, completion.start] == request_seed(0, sample.id, number)
 
 
 def test_surplus_ready_groups_come_first_in_the_next_step():
@@ -112,6 +110,33 @@ def test_refill_keeps_every_slot_busy():
     stats = [run.step().stats for _ in range(6)]
     busy = [s.in_flight_mean / s.num_slots for s in stats if s.engine_steps]
     assert min(busy) > 0.95
+
+
+@pytest.mark.parametrize("num_engines", [1, 2, 3])
+def test_c_requests_are_computed_together_and_not_one_more(num_engines):
+    """Fails when every engine's share is rounded up or down."""
+    run = Run(Setup(num_groups=7, group_size=1, alpha=1.0, num_engines=num_engines, tick_steps=1))
+    run.step()
+    assert run.fakes.most_running == 7
+
+
+def test_a_step_that_only_waits_for_stale_groups_opens_nothing():
+    """Fails when prompts are opened while enough groups are ready: they would only grow stale."""
+    setup = Setup(
+        num_groups=2,
+        group_size=1,
+        alpha=2.0,
+        tick_steps=2,
+        max_staleness=4,
+        budget=400,
+        law=lambda s: 400 if s.prompt_id == 0 else 6,
+    )
+    run = Run(setup)
+    run.steps(4)
+    stats = run.step().stats
+    assert run.trained[-2].group.prompt.id == 0
+    assert stats.engine_steps > 200
+    assert run.collector.buffer.num_ready + run.collector.buffer.num_open <= 5
 
 
 def test_one_shot_starts_c_samples_and_no_more():

@@ -207,6 +207,17 @@ def test_a_sequence_beyond_the_budget_names_the_setting():
         plan_micro_batches([3, 65], num_ranks=1, max_tokens=64, hidden_size=8)
 
 
+@given(st.lists(st.integers(1, 64), max_size=40), st.integers(1, 4))
+def test_a_plan_holds_every_sequence_once_and_no_row_beyond_the_budget(lengths, num_ranks):
+    """Fails when a bin's room is not looked at before it is filled."""
+    plan = plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=64, hidden_size=8)
+    bins = [bin_ for rank in plan for bin_ in rank]
+    assert sorted(i for bin_ in bins for i in bin_) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in bin_) <= 64 for bin_ in bins)
+    assert len(plan) == num_ranks
+    assert len({len(rank) for rank in plan}) == 1
+
+
 def pass_cost(bins: list[list[list[int]]], lengths: list[int]) -> float:
     """What all ranks wait for: the costliest of the k-th micro-batches, over k."""
     costs = [
@@ -237,5 +248,5 @@ def test_a_long_tailed_batch_is_balanced_much_better_than_by_dealing_it_out():
     work = sum(length + length**2 / 6144 for length in lengths) / 8
     planned = plan_micro_batches(lengths, num_ranks=8, max_tokens=8192, hidden_size=1024)
     naive = naive_plan(lengths, num_ranks=8, max_tokens=8192)
-    assert work / pass_cost(planned, lengths) > 0.95
+    assert work / pass_cost(planned, lengths) > 0.99
     assert work / pass_cost(naive, lengths) < 0.8

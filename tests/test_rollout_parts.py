@@ -106,7 +106,7 @@ def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
 
 def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
     """Fails when an abort forgets what is on its way to an engine."""
-    engines = FakeEngines(constant(5), num_engines=2, budget=8)
+    engines = FakeEngines(constant(5), num_engines=2, budget=8, computes_on=False)
     engines.launch(0, [request(0, 0)], slots=1, max_steps=4)
     engines.launch(1, [request(1, 0), request(1, 1)], slots=1, max_steps=4)
     assert [engine for engine, _ in engines.wait(1.0)] == [0]

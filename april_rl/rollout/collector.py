@@ -128,7 +128,6 @@ class Collector:
         self._dispatch = Dispatch(
             self._engines,
             num_slots=self._num_slots,
-            refill=self._refill,
             tick_steps=self._tick_steps,
             max_response_tokens=self._max_response_tokens,
             seed=self._seed,

@@ -23,21 +23,19 @@ class Dispatch:
         engines: Engines,
         *,
         num_slots: int,
-        refill: bool,
         tick_steps: int,
         max_response_tokens: int,
         seed: int,
     ) -> None:
-        """`num_slots`: C over all engines; `refill`: requests may queue for slots that fall free;
-        `tick_steps`: engine steps of a tick; `max_response_tokens`: budget of a sample over all its
-        requests; `seed` of the run.
+        """`num_slots`: C over all engines; `tick_steps`: engine steps of a tick;
+        `max_response_tokens`: budget of a sample over all its requests; `seed` of the run.
         """
         self._engines, self._tick_steps = engines, tick_steps
         self._max_response_tokens, self._seed = max_response_tokens, seed
         num_engines = engines.num_engines
         # A quarter of the slots queues behind them: more than finishes within two ticks of any
         # length law whose mean is above eight ticks, and what does not get a slot costs nothing.
-        lookahead = max(1, math.ceil(num_slots / num_engines) // 4) if refill else 0
+        lookahead = max(1, math.ceil(num_slots / num_engines) // 4)
         self._slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
         self._ticks = [0] * num_engines
         self._submit: list[list[Request]] = [[] for _ in range(num_engines)]
