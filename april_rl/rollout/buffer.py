@@ -15,6 +15,7 @@ class OpenGroup:
         self.prompt = prompt
         self.samples = [Sample(prompt=prompt, index=i) for i in range(group_size)]  # [G]
         self.scores: dict[int, Score] = {}
+        self.oldest_version: int | None = None  # of the group's oldest token
 
     @property
     def is_complete(self) -> bool:
@@ -36,10 +37,13 @@ class OpenGroup:
         """Response tokens of all samples."""
         return sum(sample.num_tokens for sample in self.samples)
 
-    @property
-    def oldest_version(self) -> int | None:
-        """The version of the group's oldest token; None before there is one."""
-        return min((v for s in self.samples if (v := s.oldest_version) is not None), default=None)
+    def extend(self, completion: Completion) -> Sample:
+        """Append a completion to its sample; returns the sample as it stands now."""
+        sample = self.samples[completion.sample_id.index].extended(completion)
+        self.samples[sample.index] = sample
+        if self.oldest_version is None and completion.token_ids:
+            self.oldest_version = completion.policy_version  # later ones are not older
+        return sample
 
     def failure(self) -> str | None:
         """Why the group cannot be trained: a failed score's outcome; None when all are valid."""
@@ -81,10 +85,7 @@ class Buffer:
 
     def extend(self, completion: Completion) -> Sample:
         """Append a completion to its sample; returns the sample as it stands now."""
-        group = self._open[completion.sample_id.prompt_id]
-        sample = group.samples[completion.sample_id.index].extended(completion)
-        group.samples[sample.index] = sample
-        return sample
+        return self._open[completion.sample_id.prompt_id].extend(completion)
 
     def score(self, score: Score) -> OpenGroup | None:
         """Note a score; returns the group when it was the last one missing."""
