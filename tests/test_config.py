@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from source_tree import PACKAGE, ROOT, package_files, tree_of
 
 from april_rl.config import TrainConfig, config_dir, register, to_config
-from april_rl.config.task import MISSING
 from april_rl.config.store import ConfigError, recipes
+from april_rl.config.task import MISSING
 
 SECTIONS = {entry.name: type(getattr(TrainConfig(), entry.name)) for entry in fields(TrainConfig)}
 

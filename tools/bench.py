@@ -1,12 +1,16 @@
-"""Benchmarks, each against something in the same run: `python tools/bench.py rollout|step [--json
-PATH]`.
-"""
+"""Benchmarks, each against something in the same run: `tools/bench.py rollout|step`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
+
+from april_rl.runtime.threads import thread_environment
+
+# Before torch is imported, as in a worker.
+os.environ |= thread_environment(os.cpu_count() or 1)
 
 from bench_rollout import add_rollout_arguments, bench_rollout
 from bench_step import add_step_arguments, bench_step

@@ -30,19 +30,19 @@ from april_rl.types import SampleId
 # The benchmark's model is the tests' random one.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-FACTORS = (1.0, 1.5, 2.0, 3.0)
+FACTORS = (1.0, 1.25, 1.5, 2.0, 3.0)
 
 
 def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `rollout`."""
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="steps of each mode in a round")
-    parser.add_argument("--warmup-steps", type=int, default=4, help="of each mode, not counted")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=2, help="steps of each mode in a round")
+    parser.add_argument("--warmup-steps", type=int, default=3, help="of each mode, not counted")
     parser.add_argument("--num-groups", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--median-tokens", type=float, default=100.0, help="of the length law")
+    parser.add_argument("--median-tokens", type=float, default=64.0, help="of the length law")
     parser.add_argument("--sigma", type=float, default=1.0, help="of the length law's logarithm")
-    parser.add_argument("--max-response-tokens", type=int, default=1024)
+    parser.add_argument("--max-response-tokens", type=int, default=640)
     parser.add_argument("--tick-steps", type=int, default=8)
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
 

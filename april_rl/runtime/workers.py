@@ -23,6 +23,7 @@ from april_rl.errors import RunError
 from april_rl.metrics import Metrics, merge
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.runtime.settings import WorkerSettings
+from april_rl.runtime.threads import thread_environment
 from april_rl.runtime.worker import Worker
 from april_rl.types import Completion, Request, Tick
 
@@ -70,8 +71,7 @@ class Workers:
         self._group = _place(num_workers, use_gpu=settings.device == "cuda")
         env = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         if settings.threads:
-            # Waiting threads must not spin: cores are shared with the engine, controller, rewards.
-            env |= {"OMP_NUM_THREADS": str(settings.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+            env |= thread_environment(settings.threads)
         actor = ray.remote(Worker)
         self.actors: list[Any] = [
             actor.options(
