@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -57,6 +58,33 @@ def test_a_run_leaves_true_metrics_and_a_checkpoint_that_loads(task, tmp_path):
     start = AutoModelForCausalLM.from_pretrained(task / "model")
     moved = zip(model.parameters(), start.parameters(), strict=True)
     assert any((a != b).any() for a, b in moved)
+
+
+def test_a_checkpoint_starts_another_run(task, tmp_path):
+    """So vLLM, transformers and the learner load what a run exports."""
+    args = command(task, tmp_path / "run", "trainer.num_steps=1", "evaluation.every=100")
+    assert run(args, tmp_path).returncode == 0
+    exported = tmp_path / "run" / "checkpoints" / "step_1"
+    again = command(
+        task,
+        tmp_path / "again",
+        "trainer.num_steps=1",
+        f"model.path={exported}",
+        "trainer.num_groups=2",
+    )
+    done = run(again, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert metrics_of(tmp_path / "again")[1]["mismatch/logprob_abs_mean"] <= 0.02
+
+
+def test_the_controller_loads_no_engine():
+    """Importing all of the controller's side leaves vllm out, and CUDA untouched."""
+    code = (
+        "import april_rl.trainer, sys, torch; assert 'vllm' not in sys.modules; "
+        "assert not torch.cuda.is_initialized(); print('light')"
+    )
+    done = run([sys.executable, "-c", code], Path.cwd())
+    assert done.stdout.strip() == "light", done.stderr
 
 
 def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_path):

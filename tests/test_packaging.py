@@ -1,4 +1,4 @@
-"""The command line from a wheel, in any directory: the configs and recipes travel with the package."""
+"""The command line from a wheel, in any directory: configs and recipes travel with it."""
 
 from __future__ import annotations
 

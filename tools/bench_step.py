@@ -32,6 +32,7 @@ _PHASES = ("rollout_s", "update_s", "weight_sync_s")
 
 def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `step`."""
+    parser.add_argument("--model", type=Path, help="a Hugging Face folder; default: a random one")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12, help="of each run")
     parser.add_argument("--warmup-steps", type=int, default=4, help="of each run, not counted")
@@ -46,7 +47,9 @@ def bench_step(args: argparse.Namespace) -> list[dict[str, Any]]:
 
     found: dict[tuple[str, float], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        write_tiny_qwen3(folder, hidden_size=128, num_layers=4, initializer_range=0.02)
+        if args.model is None:
+            args.model = Path(folder) / "model"
+            write_tiny_qwen3(args.model, hidden_size=128, num_layers=4, initializer_range=0.02)
         data = Path(folder) / "sums.jsonl"
         rows = ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(64) for b in range(64))
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -66,7 +69,7 @@ def _run(
     """The metrics of the steps of one run."""
     command = [
         *(sys.executable, "-m", "april_rl.train", f"hydra.run.dir={run_dir}", "name=bench"),
-        *(f"model.path={folder}", f"data.path={folder}/sums.jsonl", "data.template=plain"),
+        *(f"model.path={args.model}", f"data.path={folder}/sums.jsonl", "data.template=plain"),
         *("data.max_prompt_tokens=32", "tracking.wandb=disabled", "tracking.print_samples_every=0"),
         *(f"trainer.num_steps={args.steps}", f"trainer.num_groups={args.num_groups}"),
         *(f"rollout.group_size={args.group_size}", f"rollout.over_sampling_factor={factor}"),
