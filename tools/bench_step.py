@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
@@ -86,21 +86,20 @@ def _run(
 
 def _row(name: str, factor: float, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
     rates = [s["throughput/trained_tokens_per_s"] for s in steps]
-    split = {
-        key: sum(s[f"time/{key}"] for s in steps) / sum(s["time/step_s"] for s in steps)
-        for key in _PHASES
-    }
+    total_s = sum(s["time/step_s"] for s in steps)
+    tokens = sum(s["throughput/trained_tokens_per_s"] * s["time/step_s"] for s in steps)
+    split = {key: sum(s[f"time/{key}"] for s in steps) / total_s for key in _PHASES}
     return {
         "mode": name,
         "over_sampling_factor": factor,
-        "trained_tokens_per_s": median(rates),
+        "trained_tokens_per_s": tokens / total_s,
         "trained_tokens_per_s_min": min(rates),
         "trained_tokens_per_s_max": max(rates),
-        "step_s": median(s["time/step_s"] for s in steps),
+        "step_s": total_s / len(steps),
         "finished_samples_per_s": median(s["rollout/finished_samples_per_s"] for s in steps),
         "generated_tokens_per_s": median(s["rollout/generated_tokens_per_s"] for s in steps),
-        "occupancy": median(s["rollout/occupancy"] for s in steps),
-        "reprefill_tokens": median(s["rollout/reprefill_tokens"] for s in steps),
+        "occupancy": fmean(s["rollout/occupancy"] for s in steps),
+        "reprefill_tokens": fmean(s["rollout/reprefill_tokens"] for s in steps),
         "response_tokens_mean": median(s["rollout/response_tokens_mean"] for s in steps),
         "response_tokens_p99": median(s["rollout/response_tokens_p99"] for s in steps),
         **{f"{key.removesuffix('_s')}_frac": value for key, value in split.items()},
