@@ -26,10 +26,9 @@ def test_every_response_is_the_uninterrupted_one_with_a_logprob_and_a_version_ea
     """
     run = Run(setup)
     run.steps(steps)
-    for scored in run.trained:
-        for sample in scored.group.samples:
-            check_sample(sample)
-    for sample in run.alive:
+    trained = [sample for scored in run.trained for sample in scored.group.samples]
+    assert trained
+    for sample in [*trained, *run.alive]:
         check_sample(sample)
 
 

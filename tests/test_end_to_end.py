@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -87,22 +89,31 @@ def test_the_controller_loads_no_engine():
     assert done.stdout.strip() == "light", done.stderr
 
 
-def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_path):
-    """SIGINT to the whole foreground group, as a terminal sends it, while steps are running."""
+@contextmanager
+def endless_run(task: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run in a process group of its own, once it has made some steps."""
     args = command(task, tmp_path / "run", "trainer.num_steps=100000", "evaluation.every=100000")
     with subprocess.Popen(
         args,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env=environment(),
         cwd=tmp_path,
+        text=True,
         start_new_session=True,
     ) as process:
+        path = tmp_path / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 120
-        while len(steps_written(tmp_path / "run")) < 3:
-            assert process.poll() is None
+        while not path.exists() or len(path.read_text().splitlines()) < 3:
+            assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline, "the run did not start"
             time.sleep(0.2)
+        yield process
+
+
+def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_path):
+    """SIGINT to the whole foreground group, as a terminal sends it, while steps are running."""
+    with endless_run(task, tmp_path) as process:
         children = descendants(process.pid)
         assert children
         started = time.monotonic()
@@ -113,33 +124,14 @@ def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_pa
     assert took_s < 10
     assert not alive, [p.cmdline() for p in alive]
     assert process.returncode != 0
-
-
-def steps_written(run_dir: Path) -> list[str]:
-    path = run_dir / "metrics.jsonl"
-    return path.read_text().splitlines() if path.exists() else []
+    assert (tmp_path / "run" / "samples" / "leftover.jsonl").read_text(), "parked samples are kept"
 
 
 def test_a_killed_worker_ends_the_run_with_a_message_and_leaves_no_process(task, tmp_path):
     """SIGKILL to the actor's process while steps are running."""
-    args = command(task, tmp_path / "run", "trainer.num_steps=100000", "evaluation.every=100000")
-    with subprocess.Popen(
-        args,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-        cwd=tmp_path,
-        text=True,
-    ) as process:
-        deadline = time.monotonic() + 120
-        while len(steps_written(tmp_path / "run")) < 3:
-            assert process.poll() is None
-            assert time.monotonic() < deadline, "the run did not start"
-            time.sleep(0.2)
+    with endless_run(task, tmp_path) as process:
         children = descendants(process.pid)
-        worker = next(
-            p for p in children if "Worker" in p.name() or "ray::Worker" in "".join(p.cmdline())
-        )
+        worker = next(p for p in children if "ray::Worker" in "".join(p.cmdline()))
         worker.kill()
         _, errors = process.communicate(timeout=60)
     _, alive = psutil.wait_procs(children, timeout=10)

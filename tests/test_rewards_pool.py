@@ -228,7 +228,7 @@ def test_a_module_with_a_syntax_error_names_file_and_line(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("function", ["math_verify", "reward_functions:exact"])
 def test_a_good_function_passes_the_check(function):
-    check_reward(function, soft_timeout_s=1, hard_timeout_s=5.0)
+    assert check_reward(function, soft_timeout_s=1, hard_timeout_s=5.0) is None
 
 
 def test_a_function_that_never_answers_fails_the_check():

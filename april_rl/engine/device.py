@@ -9,6 +9,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import InprocClient
 
 from april_rl.engine.cpu import install_counter_sampler, keep_plain_weights
+from april_rl.engine.cpu_norms import PRIORITY, register_norms
 
 
 class Device(Protocol):
@@ -31,7 +32,7 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    """The processor: nothing sleeps; linear layers and the sampler are replaced (see `cpu`)."""
+    """The processor: nothing sleeps; linear layers, norms and the sampler are replaced."""
 
     def __init__(self, *, kv_cache_gib: float) -> None:
         """`kv_cache_gib` of main memory hold keys and values."""
@@ -44,7 +45,9 @@ class CpuDevice:
         attention allows on CPU.
         """
         keep_plain_weights()
+        register_norms()
         return {
+            "ir_op_priority": PRIORITY,
             "kv_cache_memory_bytes": self._kv_cache_bytes,
             "block_size": 32,  # tokens
             "enforce_eager": True,
