@@ -32,7 +32,7 @@ def register_norms() -> None:
         ),
         supported=True,
     )
-    def rms_norm(
+    def _rms_norm(
         x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -48,7 +48,7 @@ def register_norms() -> None:
         supported=True,
         inplace=True,
     )
-    def fused_add_rms_norm(
+    def _fused_add_rms_norm(
         x: Tensor,
         x_residual: Tensor,
         weight: Tensor | None,
