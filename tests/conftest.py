@@ -1,0 +1,24 @@
+"""What every test module is promised: no process group of the one before it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _end_process_groups() -> Iterator[None]:
+    """vLLM keeps the group of a discarded engine; learners of the next module want their own."""
+    yield
+    if "vllm.distributed.parallel_state" in sys.modules:
+        from vllm.distributed import parallel_state
+
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+    if "torch.distributed" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
