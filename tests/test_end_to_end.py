@@ -104,11 +104,15 @@ def endless_run(task: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         path = tmp_path / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 120
-        while not path.exists() or len(path.read_text().splitlines()) < 3:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline, "the run did not start"
-            time.sleep(0.2)
-        yield process
+        try:
+            while not path.exists() or len(path.read_text().splitlines()) < 3:
+                assert process.poll() is None, "the run ended by itself"
+                assert time.monotonic() < deadline, "the run did not start"
+                time.sleep(0.2)
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_path):
