@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from april_rl.algorithm.advantages import dr_grpo, grpo
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage, OnStale
+from april_rl.config.choices import Advantage, OnStale, Resume
 from april_rl.data.prompts import tokenize_prompts
 from april_rl.data.rows import load_rows
 from april_rl.data.stream import PromptStream
@@ -24,6 +24,7 @@ from april_rl.evaluation.evaluator import Evaluator
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
+from april_rl.rollout.factor import FixedFactor
 from april_rl.runtime.preflight import ModelFacts, check_start, check_supported, pick_device
 from april_rl.runtime.settings import EngineSettings, LearnerSettings, WorkerSettings
 from april_rl.runtime.workers import RayEngines, Workers
@@ -237,6 +238,7 @@ def _engine_settings(config: TrainConfig) -> EngineSettings:
         gpu_memory_utilization=engine.gpu_memory_utilization,
         enforce_eager=engine.enforce_eager,
         temperature=config.rollout.temperature,
+        keep_parked=config.rollout.resume is Resume.keep,
     )
 
 
@@ -255,7 +257,7 @@ def _collector(
         stream,
         num_groups=config.trainer.num_groups,
         group_size=rollout.group_size,
-        over_sampling_factor=rollout.over_sampling_factor,
+        over_sampling=FixedFactor(rollout.over_sampling_factor),
         refill=rollout.refill,
         max_response_tokens=rollout.max_response_tokens,
         max_staleness=rollout.max_staleness,

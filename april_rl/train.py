@@ -5,10 +5,8 @@ trainer runs.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -16,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.errors import RunError
+from april_rl.interrupts import EXIT_STATUS, Interrupts
 
 register()
 
@@ -35,13 +34,13 @@ def main(composed: DictConfig) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(EXIT_STATUS)
 
 
 def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     """Train. What is heavy is imported here, so that --help and --cfg job answer at once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts = Interrupts()
     from april_rl.tiny.prepare import resolve
     from april_rl.trainer import Trainer
 
@@ -49,13 +48,8 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     config.data.path = resolve(config.data.path)
     config.evaluation.sets = {name: resolve(path) for name, path in config.evaluation.sets.items()}
     assert isinstance(plain, dict)
-    with Trainer(config, run_dir=run_dir, plain_config=plain) as trainer:
+    with Trainer(config, run_dir=run_dir, plain_config=plain, interrupts=interrupts) as trainer:
         trainer.run()
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """A scheduler's SIGTERM ends the run as Ctrl-C does: processes ended, what is left kept."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

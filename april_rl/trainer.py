@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from april_rl.algorithm.shaping import soft_overlong_penalty
 from april_rl.assembly import Parts, assemble
 from april_rl.config import TrainConfig
+from april_rl.interrupts import Interrupts
 from april_rl.metrics import Mean, Metric, Metrics, Sum
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.leftovers import leftover_lines
@@ -33,7 +35,12 @@ class Trainer:
     """A whole run. Use it as a context: leaving it ends every process it started."""
 
     def __init__(
-        self, config: TrainConfig, *, run_dir: Path, plain_config: Mapping[str, object]
+        self,
+        config: TrainConfig,
+        *,
+        run_dir: Path,
+        plain_config: Mapping[str, object],
+        interrupts: Interrupts,
     ) -> None:
         """Check everything that can be checked, then load the model.
 
@@ -42,7 +49,7 @@ class Trainer:
         known.
         """
         self._config = config
-        self._run_dir = run_dir
+        self._run_dir, self._interrupts = run_dir, interrupts
         self._version = 0  # of the policy, counted in steps
         self._trained_tokens = 0  # response tokens of the last step
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
@@ -56,6 +63,7 @@ class Trainer:
         """Every step, the evaluations and checkpoints along the way, and the final checkpoint."""
         self.tracker.log(0, self._evaluate())
         for step in range(1, self._config.trainer.num_steps + 1):
+            self._interrupts.check()
             started = time.perf_counter()
             metrics = self.step()
             if metrics is None:
@@ -74,6 +82,8 @@ class Trainer:
         collect.
         """
         collection = self._collect()
+        for note in collection.notes:
+            self.tracker.message(note)
         if not collection.groups:
             return None
         advantages = [self._advantages(group) for group in collection.groups]
@@ -112,7 +122,7 @@ class Trainer:
             return self.collector.collect(
                 self._version,
                 may_open=self._version < last_opening,
-                on_progress=lambda ready, stats: _show(phase, ready, stats),
+                on_progress=partial(self._show, phase),
             )
 
     def _advantages(self, scored: ScoredGroup) -> NDArray[np.float64]:
@@ -155,7 +165,7 @@ class Trainer:
         for name, prompts in self._parts.held_out.items():
             total = len(prompts) * self._config.evaluation.num_samples
             with self.tracker.phase(f"evaluating {name}", total) as phase:
-                found[name] = self._parts.evaluator.run(name, prompts, phase.advance)
+                found[name] = self._parts.evaluator.run(name, prompts, partial(self._show, phase))
         values = {key: metric for metrics in found.values() for key, metric in metrics.items()}
         return Metrics({**values, "time/evaluation_s": Sum(time.perf_counter() - started)})
 
@@ -217,9 +227,13 @@ class Trainer:
         traceback: TracebackType | None,
     ) -> None:
         """Keep what was not trained, end every process, close every file."""
-        self._exits.callback(self._keep_leftovers)  # first, while the tracker is open
+        self._exits.callback(self._interrupts.arm)
+        self._exits.callback(self._keep_leftovers)  # while the tracker is open
+        self._interrupts.disarm()
         self._exits.__exit__(kind, error, traceback)
 
-
-def _show(phase: Phase, ready: int, stats: StepStats) -> None:
-    phase.advance(ready, f"{stats.generated_tokens / max(stats.elapsed_s, 1e-9):,.0f} tokens/s")
+    def _show(self, phase: Phase, done: int, stats: StepStats | None = None) -> None:
+        """Progress, and the place where an interrupt is noticed that a library has swallowed."""
+        self._interrupts.check()
+        speed = stats.generated_tokens / max(stats.elapsed_s, 1e-9) if stats else 0.0
+        phase.advance(done, f"{speed:,.0f} tokens/s" if stats else "")

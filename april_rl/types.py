@@ -57,9 +57,15 @@ class Completion:
     sample_id: SampleId
     start: int  # response tokens the sample had when the request was made
     policy_version: int
+    context_version: int  # the oldest policy whose KV cache the tokens were sampled with
     token_ids: tuple[int, ...]  # [R of this completion]
     logprobs: tuple[float, ...]  # behaviour_logprobs [R of this completion]
     finish_reason: FinishReason | None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the tokens were sampled on a cache that an earlier policy computed."""
+        return self.context_version < self.policy_version
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -193,6 +199,7 @@ class Tick:
     num_queued: int  # requests still waiting for a slot
     engine_steps: int
     slot_steps: int  # Σ over engine steps of requests in a slot
+    context_token_steps: int  # Σ over engine steps of tokens held by requests in a slot
     generated_tokens: int
     prefilled_tokens: int  # prompt tokens and response tokens computed again
     elapsed_s: float

@@ -49,11 +49,15 @@ class FakeEngine:
 
     law: Law
     budget: int  # response tokens of a sample over all its requests
+    keeps: bool = False  # the state of what it aborts
     policy_version: int = 0
     requests: list[Request] = field(default_factory=list)  # ever submitted, in order
     generated: int = 0  # tokens ever sampled
     on_step: Callable[[FakeEngine, int], None] = lambda _engine, _slots: None
     running: dict[SampleId, tuple[Request, list[int]]] = field(default_factory=dict)
+    contexts: dict[SampleId, int] = field(default_factory=dict)  # version of the cache, if running
+    kept: dict[SampleId, tuple[int, int]] = field(default_factory=dict)  # where it stopped, version
+    prefills: int = 0  # requests that were not gone on with
     queue: list[Request] = field(default_factory=list)
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
@@ -65,8 +69,7 @@ class FakeEngine:
         steps = slot_steps = 0
         while steps < max_steps:
             while self.queue and len(self.running) < slots:
-                request = self.queue.pop(0)
-                self.running[request.sample_id] = (request, [])
+                self._start(self.queue.pop(0))
             if not self.running:
                 break
             self.on_step(self, slots)
@@ -78,12 +81,24 @@ class FakeEngine:
             num_queued=len(self.queue),
             engine_steps=steps,
             slot_steps=slot_steps,
+            context_token_steps=0,
             generated_tokens=slot_steps,
             prefilled_tokens=0,
             elapsed_s=0.0,
         )
 
+    def _start(self, request: Request) -> None:
+        sample_id = request.sample_id
+        stopped_at, context = self.kept.pop(sample_id, (None, self.policy_version))
+        is_kept = self.keeps and stopped_at == request.start
+        self.prefills += not is_kept
+        self.contexts[sample_id] = context if is_kept else self.policy_version
+        self.running[sample_id] = (request, [])
+
     def abort(self) -> list[Completion]:
+        for sample_id, (request, tokens) in self.running.items():
+            if request.start + len(tokens):
+                self.kept[sample_id] = (request.start + len(tokens), self.contexts[sample_id])
         held = [*self.running.values(), *((request, []) for request in self.queue)]
         self.running.clear()
         self.queue.clear()
@@ -106,6 +121,7 @@ class FakeEngine:
             sample_id=sample_id,
             start=start,
             policy_version=self.policy_version,
+            context_version=self.contexts.get(sample_id, self.policy_version),
             token_ids=tuple(tokens),
             logprobs=tuple(logprob(sample_id, p, self.policy_version) for p in range(start, end)),
             finish_reason="stop" if is_stop else "length" if end == self.budget else None,
@@ -126,13 +142,19 @@ class FakeEngines(SerialEngines):
     """Fake engines one after another; remembers how many requests were ever computed together."""
 
     def __init__(
-        self, law: Law, *, num_engines: int, budget: int, computes_on: bool = True
+        self,
+        law: Law,
+        *,
+        num_engines: int,
+        budget: int,
+        keeps: bool = False,
+        computes_on: bool = True,
     ) -> None:
         """`computes_on`: an abort comes behind the ticks under way, as it does with real workers;
         otherwise before them.
         """
         self._computes_on = computes_on
-        self.each = [FakeEngine(law=law, budget=budget) for _ in range(num_engines)]
+        self.each = [FakeEngine(law=law, budget=budget, keeps=keeps) for _ in range(num_engines)]
         for engine in self.each:
             engine.on_step = self._look
         self.most_running = 0

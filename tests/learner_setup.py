@@ -123,6 +123,7 @@ def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
         "behaviour_logprobs": np.zeros(size, np.float32),
         "advantages": np.zeros(size, np.float32),
         "ages": np.zeros(size, np.int32),
+        "is_comparable": np.zeros(size, np.bool_),
         "loss_weights": np.zeros(size, np.float32),
     }
     start = 0
@@ -134,6 +135,7 @@ def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
         row["behaviour_logprobs"][predicting] = example.behaviour_logprobs
         row["advantages"][predicting] = example.advantage
         row["ages"][predicting] = example.age
+        row["is_comparable"][predicting] = example.age == 0
         row["loss_weights"][predicting] = 1 / total
         start += length
     positions = np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])

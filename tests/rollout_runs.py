@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from april_rl.batch.packing import Batch, Packer
 from april_rl.rollout.collector import Collection, Collector
+from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.ports import Engines
 from april_rl.types import Group, Sample, SampleId, ScoredGroup
 
@@ -57,6 +58,7 @@ class Setup:
     max_rejected_groups: int = 1000
     deterministic: bool = False
     seed: int = 0
+    keeps: bool = False  # engines hold the state of what they abort
     computes_on: bool = True  # the engines, before they abort
 
     @property
@@ -73,6 +75,7 @@ class Run:
             setup.law,
             num_engines=setup.num_engines,
             budget=setup.budget,
+            keeps=setup.keeps,
             computes_on=setup.computes_on,
         )
         self.scorer = FakeScorer(delay=setup.delay, failing=setup.failing, stuck=setup.stuck)
@@ -86,7 +89,7 @@ class Run:
             self.prompts,
             num_groups=setup.num_groups,
             group_size=setup.group_size,
-            over_sampling_factor=setup.alpha,
+            over_sampling=FixedFactor(setup.alpha),
             refill=setup.refill,
             max_response_tokens=setup.budget,
             max_staleness=setup.max_staleness,
@@ -213,5 +216,6 @@ SETUPS = st.builds(
     max_staleness=st.integers(1, 6),
     finish_stale=st.booleans(),
     deterministic=st.booleans(),
+    keeps=st.booleans(),
     computes_on=st.booleans(),
 )

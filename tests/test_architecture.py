@@ -29,7 +29,7 @@ from source_tree import (
 
 LAYERS = (  # the floors of the house, the ground first
     {"errors"},
-    {"types", "metrics", "config"},
+    {"types", "metrics", "config", "interrupts"},
     {"algorithm", "rollout", "batch"},
     {"data", "rewards", "engine", "learner", "evaluation", "tracking", "tiny"},
     {"runtime"},

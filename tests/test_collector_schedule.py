@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fake_engine import FakePrompts, logprob, reward, token
 from hypothesis import given, settings
@@ -27,6 +29,7 @@ def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredG
                 sample_id=sample_id,
                 start=0,
                 policy_version=version,
+                context_version=version,
                 token_ids=tuple(token(sample_id, p) for p in length),
                 logprobs=tuple(logprob(sample_id, p, version) for p in length),
                 finish_reason="stop" if natural <= setup.budget else "length",
@@ -101,6 +104,25 @@ def test_surplus_ready_groups_come_first_in_the_next_step():
     assert [scored.group.prompt.id for scored in second.groups] == surplus[:2]
     assert run.fakes.generated == generated
     assert first.groups[0].group.prompt.id == 0
+
+
+@pytest.mark.parametrize("num_engines", [1, 3])
+def test_a_kept_sample_goes_on_where_its_state_is(num_engines):
+    """Fails when a step forgets which engine has a parked sample, or counts kept ones as prefilled
+    again.
+    """
+    law = lognormal(30, 0.8)
+    setup = Setup(num_groups=6, group_size=4, alpha=2.0, law=law, budget=200, keeps=True)
+    run = Run(replace(setup, num_engines=num_engines))
+    stats = [run.step().stats for _ in range(8)]
+    resumed, kept = (sum(getattr(s, f"{k}_samples") for s in stats) for k in ("resumed", "kept"))
+    assert kept > 50
+    assert kept >= 0.9 * resumed
+    if num_engines == 1:
+        assert kept == resumed
+        assert sum(s.reprefill_tokens for s in stats) == 0
+    again = Run(replace(setup, keeps=False, num_engines=num_engines))
+    assert sum(again.step().stats.reprefill_tokens for _ in range(8)) > 1000
 
 
 def test_refill_keeps_every_slot_busy():

@@ -40,6 +40,7 @@ def make_sample(prompt: Prompt, index: int, parts: list[tuple[int, int]]) -> Sam
                 sample_id=sample.id,
                 start=sample.num_tokens,
                 policy_version=version,
+                context_version=version,
                 token_ids=tuple(token(sample.id, p) for p in positions),
                 logprobs=tuple(logprob(sample.id, p, version) for p in positions),
                 finish_reason="stop" if i == len(parts) - 1 else None,

@@ -30,6 +30,7 @@ def sample(number, response, answer="2"):
         sample_id=SampleId(number, 0),
         start=0,
         policy_version=0,
+        context_version=0,
         token_ids=tuple(map(ord, response)),
         logprobs=(-0.1,) * len(response),
         finish_reason="stop",

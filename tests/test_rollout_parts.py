@@ -76,12 +76,12 @@ def test_a_ledger_that_disagrees_with_the_buffer_says_so():
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))
 def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, lookahead):
     """Fails when the share of an engine is rounded, or one without slots is chosen."""
-    slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
+    slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead, home={})
     shares = [slots.slots(engine) for engine in range(num_engines)]
     assert sum(shares) == num_slots
     assert max(shares) - min(shares) <= 1
     submitted = 0
-    while (engine := slots.choose(submitted, among=range(num_engines))) is not None:
+    while (engine := slots.choose(SampleId(submitted, 0), among=range(num_engines))) is not None:
         slots.put(request(submitted, 0), engine, expected_tokens=10.0)
         submitted += 1
     busy = sum(share > 0 for share in shares)
@@ -91,13 +91,13 @@ def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, lookahe
 
 def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     """Fails when a sample queues behind its siblings although another engine has a free slot."""
-    slots = Slots(num_engines=2, num_slots=4, lookahead=1)
+    slots = Slots(num_engines=2, num_slots=4, lookahead=1, home={})
     slots.put(request(0, 0, length=9), 0, expected_tokens=1.0)
-    assert slots.choose(1, among=[0, 1]) == 1
-    assert slots.choose(0, among=[0, 1]) == 0
+    assert slots.choose(SampleId(1, 1), among=[0, 1]) == 1
+    assert slots.choose(SampleId(0, 1), among=[0, 1]) == 0
     slots.put(request(0, 1), 0, expected_tokens=1.0)
-    assert slots.choose(0, among=[0, 1]) == 1
-    assert slots.choose(0, among=[0]) == 0
+    assert slots.choose(SampleId(0, 1), among=[0, 1]) == 1
+    assert slots.choose(SampleId(0, 1), among=[0]) == 0
     assert slots.held_by({0}) == {SampleId(0, 0), SampleId(0, 1)}
     slots.free(SampleId(0, 0))
     assert slots.engine_of(SampleId(0, 0)) is None

@@ -61,6 +61,7 @@ def make_sample() -> Sample:
             sample_id=SampleId(7, 2),
             start=start,
             policy_version=version,
+            context_version=version,
             token_ids=(5,) * count,
             logprobs=(-0.5,) * count,
             finish_reason=reason,

@@ -13,6 +13,7 @@ PART = Completion(
     sample_id=SampleId(3, 0),
     start=0,
     policy_version=1,
+    context_version=1,
     token_ids=(5, 6),
     logprobs=(-0.5, -0.25),
     finish_reason=None,

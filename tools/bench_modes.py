@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from april_rl.rollout.collector import Collector
+from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.seeds import request_seed
 from april_rl.rollout.serial import SerialEngines, SingleEngine
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score, Tick
@@ -122,7 +123,7 @@ class CollectorMode:
             Prompts(90),
             num_groups=args.num_groups,
             group_size=args.group_size,
-            over_sampling_factor=factor,
+            over_sampling=FixedFactor(factor),
             refill=refill,
             max_response_tokens=args.max_response_tokens,
             max_staleness=8,

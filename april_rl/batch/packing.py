@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.batch.plan import plan_micro_batches
-from april_rl.batch.staleness import sample_ages, staleness_metrics
+from april_rl.batch.staleness import comparable, sample_ages, staleness_metrics
 from april_rl.metrics import Metrics
 from april_rl.types import Sample, ScoredGroup
 
@@ -35,6 +35,7 @@ class MicroBatch:
     behaviour_logprobs: NDArray[np.float32]  # [T], nats
     advantages: NDArray[np.float32]  # [T]
     ages: NDArray[np.int32]  # [T], policy versions from sampling to this update; 0 elsewhere
+    is_comparable: NDArray[np.bool_]  # [T], age 0, sampled on a KV cache of the same weights
     loss_weights: NDArray[np.float32]  # [T], mask · age weight ÷ Σ of it over the minibatch
 
 
@@ -62,6 +63,7 @@ class _Row:
     sample: Sample
     advantage: float
     ages: NDArray[np.int32]  # [R]
+    comparable: NDArray[np.bool_]  # [R]
     weights: NDArray[np.float32]  # [R], age weight; 0 beyond the staleness cap
 
     @property
@@ -101,8 +103,8 @@ class Packer:
         """The batch that advances the policy from `policy_version`.
 
         `advantages[i]` is [G] of `groups[i]`. `probes` are samples that are not trained now but
-        have tokens of this version: when no trained token has, they go along with weight zero, so
-        that engine and learner can be compared at every version that has sampled anything.
+        have tokens that can be compared: when no trained token can, they go along with weight zero,
+        so that engine and learner are compared at every version that has sampled anything.
         A token's loss weight is age_decay^age, 0 when its age is above the cap, divided by the sum
         of these over its minibatch on all ranks (token mean; Yu et al. 2025, DAPO, eq. 8).
         """
@@ -117,7 +119,7 @@ class Packer:
             for chunk in chunks
         ]
         every = [row for chunk in rows for row in chunk]
-        if all(row.ages.min(initial=1) > 0 for row in every):
+        if not any(row.comparable.any() for row in every):
             rows[0] += [_probe(sample, policy_version) for sample in probes]
         return Batch(
             minibatches=tuple(self._minibatch(chunk) for chunk in rows),
@@ -136,7 +138,13 @@ class Packer:
         ages = sample_ages(sample, policy_version=policy_version)
         weights = np.power(np.float32(self._age_decay), ages).astype(np.float32)
         weights[ages > self._max_staleness] = 0.0
-        return _Row(sample=sample, advantage=float(advantages[index]), ages=ages, weights=weights)
+        return _Row(
+            sample=sample,
+            advantage=float(advantages[index]),
+            ages=ages,
+            comparable=comparable(sample, policy_version=policy_version),
+            weights=weights,
+        )
 
     def _minibatch(self, rows: Sequence[_Row]) -> tuple[tuple[MicroBatch, ...], ...]:
         total_weight = float(sum(row.weights.sum(dtype=np.float64) for row in rows))
@@ -154,7 +162,13 @@ class Packer:
 
 def _probe(sample: Sample, policy_version: int) -> _Row:
     ages = sample_ages(sample, policy_version=policy_version)
-    return _Row(sample=sample, advantage=0.0, ages=ages, weights=np.zeros(len(ages), np.float32))
+    return _Row(
+        sample=sample,
+        advantage=0.0,
+        ages=ages,
+        comparable=comparable(sample, policy_version=policy_version),
+        weights=np.zeros(len(ages), np.float32),
+    )
 
 
 def pack_row(rows: Sequence[_Row], *, total_weight: float) -> MicroBatch:
@@ -164,7 +178,7 @@ def pack_row(rows: Sequence[_Row], *, total_weight: float) -> MicroBatch:
     lengths = tuple(row.num_tokens for row in rows) or (_DUMMY_TOKENS,)
     size = sum(lengths)
     token_ids, labels = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    mask = np.zeros(size, np.bool_)
+    mask, is_comparable = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
     ages = np.zeros(size, np.int32)
     logprobs, advantages, weights = (np.zeros(size, np.float32) for _ in range(3))
     start = 0
@@ -175,6 +189,7 @@ def pack_row(rows: Sequence[_Row], *, total_weight: float) -> MicroBatch:
         labels[predicting] = response
         mask[predicting] = True
         ages[predicting] = row.ages
+        is_comparable[predicting] = row.comparable
         logprobs[predicting] = row.sample.behaviour_logprobs
         advantages[predicting] = row.advantage
         weights[predicting] = row.weights / total_weight if total_weight else 0.0
@@ -188,5 +203,6 @@ def pack_row(rows: Sequence[_Row], *, total_weight: float) -> MicroBatch:
         behaviour_logprobs=logprobs,
         advantages=advantages,
         ages=ages,
+        is_comparable=is_comparable,
         loss_weights=weights,
     )

@@ -20,6 +20,16 @@ def sample_ages(sample: Sample, *, policy_version: int) -> NDArray[np.int32]:
     return ages.astype(np.int32)
 
 
+def comparable(sample: Sample, *, policy_version: int) -> NDArray[np.bool_]:
+    """[R] whether a token was sampled by `policy_version` on a KV cache of that version alone.
+
+    The learner's log-probability of such a token is the engine's, but for rounding; of a fresh
+    token on an older cache it need not be.
+    """
+    contexts = [c.context_version == policy_version for c in sample.completions]
+    return np.repeat(np.asarray(contexts, np.bool_), [len(c.token_ids) for c in sample.completions])
+
+
 def staleness_metrics(
     ages: NDArray[np.int32], weights: NDArray[np.float32], *, max_staleness: int
 ) -> Metrics:

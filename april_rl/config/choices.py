@@ -12,6 +12,13 @@ class OnStale(Enum):
     mask = "mask"  # its tokens beyond the cap get no gradient
 
 
+class Resume(Enum):
+    """How a parked sample goes on in the next step."""
+
+    keep = "keep"  # with the KV cache the older policies computed, where the engine still has it
+    reprefill = "reprefill"  # prompt and response so far are computed again by the new policy
+
+
 class Advantage(Enum):
     """How rewards become advantages."""
 

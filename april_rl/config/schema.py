@@ -15,6 +15,7 @@ from april_rl.config.choices import (
     Device,
     Offload,
     OnStale,
+    Resume,
     Schedule,
     WandbMode,
 )
@@ -81,6 +82,7 @@ class RolloutConfig:
     refill: bool = True  # fill a finished sample's slot at once; false: one-shot over-provisioning
     max_staleness: int = 5  # policy versions between a token's sampling and its training
     on_stale: OnStale = OnStale.finish
+    resume: Resume = Resume.reprefill  # what a parked sample goes on with
     max_response_tokens: int = 16384
     temperature: float = 1.0
     drain_steps: int = 0  # last steps that open no new prompts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm.v1.engine import EngineCoreOutput
 
@@ -15,8 +15,10 @@ class Attempt:
     """A request with the tokens and behaviour log-probabilities (nats) that came for it."""
 
     request: Request
+    context_version: int  # of the policy that began to compute its KV cache
     token_ids: list[int] = field(default_factory=list)  # [R of this completion]
     logprobs: list[float] = field(default_factory=list)  # [R of this completion]
+    is_continued: bool = False  # it goes on with the KV cache of an earlier request
 
     def take(self, output: EngineCoreOutput) -> int:
         """Append what an engine step brought; returns the number of tokens.
@@ -42,12 +44,27 @@ class Attempt:
         self.logprobs += logprobs
         return len(token_ids)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether its prefill is done, so that keeping its KV cache spares something."""
+        return bool(self.token_ids) or self.is_continued
+
+    def continued(self) -> Attempt:
+        """The attempt that goes on behind these tokens, with the KV cache as it is."""
+        start = self.request.start + len(self.token_ids)
+        return Attempt(
+            request=replace(self.request, start=start),
+            context_version=self.context_version,
+            is_continued=True,
+        )
+
     def completion(self, policy_version: int, finish_reason: FinishReason | None) -> Completion:
         """Everything so far, sampled by `policy_version`."""
         return Completion(
             sample_id=self.request.sample_id,
             start=self.request.start,
             policy_version=policy_version,
+            context_version=self.context_version,
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
             finish_reason=finish_reason,

@@ -15,6 +15,8 @@ from april_rl.engine.cpu_norms import PRIORITY, register_norms
 class Device(Protocol):
     """The device-dependent part of `VllmEngine`."""
 
+    keeps_kv_cache: bool  # through `sleep`
+
     def engine_args(self) -> dict[str, Any]:
         """Keyword arguments of `vllm.EngineArgs`; called before vLLM builds anything."""
 
@@ -33,6 +35,8 @@ class Device(Protocol):
 
 class CpuDevice:
     """The processor: nothing sleeps; linear layers, norms and the sampler are replaced."""
+
+    keeps_kv_cache = True
 
     def __init__(self, *, kv_cache_gib: float) -> None:
         """`kv_cache_gib` of main memory hold keys and values."""
@@ -76,6 +80,8 @@ class AcceleratorDevice:
     vLLM's own seeds are used: its accelerator sampler draws noise that is a function of seed and
     position.
     """
+
+    keeps_kv_cache = False
 
     def __init__(self, *, gpu_memory_utilization: float, enforce_eager: bool) -> None:
         """`gpu_memory_utilization` is the share of the device for weights and KV cache."""

@@ -40,7 +40,8 @@ class Engine(Protocol):
 
         Those that were running come first, with the tokens they have; those that never had a slot
         follow with no tokens. Each part is in the order of submission. The engine is empty
-        afterwards.
+        afterwards, but may hold the state of what it gave back: a request that goes on with a
+        sample where it stopped then needs no prefill (`Completion.context_version` tells).
         """
 
     def load_weights(
@@ -48,7 +49,8 @@ class Engine(Protocol):
     ) -> None:
         """Sample with `weights` (Hugging Face names, every weight of the model) from now on.
 
-        Only while the engine is empty. Nothing computed with the old weights is used again.
+        Only while the engine is empty. Nothing computed with the old weights is used again, but
+        for the state of the very samples that were aborted.
         """
 
     def sleep(self) -> None:

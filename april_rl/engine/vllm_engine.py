@@ -15,9 +15,10 @@ from vllm.v1.executor import Executor
 
 from april_rl.engine.attempt import Attempt
 from april_rl.engine.device import this_device
+from april_rl.engine.parked import Parked
 from april_rl.engine.protocol import EngineStartError
 from april_rl.engine.stop import stop_token_ids
-from april_rl.types import Completion, Request, Tick
+from april_rl.types import Completion, Request, SampleId, Tick
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class _Counts:
 
     engine_steps: int = 0
     slot_steps: int = 0
+    context_token_steps: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
 
@@ -51,16 +53,17 @@ class VllmEngine:
         gpu_memory_utilization: float,
         enforce_eager: bool,
         temperature: float,
+        keep_parked: bool = False,
         stop_tokens: Sequence[int] | None = None,
     ) -> None:
         """Load the model of folder `model_path`.
 
         `kv_cache_gib` counts on CPU, `gpu_memory_utilization` and `enforce_eager` on an
-        accelerator. Log-probabilities are taken at `temperature`. A response ends at one of
-        `stop_tokens`; None: at the end tokens of the model's generation config, else of its
-        tokenizer. vLLM seeds the random generators of
-        the whole process with `seed`; requests have their own. Raises EngineStartError when memory
-        does not suffice.
+        accelerator. Log-probabilities are taken at `temperature`. With `keep_parked`, aborted
+        samples keep their KV cache where memory allows it. A response ends at one of `stop_tokens`;
+        None: at the end tokens of the model's generation config, else of its tokenizer. vLLM seeds
+        the random generators of the whole process with `seed`; requests have their own. Raises
+        EngineStartError when memory does not suffice.
         """
         self._device = this_device(
             kv_cache_gib=kv_cache_gib,
@@ -86,12 +89,15 @@ class VllmEngine:
         )
         self._device.attach(self._core, temperature=temperature)
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
+        self._keep_parked = keep_parked and self._device.keeps_kv_cache
+        self._parked = Parked(self._core, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        self._asked: set[SampleId] = set()  # since the last abort
         self._temperature = temperature
-        self._stop_token_ids = (
-            stop_token_ids(model_path) if stop_tokens is None else list(stop_tokens)
-        )
+        stops = stop_token_ids(model_path) if stop_tokens is None else stop_tokens
+        self._stop_token_ids = list(stops)
         self._queue: deque[Request] = deque()
         self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
+        self._context_tokens = 0  # of the running ones: what attention reads in an engine step
         self._num_attempts = 0
         self._policy_version = 0
 
@@ -99,6 +105,13 @@ class VllmEngine:
     def policy_version(self) -> int:
         """Version of the weights the engine samples with; 0 before the first `load_weights`."""
         return self._policy_version
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens whose keys and values fit the cache."""
+        cache = self._core.engine_core.vllm_config.cache_config
+        assert cache.num_gpu_blocks is not None
+        return cache.num_gpu_blocks * cache.block_size
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Queue `submit` and compute at most `max_steps` engine steps; says what finished.
@@ -110,6 +123,7 @@ class VllmEngine:
         for request in submit:
             self._check(request)
         self._queue.extend(submit)
+        self._asked.update(request.sample_id for request in submit)
         counts = _Counts()
         finished: list[Completion] = []
         for _ in range(max_steps):
@@ -123,6 +137,7 @@ class VllmEngine:
             num_queued=len(self._queue),
             engine_steps=counts.engine_steps,
             slot_steps=counts.slot_steps,
+            context_token_steps=counts.context_token_steps,
             generated_tokens=counts.generated_tokens,
             prefilled_tokens=counts.prefilled_tokens,
             elapsed_s=time.perf_counter() - started,
@@ -131,31 +146,43 @@ class VllmEngine:
     def abort(self) -> list[Completion]:
         """One completion for every request `advance` has not returned, with `finish_reason` None.
 
-        Running ones first, then queued ones, each part in the order of submission.
+        Running ones first, then queued ones, each part in the order of submission. With
+        `keep_parked` a request for the very same continuation goes on without a prefill.
         """
-        self._core.abort_requests(list(self._running))
-        attempts = [*self._running.values(), *map(Attempt, self._queue)]
+        self._parked.release(but=self._asked)  # another engine has it by now, or nobody wants it
+        self._asked.clear()
+        attempts = [*self._running.values(), *map(self._attempt, self._queue)]
+        if self._keep_parked:
+            self._parked.park(self._running)
+        else:
+            self._core.abort_requests(list(self._running))
         self._running.clear()
         self._queue.clear()
+        self._context_tokens = 0
         return [attempt.completion(self._policy_version, None) for attempt in attempts]
+
+    def release_parked(self) -> None:
+        """Give up the KV cache of all aborted samples: they will be prefilled again."""
+        self._parked.release()
 
     def load_weights(
         self, weights: Iterator[tuple[str, torch.Tensor]], *, policy_version: int
     ) -> None:
         """Sample with `weights` (Hugging Face names, every weight of the model) from now on.
 
-        What the prefix cache holds was computed with the old weights, and is forgotten.
+        No new request shares what the prefix cache holds of an older version: the version is part
+        of every key.
         """
         self._assert_empty()
         with torch.no_grad():
             self._core.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        is_reset = self._core.reset_prefix_cache()
-        assert is_reset, "vLLM still holds KV blocks of an empty engine"
         self._policy_version = policy_version
 
     def sleep(self) -> None:
         """Give up weights and KV cache on an accelerator; only while the engine is empty."""
         self._assert_empty()
+        if not self._device.keeps_kv_cache:
+            self.release_parked()
         self._device.sleep(self._core)
 
     def wake_weights(self) -> None:
@@ -188,9 +215,14 @@ class VllmEngine:
         """Hand queued requests to vLLM while fewer than `slots` run."""
         while self._queue and len(self._running) < slots:
             request = self._queue.popleft()
+            self._context_tokens += len(request.token_ids)
+            kept = self._parked.resume(request)
+            if kept is not None:
+                self._running[kept[0]] = kept[1]
+                continue
             request_id = str(self._num_attempts)  # a resumed sample is another request for vLLM
             self._num_attempts += 1
-            self._running[request_id] = Attempt(request)
+            self._running[request_id] = self._attempt(request)
             self._core.add_request(
                 EngineCoreRequest(
                     request_id=request_id,
@@ -200,10 +232,13 @@ class VllmEngine:
                     pooling_params=None,
                     arrival_time=time.time(),
                     lora_request=None,
-                    cache_salt=None,
+                    cache_salt=f"policy {self._policy_version}",
                     data_parallel_rank=None,
                 )
             )
+
+    def _attempt(self, request: Request) -> Attempt:
+        return Attempt(request, context_version=self._policy_version)
 
     def _sampling_params(self, request: Request) -> SamplingParams:
         params = SamplingParams(
@@ -217,15 +252,20 @@ class VllmEngine:
 
     def _step(self, counts: _Counts) -> Iterator[Completion]:
         """One engine step; yields what it finished."""
+        self._parked.make_room()
         counts.engine_steps += 1
         counts.slot_steps += len(self._running)
+        counts.context_token_steps += self._context_tokens
         for output in self._core.get_output().outputs:
             attempt = self._running[output.request_id]
-            counts.generated_tokens += attempt.take(output)
+            num_tokens = attempt.take(output)
+            counts.generated_tokens += num_tokens
+            self._context_tokens += num_tokens
             if output.prefill_stats is not None:
                 counts.prefilled_tokens += output.prefill_stats.num_computed_tokens
             if output.finish_reason is not None:
                 del self._running[output.request_id]
+                self._context_tokens -= len(attempt.request.token_ids) + len(attempt.token_ids)
                 yield self._finished(attempt, output)
 
     def _finished(self, attempt: Attempt, output: EngineCoreOutput) -> Completion:

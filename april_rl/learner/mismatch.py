@@ -16,7 +16,9 @@ class MismatchError(RunError):
 
 
 class Mismatch:
-    """|logprobs - behaviour_logprobs| over the tokens of age 0, summed up row by row."""
+    """|logprobs - behaviour_logprobs| over the tokens that the very weights of the learner sampled,
+    on a KV cache of theirs, summed up row by row.
+    """
 
     def __init__(self, *, device: torch.device) -> None:
         """Nothing compared yet."""
@@ -25,7 +27,7 @@ class Mismatch:
 
     def add(self, row: PackedRow, logprobs: Tensor) -> None:
         """Compare a row's log-probabilities [N], computed before the first optimizer step."""
-        distances = (logprobs.detach() - row.behaviour_logprobs).abs()[row.ages == 0]
+        distances = (logprobs.detach() - row.behaviour_logprobs).abs()[row.is_comparable]
         if distances.numel():
             total = distances.sum(dtype=torch.float64)
             self._sums += torch.stack([total, total.new_tensor(distances.numel())])
@@ -34,7 +36,7 @@ class Mismatch:
     def check(self, max_mismatch: float) -> None:
         """Raise MismatchError when the mean over all ranks is above `max_mismatch` nats or NaN.
 
-        A collective. Without a token of age 0 on any rank there is nothing to compare.
+        A collective. Without such a token on any rank there is nothing to compare.
         """
         sums, largest = self._sums.clone(), self._largest.clone()
         dist.all_reduce(sums)
@@ -56,7 +58,7 @@ class Mismatch:
         )
 
     def metrics(self) -> Metrics:
-        """mismatch/* of this rank; empty without a token of age 0."""
+        """mismatch/* of this rank; empty without a token to compare."""
         total, count = self._sums.tolist()
         if not count:
             return Metrics()

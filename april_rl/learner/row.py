@@ -29,7 +29,7 @@ class PackedRow:
     labels: Tensor  # [N], the response tokens
     behaviour_logprobs: Tensor  # [N], nats
     advantages: Tensor  # [N]
-    ages: Tensor  # [N]
+    is_comparable: Tensor  # [N], engine and learner should agree on it
     loss_weights: Tensor  # [N]
 
     @classmethod
@@ -48,6 +48,6 @@ class PackedRow:
             labels=responses(micro_batch.labels),
             behaviour_logprobs=responses(micro_batch.behaviour_logprobs),
             advantages=responses(micro_batch.advantages),
-            ages=responses(micro_batch.ages),
+            is_comparable=responses(micro_batch.is_comparable),
             loss_weights=responses(micro_batch.loss_weights),
         )

@@ -79,9 +79,10 @@ class Buffer:
         group = self._open.get(sample_id.prompt_id)
         return group.samples[sample_id.index] if group else None
 
-    def is_complete(self, prompt_id: int) -> bool:
-        """Whether every sample of an open group is finished."""
-        return self._open[prompt_id].is_complete
+    @property
+    def has_unscored(self) -> bool:
+        """Whether a complete group waits for scores."""
+        return any(group.is_complete for group in self._open.values())
 
     def extend(self, completion: Completion) -> Sample:
         """Append a completion to its sample; returns the sample as it stands now."""
@@ -129,13 +130,15 @@ class Buffer:
         return [_age_key(scored)[0] for scored in self._ready.values()]
 
     def fresh_samples(self, policy_version: int, *, limit: int) -> list[Sample]:
-        """At most `limit` samples with tokens of that version, the shortest sequences first."""
+        """At most `limit` samples that end in tokens which that version sampled on a cache of its
+        own, the shortest sequences first.
+        """
         samples = [sample for group in self.open_groups() for sample in group.samples]
         samples += [sample for scored in self.ready_groups() for sample in scored.group.samples]
         fresh = [
             s
             for s in samples
-            if s.completions and s.completions[-1].policy_version == policy_version
+            if s.completions and s.completions[-1].context_version == policy_version
         ]
         return sorted(fresh, key=lambda s: len(s.prompt.token_ids) + s.num_tokens)[:limit]
 

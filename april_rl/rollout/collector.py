@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from april_rl.errors import RunError
-from april_rl.rollout.buffer import Buffer, OpenGroup
 from april_rl.rollout.deadlines import must_wait
 from april_rl.rollout.dispatch import Dispatch
-from april_rl.rollout.ledger import Ledger, State
+from april_rl.rollout.factor import OverSampling
+from april_rl.rollout.groups import Groups
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
 from april_rl.rollout.stats import StepStats
 from april_rl.types import Completion, Sample, Score, ScoredGroup
@@ -42,6 +42,7 @@ class Collection:
 
     groups: tuple[ScoredGroup, ...]
     stats: StepStats
+    notes: tuple[str, ...]  # for the person who watches: a smaller batch, a change of α
 
 
 class Collector:
@@ -55,7 +56,7 @@ class Collector:
         *,
         num_groups: int,
         group_size: int,
-        over_sampling_factor: float,
+        over_sampling: OverSampling,
         refill: bool,
         max_response_tokens: int,
         max_staleness: int,
@@ -67,22 +68,24 @@ class Collector:
         tick_timeout_s: float,
         deterministic: bool,
         seed: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Everything is a plain value; `keep` is the filter, True for groups worth training."""
-        self.buffer = Buffer()
-        self.ledger = Ledger()
-        self._engines, self._scorer, self._prompts = engines, scorer, prompts
+        """`keep` is the filter, True for groups worth training; `clock` reads seconds."""
+        self._groups = Groups(scorer, group_size=group_size, keep=keep)
+        self.buffer, self.ledger = self._groups.buffer, self._groups.ledger
+        self._dispatch = Dispatch(
+            engines,
+            tick_steps=tick_steps,
+            max_response_tokens=max_response_tokens,
+            seed=seed,
+        )
+        self._scorer, self._prompts = scorer, prompts
         self._num_groups, self._group_size = num_groups, group_size
-        self._num_slots = round(over_sampling_factor * num_groups * group_size)
-        self._refill = refill
-        self._max_response_tokens = max_response_tokens
+        self._over_sampling, self._refill = over_sampling, refill
         self._max_staleness, self._finish_stale = max_staleness, finish_stale
-        self._keep, self._max_rejected_groups = keep, max_rejected_groups
-        self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
-        self._abort_timeout_s = abort_timeout_s
-        self._deterministic = deterministic
-        self._seed = seed
-        self._unscored = 0  # complete groups that wait for scores
+        self._max_rejected_groups = max_rejected_groups
+        self._tick_timeout_s, self._abort_timeout_s = tick_timeout_s, abort_timeout_s
+        self._deterministic, self._clock = deterministic, clock
         self._allowance = 0.0  # samples the step may still start
         self._expected_tokens = 1.0  # of a response: the running mean of finished ones
         # More groups than are trained within the cap would only grow too stale; so a slow reward
@@ -111,12 +114,12 @@ class Collector:
             self._abort_and_park()
             raise
         self._abort_and_park()
-        groups = self.buffer.take_ready(self._num_groups)
-        for scored in groups:
-            self.ledger.move(scored.group.prompt.id, State.trained)
-        self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
+        groups = tuple(self._groups.take(self._num_groups))
         self._stats.end(groups, buffer=self.buffer)
-        return Collection(groups=tuple(groups), stats=self._stats)
+        notes = [self._smaller_batch(len(groups)), self._over_sampling.observe(self._stats, groups)]
+        return Collection(
+            groups=groups, stats=self._stats, notes=tuple(note for note in notes if note)
+        )
 
     def settle_scores(self) -> None:
         """Between steps: wait for every outstanding score, so that the scorer is free again."""
@@ -125,24 +128,16 @@ class Collector:
     # The phases of a step.
 
     def _begin(self, policy_version: int, may_open: bool) -> None:
-        self._dispatch = Dispatch(
-            self._engines,
-            num_slots=self._num_slots,
-            tick_steps=self._tick_steps,
-            max_response_tokens=self._max_response_tokens,
-            seed=self._seed,
-        )
+        num_slots = round(self._over_sampling.factor * self._num_groups * self._group_size)
+        self._waiting = deque(self._groups.resume())
+        self._dispatch.begin(num_slots=num_slots, unfinished={s.id for s in self._waiting})
         self._version, self._may_open = policy_version, may_open
-        self._unscored = 0
         # One-shot over-provisioning starts C samples and no more; a rejected or dropped group gives
         # its slots back.
-        self._allowance = math.inf if self._refill else float(self._num_slots)
-        self._waiting: deque[Sample] = deque()
-        self._stats = StepStats(num_slots=self._num_slots, policy_version=policy_version)
-        for group in self.buffer.open_groups():
-            self.ledger.move(group.prompt.id, State.in_flight)
-            self._waiting.extend(group.unfinished)
-            self._unscored += group.is_complete
+        self._allowance = math.inf if self._refill else float(num_slots)
+        self._stats = StepStats(
+            num_slots=num_slots, policy_version=policy_version, clock=self._clock
+        )
 
     def _generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
         """Launch, wait, absorb, score until it is enough or nothing is left to do."""
@@ -169,16 +164,20 @@ class Collector:
 
     def _is_hopeless(self) -> bool:
         """Whether the bound on rejected groups was reached; NoSignalError when nothing is ready."""
-        rejected = self._stats.rejected_groups
-        if not self._max_rejected_groups or rejected < self._max_rejected_groups:
+        if not self._is_bounded:
             return False
         if not self.buffer.num_ready:
             raise NoSignalError(
-                f"{rejected} groups had equal rewards for all their samples "
+                f"{self._stats.rejected_groups} groups had equal rewards for all their samples "
                 "(rollout.max_rejected_groups): the task is too easy or too hard for this model, "
                 "or the reward is constant; nothing can be learned from it"
             )
         return True
+
+    @property
+    def _is_bounded(self) -> bool:
+        """Whether the step has seen as many rejected groups as it may."""
+        return 0 < self._max_rejected_groups <= self._stats.rejected_groups
 
     def _launch(self) -> None:
         """Hand out samples while engines have room, and keep ticks under way."""
@@ -198,15 +197,13 @@ class Collector:
             has_enough = self.buffer.num_ready >= self._num_groups
             if not self._may_open or is_full or has_enough:
                 return None
-            prompt = self._prompts.take()
-            self.ledger.open(prompt.id)
-            self._waiting.extend(self.buffer.open(prompt, self._group_size).samples)
+            self._waiting.extend(self._groups.open(self._prompts.take()))
         return self._waiting[0]
 
     def _advance(self) -> None:
-        started = time.perf_counter()
+        started = self._clock()
         ticks = self._dispatch.wait(self._tick_timeout_s)
-        self._stats.waited_s += time.perf_counter() - started
+        self._stats.waited_s += self._clock() - started
         for engine, tick in ticks:
             self._stats.add_tick(tick)
             for completion in tick.finished:
@@ -217,12 +214,12 @@ class Collector:
         """Nothing is left to generate: wait for scores; False when there is nothing to wait for
         either.
         """
-        if not self._unscored:
+        if not self.buffer.has_unscored:
             return False
-        started = time.perf_counter()
+        started = self._clock()
         scores = self._known_scores(wait_s=1.0)
-        self._stats.score_s += time.perf_counter() - started
-        self._stats.waited_s += time.perf_counter() - started
+        self._stats.score_s += self._clock() - started
+        self._stats.waited_s += self._clock() - started
         self._take_scores(scores)
         return True
 
@@ -232,14 +229,13 @@ class Collector:
         return self._next_sample() is not None
 
     def _abort_and_park(self) -> None:
-        started = time.perf_counter()
+        started = self._clock()
         completions, stalled = self._dispatch.abort(self._abort_timeout_s)
-        self._stats.abort_s = time.perf_counter() - started
+        self._stats.abort_s = self._clock() - started
         self._stats.waited_s += self._stats.abort_s
         for engine, completion in completions:
             self._absorb(completion, engine)
-        for group in self.buffer.open_groups():
-            self.ledger.move(group.prompt.id, State.parked)
+        self._groups.park()
         if stalled:
             raise EngineStalledError(
                 f"engine {stalled[0]} did not give its samples back within "
@@ -262,36 +258,23 @@ class Collector:
         if not completion.token_ids and completion.finish_reason is None:
             return
         self._stats.add_completion(completion, num_prompt_tokens=len(sample.prompt.token_ids))
-        sample = self.buffer.extend(completion)
+        sample = self._groups.extend(completion)
         if sample.is_finished:
             self._expected_tokens += 0.05 * (sample.num_tokens - self._expected_tokens)
-            self._scorer.submit(sample)
-            self._unscored += self.buffer.is_complete(sample.prompt.id)
 
     def _known_scores(self, *, wait_s: float) -> list[Score]:
         """What the scorer knows after `wait_s`; with `deterministic` all it was given."""
         return self._scorer.collect(None if self._deterministic else wait_s)
 
     def _take_scores(self, scores: Iterable[Score]) -> None:
-        for score in scores:
-            group = self.buffer.score(score)
-            if group is not None:
-                self._unscored -= 1
-                self._settle(group)
+        self._allowance += self._group_size * self._groups.score(scores, self._stats)
 
-    def _settle(self, group: OpenGroup) -> None:
-        """A complete, scored group becomes ready, or is rejected or dropped and gives its slots
-        back.
-        """
-        prompt_id, failure = group.prompt.id, group.failure()
-        if failure is None and self._keep(scored := group.scored()):
-            self.buffer.make_ready(scored)
-            self.ledger.move(prompt_id, State.ready)
-            return
-        self.buffer.remove(prompt_id)
-        self._allowance += self._group_size
-        if failure is None:
-            self._stats.rejected_groups += 1
-            self.ledger.move(prompt_id, State.rejected)
-        else:
-            self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure}")
+    def _smaller_batch(self, num_groups: int) -> str | None:
+        """A warning when the bound on rejected groups ended the step."""
+        if num_groups == self._num_groups or not self._is_bounded:
+            return None
+        return (
+            f"{self._stats.rejected_groups} groups had equal rewards for all their samples "
+            f"(rollout.max_rejected_groups): this step trains {num_groups} groups instead of "
+            f"{self._num_groups}"
+        )

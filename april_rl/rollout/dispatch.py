@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
 from april_rl.rollout.ledger import LedgerError
 from april_rl.rollout.ports import Engines
@@ -16,27 +17,39 @@ _TICKS_IN_FLIGHT = 2
 
 
 class Dispatch:
-    """Owner of slots and ticks: hands requests to engines, and knows what has to come back."""
+    """Owner of slots and ticks: hands requests to engines, and knows what has to come back.
+
+    A sample goes to the engine it was on in the step before: its state may be there.
+    """
 
     def __init__(
         self,
         engines: Engines,
         *,
-        num_slots: int,
         tick_steps: int,
         max_response_tokens: int,
         seed: int,
     ) -> None:
-        """`num_slots`: C over all engines; `tick_steps`: engine steps of a tick;
-        `max_response_tokens`: budget of a sample over all its requests; `seed` of the run.
+        """`tick_steps`: engine steps of a tick; `max_response_tokens`: budget of a sample over all
+        its requests; `seed` of the run.
         """
         self._engines, self._tick_steps = engines, tick_steps
         self._max_response_tokens, self._seed = max_response_tokens, seed
-        num_engines = engines.num_engines
+        self._home: dict[SampleId, int] = {}  # the engine a sample was on
+        self.begin(num_slots=0, unfinished=())
+
+    def begin(self, *, num_slots: int, unfinished: Container[SampleId]) -> None:
+        """A new step with C = `num_slots` over all engines, which have nothing to do; `unfinished`
+        samples will come again.
+        """
+        num_engines = self._engines.num_engines
         # A quarter of the slots queues behind them: more than finishes within two ticks of any
         # length law whose mean is above eight ticks, and what does not get a slot costs nothing.
         lookahead = max(1, math.ceil(num_slots / num_engines) // 4)
-        self._slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
+        self._home = {id_: engine for id_, engine in self._home.items() if id_ in unfinished}
+        self._slots = Slots(
+            num_engines=num_engines, num_slots=num_slots, lookahead=lookahead, home=self._home
+        )
         self._ticks = [0] * num_engines
         self._submit: list[list[Request]] = [[] for _ in range(num_engines)]
 
@@ -54,7 +67,7 @@ class Dispatch:
         when none has.
         """
         free = [engine for engine, n in enumerate(self._ticks) if n < _TICKS_IN_FLIGHT]
-        engine = self._slots.choose(sample.prompt.id, among=free)
+        engine = self._slots.choose(sample.id, among=free)
         if engine is None:
             return False
         request = self._request(sample)

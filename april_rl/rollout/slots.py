@@ -16,9 +16,11 @@ class Slots:
     request.
     """
 
-    def __init__(self, *, num_engines: int, num_slots: int, lookahead: int) -> None:
+    def __init__(
+        self, *, num_engines: int, num_slots: int, lookahead: int, home: dict[SampleId, int]
+    ) -> None:
         """`num_slots` = C over all engines; `lookahead`: requests that may queue behind each
-        engine's slots.
+        engine's slots; `home`: the engine each sample was on before, kept up here.
         """
         base, rest = divmod(num_slots, num_engines)
         self._slots = [base + (engine < rest) for engine in range(num_engines)]
@@ -27,7 +29,8 @@ class Slots:
         self._cost: dict[SampleId, float] = {}
         self._in_flight = [0] * num_engines
         self._outstanding = [0.0] * num_engines
-        self._home: dict[int, int] = {}  # prompt id -> the engine of its siblings
+        self._home = home
+        self._siblings: dict[int, int] = {}  # prompt id -> the engine of its last sample
 
     def slots(self, engine: int) -> int:
         """How many requests `engine` may compute together."""
@@ -45,18 +48,21 @@ class Slots:
         """The samples in flight on any of `engines`."""
         return {sample_id for sample_id, e in self._engine_of.items() if e in engines}
 
-    def choose(self, prompt_id: int, *, among: Iterable[int]) -> int | None:
-        """The engine for the next sample of a prompt; None when none of `among` has room.
+    def choose(self, sample_id: SampleId, *, among: Iterable[int]) -> int | None:
+        """The engine for a sample; None when none of `among` has room.
 
-        An engine with a free slot before one where it would queue, the siblings' before others,
-        then the one with the least work outstanding.
+        An engine with a free slot before one where it would queue, the one where it was and may
+        have its state before others, then the siblings', then the one with the least work
+        outstanding.
         """
-        home = self._home.get(prompt_id)
+        home = self._home.get(sample_id)
+        siblings = self._siblings.get(sample_id.prompt_id)
         return min(
             (engine for engine in among if self._has_room(engine)),
             key=lambda engine: (
                 self._in_flight[engine] >= self._slots[engine],
                 engine != home,
+                engine != siblings,
                 self._outstanding[engine],
                 engine,
             ),
@@ -69,7 +75,7 @@ class Slots:
         cost = len(request.token_ids) + expected_tokens
         self._engine_of[request.sample_id] = engine
         self._cost[request.sample_id] = cost
-        self._home[request.sample_id.prompt_id] = engine
+        self._home[request.sample_id] = self._siblings[request.sample_id.prompt_id] = engine
         self._in_flight[engine] += 1
         self._outstanding[engine] += cost
 

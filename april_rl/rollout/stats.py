@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,11 +15,13 @@ from april_rl.types import Completion, ScoredGroup, Tick
 class StepStats:
     """Counters of one `collect`, filled as it goes and closed by `end`."""
 
-    def __init__(self, *, num_slots: int, policy_version: int) -> None:
+    def __init__(self, *, num_slots: int, policy_version: int, clock: Callable[[], float]) -> None:
         """The clock starts here."""
         self.num_slots = num_slots
         self.policy_version = policy_version
-        self.started = time.perf_counter()
+        self._clock = clock
+        self.started = clock()
+        self.ticks: list[Tick] = []
         self.time_s = 0.0
         self.waited_s = 0.0  # for engines and scores; the rest is the controller's own time
         self.abort_s = 0.0
@@ -29,6 +31,7 @@ class StepStats:
         self.generated_tokens = 0
         self.finished_samples = 0
         self.resumed_samples = 0
+        self.kept_samples = 0  # of these, without another prefill
         self.reprefill_tokens = 0
         self.rejected_groups = 0
         self._buffer_metrics = Metrics()
@@ -37,6 +40,7 @@ class StepStats:
 
     def add_tick(self, tick: Tick) -> None:
         """Count an engine's tick."""
+        self.ticks.append(replace(tick, finished=()))
         self.engine_steps += tick.engine_steps
         self.slot_steps += tick.slot_steps
 
@@ -46,11 +50,13 @@ class StepStats:
         self.finished_samples += completion.finish_reason is not None
         if completion.start:
             self.resumed_samples += 1
-            self.reprefill_tokens += num_prompt_tokens + completion.start
+            self.kept_samples += completion.is_kept
+            if not completion.is_kept:
+                self.reprefill_tokens += num_prompt_tokens + completion.start
 
     def end(self, groups: Sequence[ScoredGroup], *, buffer: Buffer) -> None:
         """Stop the clock; take the lengths of what is returned and the size of what stays."""
-        self.time_s = time.perf_counter() - self.started
+        self.time_s = self._clock() - self.started
         samples = [sample for scored in groups for sample in scored.group.samples]
         self._lengths = [sample.num_tokens for sample in samples]
         self._truncated = sum(sample.finish_reason == "length" for sample in samples)
@@ -65,7 +71,7 @@ class StepStats:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the step's rollout began."""
-        return self.time_s or time.perf_counter() - self.started
+        return self.time_s or self._clock() - self.started
 
     @property
     def in_flight_mean(self) -> float:
@@ -85,6 +91,7 @@ class StepStats:
                 "rollout/in_flight_mean": in_flight,
                 "rollout/occupancy": in_flight / self.num_slots,
                 "rollout/resumed_samples": Sum(self.resumed_samples),
+                "rollout/kept_samples": Sum(self.kept_samples),
                 "rollout/reprefill_tokens": Sum(self.reprefill_tokens),
                 "rollout/rejected_groups": Sum(self.rejected_groups),
                 "rollout/over_sampling_factor": self.num_slots / num_needed,

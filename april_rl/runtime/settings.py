@@ -43,6 +43,7 @@ class EngineSettings:
     gpu_memory_utilization: float
     enforce_eager: bool
     temperature: float
+    keep_parked: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

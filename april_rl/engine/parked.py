@@ -1,0 +1,72 @@
+"""Requests that vLLM holds with their KV cache and does not compute, between two policy versions.
+
+vLLM computes what its scheduler lists as running. A request that is taken off that list keeps its
+blocks and its place in the model runner's books; put back, it goes on with its next token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+from typing import cast
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core_client import InprocClient
+from vllm.v1.request import RequestStatus
+
+from april_rl.engine.attempt import Attempt
+from april_rl.types import Request, SampleId
+
+
+class Parked:
+    """Owner of the idle requests of one vLLM core; they give way when their memory is needed."""
+
+    def __init__(self, core: InprocClient, *, max_num_seqs: int, max_model_len: int) -> None:
+        """Idle requests leave a block for each of `max_num_seqs` sequences, and those of one of
+        `max_model_len` tokens: with less, what runs might come to a halt.
+        """
+        block_size = core.engine_core.vllm_config.cache_config.block_size
+        self._core = core
+        self._reserved_blocks = max_num_seqs + -(-max_model_len // block_size)
+        self._idle: dict[SampleId, tuple[str, Attempt]] = {}
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        return cast("Scheduler", self._core.engine_core.scheduler)
+
+    def park(self, running: dict[str, Attempt]) -> None:
+        """Take running requests off vLLM's list; those without a token yet are aborted."""
+        kept: set[str] = set()
+        for request_id, attempt in running.items():
+            status = self._scheduler.requests[request_id].status
+            if status == RequestStatus.RUNNING and attempt.has_state:
+                self._idle[attempt.request.sample_id] = (request_id, attempt.continued())
+                kept.add(request_id)
+        self._scheduler.running = [r for r in self._scheduler.running if r.request_id not in kept]
+        self._core.abort_requests([request_id for request_id in running if request_id not in kept])
+
+    def resume(self, request: Request) -> tuple[str, Attempt] | None:
+        """vLLM's id of the request that goes on, and what it will have sampled; None when there is
+        no state for exactly this continuation.
+        """
+        found = self._idle.pop(request.sample_id, None)
+        if found is None:
+            return None
+        request_id, attempt = found
+        if attempt.request.start != request.start:
+            self._core.abort_requests([request_id])
+            return None
+        self._scheduler.running.append(self._scheduler.requests[request_id])
+        return request_id, replace(attempt, request=request)
+
+    def release(self, *, but: Container[SampleId] = ()) -> None:
+        """Give up the state of every idle request that is not in `but`."""
+        gone = [sample_id for sample_id in self._idle if sample_id not in but]
+        self._core.abort_requests([self._idle.pop(sample_id)[0] for sample_id in gone])
+
+    def make_room(self) -> None:
+        """Give up idle requests, the youngest first, while they hold reserved memory."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        while self._idle and pool.get_num_free_blocks() < self._reserved_blocks:
+            request_id, _ = self._idle.pop(max(self._idle))
+            self._core.abort_requests([request_id])

@@ -1,0 +1,170 @@
+"""Parked samples on real vLLM: their KV cache outlives the change of weights, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tiny_models import write_tiny_qwen3
+
+from april_rl.engine.vllm_engine import VllmEngine
+from april_rl.types import Completion, Request, SampleId
+
+pytestmark = pytest.mark.slow
+
+BUDGET = 60
+WINDOW = 160
+SLOTS = 8
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    for name, seed in [("now", 0), ("later", 1)]:
+        write_tiny_qwen3(root / name, seed=seed)
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def only_engine(folders: dict[str, Path]) -> VllmEngine:
+    return VllmEngine(
+        model_path=str(folders["now"]),
+        seed=0,
+        dtype="bfloat16",
+        max_model_len=WINDOW,
+        max_num_seqs=SLOTS,
+        max_batched_tokens=64,
+        kv_cache_gib=0.004,
+        gpu_memory_utilization=0.5,
+        enforce_eager=True,
+        temperature=1.0,
+        keep_parked=True,
+        stop_tokens=(),
+    )
+
+
+@pytest.fixture
+def engine(only_engine: VllmEngine, folders: dict[str, Path]) -> Iterator[VllmEngine]:
+    load(only_engine, folders["now"])
+    yield only_engine
+    only_engine.abort()
+    only_engine.release_parked()
+
+
+def load(engine: VllmEngine, folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("lm_head.weight", None)
+    engine.load_weights(iter(weights.items()), policy_version=engine.policy_version + 1)
+
+
+def request(prompt_id: int, so_far: tuple[int, ...] = (), *, length: int = 20) -> Request:
+    prompt = tuple(5 + (prompt_id * 31 + i * 7) % 80 for i in range(length))
+    return Request(
+        sample_id=SampleId(prompt_id, 0),
+        token_ids=prompt + so_far,
+        start=len(so_far),
+        max_tokens=BUDGET - len(so_far),
+        seed=1000 + prompt_id,
+    )
+
+
+def whole(engine: VllmEngine, requests: list[Request]) -> dict[int, Completion]:
+    """What each prompt gets without an interruption."""
+    tick = engine.advance(requests, slots=SLOTS, max_steps=10_000)
+    return {c.sample_id.prompt_id: c for c in tick.finished}
+
+
+def parked(engine: VllmEngine, requests: list[Request], *, steps: int) -> dict[int, Completion]:
+    assert not engine.advance(requests, slots=SLOTS, max_steps=steps).finished
+    return {c.sample_id.prompt_id: c for c in engine.abort()}
+
+
+def test_a_kept_sample_goes_on_as_if_nothing_had_happened(engine, folders):
+    """With the same weights loaded again, also after other work. Fails when the cache, the position
+    or the seed is another.
+    """
+    prompts = [request(i) for i in range(6)]
+    expected = whole(engine, prompts)
+    first = parked(engine, prompts, steps=25)
+    load(engine, folders["now"])
+    assert len(whole(engine, [request(100 + i) for i in range(20)])) == 20  # an evaluation
+    on = [request(i, c.token_ids) for i, c in first.items()]
+    tick = engine.advance(on, slots=SLOTS, max_steps=1)
+    assert (tick.prefilled_tokens, tick.generated_tokens) == (0, 6)
+    assert tick.context_token_steps == sum(len(r.token_ids) for r in on)
+    rest = engine.advance([], slots=SLOTS, max_steps=1000).finished
+    assert len(rest) == 6
+    for completion in rest:
+        before = first[completion.sample_id.prompt_id]
+        whole_ids = expected[completion.sample_id.prompt_id].token_ids
+        assert before.token_ids + completion.token_ids == whole_ids
+        assert completion.policy_version == before.policy_version + 1
+        assert completion.context_version == before.context_version == before.policy_version
+        assert (completion.start, completion.finish_reason) == (len(before.token_ids), "length")
+
+
+def test_new_weights_sample_the_rest_and_no_new_prompt_reads_an_old_cache(engine, folders):
+    """Fails when the sync does not reach kept samples, or prompts share old blocks."""
+    prompts = [request(i, length=80) for i in range(4)]
+    first = parked(engine, prompts, steps=20)
+    load(engine, folders["later"])
+    fresh = whole(engine, [request(i, length=80) for i in range(50, 54)])
+    # The same prompts under other ids: with the old blocks they would begin with an old cache.
+    twins = [
+        Request(
+            sample_id=SampleId(900 + i, 0),
+            token_ids=request(i, length=80).token_ids,
+            start=0,
+            max_tokens=1,
+            seed=0,
+        )
+        for i in range(4)
+    ]
+    tick = engine.advance(twins, slots=SLOTS, max_steps=1000)
+    assert tick.prefilled_tokens == 4 * 80
+    assert all(not c.is_kept for c in (*fresh.values(), *tick.finished))
+    on = [request(i, c.token_ids, length=80) for i, c in first.items()]
+    kept = engine.advance(on, slots=SLOTS, max_steps=1000).finished
+    assert all(c.is_kept for c in kept)
+    load(engine, folders["now"])
+    unchanged = whole(engine, prompts)
+    assert any(
+        first[i].token_ids + c.token_ids != unchanged[i].token_ids
+        for i, c in ((c.sample_id.prompt_id, c) for c in kept)
+    )
+
+
+def test_a_sample_that_goes_on_elsewhere_is_prefilled(engine):
+    """Another start than where it was parked. Fails when state is matched by the sample alone."""
+    first = parked(engine, [request(0)], steps=25)[0]
+    shorter = request(0, first.token_ids[:-3])
+    tick = engine.advance([shorter], slots=SLOTS, max_steps=2)
+    assert tick.prefilled_tokens > 0
+    completion = engine.abort()[0]
+    assert not completion.is_kept
+
+
+def test_state_that_is_not_asked_for_again_is_given_up(engine):
+    """Fails when samples that moved to another engine hold their memory for ever."""
+    first = parked(engine, [request(i) for i in range(4)], steps=25)
+    parked(engine, [request(9)], steps=25)
+    on = [request(i, c.token_ids) for i, c in first.items()]
+    assert engine.advance(on, slots=SLOTS, max_steps=3).prefilled_tokens > 0
+
+
+def test_parked_samples_give_way_when_their_memory_is_needed(engine, folders):
+    """Fails when running samples wait for blocks that idle ones hold."""
+    held: list[Request] = []  # asked for at every step, but behind those that get the slots
+    for base in range(0, 120, 4):
+        prompts = [request(base + i, length=90) for i in range(4)]
+        engine.advance([*prompts, *held], slots=4, max_steps=30)
+        parts = {c.sample_id.prompt_id: c.token_ids for c in engine.abort() if c.token_ids}
+        held += [request(i, ids, length=90) for i, ids in parts.items()]
+    assert sum(len(r.token_ids) for r in held) > 1.5 * engine.kv_cache_tokens
+    load(engine, folders["now"])
+    assert len(whole(engine, [request(1000 + i, length=90) for i in range(20)])) == 20
+    tick = engine.advance(held, slots=SLOTS, max_steps=10_000)
+    assert len(tick.finished) == len(held)
+    assert 0 < sum(c.is_kept for c in tick.finished) < len(held), "the youngest gave way"
