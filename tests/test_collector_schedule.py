@@ -212,3 +212,13 @@ def test_a_step_waits_when_later_ones_could_not_train_the_rest_in_time(
         policy_version=5,
     )
     assert waits is expected
+
+
+def test_scores_can_be_settled_before_the_first_step_and_between_steps():
+    """As an evaluation does. Fails when a collector that has not collected yet knows no step."""
+    run = Run(Setup(delay=6, alpha=2.0))
+    run.collector.settle_scores()
+    for _ in range(4):
+        run.step()
+        run.collector.settle_scores()
+        assert not run.collector.buffer.has_unscored

@@ -86,6 +86,7 @@ class Collector:
         self._max_rejected_groups = max_rejected_groups
         self._tick_timeout_s, self._abort_timeout_s = tick_timeout_s, abort_timeout_s
         self._deterministic, self._clock = deterministic, clock
+        self._stats = StepStats(num_slots=0, policy_version=0, clock=clock)  # of no step yet
         self._allowance = 0.0  # samples the step may still start
         self._expected_tokens = 1.0  # of a response: the running mean of finished ones
         # More groups than are trained within the cap would only grow too stale; so a slow reward
