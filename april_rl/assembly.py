@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from april_rl.algorithm.advantages import dr_grpo, grpo
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage, OnStale, Resume
+from april_rl.config.choices import Advantage, Resume
 from april_rl.data.prompts import tokenize_prompts
 from april_rl.data.rows import load_rows
 from april_rl.data.stream import PromptStream
@@ -24,18 +25,14 @@ from april_rl.evaluation.evaluator import Evaluator
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
-from april_rl.rollout.factor import FixedFactor
 from april_rl.runtime.preflight import ModelFacts, check_start, check_supported, pick_device
 from april_rl.runtime.settings import EngineSettings, LearnerSettings, WorkerSettings
 from april_rl.runtime.workers import RayEngines, Workers
+from april_rl.scheduling import TICK_TIMEOUT_S, build_collector, num_slots
 from april_rl.tracking.tracker import Tracker
-from april_rl.types import Prompt, ScoredGroup
+from april_rl.types import Prompt
 
 _ADVANTAGES = {Advantage.grpo: grpo, Advantage.dr_grpo: dr_grpo}
-# A tick is a few engine steps; an engine that needs longer than this hangs.
-_TICK_TIMEOUT_S = 600.0
-# Rejected groups a step may see, as a multiple of the groups it needs, when the setting is 0.
-_REJECTED_PER_GROUP = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +63,12 @@ def assemble(
     tracker = stack.enter_context(_tracker(config, run_dir, plain))
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("reading the data"):
-        prompts = _load(config, config.data.path, tokenizer, tracker)
+        load = partial(_load, config, tokenizer, tracker)
+        prompts = load(key="data.path", path=config.data.path)
         held_out = {
-            name: _load(config, path, tokenizer, tracker)[: config.evaluation.max_prompts or None]
+            name: load(key=f"evaluation.sets.{name}", path=path)[
+                : config.evaluation.max_prompts or None
+            ]
             for name, path in config.evaluation.sets.items()
         }
     with tracker.phase("trying the reward"):
@@ -89,7 +89,13 @@ def assemble(
         rewards=rewards,
         workers=workers,
         engines=engines,
-        collector=_collector(config, engines, rewards, stream),
+        collector=build_collector(
+            config,
+            engines,
+            rewards,
+            prompts=stream,
+            kv_cache_tokens=workers.kv_cache_tokens(),
+        ),
         packer=_packer(config, facts),
         evaluator=_evaluator(config, engines, rewards),
         held_out=held_out,
@@ -102,12 +108,14 @@ def _check_machine(config: TrainConfig) -> ModelFacts:
         tensor_parallel_size=config.engine.tensor_parallel_size,
         offload=config.learner.offload.name,
     )
+    window_tokens, window_key = _window(config)
     return check_start(
         model_path=config.model.path,
         device=pick_device(config.runtime.device.name),
         num_workers=config.runtime.num_workers,
         is_cluster=config.runtime.ray_address is not None,
-        window_tokens=_window(config),
+        window_tokens=window_tokens,
+        window_key=window_key,
     )
 
 
@@ -118,6 +126,7 @@ def _rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> Rewa
         reward.function,
         soft_timeout_s=reward.soft_timeout_s,
         hard_timeout_s=reward.hard_timeout_s,
+        memory_gib=reward.memory_gib,
         prompt=example.text,
         answer=example.answer,
     )
@@ -126,15 +135,24 @@ def _rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> Rewa
         num_processes=reward.num_processes,
         soft_timeout_s=reward.soft_timeout_s,
         hard_timeout_s=reward.hard_timeout_s,
+        memory_gib=reward.memory_gib,
         decode=tokenizer.decode,
     )
 
 
-def _load(config: TrainConfig, path: str, tokenizer: Tokenizer, tracker: Tracker) -> list[Prompt]:
-    """The prompts of one data set, in its order; says how many were too long."""
+def _load(
+    config: TrainConfig, tokenizer: Tokenizer, tracker: Tracker, *, key: str, path: str
+) -> list[Prompt]:
+    """The prompts of the data set that the setting `key` names, in its order; says how many were
+    too long.
+    """
     data = config.data
     rows = load_rows(
-        path, split=data.split, prompt_column=data.prompt_column, answer_column=data.answer_column
+        path,
+        key=key,
+        split=data.split,
+        prompt_column=data.prompt_column,
+        answer_column=data.answer_column,
     )
     found = tokenize_prompts(
         rows,
@@ -151,15 +169,12 @@ def _load(config: TrainConfig, path: str, tokenizer: Tokenizer, tracker: Tracker
     return list(found.prompts)
 
 
-def num_slots(config: TrainConfig) -> int:
-    """C = round(α·N·G), over all engines."""
-    rollout = config.rollout
-    return round(rollout.over_sampling_factor * config.trainer.num_groups * rollout.group_size)
-
-
-def _window(config: TrainConfig) -> int:
+def _window(config: TrainConfig) -> tuple[int, str]:
+    """Tokens a sample may have, and the setting that says so."""
+    if config.engine.max_model_len:
+        return config.engine.max_model_len, "engine.max_model_len"
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return config.engine.max_model_len or longest
+    return longest, "data.max_prompt_tokens + rollout.max_response_tokens"
 
 
 def _tracker(config: TrainConfig, run_dir: Path, plain: Mapping[str, object]) -> Tracker:
@@ -231,7 +246,7 @@ def _engine_settings(config: TrainConfig) -> EngineSettings:
         model_path=config.model.path,
         seed=config.seed,
         dtype=engine.dtype.name,
-        max_model_len=_window(config),
+        max_model_len=_window(config)[0],
         max_num_seqs=engine.max_num_seqs or slots,
         max_batched_tokens=engine.max_batched_tokens,
         kv_cache_gib=engine.kv_cache_gib,
@@ -242,43 +257,13 @@ def _engine_settings(config: TrainConfig) -> EngineSettings:
     )
 
 
-def _collector(
-    config: TrainConfig, engines: RayEngines, rewards: RewardPool, stream: PromptStream
-) -> Collector:
-    rollout = config.rollout
-    keep: Callable[[ScoredGroup], bool] = (
-        (lambda scored: scored.has_signal)
-        if config.algorithm.dynamic_sampling
-        else (lambda scored: True)  # noqa: ARG005
-    )
-    return Collector(
-        engines,
-        rewards,
-        stream,
-        num_groups=config.trainer.num_groups,
-        group_size=rollout.group_size,
-        over_sampling=FixedFactor(rollout.over_sampling_factor),
-        refill=rollout.refill,
-        max_response_tokens=rollout.max_response_tokens,
-        max_staleness=rollout.max_staleness,
-        finish_stale=rollout.on_stale is OnStale.finish,
-        keep=keep,
-        max_rejected_groups=rollout.max_rejected_groups
-        or _REJECTED_PER_GROUP * config.trainer.num_groups,
-        tick_steps=rollout.tick_steps,
-        abort_timeout_s=rollout.abort_timeout_s,
-        tick_timeout_s=_TICK_TIMEOUT_S,
-        deterministic=config.deterministic,
-        seed=config.seed,
-    )
-
-
 def _packer(config: TrainConfig, facts: ModelFacts) -> Packer:
     return Packer(
         num_ranks=config.runtime.num_workers,
         max_tokens=config.learner.max_tokens,
         num_minibatches=config.trainer.num_minibatches,
         max_staleness=config.rollout.max_staleness,
+        max_response_tokens=config.rollout.max_response_tokens,
         age_decay=config.learner.age_decay,
         hidden_size=facts.hidden_size,
     )
@@ -292,6 +277,6 @@ def _evaluator(config: TrainConfig, engines: RayEngines, rewards: RewardPool) ->
         max_response_tokens=config.rollout.max_response_tokens,
         num_slots=num_slots(config),
         tick_steps=config.rollout.tick_steps,
-        tick_timeout_s=_TICK_TIMEOUT_S,
+        tick_timeout_s=TICK_TIMEOUT_S,
         seed=config.seed,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import hydra
@@ -22,15 +23,14 @@ register()
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
 def main(composed: DictConfig) -> None:
     """Check the configuration and run it; a mistake in it ends in one message and status 1."""
+    run_dir = Path(HydraConfig.get().runtime.output_dir)
     try:
         config = to_config(composed)
-        run(
-            config,
-            Path(HydraConfig.get().runtime.output_dir),
-            OmegaConf.to_container(composed, resolve=True, enum_to_str=True),
-        )
+        run(config, run_dir, OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        with suppress(OSError):
+            run_dir.rmdir()  # unless there is something in it
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
@@ -44,9 +44,12 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     from april_rl.tiny.prepare import resolve
     from april_rl.trainer import Trainer
 
-    config.model.path = resolve(config.model.path)
-    config.data.path = resolve(config.data.path)
-    config.evaluation.sets = {name: resolve(path) for name, path in config.evaluation.sets.items()}
+    config.model.path = resolve(config.model.path, key="model.path")
+    config.data.path = resolve(config.data.path, key="data.path")
+    config.evaluation.sets = {
+        name: resolve(path, key=f"evaluation.sets.{name}")
+        for name, path in config.evaluation.sets.items()
+    }
     assert isinstance(plain, dict)
     with Trainer(config, run_dir=run_dir, plain_config=plain, interrupts=interrupts) as trainer:
         trainer.run()

@@ -5,7 +5,7 @@ around it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from april_rl.algorithm.shaping import soft_overlong_penalty
 from april_rl.assembly import Parts, assemble
 from april_rl.config import TrainConfig
 from april_rl.interrupts import Interrupts
-from april_rl.metrics import Mean, Metric, Metrics, Sum
+from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.leftovers import leftover_lines
 from april_rl.rollout.stats import StepStats
@@ -41,20 +41,24 @@ class Trainer:
         run_dir: Path,
         plain_config: Mapping[str, object],
         interrupts: Interrupts,
+        build: Callable[..., Parts] = assemble,
     ) -> None:
         """Check everything that can be checked, then load the model.
 
-        `plain_config` is what the run directory's config.yaml shows. Raises RunError with one
-        message for what is missing or wrong, before anything expensive is started where that can be
-        known.
+        `plain_config` is what the run directory's config.yaml shows; `build` makes the parts, as
+        `assemble` does. Raises RunError with one message for what is missing or wrong, before
+        anything expensive is started where that can be known.
         """
         self._config = config
         self._run_dir, self._interrupts = run_dir, interrupts
         self._version = 0  # of the policy, counted in steps
+        self._evaluated = self._exported = -1  # versions: the last one evaluated, and written
+        self._counted = Metrics()  # by the reward pool, for the next step that is logged
         self._trained_tokens = 0  # response tokens of the last step
+        self._under_way: tuple[ScoredGroup, ...] = ()  # collected and not trained yet
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
         with ExitStack() as stack:
-            self._parts: Parts = assemble(config, run_dir=run_dir, plain=plain_config, stack=stack)
+            self._parts = build(config, run_dir=run_dir, plain=plain_config, stack=stack)
             self._exits = stack.pop_all()
         self.collector, self.workers = self._parts.collector, self._parts.workers
         self.packer, self.tracker = self._parts.packer, self._parts.tracker
@@ -67,7 +71,7 @@ class Trainer:
             started = time.perf_counter()
             metrics = self.step()
             if metrics is None:
-                self.tracker.message(f"no group is left to train; the run ends before step {step}")
+                self._end_before(step)
                 break
             step_s = time.perf_counter() - started
             timed: dict[str, Metric | float] = {
@@ -76,6 +80,14 @@ class Trainer:
             }
             self.tracker.log(step, Metrics({**metrics, **timed, **self._after(step)}))
         self._export()
+
+    def _end_before(self, step: int) -> None:
+        """Say so, and evaluate the policy if that has not been done: in the row of the step that
+        found nothing.
+        """
+        self.tracker.message(f"no group is left to train; the run ends before step {step}")
+        if self._evaluated != self._version:
+            self.tracker.log(step, self._evaluate())
 
     def step(self) -> Metrics | None:
         """Collect, score, update, sync: one policy version. None when there was nothing left to
@@ -86,6 +98,7 @@ class Trainer:
             self.tracker.message(note)
         if not collection.groups:
             return None
+        self._under_way = collection.groups
         advantages = [self._advantages(group) for group in collection.groups]
         batch = self.packer.pack(
             collection.groups,
@@ -95,6 +108,7 @@ class Trainer:
         )
         with self.tracker.phase("update"):
             update = self.workers.update(batch)
+        self._under_way = ()
         with self.tracker.phase("weight sync"):
             sync = self.workers.sync_weights(self._version + 1)
         self._record_samples(collection.groups, advantages)
@@ -102,13 +116,12 @@ class Trainer:
         self._trained_tokens = batch.num_response_tokens
         return Metrics(
             {
-                **collection.stats.metrics(
-                    num_engines=self._parts.engines.num_engines, num_needed=self._num_needed
-                ),
+                **collection.stats.metrics(num_needed=self._num_needed),
                 **batch.metrics,
                 **self._reward_metrics(collection),
                 **update,
                 **self.collector.ledger.metrics(),
+                **self.collector.length_bias.metrics(self.collector.buffer),
                 "time/rollout_s": Sum(collection.stats.time_s),
                 "time/score_s": Sum(collection.stats.score_s),
                 **sync,
@@ -139,12 +152,14 @@ class Trainer:
         rewards = [reward for group in collection.groups for reward in group.rewards]
         flat = sum(not group.has_signal for group in collection.groups)
         rejected = collection.stats.rejected_groups
+        counted = merge([self._counted, self._parts.rewards.metrics()])
+        self._counted = Metrics()
         return Metrics(
             {
                 "reward/mean": Mean(float(np.sum(rewards)), len(rewards)),
                 "reward/std": float(np.std(rewards)),
                 "reward/no_signal_frac": Mean(flat + rejected, len(collection.groups) + rejected),
-                **self._parts.rewards.metrics(),
+                **counted,
             }
         )
 
@@ -159,7 +174,10 @@ class Trainer:
         return Metrics({"time/checkpoint_s": Sum(export_s), **evaluation})
 
     def _evaluate(self) -> Metrics:
-        self.collector.settle_scores()  # the reward pool is shared with training
+        # The reward pool is shared with training, and so are its counters.
+        self.collector.settle_scores()
+        self._counted = merge([self._counted, self._parts.rewards.metrics()])
+        self._evaluated = self._version
         found: dict[str, Metrics] = {}
         started = time.perf_counter()
         for name, prompts in self._parts.held_out.items():
@@ -171,12 +189,13 @@ class Trainer:
 
     def _export(self) -> float:
         """Write the policy as a Hugging Face folder; returns the seconds it took."""
-        path = self._run_dir.resolve() / "checkpoints" / f"step_{self._version}"
-        if path.exists():
+        if self._exported == self._version:
             return 0.0
+        path = self._run_dir.resolve() / "checkpoints" / f"step_{self._version}"
         started = time.perf_counter()
         with self.tracker.phase("writing the checkpoint"):
             self.workers.export(path)
+        self._exported = self._version
         self.tracker.message(f"checkpoint: {path}")
         return time.perf_counter() - started
 
@@ -206,11 +225,13 @@ class Trainer:
     def _keep_leftovers(self) -> None:
         """Write what was generated and not trained, also when the run ends with an error."""
         buffer = self.collector.buffer
-        if not (buffer.num_open or buffer.num_ready):
+        if not (buffer.num_open or buffer.num_ready or self._under_way):
             return
         path = self._run_dir / "samples" / "leftover.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{line}\n" for line in leftover_lines(buffer)), encoding="utf-8")
+        lines = leftover_lines(buffer, under_way=self._under_way)
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
         self.tracker.message(
             f"left over, in {path}: {buffer.num_open} parked groups with {buffer.open_tokens} "
             f"response tokens, {buffer.num_ready} ready groups (rollout.drain_steps trains them)"

@@ -170,6 +170,7 @@ class Score:
     sample_id: SampleId
     value: float
     outcome: ScoreOutcome
+    message: str = ""  # for people: why there is no value
 
     @property
     def is_valid(self) -> bool:

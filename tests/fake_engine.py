@@ -84,7 +84,7 @@ class FakeEngine:
             context_token_steps=0,
             generated_tokens=slot_steps,
             prefilled_tokens=0,
-            elapsed_s=0.0,
+            elapsed_s=float(steps),
         )
 
     def _start(self, request: Request) -> None:
@@ -244,4 +244,5 @@ class FakeScorer:
             sample_id=sample_id,
             value=float("nan") if is_lost else reward(sample_id),
             outcome="crash" if is_lost else "scored",
+            message=f"no value for {sample_id}" if is_lost else "",
         )

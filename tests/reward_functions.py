@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from random import SystemRandom
 
 import numpy as np
 
@@ -69,6 +70,8 @@ def _obey(order: str, answer: str) -> float:
         os.kill(os.getpid(), signal.SIGKILL)
     if order == "hunger":
         return float(len(bytearray(5 * 2**30)))
+    if order == "reserve 2 GiB":
+        reserves_2_gib([], [], [])
     if order == "raise":
         raise ValueError("unreadable response")
     if order == "nan":
@@ -83,3 +86,15 @@ def _obey(order: str, answer: str) -> float:
 def even_length(prompts, responses, answers):
     """1.0 for an even number of characters: any random policy has signal."""
     return [float(len(response) % 2 == 0) for response in responses]
+
+
+def even_length_in_its_own_time(prompts, responses, answers):
+    """The same, after a time that no seed determines."""
+    time.sleep(SystemRandom().uniform(0.0, 0.04))
+    return even_length(prompts, responses, answers)
+
+
+def reserves_2_gib(prompts, responses, answers):
+    """Needs that much address space."""
+    np.empty(2 * 2**30, dtype=np.uint8)
+    return [1.0] * len(responses)

@@ -69,7 +69,9 @@ class Setup:
 class Run:
     """A collector over fakes, and what came of every prompt."""
 
-    def __init__(self, setup: Setup, engines: Engines | None = None) -> None:
+    def __init__(
+        self, setup: Setup, engines: Engines | None = None, *, prompts: FakePrompts | None = None
+    ) -> None:
         self.setup = setup
         self.fakes = FakeEngines(
             setup.law,
@@ -79,7 +81,7 @@ class Run:
             computes_on=setup.computes_on,
         )
         self.scorer = FakeScorer(delay=setup.delay, failing=setup.failing, stuck=setup.stuck)
-        self.prompts = FakePrompts()
+        self.prompts = prompts or FakePrompts()
         self.version = 0
         self.trained: list[ScoredGroup] = []
         self.rejected: list[ScoredGroup] = []
@@ -135,6 +137,7 @@ class Run:
             max_tokens=2 * longest,
             num_minibatches=1,
             max_staleness=self.setup.max_staleness,
+            max_response_tokens=self.setup.budget,
             age_decay=1.0,
             hidden_size=64,
         )

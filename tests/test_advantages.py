@@ -10,10 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from april_rl.algorithm.advantages import dr_grpo, grpo
+from april_rl.algorithm.advantages import (
+    by_group,
+    dr_grpo,
+    grpo,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+)
 from april_rl.algorithm.shaping import soft_overlong_penalty
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
+GROUPS = st.lists(REWARDS, min_size=1, max_size=5)
+BATCH = {
+    "grpo": by_group(grpo),
+    "dr_grpo": by_group(dr_grpo),
+    "rloo": by_group(rloo),
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+}
+
+
+def all_valid(groups: list[list[float]]) -> list[list[bool]]:
+    return [[True] * len(group) for group in groups]
 
 
 def test_grpo_divides_by_the_sample_standard_deviation():
@@ -26,7 +45,69 @@ def test_dr_grpo_only_takes_the_mean_off():
     assert dr_grpo([3.0, 0.0, 0.0, 1.0]) == pytest.approx([2.0, -1.0, -1.0, 0.0])
 
 
-@pytest.mark.parametrize("advantages", [grpo, dr_grpo])
+def test_rloo_takes_off_the_mean_of_the_others():
+    """Planted bug: the sample itself is in its baseline."""
+    rewards = [1.0, 0.0, 0.25, 1.0]
+    others = [statistics.mean(rewards[:i] + rewards[i + 1 :]) for i in range(4)]
+    assert rloo(rewards) == pytest.approx([r - o for r, o in zip(rewards, others, strict=True)])
+
+
+def test_reinforce_pp_takes_mean_and_spread_from_the_whole_batch():
+    """Groups of different size; a group of equal rewards has signal. Planted bug: by group."""
+    groups = [[1.0, 0.0], [1.0, 1.0, 1.0]]
+    scale = statistics.stdev([1.0, 0.0, 1.0, 1.0, 1.0]) + 1e-6
+    first, second = reinforce_pp(groups, all_valid(groups))
+    assert first == pytest.approx([0.2 / scale, -0.8 / scale])
+    assert second == pytest.approx([0.2 / scale] * 3)
+
+
+def test_reinforce_pp_with_baseline_takes_the_mean_by_group_and_the_spread_from_the_batch():
+    """Planted bug: the spread by group, which is `grpo`."""
+    groups = [[1.0, 0.0], [0.2, 0.4], [0.7, 0.7, 0.7]]
+    centred = [0.5, -0.5, -0.1, 0.1, 0.0, 0.0, 0.0]
+    scale = statistics.stdev(centred) + 1e-6
+    found = np.concatenate(reinforce_pp_baseline(groups, all_valid(groups)))
+    assert found == pytest.approx([value / scale for value in centred])
+    assert found[4:].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("name", BATCH)
+@given(groups=GROUPS, data=st.data())
+def test_failed_samples_get_nothing_and_change_nothing_for_the_others(name, groups, data):
+    """Whatever their reward reads, also NaN. Planted bug: a failed sample counts in the mean."""
+    valid = [data.draw(st.lists(st.booleans(), min_size=len(g), max_size=len(g))) for g in groups]
+    failing = [
+        [r if ok else math.nan for r, ok in zip(*pair, strict=True)]
+        for pair in zip(groups, valid, strict=True)
+    ]
+    without = [
+        [r for r, ok in zip(*pair, strict=True) if ok] for pair in zip(groups, valid, strict=True)
+    ]
+    found = BATCH[name](failing, valid)
+    kept = [group for group in without if group]
+    expected = BATCH[name](kept, all_valid(kept)) if kept else []
+    for advantages, mask in zip(found, valid, strict=True):
+        assert advantages[~np.asarray(mask)].tolist() == [0.0] * mask.count(False)
+    chosen = [a[np.asarray(mask)] for a, mask in zip(found, valid, strict=True) if any(mask)]
+    for ours, theirs in zip(chosen, expected, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", BATCH)
+def test_a_batch_keeps_its_groups_apart_and_in_order(name):
+    """Planted bug: groups cut at equal sizes."""
+    groups = [[1.0, 0.0, 0.0], [0.5], [2.0, 0.0]]
+    found = BATCH[name](groups, all_valid(groups))
+    assert [len(advantages) for advantages in found] == [3, 1, 2]
+    assert [advantages.argmax() for advantages in found] == [0, 0, 0]
+
+
+def test_a_valid_reward_that_is_no_number_is_refused():
+    with pytest.raises(AssertionError, match="must be a number"):
+        grpo([1.0, math.nan])
+
+
+@pytest.mark.parametrize("advantages", [grpo, dr_grpo, rloo])
 @pytest.mark.parametrize("rewards", [[0.1] * 3, [0.7] * 7, [1.0]])
 def test_equal_rewards_and_a_group_of_one_have_exactly_zero_advantage(advantages, rewards):
     assert advantages(rewards).tolist() == [0.0] * len(rewards)
@@ -34,7 +115,7 @@ def test_equal_rewards_and_a_group_of_one_have_exactly_zero_advantage(advantages
 
 @given(REWARDS)
 def test_advantages_are_finite_and_sum_to_zero(rewards):
-    for advantages in (grpo(rewards), dr_grpo(rewards)):
+    for advantages in (grpo(rewards), dr_grpo(rewards), rloo(rewards)):
         assert np.isfinite(advantages).all()
         assert math.isclose(advantages.sum(), 0.0, abs_tol=1e-6)
 

@@ -31,11 +31,11 @@ LAYERS = (  # the floors of the house, the ground first
     {"errors"},
     {"types", "metrics", "config", "interrupts"},
     {"algorithm", "rollout", "batch"},
-    {"data", "rewards", "engine", "learner", "evaluation", "tracking", "tiny"},
+    {"data", "rewards", "engine", "learner", "evaluation", "tracking", "tiny", "scheduling"},
     {"runtime"},
     {"assembly"},
     {"trainer"},
-    {"train", "evaluate"},
+    {"train", "evaluate", "simulate"},
 )
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
 PURE = LAYERS[0] | LAYERS[1] | LAYERS[2]  # tested in seconds, without GPU or process

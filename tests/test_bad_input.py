@@ -53,17 +53,25 @@ def write(path: Path, *rows: object) -> Path:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("rollout.over_sampling_factor=0.5", "rollout.over_sampling_factor must be >= 1, got 0.5"),
+        (
+            "rollout.over_sampling_factor=0.5",
+            "rollout.over_sampling_factor must be >= 1 or auto, got 0.5",
+        ),
         ("rollout.group_size=1", "rollout.group_size must be >= 2"),
         ("rollout.max_response_tokens=5000", "learner.max_tokens"),
         ("data.path=absent.jsonl", "data.path=absent.jsonl"),
         ("model.path=absent/model", "model.path=absent/model"),
+        ("model.path=builtin:foo", "model.path=builtin:foo: no such builtin"),
+        ("data.path=builtin:foo", "data.path=builtin:foo: no such builtin"),
+        ("+evaluation.sets.test=builtin:foo", "evaluation.sets.test=builtin:foo: no such builtin"),
+        ("+evaluation.sets.test=absent.jsonl", "evaluation.sets.test=absent.jsonl: cannot be read"),
+        ("engine.max_model_len=100000", "window: engine.max_model_len = 100000, the model reads"),
         ("data.template=chat", "chat template"),
         ("data.max_prompt_tokens=1", "data.max_prompt_tokens=1"),
         ("reward.function=no_such_module:score", "reward.function=no_such_module:score"),
-        ("reward.function=reward_functions:no_such_function", "no_such_function"),
-        ("reward.function=reward_functions:returns_nan", "nan"),
-        ("reward.function=reward_functions:returns_one_for_all", "2"),
+        ("reward.function=reward_functions:no_such_function", "has no function"),
+        ("reward.function=reward_functions:returns_nan", "returned nan as a reward"),
+        ("reward.function=reward_functions:returns_one_for_all", "returned 1 rewards for 2"),
         ("runtime.device=gpu", "GPU"),
         ("learner.offload=all", "learner.offload=all"),
     ],
@@ -78,6 +86,12 @@ def test_a_window_that_is_too_small_is_named_with_both_lengths(task, tmp_path):
     )
     assert "rollout.max_response_tokens = 5016" in message
     assert "4096" in message
+
+
+def test_a_reward_without_enough_memory_names_its_limit(task, tmp_path):
+    """Fails when reward.memory_gib does not reach the reward's process."""
+    function = "reward.function=reward_functions:reserves_2_gib"
+    assert "reward.memory_gib = 1" in refused(task, tmp_path, function, "reward.memory_gib=1")
 
 
 def test_a_broken_line_of_a_data_file_is_named(task, tmp_path):

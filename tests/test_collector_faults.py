@@ -10,10 +10,11 @@ import pytest
 from fake_engine import FakeEngines
 from rollout_runs import Run, Setup, check_sample, check_trainable, constant, lognormal
 
-from april_rl.rollout.collector import NoSignalError
+from april_rl.errors import RunError
 from april_rl.rollout.ledger import LedgerError, State
+from april_rl.rollout.lost import NoSignalError
 from april_rl.rollout.ports import EngineStalledError
-from april_rl.types import Completion, Request, Tick
+from april_rl.types import Completion, Request, Score, Tick
 
 
 class FaultyEngines(FakeEngines):
@@ -63,11 +64,11 @@ def faulty(*, num_engines: int = 2, **changes: object) -> tuple[Run, FaultyEngin
     return run, engines
 
 
-def assert_parked_and_accounted_for(run: Run) -> None:
+def assert_parked_and_accounted_for(run: Run, *, dropped: int = 0) -> None:
     ledger, buffer = run.collector.ledger, run.collector.buffer
     assert ledger.count(State.in_flight) == 0
     ledger.check(parked=buffer.num_open, ready=buffer.num_ready)
-    assert run.num_dropped() == 0
+    assert run.num_dropped() == dropped
     for sample in run.alive:
         check_sample(sample)
 
@@ -202,3 +203,37 @@ def test_a_rejected_groups_slots_are_refilled_while_the_others_still_run():
     )
     stats = Run(setup).step().stats
     assert stats.engine_steps < 60
+
+
+def test_rewards_that_always_fail_end_in_an_error_that_says_why():
+    """Fails when dropped groups count towards no bound (the fake engine counts ticks)."""
+    setup = Setup(failing=frozenset(range(1000)), max_rejected_groups=7)
+    run = Run(setup)
+    with pytest.raises(NoSignalError, match=r"7 groups were dropped.*The last failure: sample 0"):
+        run.step()
+    assert_parked_and_accounted_for(run, dropped=7)
+
+
+def test_a_step_says_that_groups_were_dropped():
+    run = Run(Setup(alpha=1.0, failing=frozenset({0, 2, 3}), delay=3))
+    assert [note for note in run.step().notes if "dropped because their reward failed" in note]
+
+
+@pytest.mark.parametrize("error", [RunError("the reward is broken"), KeyboardInterrupt()])
+def test_what_is_in_flight_is_parked_whatever_ends_the_step(error):
+    """Fails when a step ends by an error of the scorer, or by Ctrl-C, without its abort."""
+    run = Run(Setup(law=lognormal(20, 0.5), delay=1))
+    run.step()
+    known = run.scorer.collect
+
+    def collect(timeout_s: float | None) -> list[Score]:
+        if run.fakes.generated > before + 30:
+            raise error
+        return known(timeout_s)
+
+    before = run.fakes.generated
+    run.scorer.collect = collect  # type: ignore[method-assign]
+    with pytest.raises(type(error)):
+        run.steps(5)
+    assert run.fakes.generated == run.num_tokens_held()
+    assert_parked_and_accounted_for(run)

@@ -44,14 +44,22 @@ def words(token_ids):
     return " ".join(WORDS[i] for i in token_ids)
 
 
-def tokenized(*rows, chat_template=CHAT, **changes):
+def without_start_token():
+    """A tokenizer that adds nothing."""
+    tokenizer = hf_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = None
+    return tokenizer
+
+
+def tokenized(*rows, chat_template=CHAT, backend=None, **changes):
     settings = {
         "template": Template.chat,
         "plain_template": "{prompt}",
         "system_prompt": "",
         "max_prompt_tokens": 100,
     } | changes
-    tokenizer = Tokenizer(hf_tokenizer(chat_template), path="models/words")
+    made = backend() if backend else hf_tokenizer(chat_template)
+    tokenizer = Tokenizer(made, path="models/words")
     return tokenize_prompts(rows, tokenizer, **settings)
 
 
@@ -91,6 +99,11 @@ def test_prompts_that_are_too_long_are_left_out_and_counted():
 
 BAD_SETTINGS = {
     "all too long": ((row("one"),), {"max_prompt_tokens": 1}, "leaves out all 1.*has 4 tokens"),
+    "no tokens": (
+        (row("one", 1), row("  ", 2), row(" ", 3)),
+        {"template": Template.plain, "backend": without_start_token},
+        "data.jsonl:2: .*no token.*2 of 3 prompts.*model.path",
+    ),
     "plain messages": (
         (row((message("one"),), 7),),
         {"template": Template.plain},

@@ -14,9 +14,9 @@ import pytest
 from april_rl.data.rows import DataError, load_rows
 
 
-def load(path, *, prompt_column="prompt", answer_column="answer"):
+def load(path, *, key="data.path", prompt_column="prompt", answer_column="answer"):
     return load_rows(
-        str(path), split="train", prompt_column=prompt_column, answer_column=answer_column
+        str(path), key=key, split="train", prompt_column=prompt_column, answer_column=answer_column
     )
 
 
@@ -73,7 +73,24 @@ BAD_FILES = {
     "empty": ("", "the file is empty"),
     "blank": ("\n\n", "Are there rows in it"),
     "empty array": ("[]", "Are there rows in it"),
-    "no column": ('{"question": "a", "answer": "1"}', "prompt_column=prompt.*question, answer"),
+    "no column": ('{"question": "a", "answer": "1"}', "prompt_column=prompt; .*question, answer"),
+    "NaN": (
+        '{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": NaN}',
+        r":2: .*in 1 of 2 rows",
+    ),
+    "NaN among text": (
+        '{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": NaN}',
+        r":2: .*in 1 of 2 rows",
+    ),
+    "null": (
+        '{"prompt": "a", "answer": null}\n' * 3 + '{"prompt": "b", "answer": 1}',
+        r":1: .*3 of",
+    ),
+    "empty answers": (
+        '{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": ""}\n'
+        '{"prompt": "c", "answer": " "}',
+        r":2: data\.answer_column=answer is .*empty.*in 2 of 3 rows",
+    ),
     "missing": ('{"prompt": "a", "answer": "1"}\n\n{"prompt": "b"}', r":3: data.answer_column=ans"),
     "null prompt": ('{"prompt": null, "answer": "1"}\n{"prompt": "b", "answer": "1"}', r":1: data"),
     "list": ('{"prompt": "a", "answer": ["1"]}', r":1: .*must be text or a number, got list"),
@@ -88,14 +105,14 @@ def test_a_file_that_cannot_be_used_is_one_message_with_key_or_line(tmp_path, na
     path = written(tmp_path, text)
     with pytest.raises(DataError, match=expected) as error:
         load(path)
-    assert str(path) in str(error.value) or name == "no column"
+    assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert not caplog.records
 
 
 def test_a_wrong_name_inside_a_struct_says_which_there_are(tmp_path):
     path = written(tmp_path, '{"prompt": "a", "reward": {"truth": "1"}}')
-    with pytest.raises(DataError, match=r"answer_column=reward\.gold.*there are truth"):
+    with pytest.raises(DataError, match=r"data\.jsonl has .*answer_column=reward\.gold.*are truth"):
         load(path, answer_column="reward.gold")
 
 
@@ -105,8 +122,42 @@ def test_a_missing_file_names_the_key():
 
 
 def test_a_file_that_is_not_parquet_is_one_message(tmp_path):
-    with pytest.raises(DataError, match=r"data\.path=.*broken\.parquet"):
+    """Fails when it is asked whether there are rows in it."""
+    with pytest.raises(DataError, match=r"data\.path=.*broken\.parquet: .*corrupted.*file\.$"):
         load(written(tmp_path, "this is text", "broken.parquet"))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_line_that_is_not_utf_8_is_named(tmp_path, number):
+    """Fails when the bytes are first read where rows become Python values."""
+    lines = [b'{"prompt": "a", "answer": "1"}\n'] * 4
+    lines[number - 1] = '{"prompt": "ä", "answer": "1"}\n'.encode("latin-1")
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(DataError, match=rf"{path}:{number}: not UTF-8: .*0xe4 at byte 13 of"):
+        load(path)
+
+
+BAD_FOR_A_SET = {
+    "absent.jsonl": None,
+    "empty.jsonl": "",
+    "syntax.jsonl": "{",
+    "column.jsonl": '{"question": "a", "answer": "1"}',
+    "text.parquet": "text",
+    "data.csv": "a,b",
+}
+
+
+@pytest.mark.parametrize("name", BAD_FOR_A_SET)
+def test_a_file_of_an_evaluation_set_is_named_with_its_own_key(tmp_path, name):
+    """Fails when data.path is blamed for it."""
+    path = tmp_path / name
+    if (text := BAD_FOR_A_SET[name]) is not None:
+        path.write_text(text)
+    with pytest.raises(DataError) as error:
+        load(path, key="evaluation.sets.test")
+    assert str(error.value).startswith(f"evaluation.sets.test={path}")
+    assert "data.path" not in str(error.value)
 
 
 def test_another_kind_of_file_says_which_kinds_there_are(tmp_path):
@@ -118,7 +169,8 @@ def test_another_kind_of_file_says_which_kinds_there_are(tmp_path):
 def test_a_data_set_id_without_network_is_one_message(tmp_path):
     program = (
         "from april_rl.data.rows import DataError, load_rows\n"
-        "try: load_rows('nobody/nothing', split='train', prompt_column='p', answer_column='a')\n"
+        "try: load_rows('nobody/nothing', key='data.path', split='train', prompt_column='p',"
+        " answer_column='a')\n"
         "except DataError as error: print(error)\n"
     )
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}

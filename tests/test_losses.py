@@ -2,38 +2,174 @@
 
 import math
 
+import pytest
 import torch
+from torch import Tensor
 
-from april_rl.algorithm.losses import clipped_surrogate, is_clipped, truncated_importance_weights
+from april_rl.algorithm.losses import (
+    LossInputs,
+    TokenLoss,
+    cispo,
+    clipped_surrogate,
+    gspo,
+    gspo_token,
+    is_clipped,
+    policy_gradient,
+    ppo_clip,
+    sapo,
+    truncated_importance_weights,
+)
+from april_rl.algorithm.responses import Responses
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 RATIOS = torch.tensor([0.5, 0.9, 1.0, 1.25, 2.0])
+LOSSES = {
+    "policy_gradient": policy_gradient,
+    "ppo_clip": lambda inputs: ppo_clip(inputs, **CLIP, dual_clip=3.0),
+    "gspo": lambda inputs: gspo(inputs, **CLIP),
+    "gspo_token": lambda inputs: gspo_token(inputs, **CLIP),
+    "cispo": lambda inputs: cispo(inputs, clip_high=0.28),
+    "sapo": sapo,
+}
+
+
+def inputs_of(log_ratios: Tensor, advantages: Tensor, lengths: list[int]) -> LossInputs:
+    """Log-probabilities around -1 that can be differentiated, at these ratios to their anchor."""
+    anchor = torch.linspace(-2, -0.5, len(log_ratios), dtype=log_ratios.dtype)
+    return LossInputs(
+        logprobs=(anchor + log_ratios).requires_grad_(),
+        anchor_logprobs=anchor,
+        advantages=advantages,
+        responses=Responses.of(lengths),
+    )
+
+
+def slope(loss: TokenLoss, inputs: LossInputs, weights: Tensor | float = 1.0) -> Tensor:
+    """Gradient [T] of the weighted sum of the losses."""
+    [gradient] = torch.autograd.grad((loss.loss * weights).sum(), inputs.logprobs)
+    return gradient
 
 
 def surrogate_and_slope(advantage: float) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = RATIOS.log().requires_grad_()
     loss = clipped_surrogate(logprobs, torch.zeros(5), torch.full((5,), advantage), **CLIP)
-    [slope] = torch.autograd.grad(loss.sum(), logprobs)
-    return loss.detach(), slope
+    [gradient] = torch.autograd.grad(loss.sum(), logprobs)
+    return loss.detach(), gradient
 
 
 def test_a_good_token_is_not_pushed_beyond_the_upper_bound():
-    loss, slope = surrogate_and_slope(2.0)
+    loss, gradient = surrogate_and_slope(2.0)
     torch.testing.assert_close(loss, -2 * torch.tensor([0.5, 0.9, 1.0, 1.25, 1.28]))
-    torch.testing.assert_close(slope, -2 * torch.tensor([0.5, 0.9, 1.0, 1.25, 0.0]))
+    torch.testing.assert_close(gradient, -2 * torch.tensor([0.5, 0.9, 1.0, 1.25, 0.0]))
 
 
 def test_a_bad_token_is_not_pushed_below_the_lower_bound():
-    loss, slope = surrogate_and_slope(-1.0)
+    loss, gradient = surrogate_and_slope(-1.0)
     torch.testing.assert_close(loss, torch.tensor([0.8, 0.9, 1.0, 1.25, 2.0]))
-    torch.testing.assert_close(slope, torch.tensor([0.0, 0.9, 1.0, 1.25, 2.0]))
+    torch.testing.assert_close(gradient, torch.tensor([0.0, 0.9, 1.0, 1.25, 2.0]))
 
 
 def test_clipped_tokens_are_those_without_a_gradient():
     for advantage in (2.0, -1.0):
-        _, slope = surrogate_and_slope(advantage)
+        _, gradient = surrogate_and_slope(advantage)
         clipped = is_clipped(RATIOS.log(), torch.zeros(5), torch.full((5,), advantage), **CLIP)
-        assert clipped.tolist() == (slope == 0).tolist()
+        assert clipped.tolist() == (gradient == 0).tolist()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_at_ratio_one_every_loss_has_the_same_gradient(name):
+    """Minus the advantage, summed over a response: with one optimizer step a batch the choice of
+    loss does not matter, GRPO's and GSPO's least of all. Planted bug: SAPO's gate without its 4.
+    """
+    advantages = torch.tensor([1.5, 1.5, 1.5, -0.5, -0.5, 0.0], dtype=torch.float64)
+    inputs = inputs_of(torch.zeros(6, dtype=torch.float64), advantages, [3, 2, 1])
+    loss = LOSSES[name](inputs)
+    torch.testing.assert_close(slope(loss, inputs), -advantages)
+    assert not loss.clipped.any()
+
+
+def test_at_ratio_one_the_surrogates_are_minus_the_advantage():
+    advantages = torch.tensor([1.5, -0.5, 0.0])
+    inputs = inputs_of(torch.zeros(3), advantages, [1, 2])
+    for name in ("ppo_clip", "gspo", "gspo_token"):
+        torch.testing.assert_close(LOSSES[name](inputs).loss.detach(), -advantages)
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo_token", "gspo"])
+def test_tokens_called_clipped_are_those_a_surrogate_gives_no_gradient(name):
+    """Planted bug: tokens beyond the dual clip are not counted."""
+    ratios = torch.tensor([0.5, 0.9, 1.0, 1.25, 2.0, 3.5], dtype=torch.float64)
+    for advantage in (2.0, -1.0, 0.5):
+        inputs = inputs_of(ratios.log(), torch.full_like(ratios, advantage), [1] * 6)
+        loss = LOSSES[name](inputs)
+        assert loss.clipped.tolist() == (slope(loss, inputs) == 0).tolist()
+
+
+def test_the_dual_clip_stops_a_bad_token_whose_ratio_ran_away_and_leaves_good_ones():
+    """Planted bug: the dual clip applied whatever the sign of the advantage."""
+    ratios = torch.tensor([2.0, 3.5, 10.0, 0.5])
+    inputs = inputs_of(ratios.log(), torch.tensor([-1.0, -1.0, -2.0, 2.0]), [4])
+    loss = ppo_clip(inputs, **CLIP, dual_clip=3.0)
+    torch.testing.assert_close(loss.loss.detach(), torch.tensor([2.0, 3.0, 6.0, -1.0]))
+    assert loss.clipped.tolist() == [False, True, True, False]
+    torch.testing.assert_close(slope(loss, inputs), torch.tensor([2.0, 0.0, 0.0, -1.0]))
+
+
+def test_ppo_clip_without_a_dual_clip_is_the_clipped_surrogate():
+    ratios = torch.tensor([0.1, 0.9, 1.1, 50.0])
+    inputs = inputs_of(ratios.log(), torch.tensor([-1.0, 1.0, 0.0, -3.0]), [4])
+    arguments = (inputs.logprobs, inputs.anchor_logprobs, inputs.advantages)
+    loss = ppo_clip(inputs, **CLIP)
+    torch.testing.assert_close(loss.loss, clipped_surrogate(*arguments, **CLIP))
+    assert loss.clipped.tolist() == is_clipped(*arguments, **CLIP).tolist()
+
+
+def test_gspo_clips_a_response_as_a_whole():
+    """A response of ratios 2 and 1/2 is where it was; one of 2 and 2 is out. Planted bug: the ratio
+    of the whole row instead of the response.
+    """
+    log_ratios = torch.tensor([2.0, 0.5, 2.0, 2.0]).log()
+    inputs = inputs_of(log_ratios, torch.ones(4), [2, 2])
+    for loss in (gspo(inputs, **CLIP), gspo_token(inputs, **CLIP)):
+        torch.testing.assert_close(loss.loss.detach(), -torch.tensor([1.0, 1.0, 1.28, 1.28]))
+        assert loss.clipped.tolist() == [False, False, True, True]
+
+
+def test_gspo_and_its_token_form_part_only_when_weights_differ_within_a_response():
+    """With equal weights one gradient; otherwise GSPO's is spread evenly and the token form's stays
+    with its token. Planted bug: the token form's ratio is not stopped.
+    """
+    log_ratios = torch.tensor([0.1, -0.05, 0.02], dtype=torch.float64)
+    inputs = inputs_of(log_ratios, torch.full((3,), 2.0, dtype=torch.float64), [3])
+    ratio = math.exp(log_ratios.mean())
+    for weights in (torch.ones(3), torch.tensor([1.0, 0.5, 0.0])):
+        even = slope(gspo(inputs, **CLIP), inputs, weights)
+        torch.testing.assert_close(even, torch.full_like(even, -2 * ratio * weights.mean()))
+        own = slope(gspo_token(inputs, **CLIP), inputs, weights)
+        torch.testing.assert_close(own, -2 * ratio * weights.double())
+
+
+def test_cispo_cuts_weights_and_keeps_every_gradient():
+    """Planted bug: the gradient also flows through the weight."""
+    ratios = torch.tensor([0.01, 0.9, 2.0, 2.0])
+    inputs = inputs_of(ratios.log(), torch.tensor([1.0, -1.0, 1.0, -1.0]), [4])
+    loss = cispo(inputs, clip_high=0.28)
+    assert loss.clipped.tolist() == [False, False, True, True]
+    torch.testing.assert_close(slope(loss, inputs), torch.tensor([-0.01, 0.9, -1.28, 1.28]))
+    bounded = cispo(inputs, clip_high=0.28, clip_low=0.5)
+    torch.testing.assert_close(slope(bounded, inputs)[0], torch.tensor(-0.5))
+
+
+def test_sapo_fades_the_gradient_on_both_sides_and_faster_for_bad_tokens():
+    """By 4 σ (1 - σ) = 1 / cosh²(τ (r - 1) / 2). Planted bug: one temperature for all."""
+    ratios = torch.tensor([0.5, 1.0, 3.0, 3.0], dtype=torch.float64)
+    advantages = torch.tensor([1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
+    inputs = inputs_of(ratios.log(), advantages, [4])
+    loss = sapo(inputs, positive_temperature=1.0, negative_temperature=2.0)
+    taus = torch.tensor([1.0, 1.0, 1.0, 2.0], dtype=torch.float64)
+    fading = 1 / torch.cosh(taus * (ratios - 1) / 2) ** 2
+    torch.testing.assert_close(slope(loss, inputs), -advantages * ratios * fading)
+    assert not loss.clipped.any()
 
 
 def test_importance_weights_are_capped_and_carry_no_gradient():

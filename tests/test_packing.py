@@ -71,6 +71,7 @@ def pack(plan: Plan) -> tuple[Batch, list[ScoredGroup]]:
         max_tokens=BUDGET,
         num_minibatches=plan.num_minibatches,
         max_staleness=plan.max_staleness,
+        max_response_tokens=BUDGET,
         age_decay=plan.age_decay,
         hidden_size=32,
     )

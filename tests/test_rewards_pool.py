@@ -39,8 +39,13 @@ def sample(number, response, answer="2"):
 
 
 def pool(function=TOLD, **changes):
-    settings = {"num_processes": 2, "soft_timeout_s": 1.0, "hard_timeout_s": 1.2} | changes
-    return closing(RewardPool(function=function, decode=decode, **settings))
+    settings = {"num_processes": 2, "soft_timeout_s": 1.0, "hard_timeout_s": 1.2, "memory_gib": 4.0}
+    return closing(RewardPool(function=function, decode=decode, **(settings | changes)))
+
+
+def checked(function, **changes):
+    settings = {"soft_timeout_s": 1, "hard_timeout_s": 5.0, "memory_gib": 4.0} | changes
+    check_reward(function, **settings)
 
 
 def outcomes(scores):
@@ -120,6 +125,15 @@ def test_the_last_failure_says_what_was_raised_and_where():
         scorer.collect(None)
         assert "ValueError: unreadable response" in scorer.last_failure
         assert "reward_functions.py:" in scorer.last_failure
+
+
+@pytest.mark.parametrize(("memory_gib", "outcome"), [(1.0, "crash"), (4.0, "scored")])
+def test_a_reward_process_gets_the_memory_it_is_given_and_no_more(memory_gib, outcome):
+    """A response that needs 2 GiB. Fails when the limit is a constant, or not set at all."""
+    with pool(num_processes=1, memory_gib=memory_gib) as scorer:
+        scorer.submit(sample(0, "reserve 2 GiB"))
+        assert outcomes(scorer.collect(None)) == [(0, outcome)]
+        assert ("reward.memory_gib = 1" in scorer.last_failure) == (outcome == "crash")
 
 
 def test_a_slow_reward_holds_no_other_back():
@@ -214,7 +228,7 @@ BAD_FUNCTIONS = {
 @pytest.mark.parametrize("function", BAD_FUNCTIONS)
 def test_a_function_at_fault_is_one_message_before_training(function):
     with pytest.raises(RewardError, match=BAD_FUNCTIONS[function]) as error:
-        check_reward(function, soft_timeout_s=1, hard_timeout_s=5.0)
+        checked(function)
     assert str(error.value).startswith(f"reward.function={function} ")
     assert "\n" not in str(error.value)
     assert function.partition(":")[0] not in sys.modules
@@ -224,14 +238,14 @@ def test_a_module_with_a_syntax_error_names_file_and_line(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "unfinished_rewards.py").write_text("x = 1\ndef reward(:\n")
     with pytest.raises(RewardError, match=r"SyntaxError.*unfinished_rewards\.py:2\)"):
-        check_reward("unfinished_rewards:reward", soft_timeout_s=1, hard_timeout_s=5.0)
+        checked("unfinished_rewards:reward")
 
 
 @pytest.mark.parametrize("function", ["math_verify", "reward_functions:exact"])
 def test_a_good_function_passes_the_check(function):
-    assert check_reward(function, soft_timeout_s=1, hard_timeout_s=5.0) is None
+    checked(function)
 
 
 def test_a_function_that_never_answers_fails_the_check():
     with pytest.raises(RewardError, match="gave no answer within 2 s"):
-        check_reward("reward_functions:hangs", soft_timeout_s=1, hard_timeout_s=1.0, start_s=1.0)
+        checked("reward_functions:hangs", hard_timeout_s=1.0, start_s=1.0)

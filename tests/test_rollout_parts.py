@@ -10,7 +10,8 @@ from rollout_runs import Run, Setup, constant
 
 from april_rl.rollout.ledger import Ledger, LedgerError, State
 from april_rl.rollout.slots import Slots
-from april_rl.types import Request, SampleId
+from april_rl.rollout.stats import StepStats
+from april_rl.types import Request, SampleId, Tick
 
 FINAL = {State.trained, State.rejected, State.dropped}
 
@@ -123,7 +124,7 @@ def test_step_statistics_count_what_the_engines_did():
     for _ in range(3):
         resumable = sum(sample.num_tokens > 0 and not sample.is_finished for sample in run.alive)
         collection = run.step()
-        read = collection.stats.metrics(num_engines=1, num_needed=4).read()
+        read = collection.stats.metrics(num_needed=4).read()
         samples = [s for scored in collection.groups for s in scored.group.samples]
         assert collection.stats.generated_tokens == run.fakes.generated - generated
         generated = run.fakes.generated
@@ -134,3 +135,38 @@ def test_step_statistics_count_what_the_engines_did():
         assert read["rollout/over_sampling_factor"] == 2.0
         assert read["rollout/parked_tokens"] == run.collector.buffer.open_tokens
         assert 0 <= read["rollout/occupancy"] <= 1
+
+
+def tick(*, engine_steps: int, slot_steps: int, elapsed_s: float) -> Tick:
+    return Tick(
+        finished=(),
+        num_running=0,
+        num_queued=0,
+        engine_steps=engine_steps,
+        slot_steps=slot_steps,
+        context_token_steps=0,
+        generated_tokens=slot_steps,
+        prefilled_tokens=0,
+        elapsed_s=elapsed_s,
+    )
+
+
+def test_occupancy_is_slot_time_over_the_time_of_the_engine_that_worked_longest():
+    """Two engines with 8 slots each: one full for 6 s and half full, in slow steps, for 4 s; the
+    other full for 2 s and then out of work. 6·8 + 4·4 + 2·8 = 80 of 16·10 slot-seconds. Fails when
+    engine steps are weighted alike however long they took (0.94), or the time in which an engine
+    had nothing to do is left out (0.83).
+    """
+    stats = StepStats(num_slots=16, policy_version=0, clock=lambda: 0.0)
+    stats.add_tick(tick(engine_steps=60, slot_steps=480, elapsed_s=6.0), engine=0)
+    stats.add_tick(tick(engine_steps=20, slot_steps=160, elapsed_s=2.0), engine=1)
+    stats.add_tick(tick(engine_steps=10, slot_steps=40, elapsed_s=4.0), engine=0)
+    stats.add_tick(tick(engine_steps=0, slot_steps=0, elapsed_s=0.0), engine=1)
+    assert stats.in_flight_mean == pytest.approx(8.0)
+    stats.time_s = 10.0
+    assert stats.metrics(num_needed=8).read()["rollout/occupancy"] == pytest.approx(0.5)
+
+
+def test_a_step_without_engine_work_has_no_requests_in_flight():
+    """Fails when a step that only takes ready groups divides by its engines' time."""
+    assert StepStats(num_slots=4, policy_version=0, clock=lambda: 0.0).in_flight_mean == 0.0

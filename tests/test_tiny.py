@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from april_rl.errors import RunError
 from april_rl.tiny import prepare, task
 from april_rl.tiny.tokenizer import build_tokenizer
 
@@ -105,8 +106,9 @@ def test_other_paths_pass_resolve_unchanged() -> None:
 
 
 def test_an_unknown_builtin_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"builtin:nope.*builtin:tiny, builtin:arithmetic, "):
-        prepare.resolve("builtin:nope")
+    expected = r"data\.path=builtin:nope: .*builtin:tiny, builtin:arithmetic, "
+    with pytest.raises(RunError, match=expected):
+        prepare.resolve("builtin:nope", key="data.path")
 
 
 def test_problem_files_are_cached_and_hold_prompts_with_answers(
@@ -170,6 +172,35 @@ def test_of_two_builders_one_builds_and_the_other_waits(tmp_path: Path) -> None:
         builder.join()
     assert len(builds) == 1
     assert (tmp_path / "thing").is_dir()
+
+
+def test_a_builder_says_what_it_waits_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, and only when it takes long. Fails when the lock is waited for without a word."""
+    folder, other = tmp_path / "thing", tmp_path / "other"
+    is_said, is_building = threading.Event(), threading.Event()
+
+    def endless(_: Path) -> None:
+        is_building.set()
+        assert is_said.wait(30)
+
+    builder = threading.Thread(target=prepare.build_once, args=(folder, endless))
+    builder.start()
+    assert is_building.wait(30)
+    prepare.build_once(other, lambda _: None)
+    assert capsys.readouterr().err == ""
+    waiting = threading.Thread(target=prepare.build_once, args=(folder, endless))
+    waiting.start()
+    said, deadline = "", time.monotonic() + 10
+    while not said and time.monotonic() < deadline:
+        time.sleep(0.05)
+        said = capsys.readouterr().err
+    is_said.set()
+    builder.join()
+    waiting.join()
+    assert said == f"another process is building {folder}; waiting for it\n"
+    assert capsys.readouterr().err == ""
 
 
 def test_asking_for_problems_loads_neither_torch_nor_transformers(

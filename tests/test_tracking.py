@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_key_without_stage_and_quantity_is_refused_by_name(tmp_path: Path, key
         pytest.raises(ValueError, match=re.escape(repr(key))),
     ):
         file.append(1, {key: 1.0})
-    assert (tmp_path / "m.jsonl").read_text() == ""
+    assert list(tmp_path.iterdir()) == [], "a file without a step"
 
 
 def test_a_step_is_one_line_sorted_by_stage_and_on_the_disk_at_once(tmp_path: Path) -> None:
@@ -227,6 +228,25 @@ def test_wandb_offline_holds_every_step_and_says_nothing(
     text = json.dumps(wandb_records(tmp_path))
     for wanted in ("reward/mean", "eval/held_out/avg_at_k", "0.75", "group_size"):
         assert wanted in text
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"), [(None, 0), (ValueError("no"), 1), (KeyboardInterrupt(), 255)]
+)
+def test_wandb_marks_a_run_as_it_ended(
+    tmp_path: Path, error: BaseException | None, exit_code: int
+) -> None:
+    """Finished, failed and killed are what W&B makes of these codes.
+
+    Fails when the tracker ends the W&B run without the error that it was left with: code 0.
+    """
+    ending = nullcontext() if error is None else pytest.raises(type(error))
+    with ending, make_tracker(tmp_path, wandb_mode="offline") as tracker:
+        tracker.log(1, Metrics({"reward/mean": 0.5}))
+        if error is not None:
+            raise error
+    (record,) = [r["exit"] for r in wandb_records(tmp_path) if "exit" in r]
+    assert record.get("exit_code", 0) == exit_code
 
 
 def output_on_a_terminal(command: list[str], environment: dict[str, str]) -> str:

@@ -105,6 +105,7 @@ def train(learner: Learner, engine: VllmEngine, *, sync: bool) -> list[float]:
         max_tokens=1024,
         num_minibatches=1,
         max_staleness=0,
+        max_response_tokens=40,
         age_decay=1.0,
         hidden_size=64,
     )

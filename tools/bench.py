@@ -9,8 +9,10 @@ from pathlib import Path
 
 from april_rl.runtime.threads import thread_environment
 
-# Before torch is imported, as in a worker.
+# Before torch and transformers are imported: threads as in a worker, and only the benchmark's own
+# lines in the terminal.
 os.environ |= thread_environment(os.cpu_count() or 1)
+os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 from bench_rollout import add_rollout_arguments, bench_rollout
 from bench_step import add_step_arguments, bench_step

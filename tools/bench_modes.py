@@ -1,4 +1,4 @@
-"""The modes of the rollout benchmark: the real collector in its three ways, and the limit.
+"""The modes of the rollout benchmark: the real collector in its several ways.
 
 Response lengths follow a lognormal law and are drawn from a sample's id, so every mode is given the
 same work.
@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 import numpy as np
 
 from april_rl.rollout.collector import Collector
-from april_rl.rollout.factor import FixedFactor
-from april_rl.rollout.seeds import request_seed
+from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.serial import SerialEngines, SingleEngine
-from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score, Tick
+from april_rl.rollout.stats import StepStats
+from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score, ScoredGroup, Tick
 
 PROMPT_TOKENS = 12
-_PREFILL_STEPS = 12  # enough to put every sample of the limit back before the clock starts
-_LIMIT_STEP_S = 1.5  # a slice of the limit lasts about as long as one of the collector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +31,13 @@ class LengthLaw:
     sigma: float
     max_tokens: int
 
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        """The law the command line names."""
+        return cls(
+            median_tokens=args.median_tokens, sigma=args.sigma, max_tokens=args.max_response_tokens
+        )
+
     def __call__(self, sample_id: SampleId) -> int:
         """Response tokens of a sample, 1 … max_tokens."""
         rng = np.random.default_rng((sample_id.prompt_id, sample_id.index))
@@ -41,12 +45,23 @@ class LengthLaw:
         return int(min(max(length, 1), self.max_tokens))
 
 
+class KeepingEngine(SingleEngine, Protocol):
+    """An engine that holds the state of what it aborts until it is told to give it up."""
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens whose keys and values fit the cache."""
+
+    def release_parked(self) -> None:
+        """Give it up."""
+
+
 class LawfulEngine:
     """An engine whose samples end when the length law says so."""
 
-    def __init__(self, engine: SingleEngine, law: LengthLaw) -> None:
-        """`engine` must not stop by itself."""
-        self._engine, self._law = engine, law
+    def __init__(self, engine: KeepingEngine, law: LengthLaw, *, keeps: bool) -> None:
+        """`engine` must not stop by itself; `keeps`: parked samples go on without a prefill."""
+        self._engine, self._law, self._keeps = engine, law, keeps
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """As the engine does."""
@@ -55,7 +70,14 @@ class LawfulEngine:
 
     def abort(self) -> list[Completion]:
         """As the engine does."""
-        return self._engine.abort()
+        completions = self._engine.abort()
+        if not self._keeps:
+            self._engine.release_parked()
+        return completions
+
+    def release_parked(self) -> None:
+        """Other modes use the engine now, with samples of the same ids."""
+        self._engine.release_parked()
 
 
 class Prompts:
@@ -103,32 +125,70 @@ class Slice:
     generated: int = 0
     reprefill: int = 0
     controller_s: float = 0.0
-    occupancy: float = 0.0
+    slot_s: float = 0.0  # Σ over steps of their time times their slots
+    occupied_slot_s: float = 0.0
+    ticks: list[Tick] = field(default_factory=list)
+
+    def add(self, stats: StepStats, *, trained: int) -> None:
+        """Count a step."""
+        self.time_s += stats.time_s
+        self.finished += stats.finished_samples
+        self.trained += trained
+        self.generated += stats.generated_tokens
+        self.reprefill += stats.reprefill_tokens
+        self.controller_s += stats.time_s - stats.waited_s
+        self.slot_s += stats.time_s * stats.num_slots
+        self.occupied_slot_s += stats.time_s * stats.in_flight_mean
+        self.ticks += stats.ticks
+
+    @property
+    def occupancy(self) -> float:
+        """Slots in use, as a share."""
+        return self.occupied_slot_s / self.slot_s
+
+
+def without_half_of_the_groups(scored: ScoredGroup) -> bool:
+    """A filter that rejects every second group, in no order."""
+    return bool(np.random.default_rng((1, scored.group.prompt.id)).integers(2))
 
 
 class CollectorMode:
     """Synchronous, one-shot or refill: the real collector, its buffer kept over all rounds."""
 
     def __init__(
-        self, args: argparse.Namespace, engine: LawfulEngine, *, factor: float, refill: bool
+        self,
+        args: argparse.Namespace,
+        engine: KeepingEngine,
+        *,
+        over_sampling: OverSampling,
+        refill: bool,
+        keeps: bool = False,
+        is_filtered: bool = False,
+        is_auto: bool = False,
     ) -> None:
-        """A collector of its own on the shared engine."""
-        self.factor = factor
-        self.name = "refill" if refill else "synchronous" if factor == 1 else "one-shot"
+        """A collector of its own on the shared engine; `keeps`: rollout.resume=keep; `is_auto`: the
+        over-sampling factor is learned.
+        """
+        self.is_filtered, self.keeps, self.refill = is_filtered, keeps, refill
+        self.is_auto = is_auto
+        self.notes: list[str] = []  # why α changed
+        self._over_sampling = over_sampling
+        law = LengthLaw.of(args)
+        self._engine = LawfulEngine(engine, law, keeps=keeps)
         self._needed = args.num_groups * args.group_size
         self._version = 0
         self._collector = Collector(
-            SerialEngines([engine]),
+            SerialEngines([self._engine]),
             InstantScorer(),
             Prompts(90),
             num_groups=args.num_groups,
             group_size=args.group_size,
-            over_sampling=FixedFactor(factor),
+            over_sampling=over_sampling,
             refill=refill,
             max_response_tokens=args.max_response_tokens,
-            max_staleness=8,
+            max_staleness=args.max_staleness,
             finish_stale=True,
-            keep=lambda scored: True,  # noqa: ARG005
+            keep=without_half_of_the_groups if is_filtered else lambda scored: True,  # noqa: ARG005
             max_rejected_groups=0,
             tick_steps=args.tick_steps,
             abort_timeout_s=60.0,
@@ -137,83 +197,37 @@ class CollectorMode:
             seed=0,
         )
 
+    @property
+    def factor(self) -> float:
+        """α as it is now."""
+        return self._over_sampling.factor
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether nothing is started early."""
+        return not self.refill and self.factor == 1
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        name = "refill" if self.refill else "synchronous" if self.is_synchronous else "one-shot"
+        kept = ", keep" if self.keeps else ""
+        auto = ", auto" if self.is_auto else ""
+        return f"{name}{kept}{auto}{', filtered' if self.is_filtered else ''}"
+
     def run(self, steps: int, between: Callable[[], None]) -> Slice:
-        """`steps` steps, with what a weight sync does to the engine's cache in between, untimed."""
+        """`steps` steps, with what a weight sync does to the engine in between, untimed.
+
+        Where state is kept, a step goes before that is not counted: other modes have used the
+        engine, and it has to be computed again.
+        """
         done = Slice()
-        for _ in range(steps):
+        self._engine.release_parked()
+        for number in range(-int(self.keeps), steps):
             between()
-            stats = self._collector.collect(self._version).stats
+            collection = self._collector.collect(self._version)
             self._version += 1
-            done.time_s += stats.time_s
-            done.finished += stats.finished_samples
-            done.trained += self._needed
-            done.generated += stats.generated_tokens
-            done.reprefill += stats.reprefill_tokens
-            done.controller_s += stats.time_s - stats.waited_s
-            done.occupancy += stats.in_flight_mean / stats.num_slots / steps
+            self.notes += collection.notes
+            if number >= 0:
+                done.add(collection.stats, trained=self._needed)
         return done
-
-
-class Limit:
-    """An engine never short of work and never aborted, with `factor`·N·G samples in flight.
-
-    Other modes use the engine in between, so its samples are put back before the clock starts.
-    """
-
-    name = "limit"
-
-    def __init__(self, args: argparse.Namespace, engine: LawfulEngine, *, factor: float) -> None:
-        """Samples in flight are kept from round to round."""
-        self.factor = factor
-        self._engine, self._args = engine, args
-        self._slots = round(factor * args.num_groups * args.group_size)
-        self._prompts, self._held = Prompts(90), deque[Sample]()
-
-    def run(self, steps: int, between: Callable[[], None]) -> Slice:
-        """About as long as `steps` steps of a collector take."""
-        between()
-        live: dict[SampleId, Sample] = {}
-        self._advance(live, _PREFILL_STEPS)
-        ticks: list[Tick] = []
-        started = time.perf_counter()
-        while time.perf_counter() - started < steps * _LIMIT_STEP_S:
-            ticks.append(self._advance(live, self._args.tick_steps))
-        time_s = time.perf_counter() - started
-        for completion in self._engine.abort():
-            sample = live[completion.sample_id]
-            self._held.append(sample.extended(completion) if completion.token_ids else sample)
-        slot_steps = sum(tick.slot_steps for tick in ticks)
-        engine_steps = sum(tick.engine_steps for tick in ticks)
-        finished = sum(len(tick.finished) for tick in ticks)
-        return Slice(
-            time_s=time_s,
-            finished=finished,
-            trained=finished,
-            generated=sum(tick.generated_tokens for tick in ticks),
-            occupancy=slot_steps / engine_steps / self._slots,
-        )
-
-    def _advance(self, live: dict[SampleId, Sample], max_steps: int) -> Tick:
-        """A tick with the queue filled up before it."""
-        submit = []
-        while len(live) < self._slots + self._slots // 4:
-            if not self._held:
-                prompt = self._prompts.take()
-                indices = range(self._args.group_size)
-                self._held.extend(Sample(prompt=prompt, index=i) for i in indices)
-            sample = self._held.popleft()
-            live[sample.id] = sample
-            submit.append(self._request(sample))
-        tick = self._engine.advance(submit, slots=self._slots, max_steps=max_steps)
-        for completion in tick.finished:
-            del live[completion.sample_id]
-        return tick
-
-    def _request(self, sample: Sample) -> Request:
-        return Request(
-            sample_id=sample.id,
-            token_ids=sample.prompt.token_ids + sample.token_ids,
-            start=sample.num_tokens,
-            max_tokens=self._args.max_response_tokens,
-            seed=request_seed(0, sample.id, len(sample.completions)),
-        )

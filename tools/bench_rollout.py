@@ -13,24 +13,28 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-from bench_modes import PROMPT_TOKENS, CollectorMode, LawfulEngine, LengthLaw, Limit, Slice
-from rich.console import Console
+from bench_limit import Limit
+from bench_modes import PROMPT_TOKENS, CollectorMode, KeepingEngine, LengthLaw, Slice
+from bench_table import show
 from rich.progress import track
-from rich.table import Table
 
-from april_rl.types import SampleId
+from april_rl.rollout.cost import fit_cost
+from april_rl.rollout.factor import FixedFactor
+from april_rl.rollout.forecast import Rules
+from april_rl.rollout.self_tuning import AutoFactor, Budgets
+from april_rl.rollout.simulation import Scenario, simulate
 
 # The benchmark's model is the tests' random one.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 FACTORS = (1.0, 1.5, 2.0, 3.0)
+MAX_BATCHED_TOKENS = 1024  # on CPU, short parts of a prefill stay in the cache
 
 
 def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +42,16 @@ def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2, help="steps of each mode in a round")
     parser.add_argument("--warmup-steps", type=int, default=3, help="of each mode, not counted")
+    parser.add_argument("--auto-steps", type=int, default=30, help="warm-up of the learned α")
     parser.add_argument("--num-groups", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--median-tokens", type=float, default=64.0, help="of the length law")
     parser.add_argument("--sigma", type=float, default=1.0, help="of the length law's logarithm")
     parser.add_argument("--max-response-tokens", type=int, default=640)
     parser.add_argument("--tick-steps", type=int, default=8)
+    parser.add_argument("--max-staleness", type=int, default=8)
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
+    parser.add_argument("--filter-factor", type=float, default=1.5, help="α of the filtered rows")
 
 
 Mode = CollectorMode | Limit
@@ -54,31 +61,126 @@ def bench_rollout(args: argparse.Namespace) -> list[dict[str, object]]:
     """Measure every mode, print the table; returns its rows."""
     with tempfile.TemporaryDirectory() as folder:
         engine, sync = start_engine(Path(folder), args)
-        law = LengthLaw(
-            median_tokens=args.median_tokens, sigma=args.sigma, max_tokens=args.max_response_tokens
-        )
-        lawful = LawfulEngine(engine, law)
-        modes: list[Mode] = [CollectorMode(args, lawful, factor=1.0, refill=False)]
-        # What is compared stands side by side: refill and the limit with as many in flight.
-        for factor in args.factors:
-            if factor > 1:
-                modes.append(CollectorMode(args, lawful, factor=factor, refill=False))
-            modes.append(CollectorMode(args, lawful, factor=factor, refill=True))
-            modes.append(Limit(args, lawful, factor=factor))
+        modes = modes_of(args, engine)
         for mode in track(modes, description="warm-up"):
-            mode.run(args.warmup_steps, sync)
+            is_auto = isinstance(mode, CollectorMode) and mode.is_auto
+            mode.run(args.auto_steps if is_auto else args.warmup_steps, sync)
         slices: dict[int, list[Slice]] = {id(mode): [] for mode in modes}
         turns = [mode for _ in range(args.rounds) for mode in modes]
         for mode in track(turns, description="measuring"):
             slices[id(mode)].append(mode.run(args.steps, sync))
-    limits = {mode.factor: slices[id(mode)] for mode in modes if mode.name == "limit"}
-    found = slices[id(modes[0])]
-    rows = [
-        row_of(mode, slices[id(mode)], synchronous=found, limit=limits[mode.factor])
+    rows = rows_of(modes, slices)
+    add_simulated(rows, args, modes, slices)
+    notes = [f"auto: {n}" for m in modes if isinstance(m, CollectorMode) for n in m.notes]
+    show(rows, LengthLaw.of(args), notes)
+    return rows
+
+
+def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
+    """What is compared stands side by side: refill and the limit with as many in flight."""
+
+    def collector(factor: float, **how: bool) -> CollectorMode:
+        return CollectorMode(args, engine, over_sampling=FixedFactor(factor), **how)
+
+    modes: list[Mode] = [collector(1.0, refill=False)]
+    for factor in args.factors:
+        if factor > 1:
+            modes.append(collector(factor, refill=False))
+        modes.append(collector(factor, refill=True))
+        modes.append(collector(factor, refill=True, keeps=True))
+        modes.append(Limit(args, engine, factor=factor))
+    auto = automatic(args, kv_cache_tokens=engine.kv_cache_tokens)
+    modes.append(
+        CollectorMode(args, engine, over_sampling=auto, refill=True, keeps=True, is_auto=True)
+    )
+    modes.append(collector(1.0, refill=False, is_filtered=True))
+    factor = args.filter_factor
+    modes.append(collector(factor, refill=True, is_filtered=True))
+    modes.append(collector(factor, refill=True, keeps=True, is_filtered=True))
+    return modes
+
+
+def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
+    """rollout.over_sampling_factor=auto, up to the largest α measured."""
+    rules = Rules(
+        num_groups=args.num_groups,
+        group_size=args.group_size,
+        refill=True,
+        max_staleness=min(args.max_staleness, int(max(args.factors)) - 1),
+        finish_stale=True,
+        tick_steps=args.tick_steps,
+        num_engines=1,
+    )
+    budgets = Budgets(
+        max_off_policy_frac=1.0, max_staleness=rules.max_staleness, kv_cache_tokens=kv_cache_tokens
+    )
+    return AutoFactor(rules, budgets, max_response_tokens=args.max_response_tokens)
+
+
+def rows_of(modes: Sequence[Mode], slices: Mapping[int, list[Slice]]) -> list[dict[str, Any]]:
+    """A row a mode, against the synchronous one with its filter and the limit with its α."""
+    limits = {mode.factor: slices[id(mode)] for mode in modes if isinstance(mode, Limit)}
+    plain = {
+        mode.is_filtered: slices[id(mode)]
+        for mode in modes
+        if isinstance(mode, CollectorMode) and mode.is_synchronous
+    }
+    return [
+        row_of(
+            mode,
+            slices[id(mode)],
+            synchronous=plain[isinstance(mode, CollectorMode) and mode.is_filtered],
+            limit=limits[min(limits, key=lambda factor: abs(factor - mode.factor))],
+        )
         for mode in modes
     ]
-    show(rows, law)
-    return rows
+
+
+def add_simulated(
+    rows: Sequence[dict[str, Any]],
+    args: argparse.Namespace,
+    modes: Sequence[Mode],
+    slices: Mapping[int, list[Slice]],
+) -> None:
+    """What the simulator says of each mode, with the cost of the engine steps that were measured.
+
+    The rows of the limit get none: nothing collects there.
+    """
+    every = [part for parts in slices.values() for part in parts]
+    cost = fit_cost([tick for part in every for tick in part.ticks])
+    collected = [
+        part for mode in modes if isinstance(mode, CollectorMode) for part in slices[id(mode)]
+    ]
+    controller_s = sum(p.controller_s for p in collected) / sum(len(p.ticks) for p in collected)
+    for row, mode in zip(rows, modes, strict=True):
+        if isinstance(mode, Limit):
+            continue
+        scenario = Scenario(
+            cost=cost,
+            law=LengthLaw.of(args),
+            num_groups=args.num_groups,
+            group_size=args.group_size,
+            max_response_tokens=args.max_response_tokens,
+            prompt_tokens=PROMPT_TOKENS,
+            tick_steps=args.tick_steps,
+            max_batched_tokens=MAX_BATCHED_TOKENS,
+            max_staleness=args.max_staleness,
+            keeps_parked=mode.keeps,
+            no_signal_frac=0.5 * mode.is_filtered,
+            is_filtered=mode.is_filtered,
+            in_process=True,
+            controller_s=controller_s,
+        )
+        outcome = simulate(
+            scenario,
+            over_sampling=FixedFactor(mode.factor),
+            refill=mode.refill,
+            num_steps=20,
+            warmup_steps=args.warmup_steps,
+        )
+        measured = row["finished_samples_per_s"]
+        row["simulated_samples_per_s"] = outcome.finished_samples_per_s
+        row["simulation_error"] = outcome.finished_samples_per_s / measured - 1
 
 
 def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[[], None]]:
@@ -98,11 +200,12 @@ def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[
         dtype="bfloat16",
         max_model_len=args.max_response_tokens + PROMPT_TOKENS,
         max_num_seqs=slots,
-        max_batched_tokens=1024,  # on CPU, short parts of a prefill stay in the cache
+        max_batched_tokens=MAX_BATCHED_TOKENS,
         kv_cache_gib=2.0,
         gpu_memory_utilization=0.5,
         enforce_eager=False,
         temperature=1.0,
+        keep_parked=True,
         stop_tokens=(),
     )
     weights = AutoModelForCausalLM.from_pretrained(folder).state_dict()
@@ -116,18 +219,21 @@ def row_of(
 ) -> dict[str, object]:
     """The medians of a mode over rounds, and the spread of its finished samples per second.
 
-    Its ratios are medians of the ratios within each round: to the synchronous mode, and to the
-    limit with as many samples in flight.
+    Its ratios are medians of the ratios within each round: to the synchronous mode in trained
+    samples, and to the limit with as many samples in flight in finished ones.
     """
     finished = [s.finished / s.time_s for s in slices]
     return {
         "mode": mode.name,
+        "resume": "keep" if isinstance(mode, CollectorMode) and mode.keeps else "reprefill",
+        "is_filtered": isinstance(mode, CollectorMode) and mode.is_filtered,
+        "is_auto": isinstance(mode, CollectorMode) and mode.is_auto,
         "over_sampling_factor": mode.factor,
         "finished_samples_per_s": median(finished),
         "finished_samples_per_s_min": min(finished),
         "finished_samples_per_s_max": max(finished),
-        "of_synchronous": _ratio(slices, synchronous),
-        "of_limit": _ratio(slices, limit),
+        "of_synchronous": _ratio("trained", slices, synchronous),
+        "of_limit": _ratio("finished", slices, limit),
         "trained_samples_per_s": median(s.trained / s.time_s for s in slices),
         "generated_tokens_per_s": median(s.generated / s.time_s for s in slices),
         "occupancy": median(s.occupancy for s in slices),
@@ -137,41 +243,6 @@ def row_of(
     }
 
 
-def _ratio(slices: Sequence[Slice], others: Sequence[Slice]) -> float:
+def _ratio(count: str, slices: Sequence[Slice], others: Sequence[Slice]) -> float:
     pairs = zip(slices, others, strict=True)
-    return median((a.finished / a.time_s) / (b.finished / b.time_s) for a, b in pairs)
-
-
-def show(rows: Sequence[dict[str, Any]], law: LengthLaw) -> None:
-    """The table, and the two ratios that count."""
-    lengths = [law(SampleId(i, j)) for i in range(500) for j in range(8)]
-    p50, p99 = np.percentile(lengths, (50, 99))
-    table = Table(
-        title=f"finished samples per second, medians of rounds; response tokens: mean "
-        f"{np.mean(lengths):.0f}, p50 {p50:.0f}, p99 {p99:.0f}, max {max(lengths)}"
-    )
-    heads = ("mode", "α", "samples/s", "min-max", "÷ sync", "÷ limit", "tokens/s", "occupied")
-    for head in (*heads, "re-prefill", "controller"):
-        table.add_column(head, justify="left" if head == "mode" else "right", no_wrap=True)
-    for row in rows:
-        low, high = row["finished_samples_per_s_min"], row["finished_samples_per_s_max"]
-        table.add_row(
-            row["mode"],
-            f"{row['over_sampling_factor']:g}",
-            f"{row['finished_samples_per_s']:.1f}",
-            f"{low:.0f}-{high:.0f}",
-            f"{row['of_synchronous']:.2f}",
-            f"{row['of_limit']:.2f}",
-            f"{row['generated_tokens_per_s']:,.0f}",
-            f"{row['occupancy']:.2f}",
-            f"{row['reprefill_per_generated_token']:.2f}",
-            f"{100 * row['controller_frac']:.1f} %",
-        )
-    console = Console(width=110)
-    console.print(table)
-    refills = [row for row in rows if row["mode"] == "refill"]
-    best = max(refills, key=lambda row: row["finished_samples_per_s"])
-    console.print(
-        f"refill at its best α ({best['over_sampling_factor']:g}): {best['of_synchronous']:.2f} × "
-        f"synchronous, {best['of_limit']:.2f} of the limit with as many samples in flight"
-    )
+    return median((getattr(a, count) / a.time_s) / (getattr(b, count) / b.time_s) for a, b in pairs)

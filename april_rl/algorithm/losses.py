@@ -1,13 +1,47 @@
-"""Per-token losses and importance weights: pure functions of tensors that sum over nothing.
+"""Per-token policy losses: pure functions of tensors that average over no batch.
 
 Legend: [T] trained tokens. Log-probabilities are in nats, of the sampled token, at the sampling
-temperature.
+temperature; A is the advantage, r the ratio exp(logprobs - anchor_logprobs), sg a stopped gradient.
+Every loss is to be minimised; at r = 1 the gradient of its sum over a response, with respect to any
+of its log-probabilities, is -A.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from april_rl.algorithm.off_policy import (
+    truncated_importance_weights as truncated_importance_weights,
+)
+from april_rl.algorithm.responses import Responses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """What a policy loss is a function of; only `logprobs` has a gradient.
+
+    `anchor_logprobs` are what the ratio is taken against. Decoupled (Hilton et al. 2022, "Batch
+    size-invariance for policy optimization"): the proximal ones, of the learner at the start of the
+    step, while a weight of `off_policy` makes up for the rest of the way from the engine. Bypass:
+    the behaviour ones, and the ratio itself is the whole importance weight.
+    """
+
+    logprobs: Tensor  # [T]
+    anchor_logprobs: Tensor  # [T]
+    advantages: Tensor  # [T]
+    responses: Responses  # how the T tokens divide
+
+
+class TokenLoss(NamedTuple):
+    """A loss and where a bound took hold of it."""
+
+    loss: Tensor  # [T]
+    clipped: Tensor  # [T], bool: no gradient is left; in `cispo`, a weight that was cut
 
 
 def clipped_surrogate(
@@ -24,8 +58,7 @@ def clipped_surrogate(
     clipped to [1 - clip_low, 1 + clip_high]. All arguments are [T]; only `logprobs` has a gradient.
     """
     ratio = torch.exp(logprobs - proximal_logprobs)
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
+    return _clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high).loss
 
 
 def is_clipped(
@@ -42,17 +75,103 @@ def is_clipped(
     negative.
     """
     ratio = torch.exp(logprobs - proximal_logprobs)
+    return _clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high).clipped
+
+
+def policy_gradient(inputs: LossInputs) -> TokenLoss:
+    """-A log π [T]; Williams 1992 (REINFORCE), without ratio, bound or anchor; nothing is clipped.
+
+    Right for tokens of the policy that is trained; for others multiply by a weight of `off_policy`.
+    """
+    loss = -inputs.advantages * inputs.logprobs
+    return TokenLoss(loss, torch.zeros_like(loss, dtype=torch.bool))
+
+
+def ppo_clip(
+    inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: float = math.inf
+) -> TokenLoss:
+    """-min(r A, clip(r) A), and for A < 0 at most -dual_clip A [T].
+
+    Schulman et al. 2017, eq. 7, with DAPO's two bounds (Yu et al. 2025, eq. 10) and the dual clip
+    of Ye et al. 2020 ("Mastering complex control in MOBA games with deep reinforcement learning"):
+    a bad token whose ratio has run away above `dual_clip` > 1 (they take 3) no longer counts.
+    Clipped: what `is_clipped` says, and bad tokens with a ratio above `dual_clip`.
+    """
+    ratio = torch.exp(inputs.logprobs - inputs.anchor_logprobs)
+    return _clip(
+        ratio, inputs.advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
+
+
+def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """-min(s A, clip(s) A) [T] with s the geometric mean of r over the response.
+
+    Zheng et al. 2025 (GSPO), eqs. 5 and 7; they clip to [1 - 3e-4, 1 + 4e-4]. Every token carries
+    its response's value, and the gradient of each flows to all tokens of the response alike: loss
+    weights that differ within it act by their mean, so one of weight 0 still gets a gradient. Where
+    single tokens are masked, `gspo_token` is the one to take. Clipped: all tokens of a response, or
+    none, as long as they share an advantage.
+    """
+    log_ratio = inputs.responses.means(inputs.logprobs - inputs.anchor_logprobs)
+    ratio = inputs.responses.spread(log_ratio.exp())
+    return _clip(ratio, inputs.advantages, clip_low=clip_low, clip_high=clip_high)
+
+
+def gspo_token(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """`gspo` with the ratio sg(s) · π / sg(π) [T]; Zheng et al. 2025 (GSPO), eqs. 13 and 14.
+
+    The same value and, when advantage and loss weight are one for the whole response, the same
+    gradient; otherwise each token answers for its own. verl's GSPO is this one, TRL's is `gspo`.
+    """
+    log_ratio = inputs.responses.means(inputs.logprobs - inputs.anchor_logprobs).detach()
+    own = inputs.logprobs - inputs.logprobs.detach()  # zeros that carry the gradient
+    ratio = torch.exp(inputs.responses.spread(log_ratio) + own)
+    return _clip(ratio, inputs.advantages, clip_low=clip_low, clip_high=clip_high)
+
+
+def cispo(inputs: LossInputs, *, clip_high: float, clip_low: float = 1.0) -> TokenLoss:
+    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log π [T]; MiniMax 2025 (MiniMax-M1), eqs. 4, 5.
+
+    The weight is clipped, not the update: every token keeps a gradient, rare ones too, where PPO
+    would drop them. The paper bounds it above only, which is `clip_low` 1. Clipped: the weight was
+    cut, whatever the sign of the advantage.
+    """
+    ratio = torch.exp(inputs.logprobs - inputs.anchor_logprobs).detach()
+    weights = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return TokenLoss(-weights * inputs.advantages * inputs.logprobs, weights != ratio)
+
+
+def sapo(
+    inputs: LossInputs, *, positive_temperature: float = 1.0, negative_temperature: float = 1.05
+) -> TokenLoss:
+    """-(4 / τ) σ(τ (r - 1)) A [T]; Gao et al. 2025 (SAPO, arXiv 2511.20347), eqs. 5 and 6.
+
+    τ is `positive_temperature` where A > 0, else `negative_temperature`; the defaults are the
+    paper's. A soft gate for a hard clip: the gradient is that of r A times 4 σ (1 - σ), which is 1
+    at r = 1 and falls on both sides, faster for a larger τ. Nothing is ever clipped. At r = 1 the
+    value is -2 A / τ.
+    """
+    ratio = torch.exp(inputs.logprobs - inputs.anchor_logprobs)
+    temperature = torch.full_like(ratio, negative_temperature).masked_fill(
+        inputs.advantages > 0, positive_temperature
+    )
+    gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
+    return TokenLoss(-gate * inputs.advantages, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def _clip(
+    ratio: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float = math.inf,
+) -> TokenLoss:
+    """The pessimistic surrogate of a ratio [T], and where it is flat in that ratio."""
+    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = -torch.minimum(ratio * advantages, bounded * advantages)
+    worst = torch.where(advantages < 0, -dual_clip * advantages, math.inf)
     is_above = (ratio > 1 + clip_high) & (advantages > 0)
     is_below = (ratio < 1 - clip_low) & (advantages < 0)
-    return is_above | is_below
-
-
-def truncated_importance_weights(
-    proximal_logprobs: Tensor, behaviour_logprobs: Tensor, *, cap: float
-) -> Tensor:
-    """min(exp(proximal - behaviour), cap) [T], without gradient.
-
-    Truncated importance sampling: Ionides 2008; per token between engine and learner, Yao et al.
-    2025 ("Your efficient RL framework secretly brings you off-policy RL training").
-    """
-    return torch.exp(proximal_logprobs - behaviour_logprobs).detach().clamp(max=cap)
+    is_worst = (ratio > dual_clip) & (advantages < 0)
+    return TokenLoss(torch.minimum(loss, worst), is_above | is_below | is_worst)

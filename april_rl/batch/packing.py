@@ -15,7 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.batch.plan import plan_micro_batches
-from april_rl.batch.staleness import comparable, sample_ages, staleness_metrics
+from april_rl.batch.staleness import (
+    comparable,
+    sample_ages,
+    staleness_by_length,
+    staleness_metrics,
+)
 from april_rl.metrics import Metrics
 from april_rl.types import Sample, ScoredGroup
 
@@ -81,16 +86,17 @@ class Packer:
         max_tokens: int,
         num_minibatches: int,
         max_staleness: int,
+        max_response_tokens: int,
         age_decay: float,
         hidden_size: int,
     ) -> None:
         """`max_tokens`: budget of one row; `hidden_size` weighs attention against the rest of a
-        layer.
+        layer; `max_response_tokens`: what the metrics' length buckets are shares of.
         """
         self._num_ranks, self._max_tokens = num_ranks, max_tokens
         self._num_minibatches = num_minibatches
         self._max_staleness, self._age_decay = max_staleness, age_decay
-        self._hidden_size = hidden_size
+        self._hidden_size, self._max_response_tokens = hidden_size, max_response_tokens
 
     def pack(
         self,
@@ -124,11 +130,20 @@ class Packer:
         return Batch(
             minibatches=tuple(self._minibatch(chunk) for chunk in rows),
             num_response_tokens=sum(len(row.ages) for row in every),
-            metrics=staleness_metrics(
-                np.concatenate([row.ages for row in every]),
-                np.concatenate([row.weights for row in every]),
-                max_staleness=self._max_staleness,
-            ),
+            metrics=self._metrics(every),
+        )
+
+    def _metrics(self, rows: Sequence[_Row]) -> Metrics:
+        """`staleness/*` and the mean age weight, of all tokens of all samples that are trained."""
+        ages = np.concatenate([row.ages for row in rows])
+        weights = np.concatenate([row.weights for row in rows])
+        lengths = np.asarray([len(row.ages) for row in rows])
+        cap, budget = self._max_staleness, self._max_response_tokens
+        return Metrics(
+            {
+                **staleness_metrics(ages, weights, max_staleness=cap),
+                **staleness_by_length(ages, lengths, max_response_tokens=budget),
+            }
         )
 
     def _row(

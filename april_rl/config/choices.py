@@ -24,13 +24,53 @@ class Advantage(Enum):
 
     grpo = "grpo"  # (reward - group mean) / group standard deviation
     dr_grpo = "dr_grpo"  # reward - group mean
+    rloo = "rloo"  # reward - mean of the others of the group
+    reinforce_pp = "reinforce_pp"  # (reward - batch mean) / batch standard deviation
+    reinforce_pp_baseline = "reinforce_pp_baseline"  # dr_grpo / its standard deviation in the batch
+
+
+class Loss(Enum):
+    """What is minimised; formulas and sources stand in april_rl/algorithm/losses.py."""
+
+    ppo_clip = "ppo_clip"  # the clipped surrogate
+    gspo = "gspo"  # the same with the ratio of the whole response
+    gspo_token = "gspo_token"  # gspo whose tokens answer for themselves
+    cispo = "cispo"  # the weight is clipped, not the update
+    sapo = "sapo"  # a soft gate for the clip
+    policy_gradient = "policy_gradient"  # neither ratio nor clip
+
+
+class Aggregation(Enum):
+    """What a token counts in the loss of a batch."""
+
+    token_mean = "token_mean"  # every token the same
+    sequence_mean = "sequence_mean"  # every response the same
+    constant_length = "constant_length"  # every token 1 / rollout.max_response_tokens of a response
+
+
+class Kl(Enum):
+    """Schulman's estimators of a KL divergence."""
+
+    none = "none"
+    k1 = "k1"  # no term of a loss: its gradient has expectation zero
+    k2 = "k2"  # its gradient is that of KL(policy, reference)
+    k3 = "k3"  # GRPO's; its gradient is that of KL(reference, policy)
+
+
+class Correction(Enum):
+    """What a token counts for being sampled by the engine, perhaps with older weights."""
+
+    none = "none"  # the same as any other
+    truncate = "truncate"  # its importance weight, at most tis_cap
+    mask = "mask"  # its importance weight, 0 outside mask_low and mask_high
+    sequence_truncate = "sequence_truncate"  # that of its whole response, at most tis_cap
 
 
 class Ratio(Enum):
-    """What the clipped ratio is taken against; the other off-policy settings follow from it."""
+    """What the ratio of a loss is taken against; the other off-policy settings follow from it."""
 
-    proximal = "proximal"  # decoupled: the learner at the start of the step; tis_cap does the rest
-    behaviour = "behaviour"  # bypass: the engine's own log-probabilities; tis_cap must be null
+    proximal = "proximal"  # decoupled: the learner at the start of the step; correction: the rest
+    behaviour = "behaviour"  # bypass: the engine's own log-probabilities; correction must be none
 
 
 class Schedule(Enum):

@@ -1,14 +1,17 @@
 """Every setting of a run: its default, its unit and its check, once, here.
 
 A setting's description is the comment behind it. `slots=True` is load-bearing: with it an unknown
-key is refused. Checks that need more than one section stand in `TrainConfig.__post_init__`; checks
-that need files, the model or the machine stand in `april_rl.runtime.preflight`.
+key is refused. Checks that need more than one section stand in `april_rl.config.consistency`;
+checks that need files, the model or the machine stand in `april_rl.runtime.preflight`.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 
+from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.checks import above, at_least, require
 from april_rl.config.choices import (
     ComputeDtype,
@@ -19,13 +22,15 @@ from april_rl.config.choices import (
     Schedule,
     WandbMode,
 )
+from april_rl.config.consistency import check_consistency
 from april_rl.config.task import (
-    AlgorithmConfig,
     DataConfig,
     EvaluationConfig,
     ModelConfig,
     RewardConfig,
 )
+
+_FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +43,8 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
-    warmup_steps: int = 0  # linear, from lr / warmup_steps
+    # optimizer steps (trainer.num_minibatches a step), linear, from lr / warmup_steps
+    warmup_steps: int = 0
     schedule: Schedule = Schedule.constant  # over trainer.num_steps, after the warm-up
 
     def __post_init__(self) -> None:
@@ -78,7 +84,9 @@ class RolloutConfig:
     """Over-provisioned, partial rollouts."""
 
     group_size: int = 8  # G, samples of one prompt
-    over_sampling_factor: float = 1.5  # α: samples in flight ÷ samples a step needs
+    # α: samples in flight ÷ samples a step needs; auto: learned while the run goes on
+    over_sampling_factor: int | float | str = 1.5
+    max_off_policy_frac: float = 1.0  # of the trained tokens; a budget of over_sampling_factor=auto
     refill: bool = True  # fill a finished sample's slot at once; false: one-shot over-provisioning
     max_staleness: int = 5  # policy versions between a token's sampling and its training
     on_stale: OnStale = OnStale.finish
@@ -99,7 +107,6 @@ class RolloutConfig:
             "rollout",
             1,
             group_size=self.group_size,
-            over_sampling_factor=self.over_sampling_factor,
             max_response_tokens=self.max_response_tokens,
             tick_steps=self.tick_steps,
         )
@@ -111,6 +118,22 @@ class RolloutConfig:
             max_rejected_groups=self.max_rejected_groups,
         )
         above("rollout", 0, temperature=self.temperature, abort_timeout_s=self.abort_timeout_s)
+        self._check_factor()
+
+    def _check_factor(self) -> None:
+        factor, off_policy = self.over_sampling_factor, self.max_off_policy_frac
+        require(
+            factor == "auto" or (not isinstance(factor, str) and 1 <= factor < math.inf),
+            f"rollout.over_sampling_factor must be >= 1 or auto, got {factor}",
+        )
+        require(
+            0 < off_policy <= 1, f"rollout.max_off_policy_frac must be in (0, 1], got {off_policy}"
+        )
+        require(
+            off_policy == 1 or factor == "auto",
+            f"rollout.max_off_policy_frac={off_policy:g} is a budget of "
+            f"rollout.over_sampling_factor=auto, which is {factor}",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,6 +142,8 @@ class LearnerConfig:
 
     max_tokens: int = 32768  # tokens of one packed micro-batch
     age_decay: float = 1.0  # a token's loss is multiplied by age_decay ** age; 1: off
+    # module:function from an age in steps to what a token's loss is multiplied by; null: age_decay
+    age_weight: str | None = None
     max_mismatch: float = (
         0.05  # nats; mean |logprob - behaviour_logprob| of age-0 tokens above it ends the run
     )
@@ -130,6 +155,15 @@ class LearnerConfig:
         at_least("learner", 1, max_tokens=self.max_tokens)
         require(
             0 < self.age_decay <= 1, f"learner.age_decay must be in (0, 1], got {self.age_decay}"
+        )
+        require(
+            self.age_weight is None or _FUNCTION.fullmatch(self.age_weight) is not None,
+            f"learner.age_weight must be null or module:function, got {self.age_weight}",
+        )
+        require(
+            self.age_weight is None or self.age_decay == 1,
+            f"learner.age_decay={self.age_decay:g} means nothing with learner.age_weight="
+            f"{self.age_weight}: leave one of them out",
         )
         above("learner", 0, max_mismatch=self.max_mismatch)
 
@@ -200,11 +234,18 @@ class TrackingConfig:
 
 @dataclass(slots=True, kw_only=True)
 class TrainConfig:
-    """A whole run."""
+    """A whole run.
+
+    With `deterministic`, equal settings and an equal seed give equal samples, metrics and weights,
+    on CPU to the last bit, unless a reward gives up by the clock. It costs the time that the
+    slowest engine, or the score of a sample that has just finished, takes longer than a tick
+    (`rollout.tick_steps` engine steps): the next tick is already being computed while they are
+    waited for.
+    """
 
     name: str = "run"
-    seed: int = 0
-    deterministic: bool = False  # scores are waited for at every tick, in submission order
+    seed: int = 0  # in [0, 2**32)
+    deterministic: bool = False  # engines and scores are waited for at every tick, in a fixed order
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -219,28 +260,4 @@ class TrainConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        rollout = self.rollout
-        require(
-            rollout.group_size >= 2,
-            "rollout.group_size must be >= 2 with "
-            f"algorithm.advantage={self.algorithm.advantage.name}, which "
-            f"compares the samples of a group, got {rollout.group_size}",
-        )
-        partial = rollout.refill or rollout.over_sampling_factor > 1
-        require(
-            not partial or rollout.max_staleness >= max(1, rollout.over_sampling_factor - 1),
-            f"rollout.max_staleness must be >= {max(1, rollout.over_sampling_factor - 1):g} with "
-            f"rollout.over_sampling_factor={rollout.over_sampling_factor:g} (a sample stays "
-            f"about that many steps), got {rollout.max_staleness}",
-        )
-        longest = self.data.max_prompt_tokens + rollout.max_response_tokens
-        require(
-            self.learner.max_tokens >= longest,
-            f"learner.max_tokens must hold the longest sequence, data.max_prompt_tokens + "
-            f"rollout.max_response_tokens = {longest}, got {self.learner.max_tokens}",
-        )
-        require(
-            self.engine.max_model_len == 0 or self.engine.max_model_len >= longest,
-            f"engine.max_model_len must be 0 or >= data.max_prompt_tokens + "
-            f"rollout.max_response_tokens = {longest}, got {self.engine.max_model_len}",
-        )
+        check_consistency(self)

@@ -1,17 +1,15 @@
-"""What is learned: model, data, reward, algorithm, evaluation."""
+"""What is learned: model, data, reward, evaluation."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
-from april_rl.config.checks import above, at_least, require
-from april_rl.config.choices import (
-    Advantage,
-    Ratio,
-    Template,
-)
+from april_rl.config.checks import at_least, require
+from april_rl.config.choices import Template
 
 MISSING = "???"  # OmegaConf's mark for a value the user must give
+_SET_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,6 +17,9 @@ class ModelConfig:
     """The policy."""
 
     path: str = MISSING  # Hugging Face folder or hub id, or builtin:tiny
+
+    def __post_init__(self) -> None:
+        require(self.path != "", "model.path is empty: give a folder, a hub id or builtin:tiny")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,44 +38,9 @@ class DataConfig:
     max_prompt_tokens: int = 1024  # longer prompts are left out, and counted
 
     def __post_init__(self) -> None:
+        require(self.path != "", "data.path is empty: give a file, a data set id or a builtin")
         at_least("data", 1, max_prompt_tokens=self.max_prompt_tokens)
         require("{prompt}" in self.plain_template, "data.plain_template must contain {prompt}")
-
-
-@dataclass(slots=True, kw_only=True)
-class AlgorithmConfig:
-    """From rewards to per-token loss."""
-
-    advantage: Advantage = Advantage.grpo
-    ratio: Ratio = Ratio.proximal  # what the clipped ratio is taken against
-    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.28  # DAPO's clip-higher
-    tis_cap: float | None = (
-        2.0  # truncated importance sampling: upper bound of the weight; null: off
-    )
-    dynamic_sampling: bool = (
-        False  # reject groups whose rewards are all equal and refill their slots
-    )
-    overlong_buffer_tokens: int = (
-        0  # DAPO's soft overlong punishment over the last so many tokens; 0: off
-    )
-    overlong_penalty: float = 1.0  # reward taken off at the end of the buffer
-
-    def __post_init__(self) -> None:
-        above("algorithm", 0, clip_low=self.clip_low, clip_high=self.clip_high)
-        require(self.clip_low < 1, f"algorithm.clip_low must be < 1, got {self.clip_low}")
-        at_least("algorithm", 1, tis_cap=self.tis_cap)
-        require(
-            self.ratio is Ratio.proximal or self.tis_cap is None,
-            "algorithm.tis_cap must be null with algorithm.ratio=behaviour: "
-            "the ratio already carries the importance weight",
-        )
-        at_least(
-            "algorithm",
-            0,
-            overlong_buffer_tokens=self.overlong_buffer_tokens,
-            overlong_penalty=self.overlong_penalty,
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,9 +53,16 @@ class RewardConfig:
     hard_timeout_s: float = (
         10.0  # the process is killed, the sample scored once more, then its group dropped
     )
+    memory_gib: float = 4.0  # address space of one process; its libraries count too
 
     def __post_init__(self) -> None:
-        at_least("reward", 1, num_processes=self.num_processes, soft_timeout_s=self.soft_timeout_s)
+        at_least(
+            "reward",
+            1,
+            num_processes=self.num_processes,
+            soft_timeout_s=self.soft_timeout_s,
+            memory_gib=self.memory_gib,
+        )
         require(
             self.hard_timeout_s > self.soft_timeout_s,
             f"reward.hard_timeout_s must be > reward.soft_timeout_s ({self.soft_timeout_s}), "
@@ -109,3 +82,10 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         at_least("evaluation", 1, every=self.every, num_samples=self.num_samples)
         at_least("evaluation", 0, max_prompts=self.max_prompts)
+        for name, path in self.sets.items():
+            require(
+                _SET_NAME.fullmatch(name) is not None,
+                f"evaluation.sets.{name}: a name has letters, digits, '_', '.' and '-' only; "
+                "it becomes part of metric keys",
+            )
+            require(path != "", f"evaluation.sets.{name} is empty: give a file or a data set id")

@@ -32,8 +32,8 @@ def tokenize_prompts(
     """The rows as prompts of at most `max_prompt_tokens`; their text has the template around it.
 
     A chat template writes the special tokens itself; a plain one gets those the tokenizer puts at
-    the start. Raises DataError for a row the template cannot take and when no prompt fits,
-    TokenizerError for a missing chat template.
+    the start. Raises DataError for a row the template cannot take, for a prompt without tokens and
+    when no prompt fits, TokenizerError for a missing chat template.
     """
     render = _renderer(
         tokenizer, template=template, plain_template=plain_template, system_prompt=system_prompt
@@ -41,11 +41,12 @@ def tokenize_prompts(
     texts = [_rendered(row, render) for row in rows]
     encoded = tokenizer.encode(texts, add_special_tokens=template is Template.plain)
     lengths = [len(token_ids) for token_ids in encoded]
+    _check_tokens(lengths, rows)
     fitting = [i for i, length in enumerate(lengths) if length <= max_prompt_tokens]
     if not fitting:
         raise DataError(
-            f"data.max_prompt_tokens={max_prompt_tokens} leaves out all {len(rows)} prompts; "
-            f"the shortest has {min(lengths, default=0)} tokens"
+            f"data.max_prompt_tokens={max_prompt_tokens} leaves out all {len(rows)} prompts, from "
+            f"{rows[0].source} on; the shortest has {min(lengths)} tokens"
         )
     return TokenizedPrompts(
         prompts=tuple(
@@ -61,6 +62,17 @@ def tokenize_prompts(
         num_left_out=len(rows) - len(fitting),
         longest_tokens=max(lengths),
     )
+
+
+def _check_tokens(lengths: Sequence[int], rows: Sequence[Row]) -> None:
+    """Raise DataError with the first prompt that has no tokens, and how many there are."""
+    without = [row.source for row, length in zip(rows, lengths, strict=True) if not length]
+    if without:
+        raise DataError(
+            f"{without[0]}: the tokenizer finds no token in this prompt; so it is with "
+            f"{len(without)} of {len(rows)} prompts. A folder given as model.path must hold the "
+            "tokenizer's files too"
+        )
 
 
 def _renderer(

@@ -1,7 +1,7 @@
 """vLLM's own C kernels for RMSNorm on CPU, which it has but does not choose there.
 
 Its default on CPU is a chain of torch operations, a quarter of the time of a prefill. Both compute
-in float32 and round once.
+in float32; the fused kernel rounds the sum before it normalises it.
 """
 
 # ruff: noqa: ARG001, ARG005 - vLLM compares these signatures with its own

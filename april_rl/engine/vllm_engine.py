@@ -149,7 +149,8 @@ class VllmEngine:
         Running ones first, then queued ones, each part in the order of submission. With
         `keep_parked` a request for the very same continuation goes on without a prefill.
         """
-        self._parked.release(but=self._asked)  # another engine has it by now, or nobody wants it
+        if self._asked:  # what is not asked for now goes on elsewhere, or not at all
+            self._parked.release(but=self._asked)
         self._asked.clear()
         attempts = [*self._running.values(), *map(self._attempt, self._queue)]
         if self._keep_parked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -15,13 +16,20 @@ from april_rl.rollout.seeds import request_seed
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId
 
 
+class CountingScorer(Scorer, Protocol):
+    """A scorer that counts what goes wrong."""
+
+    def metrics(self) -> Metrics:
+        """`reward/*`, counted since the last call."""
+
+
 class Evaluator:
     """Samples k responses to every held-out prompt and scores them."""
 
     def __init__(
         self,
         engines: Engines,
-        scorer: Scorer,
+        scorer: CountingScorer,
         *,
         num_samples: int,
         max_response_tokens: int,
@@ -31,7 +39,7 @@ class Evaluator:
         seed: int,
     ) -> None:
         """`num_slots`: requests computed together over all engines. Engines and scorer must be idle
-        at each call.
+        at each call, and what the scorer has counted taken.
         """
         self._engines, self._scorer = engines, scorer
         self._num_samples = num_samples
@@ -46,7 +54,8 @@ class Evaluator:
         """`eval/<name>/*`; `on_progress` gets the number of finished samples.
 
         The same seeds every time, so two evaluations differ by the policy alone. A sample whose
-        reward failed counts as wrong, and in `eval/<name>/errors`.
+        reward failed counts as wrong, and in `eval/<name>/errors`; whatever else the scorer counted
+        stands beside it, and not in the next step of training.
         """
         # Ids below zero, so that no held-out prompt is taken for one of the stream.
         held_out = {-1 - i: replace(prompt, id=-1 - i) for i, prompt in enumerate(prompts)}
@@ -54,12 +63,14 @@ class Evaluator:
         for sample in samples:
             self._scorer.submit(sample)
         scores = self._scorer.collect(None)
+        counted = self._scorer.metrics()
         rewards = np.zeros((len(prompts), self._num_samples))
         for score in scores:
             row = -1 - score.sample_id.prompt_id
             rewards[row, score.sample_id.index] = score.value if score.is_valid else 0.0
         return Metrics(
             {
+                **{f"eval/{name}/{key.rpartition('/')[2]}": n for key, n in counted.items()},
                 f"eval/{name}/avg_at_k": avg_at_k(rewards),
                 f"eval/{name}/pass_at_k": pass_at_k(rewards, k=self._num_samples),
                 f"eval/{name}/response_tokens_mean": float(

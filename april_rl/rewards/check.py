@@ -6,7 +6,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 from pebble import ProcessExpired
 
-from april_rl.rewards.processes import MEMORY_GIB, START_S, RewardError, new_process_pool, stop
+from april_rl.rewards.processes import START_S, RewardError, new_process_pool, stop
 from april_rl.rewards.worker import Job, try_out
 
 
@@ -15,6 +15,7 @@ def check_reward(
     *,
     soft_timeout_s: float,
     hard_timeout_s: float,
+    memory_gib: float,
     prompt: str = "What is 1 + 1?",
     answer: str = "2",
     start_s: float = START_S,
@@ -29,7 +30,7 @@ def check_reward(
         function,
         num_processes=1,
         soft_timeout_s=soft_timeout_s,
-        memory_bytes=int(MEMORY_GIB * 2**30),
+        memory_gib=memory_gib,
     )
     try:
         future = pool.schedule(

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from pebble import ProcessExpired, ProcessPool
 
 from april_rl.metrics import Metrics, Sum
-from april_rl.rewards.processes import MEMORY_GIB, START_S, RewardError, new_process_pool, stop
+from april_rl.rewards.processes import START_S, RewardError, new_process_pool, stop
 from april_rl.rewards.worker import Job, Verdict, score
 from april_rl.types import Sample, SampleId, Score, ScoreOutcome
 
@@ -55,20 +55,21 @@ class RewardPool:
         num_processes: int,
         soft_timeout_s: float,
         hard_timeout_s: float,
+        memory_gib: float,
         decode: Callable[[Sequence[int]], str],
-        memory_gib: float = MEMORY_GIB,
         start_s: float = START_S,
     ) -> None:
         """`function` is math_verify or module:function, `decode` turns response ids into text.
 
-        Processes start with the first sample. When for `hard_timeout_s` + `start_s` nothing ends
-        although something was submitted, all processes are replaced.
+        Processes start with the first sample, with `memory_gib` of address space each. When for
+        `hard_timeout_s` + `start_s` nothing ends although something was submitted, all processes
+        are replaced.
         """
         self._function = function
         self._num_processes = num_processes
         self._soft_timeout_s = soft_timeout_s
         self._hard_timeout_s = hard_timeout_s
-        self._memory_bytes = int(memory_gib * 2**30)
+        self._memory_gib = memory_gib
         self._stalled_after_s = hard_timeout_s + start_s
         self._decode = decode
         self._num_submitted = 0
@@ -136,7 +137,7 @@ class RewardPool:
             self._function,
             num_processes=self._num_processes,
             soft_timeout_s=self._soft_timeout_s,
-            memory_bytes=self._memory_bytes,
+            memory_gib=self._memory_gib,
         )
 
     def _schedule(self, place: int) -> None:
@@ -216,13 +217,17 @@ class RewardPool:
             self._counts["retry"] += 1
             self._schedule(place)
             return
-        self._finish(place, value=math.nan, outcome=failure.outcome)
+        self._finish(place, value=math.nan, outcome=failure.outcome, message=failure.message)
 
-    def _finish(self, place: int, *, value: float, outcome: ScoreOutcome) -> None:
+    def _finish(
+        self, place: int, *, value: float, outcome: ScoreOutcome, message: str = ""
+    ) -> None:
         """The sample's score is known."""
         self._counts[outcome] += 1
         sample_id = self._pending.pop(place).sample_id
-        self._known[place] = Score(sample_id=sample_id, value=value, outcome=outcome)
+        self._known[place] = Score(
+            sample_id=sample_id, value=value, outcome=outcome, message=message
+        )
 
     def _failure(self, error: BaseException) -> Failure:
         """What the pool's error says of an attempt."""

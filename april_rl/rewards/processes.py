@@ -7,9 +7,8 @@ import multiprocessing
 from pebble import ProcessPool
 
 from april_rl.errors import RunError
-from april_rl.rewards.worker import MATH_VERIFY, prepare_process
+from april_rl.rewards.worker import GIB, MATH_VERIFY, prepare_process
 
-MEMORY_GIB = 4.0  # address space of one reward process
 START_S = 60.0  # what a process may take to start and to import the function
 
 
@@ -18,9 +17,9 @@ class RewardError(RunError, RuntimeError):
 
 
 def new_process_pool(
-    function: str, *, num_processes: int, soft_timeout_s: float, memory_bytes: int
+    function: str, *, num_processes: int, soft_timeout_s: float, memory_gib: float
 ) -> ProcessPool:
-    """Processes that start with the first job.
+    """Processes that start with the first job, each with `memory_gib` of address space.
 
     From a fork server: safe beside threads, and a replacement has math-verify loaded already.
     That server outlives the pool: it is one for the whole program and ends with it."""
@@ -30,7 +29,7 @@ def new_process_pool(
     return ProcessPool(
         max_workers=num_processes,
         initializer=prepare_process,
-        initargs=(function, soft_timeout_s, memory_bytes),
+        initargs=(function, soft_timeout_s, int(memory_gib * GIB)),
         context=context,
     )
 

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 MATH_VERIFY = "math_verify"
+GIB = 1 << 30
 
 Reward = Callable[[list[str], list[str], list[str]], object]
 
@@ -68,7 +69,7 @@ class Caught:
         """Keep the error's last line and its place, and go on."""
         if error is not None:
             last_line = traceback.format_exception_only(error)[-1].strip()
-            self.message = f"{last_line}{_place(error, tb)}"
+            self.message = f"{last_line}{_place(error, tb)}{_limit(error)}"
         return True
 
 
@@ -171,6 +172,13 @@ def _call(reward: Reward, jobs: Sequence[Job]) -> list[Verdict]:
     if isinstance(values, str):
         return [Verdict(outcome="refused", message=values)] * len(jobs)
     return [Verdict(outcome="scored", value=value) for value in values]
+
+
+def _limit(error: BaseException) -> str:
+    """What to say of this process's memory when it was too little; else empty."""
+    if not isinstance(error, MemoryError):
+        return ""
+    return f"; reward.memory_gib = {resource.getrlimit(resource.RLIMIT_AS)[0] / GIB:g}"
 
 
 def _place(error: BaseException, tb: TracebackType | None) -> str:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Self
 
+from april_rl.rollout.state import (
+    Plain,
+    restore_prompt,
+    restore_sample,
+    restore_score,
+    save_prompt,
+    save_sample,
+    save_score,
+)
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
 
@@ -45,9 +55,9 @@ class OpenGroup:
             self.oldest_version = completion.policy_version  # later ones are not older
         return sample
 
-    def failure(self) -> str | None:
-        """Why the group cannot be trained: a failed score's outcome; None when all are valid."""
-        return next((s.outcome for s in self.scores.values() if not s.is_valid), None)
+    def failure(self) -> Score | None:
+        """Why the group cannot be trained: a failed score; None when all are valid."""
+        return next((score for score in self.scores.values() if not score.is_valid), None)
 
     def scored(self) -> ScoredGroup:
         """The group as a value, when it is complete and scored."""
@@ -57,6 +67,22 @@ class OpenGroup:
         return ScoredGroup(
             group=Group(prompt=self.prompt, samples=tuple(self.samples)), rewards=rewards
         )
+
+    def save(self) -> Plain:
+        """Prompt, samples, and the scores so far."""
+        scores = [save_score(self.scores[index]) for index in sorted(self.scores)]
+        return {**_save_group(self.prompt, self.samples), "scores": scores}
+
+    @classmethod
+    def restore(cls, state: Plain) -> Self:
+        """The group that `save` was called of."""
+        restored = _restore_group(state)
+        group = cls(restored.prompt, len(restored.samples))
+        group.samples = list(restored.samples)
+        group.oldest_version = restored.oldest_version
+        scores = (restore_score(score, prompt_id=group.prompt.id) for score in state["scores"])
+        group.scores = {score.sample_id.index: score for score in scores}
+        return group
 
 
 class Buffer:
@@ -156,6 +182,40 @@ class Buffer:
     def open_tokens(self) -> int:
         """Response tokens of all open groups."""
         return sum(group.num_tokens for group in self._open.values())
+
+    def save(self) -> Plain:
+        """Every group with its prompt, tokens, log-probabilities, versions, scores or rewards."""
+        ready = [
+            {
+                **_save_group(scored.group.prompt, scored.group.samples),
+                "rewards": list(scored.rewards),
+            }
+            for scored in self.ready_groups()
+        ]
+        return {"open": [group.save() for group in self.open_groups()], "ready": ready}
+
+    def restore(self, state: Plain) -> None:
+        """Hold what was saved, and nothing else."""
+        opened = [OpenGroup.restore(group) for group in state["open"]]
+        self._open = {group.prompt.id: group for group in opened}
+        ready = [
+            ScoredGroup(group=_restore_group(group), rewards=tuple(group["rewards"]))
+            for group in state["ready"]
+        ]
+        self._ready = {scored.group.prompt.id: scored for scored in ready}
+
+
+def _save_group(prompt: Prompt, samples: Iterable[Sample]) -> Plain:
+    return {"prompt": save_prompt(prompt), "samples": [save_sample(sample) for sample in samples]}
+
+
+def _restore_group(state: Plain) -> Group:
+    prompt = restore_prompt(state["prompt"])
+    samples = (
+        restore_sample(sample, prompt=prompt, index=index)
+        for index, sample in enumerate(state["samples"])
+    )
+    return Group(prompt=prompt, samples=tuple(samples))
 
 
 def _age_key(scored: ScoredGroup) -> tuple[int, int]:

@@ -20,6 +20,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from april_rl.errors import RunError
@@ -27,13 +28,14 @@ from april_rl.rollout.deadlines import must_wait
 from april_rl.rollout.dispatch import Dispatch
 from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.groups import Groups
+from april_rl.rollout.lost import is_reached, notes_of, nothing_to_train
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
+from april_rl.rollout.state import FORMAT, Plain, check_format
 from april_rl.rollout.stats import StepStats
 from april_rl.types import Completion, Sample, Score, ScoredGroup
 
-
-class NoSignalError(RunError):
-    """Group after group was rejected: every reward equals its siblings'."""
+# What an abort may take after Ctrl-C: a tick of a few engine steps, seldom more.
+_INTERRUPTED_ABORT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class Collector:
         """`keep` is the filter, True for groups worth training; `clock` reads seconds."""
         self._groups = Groups(scorer, group_size=group_size, keep=keep)
         self.buffer, self.ledger = self._groups.buffer, self._groups.ledger
+        self.length_bias = self._groups.length_bias
         self._dispatch = Dispatch(
             engines,
             tick_steps=tick_steps,
@@ -88,7 +91,6 @@ class Collector:
         self._deterministic, self._clock = deterministic, clock
         self._stats = StepStats(num_slots=0, policy_version=0, clock=clock)  # of no step yet
         self._allowance = 0.0  # samples the step may still start
-        self._expected_tokens = 1.0  # of a response: the running mean of finished ones
         # More groups than are trained within the cap would only grow too stale; so a slow reward
         # cannot make the run open prompts without end either.
         self._max_alive = num_groups * (max_staleness + 1)
@@ -105,26 +107,51 @@ class Collector:
         Returns the N oldest ready groups; fewer only when `may_open` is false and nothing is left
         to finish, or when the bound on rejected groups was reached. Every group not returned is
         parked or ready, with all its tokens. Raises NoSignalError when that bound was reached with
-        no group ready, EngineStalledError when an engine does not answer; also then nothing but the
-        stalled engine's tokens of this step is lost.
+        no group ready, EngineStalledError when an engine does not answer, and what engines and
+        scorer raise; also then nothing but a stalled engine's tokens of this step is lost.
         """
         self._begin(policy_version, may_open)
         try:
             self._generate(on_progress)
-        except (EngineStalledError, NoSignalError):
-            self._abort_and_park()
+        except RunError:
+            self._abort_and_park(self._abort_timeout_s)
             raise
-        self._abort_and_park()
+        except KeyboardInterrupt:  # a person waits
+            with suppress(RunError):
+                self._abort_and_park(min(self._abort_timeout_s, _INTERRUPTED_ABORT_S))
+            raise
+        self._abort_and_park(self._abort_timeout_s)
         groups = tuple(self._groups.take(self._num_groups))
         self._stats.end(groups, buffer=self.buffer)
-        notes = [self._smaller_batch(len(groups)), self._over_sampling.observe(self._stats, groups)]
+        notes = notes_of(
+            self._stats,
+            num_groups=len(groups),
+            num_wanted=self._num_groups,
+            limit=self._max_rejected_groups,
+            last_failure=self._groups.last_failure,
+        )
+        change = self._over_sampling.observe(self._stats, groups)
         return Collection(
-            groups=groups, stats=self._stats, notes=tuple(note for note in notes if note)
+            groups=groups, stats=self._stats, notes=(*notes, *([change] if change else []))
         )
 
     def settle_scores(self) -> None:
-        """Between steps: wait for every outstanding score, so that the scorer is free again."""
-        self._take_scores(self._scorer.collect(None))
+        """Between steps: wait for every outstanding score, so that the scorer is free again; groups
+        rejected by it count in the next step.
+        """
+        self._groups.score(self._scorer.collect(None))
+
+    def save(self) -> Plain:
+        """Between steps: plain data, for JSON, with which a new collector goes on as this one."""
+        return {"format": FORMAT, "dispatch": self._dispatch.save(), **self._groups.save()}
+
+    def restore(self, state: Plain) -> None:
+        """Before the first step: go on where `state` was saved, with a prompt source restored to
+        the same place. Raises StateError for another format, or settings it cannot go on with.
+        """
+        check_format(state)
+        self._dispatch.restore(state["dispatch"])
+        self._groups.restore(state, max_response_tokens=self._dispatch.max_response_tokens)
 
     # The phases of a step.
 
@@ -139,6 +166,7 @@ class Collector:
         self._stats = StepStats(
             num_slots=num_slots, policy_version=policy_version, clock=self._clock
         )
+        self._groups.count(self._stats)
 
     def _generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
         """Launch, wait, absorb, score until it is enough or nothing is left to do."""
@@ -164,26 +192,17 @@ class Collector:
         )
 
     def _is_hopeless(self) -> bool:
-        """Whether the bound on rejected groups was reached; NoSignalError when nothing is ready."""
-        if not self._is_bounded:
+        """Whether the bound on lost groups was reached; NoSignalError when nothing is ready."""
+        if not is_reached(self._max_rejected_groups, self._stats):
             return False
         if not self.buffer.num_ready:
-            raise NoSignalError(
-                f"{self._stats.rejected_groups} groups had equal rewards for all their samples "
-                "(rollout.max_rejected_groups): the task is too easy or too hard for this model, "
-                "or the reward is constant; nothing can be learned from it"
-            )
+            raise nothing_to_train(self._stats, self._groups.last_failure)
         return True
-
-    @property
-    def _is_bounded(self) -> bool:
-        """Whether the step has seen as many rejected groups as it may."""
-        return 0 < self._max_rejected_groups <= self._stats.rejected_groups
 
     def _launch(self) -> None:
         """Hand out samples while engines have room, and keep ticks under way."""
         while self._allowance > 0 and (sample := self._next_sample()) is not None:
-            if not self._dispatch.submit(sample, expected_tokens=self._expected_tokens):
+            if not self._dispatch.submit(sample):
                 break
             self._waiting.popleft()
             self._allowance -= 1
@@ -206,7 +225,7 @@ class Collector:
         ticks = self._dispatch.wait(self._tick_timeout_s)
         self._stats.waited_s += self._clock() - started
         for engine, tick in ticks:
-            self._stats.add_tick(tick)
+            self._stats.add_tick(tick, engine=engine)
             for completion in tick.finished:
                 self._absorb(completion, engine)
         self._take_scores(self._known_scores(wait_s=0.0))
@@ -229,9 +248,9 @@ class Collector:
         self._allowance += self._group_size
         return self._next_sample() is not None
 
-    def _abort_and_park(self) -> None:
+    def _abort_and_park(self, timeout_s: float) -> None:
         started = self._clock()
-        completions, stalled = self._dispatch.abort(self._abort_timeout_s)
+        completions, stalled = self._dispatch.abort(timeout_s)
         self._stats.abort_s = self._clock() - started
         self._stats.waited_s += self._stats.abort_s
         for engine, completion in completions:
@@ -240,7 +259,7 @@ class Collector:
         if stalled:
             raise EngineStalledError(
                 f"engine {stalled[0]} did not give its samples back within "
-                f"rollout.abort_timeout_s = {self._abort_timeout_s:g} s; they are parked with the "
+                f"rollout.abort_timeout_s = {timeout_s:g} s; they are parked with the "
                 "tokens they had before this step"
             )
 
@@ -259,23 +278,12 @@ class Collector:
         if not completion.token_ids and completion.finish_reason is None:
             return
         self._stats.add_completion(completion, num_prompt_tokens=len(sample.prompt.token_ids))
-        sample = self._groups.extend(completion)
-        if sample.is_finished:
-            self._expected_tokens += 0.05 * (sample.num_tokens - self._expected_tokens)
+        self._dispatch.learn(self._groups.extend(completion))
 
     def _known_scores(self, *, wait_s: float) -> list[Score]:
         """What the scorer knows after `wait_s`; with `deterministic` all it was given."""
         return self._scorer.collect(None if self._deterministic else wait_s)
 
     def _take_scores(self, scores: Iterable[Score]) -> None:
-        self._allowance += self._group_size * self._groups.score(scores, self._stats)
-
-    def _smaller_batch(self, num_groups: int) -> str | None:
-        """A warning when the bound on rejected groups ended the step."""
-        if num_groups == self._num_groups or not self._is_bounded:
-            return None
-        return (
-            f"{self._stats.rejected_groups} groups had equal rewards for all their samples "
-            f"(rollout.max_rejected_groups): this step trains {num_groups} groups instead of "
-            f"{self._num_groups}"
-        )
+        self._allowance += self._group_size * self._groups.score(scores)
+        self._groups.count(self._stats)

@@ -9,6 +9,7 @@ from april_rl.rollout.ledger import LedgerError
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.seeds import request_seed
 from april_rl.rollout.slots import Slots
+from april_rl.rollout.state import Plain
 from april_rl.types import Completion, Request, Sample, SampleId, Tick
 
 # Ticks under way per engine: one runs while the controller prepares the next, so engines never wait
@@ -34,8 +35,9 @@ class Dispatch:
         its requests; `seed` of the run.
         """
         self._engines, self._tick_steps = engines, tick_steps
-        self._max_response_tokens, self._seed = max_response_tokens, seed
+        self.max_response_tokens, self._seed = max_response_tokens, seed
         self._home: dict[SampleId, int] = {}  # the engine a sample was on
+        self._expected_tokens = 1.0  # of a response: the running mean of finished ones
         self.begin(num_slots=0, unfinished=())
 
     def begin(self, *, num_slots: int, unfinished: Container[SampleId]) -> None:
@@ -62,7 +64,7 @@ class Dispatch:
         """Whether `engine` is to give the sample back."""
         return self._slots.engine_of(sample_id) == engine
 
-    def submit(self, sample: Sample, *, expected_tokens: float) -> bool:
+    def submit(self, sample: Sample) -> bool:
         """Send what the sample still needs with the next tick of an engine that has room; False
         when none has.
         """
@@ -71,7 +73,7 @@ class Dispatch:
         if engine is None:
             return False
         request = self._request(sample)
-        self._slots.put(request, engine, expected_tokens=expected_tokens)
+        self._slots.put(request, engine, expected_tokens=self._expected_tokens)
         self._submit[engine].append(request)
         return True
 
@@ -97,6 +99,11 @@ class Dispatch:
         """The sample came back."""
         self._slots.free(sample_id)
 
+    def learn(self, sample: Sample) -> None:
+        """What became of a sample: the length of a finished one counts for what to expect."""
+        if sample.is_finished:
+            self._expected_tokens += 0.05 * (sample.num_tokens - self._expected_tokens)
+
     def abort(self, timeout_s: float) -> tuple[list[tuple[int, Completion]], list[int]]:
         """Stop everything: what comes back, with the engine that had it, and the stalled engines.
 
@@ -110,11 +117,21 @@ class Dispatch:
         owners = [(self._slots.engine_of(c.sample_id), c) for c in completions]
         return [(engine, c) for engine, c in owners if engine is not None], stalled
 
+    def save(self) -> Plain:
+        """The expected length, and [prompt id, index, engine] of the samples of the last step."""
+        home = [[id_.prompt_id, id_.index, engine] for id_, engine in self._home.items()]
+        return {"expected_tokens": self._expected_tokens, "home": home}
+
+    def restore(self, state: Plain) -> None:
+        """Expect what was saved, and send samples where they were."""
+        self._expected_tokens = state["expected_tokens"]
+        self._home = {SampleId(id_, index): engine for id_, index, engine in state["home"]}
+
     def _request(self, sample: Sample) -> Request:
         return Request(
             sample_id=sample.id,
             token_ids=sample.prompt.token_ids + sample.token_ids,
             start=sample.num_tokens,
-            max_tokens=self._max_response_tokens - sample.num_tokens,
+            max_tokens=self.max_response_tokens - sample.num_tokens,
             seed=request_seed(self._seed, sample.id, len(sample.completions)),
         )

@@ -8,28 +8,36 @@ from collections.abc import Callable, Iterable
 
 from april_rl.rollout.buffer import Buffer, OpenGroup
 from april_rl.rollout.ledger import Ledger, State
+from april_rl.rollout.length_bias import LengthBias
 from april_rl.rollout.ports import Scorer
+from april_rl.rollout.state import Plain, StateError
 from april_rl.rollout.stats import StepStats
 from april_rl.types import Completion, Prompt, Sample, Score, ScoredGroup
 
 
 class Groups:
-    """Owner of buffer and ledger: every group from its opening to its end."""
+    """Owner of buffer, ledger and length bias: every group from its opening to its end."""
 
     def __init__(
         self, scorer: Scorer, *, group_size: int, keep: Callable[[ScoredGroup], bool]
     ) -> None:
         """`keep` is the filter: True for groups worth training."""
-        self.buffer, self.ledger = Buffer(), Ledger()
+        self.buffer, self.ledger, self.length_bias = Buffer(), Ledger(), LengthBias()
+        self.last_failure = ""  # why the last dropped group has no reward
+        self._rejected_before = self._dropped_before = 0  # groups, up to the last `take`
         self._scorer, self._group_size, self._keep = scorer, group_size, keep
 
     def open(self, prompt: Prompt) -> list[Sample]:
         """A new group's samples, all empty."""
         self.ledger.open(prompt.id)
+        self.length_bias.open(prompt.id)
         return self.buffer.open(prompt, self._group_size).samples
 
     def resume(self) -> list[Sample]:
-        """Parked groups are in flight again; returns their unfinished samples, the oldest first."""
+        """A new step: parked groups are in flight again; returns their unfinished samples, the
+        oldest first.
+        """
+        self.length_bias.begin_step()
         unfinished: list[Sample] = []
         for group in self.buffer.open_groups():
             self.ledger.move(group.prompt.id, State.in_flight)
@@ -48,10 +56,15 @@ class Groups:
             self._scorer.submit(sample)
         return sample
 
-    def score(self, scores: Iterable[Score], stats: StepStats) -> int:
+    def score(self, scores: Iterable[Score]) -> int:
         """Note scores; returns how many groups were rejected or dropped, whose slots are free."""
         last = (self.buffer.score(score) for score in scores)
-        return sum(not self._settle(group, stats) for group in last if group is not None)
+        return sum(not self._settle(group) for group in last if group is not None)
+
+    def count(self, stats: StepStats) -> None:
+        """Groups rejected and dropped since the last `take`: in this step, or between the two."""
+        stats.rejected_groups = self.ledger.count(State.rejected) - self._rejected_before
+        stats.dropped_groups = self.ledger.count(State.dropped) - self._dropped_before
 
     def take(self, num_groups: int) -> list[ScoredGroup]:
         """At most `num_groups` ready groups, the oldest first: they are trained now. Checks the
@@ -60,20 +73,76 @@ class Groups:
         groups = self.buffer.take_ready(num_groups)
         for scored in groups:
             self.ledger.move(scored.group.prompt.id, State.trained)
+        self.length_bias.train(groups)
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
+        self._rejected_before = self.ledger.count(State.rejected)
+        self._dropped_before = self.ledger.count(State.dropped)
         return groups
 
-    def _settle(self, group: OpenGroup, stats: StepStats) -> bool:
+    def _settle(self, group: OpenGroup) -> bool:
         """Whether a complete, scored group becomes ready; else it is rejected or dropped."""
         prompt_id, failure = group.prompt.id, group.failure()
-        if failure is None and self._keep(scored := group.scored()):
-            self.buffer.make_ready(scored)
-            self.ledger.move(prompt_id, State.ready)
-            return True
-        self.buffer.remove(prompt_id)
-        if failure is None:
-            stats.rejected_groups += 1
+        if failure is not None:
+            self.buffer.remove(prompt_id)
+            self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure.outcome}")
+            self.last_failure = (
+                f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
+            )
+            self.length_bias.close(prompt_id, group.samples, rewards=())
+            return False
+        scored = group.scored()
+        self.length_bias.close(prompt_id, group.samples, rewards=scored.rewards)
+        if not self._keep(scored):
+            self.buffer.remove(prompt_id)
             self.ledger.move(prompt_id, State.rejected)
-        else:
-            self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure}")
-        return False
+            return False
+        self.buffer.make_ready(scored)
+        self.ledger.move(prompt_id, State.ready)
+        return True
+
+    def save(self) -> Plain:
+        """Buffer, ledger and length bias; between steps."""
+        return {
+            "ledger": self.ledger.save(),
+            "buffer": self.buffer.save(),
+            "length_bias": self.length_bias.save(),
+            "num_rejected": self.ledger.count(State.rejected) - self._rejected_before,
+            "num_dropped": self.ledger.count(State.dropped) - self._dropped_before,
+            "last_failure": self.last_failure,
+        }
+
+    def restore(self, state: Plain, *, max_response_tokens: int) -> None:
+        """Go on where `state` was saved; finished samples without a score are submitted again.
+
+        Raises StateError when the run has other settings than those groups can go on with.
+        """
+        assert not self.ledger.opened, "a state is restored before the first step"
+        self.buffer.restore(state["buffer"])
+        self.ledger.restore(state["ledger"])
+        self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
+        self._rejected_before = self.ledger.count(State.rejected) - state["num_rejected"]
+        self._dropped_before = self.ledger.count(State.dropped) - state["num_dropped"]
+        self.last_failure = state["last_failure"]
+        open_groups = list(self.buffer.open_groups())
+        self.length_bias.restore(
+            state["length_bias"], open_ids=[group.prompt.id for group in open_groups]
+        )
+        for group in open_groups:
+            self._check_settings(group, max_response_tokens)
+            for sample in group.samples:
+                if sample.is_finished and sample.index not in group.scores:
+                    self._scorer.submit(sample)
+
+    def _check_settings(self, group: OpenGroup, max_response_tokens: int) -> None:
+        """Raise StateError unless the group can be completed."""
+        if len(group.samples) != self._group_size:
+            raise StateError(
+                f"rollout.group_size={self._group_size}, but the saved groups have "
+                f"{len(group.samples)} samples: resume with the same"
+            )
+        longest = max((sample.num_tokens for sample in group.unfinished), default=0)
+        if longest >= max_response_tokens:
+            raise StateError(
+                f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
+                f"{longest} tokens already: resume with no less than before"
+            )

@@ -6,6 +6,7 @@ from collections import Counter
 from enum import Enum
 
 from april_rl.metrics import Metrics, Sum
+from april_rl.rollout.state import Plain
 
 
 class State(Enum):
@@ -96,6 +97,26 @@ class Ledger:
                 raise LedgerError(
                     f"{self.count(state)} prompts {state.value} in the ledger, {held} in the buffer"
                 )
+
+    def save(self) -> Plain:
+        """Ids of live prompts by state, counts of final ones, reasons of drops; between steps."""
+        live: dict[str, list[int]] = {state.value: [] for state in _MOVES}
+        for prompt_id, state in sorted(self._live.items()):
+            live[state.value].append(prompt_id)
+        assert not live[State.in_flight.value], "a ledger is saved between steps"
+        return {
+            "opened": self._opened,
+            "live": live,
+            "final": {state.value: self._final[state] for state in State if state not in _MOVES},
+            "drop_reasons": self.drop_reasons,
+        }
+
+    def restore(self, state: Plain) -> None:
+        """Say what was saved, and nothing else."""
+        self._opened = state["opened"]
+        self._live = {id_: State(name) for name, ids in state["live"].items() for id_ in ids}
+        self._final = Counter({State(name): count for name, count in state["final"].items()})
+        self._drop_reasons = Counter(state["drop_reasons"])
 
     def metrics(self) -> Metrics:
         """`ledger/*`: the count of every state, and of all opened."""

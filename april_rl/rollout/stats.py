@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.buffer import Buffer
-from april_rl.types import Completion, ScoredGroup, Tick
+from april_rl.rollout.cost import MIN_TICKS, fit_cost
+from april_rl.types import Completion, SampleId, ScoredGroup, Tick
+
+# Ticks of a step that the engine's cost is fitted on, evenly spread: a fit takes a millisecond.
+_FITTED_TICKS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a sample is."""
+
+    num_prompt_tokens: int
+    num_tokens: int  # of the response
+    is_finished: bool
 
 
 class StepStats:
@@ -22,6 +36,9 @@ class StepStats:
         self._clock = clock
         self.started = clock()
         self.ticks: list[Tick] = []
+        self.progress: dict[SampleId, Progress] = {}  # of the samples that came back
+        self._worked_s: defaultdict[int, float] = defaultdict(float)  # by engine
+        self._slot_s = 0.0  # Σ over slots of the time they had a request
         self.time_s = 0.0
         self.waited_s = 0.0  # for engines and scores; the rest is the controller's own time
         self.abort_s = 0.0
@@ -34,18 +51,27 @@ class StepStats:
         self.kept_samples = 0  # of these, without another prefill
         self.reprefill_tokens = 0
         self.rejected_groups = 0
+        self.dropped_groups = 0
         self._buffer_metrics = Metrics()
         self._lengths: list[int] = []
+        self._prompt_lengths: list[int] = []
         self._truncated = 0
 
-    def add_tick(self, tick: Tick) -> None:
+    def add_tick(self, tick: Tick, *, engine: int) -> None:
         """Count an engine's tick."""
         self.ticks.append(replace(tick, finished=()))
+        self._worked_s[engine] += tick.elapsed_s
+        self._slot_s += tick.elapsed_s * tick.slot_steps / max(tick.engine_steps, 1)
         self.engine_steps += tick.engine_steps
         self.slot_steps += tick.slot_steps
 
     def add_completion(self, completion: Completion, *, num_prompt_tokens: int) -> None:
         """Count what came back for one request."""
+        self.progress[completion.sample_id] = Progress(
+            num_prompt_tokens=num_prompt_tokens,
+            num_tokens=completion.start + len(completion.token_ids),
+            is_finished=completion.finish_reason is not None,
+        )
         self.generated_tokens += len(completion.token_ids)
         self.finished_samples += completion.finish_reason is not None
         if completion.start:
@@ -59,6 +85,7 @@ class StepStats:
         self.time_s = self._clock() - self.started
         samples = [sample for scored in groups for sample in scored.group.samples]
         self._lengths = [sample.num_tokens for sample in samples]
+        self._prompt_lengths = [len(scored.group.prompt.token_ids) for scored in groups]
         self._truncated = sum(sample.finish_reason == "length" for sample in samples)
         self._buffer_metrics = Metrics(
             {
@@ -75,12 +102,14 @@ class StepStats:
 
     @property
     def in_flight_mean(self) -> float:
-        """Requests in a slot, averaged over engine steps, of one engine."""
-        return self.slot_steps / self.engine_steps if self.engine_steps else 0.0
+        """Requests in a slot, of all engines, averaged over the time that the one which worked
+        longest did; the others' idle time in it counts as empty slots.
+        """
+        worked_s = max(self._worked_s.values(), default=0.0)
+        return self._slot_s / worked_s if worked_s else 0.0
 
-    def metrics(self, *, num_engines: int, num_needed: int) -> Metrics:
+    def metrics(self, *, num_needed: int) -> Metrics:
         """`rollout/*`; `num_needed`: samples a step needs, N·G."""
-        in_flight = self.in_flight_mean * num_engines
         return Metrics(
             {
                 "rollout/time_s": Sum(self.time_s),
@@ -88,17 +117,31 @@ class StepStats:
                 "rollout/abort_s": Sum(self.abort_s),
                 "rollout/generated_tokens_per_s": self.generated_tokens / self.time_s,
                 "rollout/finished_samples_per_s": self.finished_samples / self.time_s,
-                "rollout/in_flight_mean": in_flight,
-                "rollout/occupancy": in_flight / self.num_slots,
+                "rollout/in_flight_mean": self.in_flight_mean,
+                "rollout/occupancy": self.in_flight_mean / self.num_slots,
                 "rollout/resumed_samples": Sum(self.resumed_samples),
                 "rollout/kept_samples": Sum(self.kept_samples),
                 "rollout/reprefill_tokens": Sum(self.reprefill_tokens),
                 "rollout/rejected_groups": Sum(self.rejected_groups),
+                "rollout/dropped_groups": Sum(self.dropped_groups),
                 "rollout/over_sampling_factor": self.num_slots / num_needed,
                 **self._buffer_metrics,
                 **self._length_metrics(),
+                **self._engine_metrics(),
             }
         )
+
+    def _engine_metrics(self) -> dict[str, float]:
+        """Seconds an engine computed, the engines' mean, and the terms of its `EngineCost`: what
+        the simulator asks of a recorded run.
+        """
+        busy_s = sum(self._worked_s.values()) / max(1, len(self._worked_s))
+        ticks = [tick for tick in self.ticks if tick.engine_steps]
+        if len(ticks) < MIN_TICKS or not busy_s:
+            return {"rollout/engine_s": busy_s}
+        cost = fit_cost(ticks[:: -(-len(ticks) // _FITTED_TICKS)])
+        costs = {f"engine/{name}": seconds for name, seconds in asdict(cost).items()}
+        return {"rollout/engine_s": busy_s, **costs}
 
     def _length_metrics(self) -> dict[str, float]:
         if not self._lengths:
@@ -112,4 +155,5 @@ class StepStats:
             "rollout/response_tokens_p95": float(p95),
             "rollout/response_tokens_p99": float(p99),
             "rollout/response_tokens_max": float(lengths.max()),
+            "rollout/prompt_tokens_mean": float(np.mean(self._prompt_lengths)),
         }

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import psutil
 from huggingface_hub import constants
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from april_rl.errors import RunError
 
@@ -60,12 +60,19 @@ def check_supported(*, tensor_parallel_size: int, offload: str) -> None:
 
 
 def check_start(
-    *, model_path: str, device: str, num_workers: int, is_cluster: bool, window_tokens: int
+    *,
+    model_path: str,
+    device: str,
+    num_workers: int,
+    is_cluster: bool,
+    window_tokens: int,
+    window_key: str,
 ) -> ModelFacts:
     """The model's facts, when everything the run needs before its data is there.
 
-    `window_tokens`: prompt and response tokens a sample may have. With `is_cluster` the GPUs are
-    elsewhere and Ray counts them. Raises PreflightError with every missing thing in one message.
+    `window_tokens`: prompt and response tokens a sample may have, by the setting `window_key`. With
+    `is_cluster` the GPUs are elsewhere and Ray counts them. Raises PreflightError with every
+    missing thing in one message.
     """
     missing = []
     if device == "cuda" and not is_cluster and num_gpus() < num_workers:
@@ -80,23 +87,20 @@ def check_start(
         missing.append(f"model: {error}")
         missing += _too_small_by_name(model_path)
     if facts is not None:
-        missing += _too_small(facts, device=device, window_tokens=window_tokens)
+        missing += _too_short(facts, window_tokens, window_key)
+        if device == "cpu":
+            missing += _no_memory(facts.num_parameters, "")
     if missing or facts is None:
         lines = "\n".join(f"  - {line}" for line in missing)
         raise PreflightError(f"this run cannot start here; it misses\n{lines}")
     return facts
 
 
-def _too_small(facts: ModelFacts, *, device: str, window_tokens: int) -> list[str]:
-    missing = []
-    if window_tokens > facts.window_tokens:
-        missing.append(
-            f"window: data.max_prompt_tokens + rollout.max_response_tokens = {window_tokens}, "
-            f"the model reads {facts.window_tokens} tokens"
-        )
-    if device == "cpu":
-        missing += _no_memory(facts.num_parameters, "")
-    return missing
+def _too_short(facts: ModelFacts, window_tokens: int, window_key: str) -> list[str]:
+    """What to say when the model reads fewer tokens than a sample may have."""
+    if window_tokens <= facts.window_tokens:
+        return []
+    return [f"window: {window_key} = {window_tokens}, the model reads {facts.window_tokens} tokens"]
 
 
 def _too_small_by_name(model_path: str) -> list[str]:
@@ -135,7 +139,9 @@ def without_network_go_offline() -> None:
 
 
 def model_facts(model_path: str) -> ModelFacts:
-    """Read config.json; raises PreflightError naming model.path when there is none."""
+    """Read config.json; raises PreflightError naming model.path when there is none, or one without
+    the sizes of a dense decoder.
+    """
     try:
         config = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError) as error:
@@ -144,7 +150,17 @@ def model_facts(model_path: str) -> ModelFacts:
             f"model.path={model_path} is neither a Hugging Face folder nor a model "
             f"the hub gives ({reason})"
         ) from error
-    text = config.get_text_config()
+    try:
+        return _facts(config.get_text_config())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PreflightError(
+            f"model.path={model_path}: model_type {config.model_type} is not supported: its "
+            f"config.json does not give the sizes of a dense decoder ({error})"
+        ) from error
+
+
+def _facts(text: PreTrainedConfig) -> ModelFacts:
+    """From the configuration of a decoder for text."""
     heads = text.num_attention_heads
     head_dim = text.to_dict().get("head_dim") or text.hidden_size // heads
     key_values = text.to_dict().get("num_key_value_heads") or heads

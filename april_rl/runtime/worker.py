@@ -78,6 +78,10 @@ class Worker:
 
         self._engine = VllmEngine(**asdict(self._settings.engine))
 
+    def kv_cache_tokens(self) -> int:
+        """Tokens whose keys and values fit the engine's cache."""
+        return self._engine.kv_cache_tokens
+
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """One tick of the engine."""
         return self._engine.advance(submit, slots=slots, max_steps=max_steps)

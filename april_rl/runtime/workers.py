@@ -55,6 +55,7 @@ def start_ray(*, num_workers: int, address: str | None) -> None:
             ) from error
         return
     connect(
+        address="local",  # otherwise Ray would follow RAY_ADDRESS, and refuse the rest
         num_cpus=max(num_workers, os.cpu_count() or 1),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
@@ -100,6 +101,10 @@ class Workers:
         on_stage("starting vLLM")
         self._all("build_engine")
         return int(num_parameters)
+
+    def kv_cache_tokens(self) -> int:
+        """Tokens whose keys and values fit the caches of all engines, once they are started."""
+        return sum(self._all("kv_cache_tokens"))
 
     def update(self, batch: Batch) -> Metrics:
         """One optimizer step per minibatch on every worker; metrics of all ranks merged."""

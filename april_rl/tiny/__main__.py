@@ -39,6 +39,8 @@ def build_policy(folder: Path) -> None:
     # Waiting threads that spin slow the others many times over on shared cores. libgomp reads this
     # when torch loads it, and torch is not loaded before here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # So does transformers: saving takes a blink, and the warm start has a bar of its own.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import torch
 
     from april_rl.tiny.progress import ProgressDisplay

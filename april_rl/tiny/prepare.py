@@ -7,19 +7,18 @@ the work twice.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 from april_rl.errors import RunError
+from april_rl.tiny.lock import locked
 from april_rl.tiny.task import Problem, held_out_problems, training_problems
 
 PREFIX = "builtin:"
@@ -38,13 +37,17 @@ class CacheError(RunError):
     """A builtin could not be built or kept."""
 
 
-def resolve(path: str) -> str:
+class UnknownBuiltinError(RunError, ValueError):
+    """There is no builtin of that name."""
+
+
+def resolve(path: str, *, key: str = "path") -> str:
     """The file or folder behind a `builtin:` path, built when missing; any other string as it is.
 
     `builtin:tiny` is the folder of a warm-started Hugging Face model with its tokenizer;
     `builtin:arithmetic` and `builtin:arithmetic_held_out` are jsonl files with the columns `prompt`
-    and `answer`. Raises ValueError for an unknown builtin, CacheError when the cache folder cannot
-    be written or the warm start fails.
+    and `answer`. Raises UnknownBuiltinError, which calls the setting `key`, and CacheError when the
+    cache folder cannot be written or the warm start fails.
     """
     if not path.startswith(PREFIX):
         return path
@@ -56,7 +59,7 @@ def resolve(path: str) -> str:
     }
     if name not in sources:
         known = ", ".join(PREFIX + known for known in sources)
-        raise ValueError(f"there is no {path}; the builtin paths are {known}")
+        raise UnknownBuiltinError(f"{key}={path}: no such builtin; there are {known}")
     return str(sources[name]())
 
 
@@ -104,7 +107,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> None:
     interrupted build left is removed by the next one.
     """
     _check_writable(folder.parent)
-    with _locked(folder.with_name(f".{folder.name}.lock")):
+    with locked(folder.with_name(f".{folder.name}.lock"), what=str(folder)):
         if folder.is_dir():
             return
         unfinished = folder.with_name(f".{folder.name}.unfinished")
@@ -151,14 +154,6 @@ def _check_writable(root: Path) -> None:
             f"the cache folder {root} cannot be used ({reason}); "
             "set APRIL_RL_CACHE to a folder that can be written"
         )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file, after whoever holds it now; a lock ends with its process."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _run_builder() -> None:

@@ -26,12 +26,12 @@ class ProgressDisplay:
             TextColumn("warm start of builtin:tiny"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("warm start", total=None, loss=0.0)
+        self._task = self._bar.add_task("warm start", total=None, loss="")
 
     def __enter__(self) -> ProgressDisplay:
         self._bar.start()
@@ -50,7 +50,10 @@ class ProgressDisplay:
         previous = progress.loss if self._loss is None else self._loss
         self._loss = LOSS_MEMORY * previous + (1 - LOSS_MEMORY) * progress.loss
         self._bar.update(
-            self._task, total=progress.num_steps, completed=progress.step, loss=self._loss
+            self._task,
+            total=progress.num_steps,
+            completed=progress.step,
+            loss=f"loss {self._loss:.3f}",
         )
         if not self._console.is_terminal:
             self._print_line(progress, self._loss)

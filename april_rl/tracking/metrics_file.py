@@ -15,8 +15,11 @@ class MetricsFile:
     """Appends one object a step: `step`, then keys sorted by stage; NaN and infinity are null."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file for appending; raises OSError when it cannot be written."""
-        self._file = path.open("a", encoding="utf-8")
+        """Makes the file; raises FileExistsError when it is there already: two runs would mix, and
+        OSError when it cannot be written.
+        """
+        self._path = path
+        self._file = path.open("x", encoding="utf-8")
         self._last_step = -1
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
@@ -39,8 +42,12 @@ class MetricsFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Nothing can be appended afterwards."""
+        """Nothing can be appended afterwards; a file without a step is taken away again."""
+        if self._file.closed:
+            return
         self._file.close()
+        if self._last_step < 0:
+            self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         """The file itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 import yaml
@@ -47,16 +48,16 @@ class Tracker:
 
         `config` is plain data; `is_terminal` None: find out.
 
-        Raises RunDirectoryError when the run directory cannot be written.
+        Raises RunDirectoryError when the run directory cannot be written, or holds a run.
         """
         self._run_dir = run_dir
         self._print_samples_every = print_samples_every
         self._save_samples_every = save_samples_every
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
+            self._metrics_file = _new_metrics_file(run_dir)
             text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
             (run_dir / "config.yaml").write_text(text, encoding="utf-8")
-            self._metrics_file = MetricsFile(run_dir / "metrics.jsonl")
         self._pace = Pace(num_steps)
         title = f"{name}: {num_steps} steps of {num_groups} groups"
         self._view = _open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
@@ -102,19 +103,27 @@ class Tracker:
         """Tell the person who runs this something."""
         self._view.message(text)
 
-    def close(self) -> None:
-        """Ends the view, the file and the W&B run; quick, also without a network."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the view, the file and the W&B run; quick, also without a network.
+
+        `error`: what ended the run before its time; W&B shows it as failed, or killed.
+        """
         self._view.close()
         self._metrics_file.close()
-        self._run.finish()
+        self._run.finish(error)
 
     def __enter__(self) -> Self:
         """The tracker itself."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Closes the tracker."""
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes the tracker; with an error the run has failed."""
+        self.close(error)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -127,6 +136,17 @@ class Tracker:
                 f"({error.strerror}: {error.filename}); "
                 "give a folder you can write to with hydra.run.dir=FOLDER"
             ) from error
+
+
+def _new_metrics_file(run_dir: Path) -> MetricsFile:
+    """The run's own; raises RunDirectoryError when another run has left one."""
+    path = run_dir / "metrics.jsonl"
+    try:
+        return MetricsFile(path)
+    except FileExistsError as error:
+        raise RunDirectoryError(
+            f"hydra.run.dir={run_dir} already holds a run ({path.name}); give another folder"
+        ) from error
 
 
 def _is_due(step: int, every: int) -> bool:

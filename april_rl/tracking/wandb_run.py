@@ -12,6 +12,7 @@ Mode = Literal["online", "offline", "disabled"]
 
 _INIT_TIMEOUT_S = 20.0  # how long a server may take to answer at the start
 _FINISH_TIMEOUT_S = 20.0  # how long uploads may take at the end; what is left can be synced later
+_FINISHED, _FAILED, _KILLED = 0, 1, 255  # the exit codes that W&B shows as these states
 
 
 class Run(Protocol):
@@ -20,8 +21,11 @@ class Run(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
 
-    def finish(self) -> None:
-        """End the run; returns within seconds, also without a network."""
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the run, marked failed when `error` ended it, killed when that was an interrupt.
+
+        Returns within seconds, also without a network.
+        """
 
 
 class NoRun:
@@ -30,7 +34,7 @@ class NoRun:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Does nothing."""
 
-    def finish(self) -> None:
+    def finish(self, error: BaseException | None = None) -> None:
         """Does nothing."""
 
 
@@ -47,9 +51,16 @@ class WandbRun:
         """One history row with `step` and the values."""
         self._run.log({"step": step, **values})
 
-    def finish(self) -> None:
+    def finish(self, error: BaseException | None = None) -> None:
         """Ends the run; uploads get twenty seconds, files stay in the run directory."""
-        self._run.finish()
+        self._run.finish(exit_code=_exit_code(error))
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """What W&B derives the run's state from."""
+    if error is None:
+        return _FINISHED
+    return _KILLED if isinstance(error, KeyboardInterrupt) else _FAILED
 
 
 def start_run(

@@ -1,0 +1,37 @@
+"""What a token's age takes off its loss.
+
+Legend: [R] response tokens of a sample. Age: the policy version that trains a token less the one
+that sampled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+WeightOfAge = Callable[[int], float]
+
+
+def decay(factor: float) -> WeightOfAge:
+    """The weight factor ** age; factor 1 turns it off, 0 trains fresh tokens alone."""
+    return lambda age: factor**age
+
+
+def age_weights(ages: NDArray[np.int32], *, weight_of_age: WeightOfAge) -> NDArray[np.float32]:
+    """weight_of_age(age) of each token [R], asked once for every age met.
+
+    Raises ValueError when it gives anything but a number >= 0.
+    """
+    met, places = np.unique(ages, return_inverse=True)
+    table = np.asarray([_weight(int(age), weight_of_age) for age in met], np.float32)
+    weights: NDArray[np.float32] = table[places]
+    return weights
+
+
+def _weight(age: int, weight_of_age: WeightOfAge) -> float:
+    weight = weight_of_age(age)
+    if not (np.isfinite(weight) and weight >= 0):
+        raise ValueError(f"the weight of age {age} must be a number >= 0, got {weight}")
+    return weight

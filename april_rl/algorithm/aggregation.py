@@ -1,0 +1,65 @@
+"""How per-token losses become one number: a loss weight for every token, from lengths and token
+weights alone.
+
+Legend: [R] response tokens of a sample; m the token weights, of every response of a global
+minibatch, all ranks together. m is 0 for a token that is masked, else its age weight. The loss is
+Σ loss weight · loss over all of them, so a rank or a micro-batch divides by nothing of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+# Token weights [R] of each response to loss weights [R] of each.
+Aggregation = Callable[[Sequence[Floats]], list[Floats]]
+
+
+def token_mean(token_weights: Sequence[Floats]) -> list[Floats]:
+    """m / Σ m, by response [R]: every token counts the same; Yu et al. 2025 (DAPO), eq. 8.
+
+    The weights add up to 1; a long response weighs more than a short one.
+    """
+    total = float(sum(weights.sum(dtype=np.float64) for weights in token_weights))
+    return [_divided(weights, total) for weights in token_weights]
+
+
+def sequence_mean(token_weights: Sequence[Floats]) -> list[Floats]:
+    """m / (n · Σ over responses of mean m), by response [R], n its tokens with m > 0; Shao et al.
+    2024 (GRPO), eq. 3.
+
+    Without age weights 1 / (n · responses): every response counts the same, so a token of a long
+    one counts less. Age weights lower a stale response against fresh ones, not the whole batch: the
+    weights add up to 1. A response that is masked whole is not counted.
+    """
+    counts = [int((weights > 0).sum()) for weights in token_weights]
+    shares = [
+        weights / np.float32(max(count, 1))
+        for weights, count in zip(token_weights, counts, strict=True)
+    ]
+    return token_mean(shares)
+
+
+def constant_length(token_weights: Sequence[Floats], *, max_response_tokens: int) -> list[Floats]:
+    """m / (max_response_tokens · responses with any m > 0), by response [R]; Liu et al. 2025 (Dr.
+    GRPO), section 3.2.
+
+    A token counts the same in a short and in a long response and from batch to batch: nothing in
+    the denominator depends on how long responses came out, nor on age weights. The weights add up
+    to the mean length's share of the budget, so the learning rate means something else than with
+    the other two.
+    """
+    num_responses = sum(bool(weights.any()) for weights in token_weights)
+    total = float(max_response_tokens * num_responses)
+    return [_divided(weights, total) for weights in token_weights]
+
+
+def _divided(weights: Floats, total: float) -> Floats:
+    """`weights` / `total`; zeros when there is nothing to divide by."""
+    if not total:
+        return np.zeros_like(weights)
+    return (weights / total).astype(np.float32)

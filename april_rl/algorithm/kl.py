@@ -1,0 +1,42 @@
+"""How far the policy is from a frozen reference: Schulman's three estimators, per token.
+
+Legend: [T] trained tokens; logprobs and reference_logprobs in nats, of the sampled token, at the
+sampling temperature. π is the policy, ρ the reference, KL(π‖ρ) the divergence per token. Source:
+Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html).
+
+What an estimator estimates and what its gradient does are two things: as a term of the loss it is
+differentiated, and expectations over samples of π do not commute with that. Both statements hold
+for tokens sampled by π; older ones need the importance weight that their policy loss gets.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """log π - log ρ [T]: unbiased for KL(π‖ρ), high variance, may be negative.
+
+    Its gradient is ∇log π, of expectation zero: in a loss it is noise that pulls nowhere. Its place
+    is in the reward.
+    """
+    return logprobs - reference_logprobs
+
+
+def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """½ (log π - log ρ)² [T]: biased for KL(π‖ρ), low variance, never negative.
+
+    Its gradient (log π - log ρ) ∇log π is unbiased for that of KL(π‖ρ): the one for a loss.
+    """
+    return (logprobs - reference_logprobs).square() / 2
+
+
+def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """ρ/π - 1 - log(ρ/π) [T]: unbiased for KL(π‖ρ), low variance, never negative.
+
+    The one to log, and GRPO's term (Shao et al. 2024, eq. 4). Its gradient (1 - ρ/π) ∇log π is
+    unbiased for that of the other direction, KL(ρ‖π); near ρ = π the two agree to first order.
+    """
+    log_ratio = reference_logprobs - logprobs
+    return torch.expm1(log_ratio) - log_ratio

@@ -1,0 +1,139 @@
+"""From rewards to the loss: the algorithm's settings and which of them go together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from april_rl.config.checks import above, at_least, require
+from april_rl.config.choices import Advantage, Aggregation, Correction, Kl, Loss, Ratio
+
+# Losses whose ratio is clipped by clip_low and clip_high.
+_CLIPPED = (Loss.ppo_clip, Loss.gspo, Loss.gspo_token, Loss.cispo)
+_CUT = (Correction.truncate, Correction.sequence_truncate)
+
+
+@dataclass(slots=True, kw_only=True)
+class AlgorithmConfig:
+    """From rewards to per-token loss."""
+
+    advantage: Advantage = Advantage.grpo
+    loss: Loss = Loss.ppo_clip
+    ratio: Ratio = Ratio.proximal  # what the loss's ratio is taken against
+    # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token want 3e-4, 4e-4
+    clip_low: float = 0.2
+    clip_high: float = 0.28  # DAPO's clip-higher
+    dual_clip: float | None = None  # ppo_clip: bad tokens of a ratio above it no longer count
+    sapo_positive_temperature: float = 1.0  # of tokens with a positive advantage
+    sapo_negative_temperature: float = 1.05  # of the others; larger fades faster
+    aggregation: Aggregation = Aggregation.token_mean
+    kl: Kl = Kl.none  # estimator of the KL divergence to the frozen start of the run
+    kl_coefficient: float = 0.0  # of that term in the loss; 0: off, no reference is loaded
+    entropy_coefficient: float = 0.0  # of the entropy bonus; 0: off
+    correction: Correction = Correction.truncate  # importance weights, engine to learner
+    tis_cap: float = 2.0  # truncate, sequence_truncate: upper bound of a weight
+    mask_low: float = 0.5  # mask: tokens whose weight lies outside get no gradient
+    mask_high: float = 5.0
+    # [low, high]: responses whose weights have a product outside get no gradient; null: off
+    sequence_mask: list[float] | None = None
+    geometric_mask: list[float] | None = None  # the same of their geometric mean
+    dynamic_sampling: bool = (
+        False  # reject groups whose rewards are all equal and refill their slots
+    )
+    overlong_buffer_tokens: int = (
+        0  # DAPO's soft overlong punishment over the last so many tokens; 0: off
+    )
+    overlong_penalty: float = 1.0  # reward taken off at the end of the buffer
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_clip_low()
+        self._check_masks()
+        require(
+            self.ratio is Ratio.proximal
+            or self.correction is Correction.none
+            or self.loss is Loss.policy_gradient,
+            f"algorithm.correction must be none with algorithm.ratio=behaviour, got "
+            f"{self.correction.name}: the ratio already carries the importance weight",
+        )
+        require(
+            self.loss is not Loss.gspo or self.correction is not Correction.mask,
+            "algorithm.loss=gspo cannot leave out single tokens as algorithm.correction=mask does, "
+            "the gradient of each goes to its whole response: take algorithm.loss=gspo_token",
+        )
+        require(
+            self.kl is not Kl.k1 or self.kl_coefficient == 0,
+            f"algorithm.kl=k1 cannot be a term of the loss (algorithm.kl_coefficient="
+            f"{self.kl_coefficient:g}): its gradient is noise that pulls nowhere; take k2 or k3",
+        )
+        self._check_nothing_is_ignored()
+
+    def _check_ranges(self) -> None:
+        above("algorithm", 0, clip_low=self.clip_low, clip_high=self.clip_high)
+        above("algorithm", 1, dual_clip=self.dual_clip)
+        above(
+            "algorithm",
+            0,
+            sapo_positive_temperature=self.sapo_positive_temperature,
+            sapo_negative_temperature=self.sapo_negative_temperature,
+        )
+        at_least("algorithm", 1, tis_cap=self.tis_cap)
+        at_least(
+            "algorithm",
+            0,
+            kl_coefficient=self.kl_coefficient,
+            entropy_coefficient=self.entropy_coefficient,
+            overlong_buffer_tokens=self.overlong_buffer_tokens,
+            overlong_penalty=self.overlong_penalty,
+        )
+
+    def _check_clip_low(self) -> None:
+        low, loss = self.clip_low, self.loss
+        require(
+            low < 1 or (loss is Loss.cispo and low == 1),
+            f"algorithm.clip_low must be < 1 with algorithm.loss={loss.name} (cispo also takes 1, "
+            f"which is no lower bound), got {low:g}",
+        )
+
+    def _check_masks(self) -> None:
+        """A weight of 1, engine and learner at one, must lie within every pair of bounds."""
+        require(
+            0 <= self.mask_low < 1, f"algorithm.mask_low must be in [0, 1), got {self.mask_low}"
+        )
+        above("algorithm", 1, mask_high=self.mask_high)
+        masks = {"sequence_mask": self.sequence_mask, "geometric_mask": self.geometric_mask}
+        for key, bounds in masks.items():
+            require(
+                bounds is None
+                or (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1] < math.inf),
+                f"algorithm.{key} must be null or [low, high] with 0 <= low < 1 < high, "
+                f"got {bounds}",
+            )
+
+    def _check_nothing_is_ignored(self) -> None:
+        """Settings that only some choices read are left alone by the others."""
+        defaults = {entry.name: entry.default for entry in fields(self)}
+        values = {name: getattr(self, name) for name in defaults}
+        for chosen, keys in self._unread():
+            for key in keys:
+                require(
+                    values[key] == defaults[key],
+                    f"algorithm.{key}={values[key]} means nothing with algorithm.{chosen}="
+                    f"{values[chosen].name}: leave it at {defaults[key]}",
+                )
+
+    def _unread(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """A choice, and the settings that nothing reads because of it."""
+        if self.loss not in _CLIPPED:
+            yield "loss", ("clip_low", "clip_high")
+        if self.loss is not Loss.ppo_clip:
+            yield "loss", ("dual_clip",)
+        if self.loss is not Loss.sapo:
+            yield "loss", ("sapo_positive_temperature", "sapo_negative_temperature")
+        if self.correction not in _CUT:
+            yield "correction", ("tis_cap",)
+        if self.correction is not Correction.mask:
+            yield "correction", ("mask_low", "mask_high")
+        if self.kl is Kl.none:
+            yield "kl", ("kl_coefficient",)

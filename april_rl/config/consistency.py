@@ -1,0 +1,121 @@
+"""Checks that need more than one section of a configuration, or all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING
+
+from april_rl.config.checks import finite, require
+from april_rl.config.choices import Advantage, Loss, OnStale
+
+if TYPE_CHECKING:
+    from april_rl.config.schema import TrainConfig
+
+
+def check_consistency(config: TrainConfig) -> None:
+    """Raise ValueError naming the first key that does not go with another, or is no number."""
+    finite(_settings(config))
+    require(0 <= config.seed < 2**32, f"seed must be in [0, 2**32), got {config.seed}")
+    _check_groups(config)
+    _check_samples(config)
+    _check_masked_tokens(config)
+    _check_lengths(config)
+    _check_steps(config)
+
+
+def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every key and its value."""
+    assert is_dataclass(section), section
+    for entry in fields(section):
+        value = getattr(section, entry.name)
+        if is_dataclass(value):
+            yield from _settings(value, f"{prefix}{entry.name}.")
+        else:
+            yield f"{prefix}{entry.name}", value
+
+
+def _check_groups(config: TrainConfig) -> None:
+    """Who is compared with whom."""
+    size, algorithm = config.rollout.group_size, config.algorithm
+    require(
+        size >= 2 or algorithm.advantage is Advantage.reinforce_pp,
+        f"rollout.group_size must be >= 2 with algorithm.advantage={algorithm.advantage.name}, "
+        f"which compares the samples of a group (reinforce_pp does not), got {size}",
+    )
+    require(
+        size >= 2 or not algorithm.dynamic_sampling,
+        "rollout.group_size must be >= 2 with algorithm.dynamic_sampling, which rejects groups "
+        f"whose rewards are all equal, got {size}",
+    )
+
+
+def _check_masked_tokens(config: TrainConfig) -> None:
+    """Whether the loss can leave out single tokens where settings ask for it."""
+    is_whole = config.algorithm.loss is Loss.gspo
+    settings = {
+        "rollout.on_stale=mask does": config.rollout.on_stale is OnStale.mask,
+        f"learner.age_weight={config.learner.age_weight} may": bool(config.learner.age_weight),
+    }
+    for setting, is_chosen in settings.items():
+        require(
+            not (is_whole and is_chosen),
+            f"algorithm.loss=gspo cannot leave out single tokens as {setting}, the gradient of "
+            "each goes to its whole response: take algorithm.loss=gspo_token",
+        )
+
+
+def _check_samples(config: TrainConfig) -> None:
+    """What is in flight, and how old it gets."""
+    rollout = config.rollout
+    factor = rollout.over_sampling_factor
+    is_auto = isinstance(factor, str)
+    require(
+        not (is_auto and config.deterministic),
+        "rollout.over_sampling_factor=auto follows the seconds that the engines take, which "
+        "differ from run to run: give a number, or deterministic=false",
+    )
+    residence = 1.0 if isinstance(factor, str) else max(1.0, factor - 1)
+    partial = rollout.refill or is_auto or factor != 1
+    require(
+        not partial or rollout.max_staleness >= residence,
+        f"rollout.max_staleness must be >= {residence:g} with "
+        f"rollout.over_sampling_factor={factor} (a sample stays "
+        f"about that many steps), got {rollout.max_staleness}",
+    )
+
+
+def _check_lengths(config: TrainConfig) -> None:
+    """In tokens, of a prompt and its response."""
+    budget, buffer = config.rollout.max_response_tokens, config.algorithm.overlong_buffer_tokens
+    longest = config.data.max_prompt_tokens + budget
+    require(
+        config.learner.max_tokens >= longest,
+        f"learner.max_tokens must hold the longest sequence, data.max_prompt_tokens + "
+        f"rollout.max_response_tokens = {longest}, got {config.learner.max_tokens}",
+    )
+    require(
+        config.engine.max_model_len == 0 or config.engine.max_model_len >= longest,
+        f"engine.max_model_len must be 0 or >= data.max_prompt_tokens + "
+        f"rollout.max_response_tokens = {longest}, got {config.engine.max_model_len}",
+    )
+    require(
+        buffer <= budget,
+        f"algorithm.overlong_buffer_tokens must be <= rollout.max_response_tokens ({budget}), "
+        f"got {buffer}",
+    )
+
+
+def _check_steps(config: TrainConfig) -> None:
+    """What is due when."""
+    num_steps, drain = config.trainer.num_steps, config.rollout.drain_steps
+    num_updates, warmup = num_steps * config.trainer.num_minibatches, config.optimizer.warmup_steps
+    require(
+        warmup < num_updates,
+        f"optimizer.warmup_steps must be < trainer.num_steps * trainer.num_minibatches "
+        f"({num_updates} optimizer steps), got {warmup}",
+    )
+    require(
+        drain < num_steps,
+        f"rollout.drain_steps must be < trainer.num_steps ({num_steps}), got {drain}",
+    )

@@ -1,0 +1,146 @@
+"""Whether what is trained has the lengths and the rewards of what was opened: `length_bias/*`.
+
+Partial rollouts train short responses first: until the long ones of the first steps are finished,
+what is trained is shorter than what the policy writes. Then as many long ones come in from earlier
+steps as go out to later ones. A schedule that lost or starved long samples would show here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from april_rl.metrics import Mean, Metrics
+from april_rl.rollout.buffer import Buffer
+from april_rl.rollout.state import Plain
+from april_rl.types import Sample, ScoredGroup
+
+# More steps than a group may live, so that the longest responses of the window are known.
+_WINDOW_STEPS = 20
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """What a step opened, scored and trained."""
+
+    # By prompt id, the response tokens of each sample [G]; none while the group is open.
+    opened: dict[int, list[int]] = field(default_factory=dict)
+    num_scored: int = 0  # samples
+    scored_reward: float = 0.0  # Σ over them
+    num_trained: int = 0  # samples
+    trained_reward: float = 0.0
+    trained_tokens: int = 0
+
+
+class LengthBias:
+    """Counts of the last steps."""
+
+    def __init__(self, *, window_steps: int = _WINDOW_STEPS) -> None:
+        """`window_steps`: how many steps the metrics look back, this one included."""
+        self._steps: deque[_Step] = deque([_Step()], maxlen=window_steps)
+        self._opened_in: dict[int, _Step] = {}  # of the groups that are open
+
+    def begin_step(self) -> None:
+        """What comes now belongs to a new step."""
+        self._steps.append(_Step())
+
+    def open(self, prompt_id: int) -> None:
+        """A group was opened."""
+        step = self._opened_in[prompt_id] = self._steps[-1]
+        step.opened[prompt_id] = []
+
+    def close(self, prompt_id: int, samples: Iterable[Sample], *, rewards: Sequence[float]) -> None:
+        """A complete group has its rewards; none when it is dropped without."""
+        # Of a group opened before the window, the entry goes to a step that counts no more.
+        step = self._opened_in.pop(prompt_id)
+        step.opened[prompt_id] = [sample.num_tokens for sample in samples]
+        self._steps[-1].num_scored += len(rewards)
+        self._steps[-1].scored_reward += sum(rewards)
+
+    def train(self, groups: Iterable[ScoredGroup]) -> None:
+        """These groups are what the step trains."""
+        step = self._steps[-1]
+        for scored in groups:
+            step.num_trained += len(scored.rewards)
+            step.trained_reward += sum(scored.rewards)
+            step.trained_tokens += sum(sample.num_tokens for sample in scored.group.samples)
+
+    def metrics(self, buffer: Buffer) -> Metrics:
+        """`length_bias/*` over the last 20 steps; `buffer` holds the groups that are open.
+
+        `opened_tokens_mean`: mean response length of all samples of the groups *opened* in these
+        steps, whatever became of them. Unfinished ones count as at least so long as they are
+        (`restricted_mean`).
+        `trained_tokens_mean`: mean response length of the samples *trained* in these steps.
+        `scored_reward_mean`, `trained_reward_mean`: mean reward of the samples of the groups whose
+        scores came in these steps, with those the filter rejected, and of the trained ones.
+
+        Without a filter all pairs agree when nothing is biased, but for the first steps; a filter
+        chooses by reward, so with it they differ by what it chooses.
+        """
+        closed = list(chain.from_iterable(s.opened.values() for s in self._steps))
+        finished = list(chain.from_iterable(closed))
+        unfinished: list[int] = []
+        since = {prompt_id for step in self._steps for prompt_id in step.opened}
+        for group in buffer.open_groups():
+            if group.prompt.id not in since:
+                continue
+            for sample in group.samples:
+                (finished if sample.is_finished else unfinished).append(sample.num_tokens)
+        opened = restricted_mean(finished, unfinished)
+        num_scored = sum(step.num_scored for step in self._steps)
+        num_trained = sum(step.num_trained for step in self._steps)
+        return _of_something(
+            {
+                "opened_tokens_mean": Mean(opened, 1.0 if finished else 0.0),
+                "trained_tokens_mean": Mean(
+                    sum(step.trained_tokens for step in self._steps), num_trained
+                ),
+                "scored_reward_mean": Mean(
+                    sum(step.scored_reward for step in self._steps), num_scored
+                ),
+                "trained_reward_mean": Mean(
+                    sum(step.trained_reward for step in self._steps), num_trained
+                ),
+            }
+        )
+
+    def save(self) -> list[Plain]:
+        """The steps of the window, the oldest first."""
+        return [
+            {**asdict(step), "opened": [[i, lengths] for i, lengths in step.opened.items()]}
+            for step in self._steps
+        ]
+
+    def restore(self, state: list[Plain], *, open_ids: Iterable[int]) -> None:
+        """Go on where `state` was saved, with these groups open."""
+        self._steps.clear()
+        self._steps.extend(_Step(**{**step, "opened": dict(step["opened"])}) for step in state)
+        opened_in = {prompt_id: step for step in self._steps for prompt_id in step.opened}
+        self._opened_in = {id_: opened_in.get(id_, _Step()) for id_ in open_ids}
+
+
+def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
+    """Mean of a length law, of which `finished` [F] are samples and `unfinished` [U] lower bounds.
+
+    The area under the product-limit estimate of survival (Kaplan & Meier 1958) up to the longest
+    length seen, so what is above that is left out; 0 of nothing. Leaving the unfinished ones out,
+    or taking them for finished, gives a mean that is too small.
+    """
+    lengths = np.concatenate([np.asarray(finished, float), np.asarray(unfinished, float)])
+    is_finished = np.arange(len(lengths)) < np.size(finished)
+    order = np.lexsort((~is_finished, lengths))  # of one length, the finished ones first
+    at_risk = np.arange(len(lengths), 0, -1)
+    survival = np.cumprod(np.where(is_finished[order], 1 - 1 / at_risk, 1.0))
+    before = np.concatenate([[1.0], survival[:-1]])
+    return float((before * np.diff(lengths[order], prepend=0.0)).sum()) if len(lengths) else 0.0
+
+
+def _of_something(values: dict[str, Mean]) -> Metrics:
+    """Without the means of nothing."""
+    return Metrics({f"length_bias/{key}": mean for key, mean in values.items() if mean.weight})

@@ -1,0 +1,97 @@
+"""Laws of response lengths: the tokens a sample's response has, were there no budget."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from statistics import NormalDist
+
+from april_rl.types import SampleId
+
+Law = Callable[[SampleId], int]
+
+_NORMAL = NormalDist()
+_HALVINGS = 60  # of an interval of logarithms: to the last bit
+_OF_THE_PROMPT = -1  # instead of a sample's index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lognormal:
+    """Lengths whose logarithms are normal with deviation `sigma` around log(`median_tokens`).
+
+    Samples of one group correlate by `correlation` in [0, 1]: a hard prompt has long responses.
+    """
+
+    median_tokens: float
+    sigma: float
+    correlation: float = 0.0
+    seed: int = 0
+
+    def __call__(self, sample_id: SampleId) -> int:
+        """At least 1; a function of the id and the law alone."""
+        own = _NORMAL.inv_cdf(uniform(self.seed, sample_id.prompt_id, sample_id.index))
+        z = math.sqrt(1 - self.correlation) * own
+        if self.correlation:
+            shared = _NORMAL.inv_cdf(uniform(self.seed, sample_id.prompt_id, _OF_THE_PROMPT))
+            z += math.sqrt(self.correlation) * shared
+        return max(1, round(self.median_tokens * math.exp(self.sigma * z)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The lengths of recorded groups, each prompt's drawn from them with replacement."""
+
+    groups: Sequence[Sequence[int]]  # response tokens of the samples of each group
+    seed: int = 0
+
+    def __call__(self, sample_id: SampleId) -> int:
+        """The length at the sample's place in the group drawn for its prompt; where groups were
+        smaller, of any of its samples.
+        """
+        drawn = uniform(self.seed, sample_id.prompt_id, _OF_THE_PROMPT)
+        group = self.groups[int(drawn * len(self.groups))]
+        if sample_id.index < len(group):
+            return group[sample_id.index]
+        return group[int(uniform(self.seed, sample_id.prompt_id, sample_id.index) * len(group))]
+
+
+def uniform(seed: int, prompt_id: int, index: int) -> float:
+    """A number in (0, 1), as if drawn at random, that is a function of these three."""
+    packed = struct.pack("<qqq", seed, prompt_id, index)
+    drawn = int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") >> 11
+    return (drawn + 0.5) / 2**53
+
+
+def capped_mean(median_tokens: float, sigma: float, cap: int) -> float:
+    """E[min(X, cap)] of a lognormal X: the mean response length under a budget of `cap` tokens.
+
+    Tokens; exp(μ + σ²/2)·Φ((log cap - μ - σ²)/σ) + cap·(1 - Φ((log cap - μ)/σ)).
+    """
+    if sigma == 0:
+        return min(median_tokens, cap)
+    distance = math.log(cap / median_tokens) / sigma
+    below = median_tokens * math.exp(sigma**2 / 2) * _NORMAL.cdf(distance - sigma)
+    return below + cap * (1 - _NORMAL.cdf(distance))
+
+
+def median_for(mean_tokens: float, *, sigma: float, cap: int) -> float:
+    """The median of the lognormal law whose responses have `mean_tokens` under a budget of `cap`.
+
+    Raises ValueError unless 1 <= mean_tokens < cap, or the median would leave what floats hold.
+    """
+    if not 1 <= mean_tokens < cap:
+        raise ValueError(
+            f"the mean of responses of at most {cap} tokens must be in [1, {cap}), "
+            f"got {mean_tokens:g}"
+        )
+    low, high = -200.0, math.log(cap) + 200.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if capped_mean(math.exp(middle), sigma, cap) < mean_tokens:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)

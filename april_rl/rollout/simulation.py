@@ -1,0 +1,282 @@
+"""A run of the real collector on simulated engines: what over-sampling, refill, filter, staleness
+cap and kept state would do to a step, before a GPU is rented.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from april_rl.rollout.collector import Collection, Collector
+from april_rl.rollout.cost import EngineCost
+from april_rl.rollout.factor import OverSampling
+from april_rl.rollout.lengths import Law
+from april_rl.rollout.ports import Engines
+from april_rl.rollout.simulated_engine import SimulatedEngine
+from april_rl.rollout.virtual import (
+    DelayedScorer,
+    InProcessEngine,
+    NumberedPrompts,
+    ParallelEngines,
+    VirtualClock,
+)
+from april_rl.types import ScoredGroup
+
+_FOREVER_S = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """The work and the machine: what stays the same while over-sampling factors are compared."""
+
+    cost: EngineCost
+    law: Law
+    num_groups: int = 32  # N
+    group_size: int = 8  # G
+    max_response_tokens: int = 16384
+    prompt_tokens: int = 256
+    num_engines: int = 1
+    tick_steps: int = 8
+    max_batched_tokens: int = 8192  # of one engine step
+    max_staleness: int = 5
+    finish_stale: bool = True
+    keeps_parked: bool = False  # parked samples keep their KV cache
+    no_signal_frac: float = 0.0  # groups whose rewards are all equal
+    is_filtered: bool = False  # such groups are rejected, and others generated in their place
+    score_s: float = 0.0  # from a sample's end to its reward
+    rest_s: float = 0.0  # of a step besides the rollout: update and weight sync
+    seed: int = 0
+    in_process: bool = False  # one engine inside the controller, as in the rollout benchmark
+    controller_s: float = 0.0  # of a tick, while an engine inside the controller waits
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what cannot be simulated."""
+        for name, value in (
+            ("num_groups", self.num_groups),
+            ("group_size", self.group_size),
+            ("max_response_tokens", self.max_response_tokens),
+            ("prompt_tokens", self.prompt_tokens),
+            ("num_engines", self.num_engines),
+            ("tick_steps", self.tick_steps),
+            ("max_batched_tokens", self.max_batched_tokens),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        if min(self.max_staleness, self.score_s, self.rest_s, self.controller_s) < 0:
+            raise ValueError("max_staleness, score_s, rest_s and controller_s must be >= 0")
+        if not 0 <= self.no_signal_frac < 1:
+            raise ValueError(f"no_signal_frac must be in [0, 1), got {self.no_signal_frac:g}")
+        if self.in_process and self.num_engines > 1:
+            raise ValueError("in_process is for one engine")
+        cost = self.cost
+        if cost.step_s + cost.sample_s + cost.context_token_s <= 0:
+            raise ValueError("an engine step must cost something; the engine's cost is all zero")
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What the counted steps of a simulated run came to."""
+
+    num_steps: int = 0
+    rollout_s: float = 0.0  # of all steps
+    rest_s: float = 0.0  # of all steps
+    trained_samples: int = 0
+    finished_samples: int = 0
+    generated_tokens: int = 0
+    reprefill_tokens: int = 0
+    rejected_groups: int = 0
+    peak_kv_tokens: int = 0  # most tokens that one engine held, running and kept
+    peak_parked_tokens: int = 0  # most response tokens that the buffer held between two steps
+    slot_s: float = 0.0  # Σ over steps of slots times seconds
+    busy_slot_s: float = 0.0  # of these, with a request
+    factor: float = 1.0  # α of the last step
+    tokens_by_age: Counter[int] = field(default_factory=Counter)  # trained tokens
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step, the update included."""
+        return (self.rollout_s + self.rest_s) / self.num_steps
+
+    @property
+    def trained_samples_per_s(self) -> float:
+        """Of rollout time."""
+        return self.trained_samples / self.rollout_s
+
+    @property
+    def finished_samples_per_s(self) -> float:
+        """Of rollout time; also those that were rejected or are trained later."""
+        return self.finished_samples / self.rollout_s
+
+    @property
+    def generated_tokens_per_s(self) -> float:
+        """Of rollout time, over all engines."""
+        return self.generated_tokens / self.rollout_s
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the slots in use, over time."""
+        return self.busy_slot_s / self.slot_s
+
+    @property
+    def reprefill_per_generated_token(self) -> float:
+        """Tokens computed again for one that is new."""
+        return self.reprefill_tokens / max(1, self.generated_tokens)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Response tokens of the trained groups."""
+        return self.tokens_by_age.total()
+
+    @property
+    def off_policy_token_frac(self) -> float:
+        """Share of trained tokens that an earlier policy sampled."""
+        return 1 - self.tokens_by_age[0] / max(1, self.trained_tokens)
+
+    @property
+    def age_mean(self) -> float:
+        """Policy versions, over trained tokens."""
+        total = sum(age * count for age, count in self.tokens_by_age.items())
+        return total / max(1, self.trained_tokens)
+
+    @property
+    def age_max(self) -> int:
+        """Policy versions, of a trained token; beyond the cap only where such tokens are masked."""
+        return max(self.tokens_by_age, default=0)
+
+    def figures(self) -> dict[str, float]:
+        """Every figure by its name."""
+        return {
+            "step_s": self.step_s,
+            "rollout_s": self.rollout_s / self.num_steps,
+            "trained_samples_per_s": self.trained_samples_per_s,
+            "finished_samples_per_s": self.finished_samples_per_s,
+            "generated_tokens_per_s": self.generated_tokens_per_s,
+            "off_policy_token_frac": self.off_policy_token_frac,
+            "age_mean": self.age_mean,
+            "age_max": self.age_max,
+            "reprefill_per_generated_token": self.reprefill_per_generated_token,
+            "rejected_groups_per_step": self.rejected_groups / self.num_steps,
+            "occupancy": self.occupancy,
+            "peak_kv_tokens": self.peak_kv_tokens,
+            "peak_parked_tokens": self.peak_parked_tokens,
+            "over_sampling_factor": self.factor,
+        }
+
+    def add(self, collection: Collection, *, policy_version: int, parked_tokens: int) -> None:
+        """Count one step that collected with `policy_version`."""
+        stats = collection.stats
+        self.num_steps += 1
+        self.rollout_s += stats.time_s
+        self.finished_samples += stats.finished_samples
+        self.generated_tokens += stats.generated_tokens
+        self.reprefill_tokens += stats.reprefill_tokens
+        self.rejected_groups += stats.rejected_groups
+        self.peak_parked_tokens = max(self.peak_parked_tokens, parked_tokens)
+        for scored in collection.groups:
+            self.trained_samples += len(scored.group.samples)
+            for completion in (c for s in scored.group.samples for c in s.completions):
+                age = policy_version - completion.policy_version
+                self.tokens_by_age[age] += len(completion.token_ids)
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    over_sampling: OverSampling,
+    refill: bool,
+    num_steps: int,
+    warmup_steps: int,
+    on_step: Callable[[int, Collection], None] | None = None,
+) -> Outcome:
+    """What `num_steps` steps come to after `warmup_steps` that fill the buffer and are not counted.
+
+    A function of its arguments alone, seeds included. `on_step` is told every step.
+    """
+    run = _Run(scenario, over_sampling=over_sampling, refill=refill)
+    outcome = Outcome()
+    for version in range(warmup_steps + num_steps):
+        outcome.factor = over_sampling.factor
+        collection = run.step(version)
+        if on_step is not None:
+            on_step(version, collection)
+        if version < warmup_steps:
+            continue
+        outcome.add(collection, policy_version=version, parked_tokens=run.parked_tokens)
+        outcome.rest_s += scenario.rest_s
+        stats = collection.stats
+        outcome.slot_s += stats.num_slots * stats.time_s
+        outcome.busy_slot_s += stats.in_flight_mean * stats.time_s
+    outcome.peak_kv_tokens = run.peak_kv_tokens
+    return outcome
+
+
+class _Run:
+    """A collector, its simulated engines and their clock."""
+
+    def __init__(self, scenario: Scenario, *, over_sampling: OverSampling, refill: bool) -> None:
+        self._scenario, self._clock = scenario, VirtualClock()
+        self._engines = [
+            SimulatedEngine(
+                law=scenario.law,
+                cost=scenario.cost,
+                keeps_parked=scenario.keeps_parked,
+                max_batched_tokens=scenario.max_batched_tokens,
+            )
+            for _ in range(scenario.num_engines)
+        ]
+        scorer = DelayedScorer(
+            no_signal_frac=scenario.no_signal_frac,
+            score_s=scenario.score_s,
+            seed=scenario.seed,
+            clock=self._clock,
+        )
+        engines: Engines = (
+            InProcessEngine(self._engines[0], clock=self._clock, controller_s=scenario.controller_s)
+            if scenario.in_process
+            else ParallelEngines(self._engines, clock=self._clock)
+        )
+        self._collector = Collector(
+            engines,
+            scorer,
+            NumberedPrompts(scenario.prompt_tokens),
+            num_groups=scenario.num_groups,
+            group_size=scenario.group_size,
+            over_sampling=over_sampling,
+            refill=refill,
+            max_response_tokens=scenario.max_response_tokens,
+            max_staleness=scenario.max_staleness,
+            finish_stale=scenario.finish_stale,
+            keep=_has_signal if scenario.is_filtered else _any,
+            max_rejected_groups=0,
+            tick_steps=scenario.tick_steps,
+            abort_timeout_s=_FOREVER_S,
+            tick_timeout_s=_FOREVER_S,
+            deterministic=False,
+            seed=scenario.seed,
+            clock=self._clock,
+        )
+
+    def step(self, policy_version: int) -> Collection:
+        """A rollout, then the rest of the step."""
+        for engine in self._engines:
+            engine.set_version(policy_version)
+        collection = self._collector.collect(policy_version)
+        self._clock.move_to(self._clock() + self._scenario.rest_s)
+        return collection
+
+    @property
+    def parked_tokens(self) -> int:
+        return self._collector.buffer.open_tokens
+
+    @property
+    def peak_kv_tokens(self) -> int:
+        return max(engine.peak_kv_tokens for engine in self._engines)
+
+
+def _has_signal(scored: ScoredGroup) -> bool:
+    return scored.has_signal
+
+
+def _any(scored: ScoredGroup) -> bool:  # noqa: ARG001
+    return True

@@ -1,0 +1,300 @@
+"""Command line: `python -m april_rl.simulate --run DIR` or `--preset NAME`: what an over-sampling
+factor would do, on the real collector and simulated engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import track
+
+from april_rl.errors import RunError
+from april_rl.rollout.factor import FixedFactor
+from april_rl.rollout.lengths import Lognormal, Recorded, median_for
+from april_rl.rollout.paper import PaperRow, paper_cases, simulate_case
+from april_rl.rollout.presets import PRESETS
+from april_rl.rollout.simulation import Outcome, Scenario, simulate
+from april_rl.tracking.simulation_tables import comparison_table, paper_table
+
+if TYPE_CHECKING:
+    from april_rl.config import TrainConfig
+
+# Options that replace a field of the scenario: its name, type and meaning.
+_FIELDS: tuple[tuple[str, type, str], ...] = (
+    ("num_groups", int, "N, groups a step trains"),
+    ("group_size", int, "G, samples of one prompt"),
+    ("max_response_tokens", int, "budget of a response"),
+    ("prompt_tokens", int, "of every prompt"),
+    ("num_engines", int, "engines side by side"),
+    ("tick_steps", int, "engine steps between two decisions; more simulate faster"),
+    ("max_batched_tokens", int, "of one engine step"),
+    ("max_staleness", int, "cap on the age of a trained token"),
+    ("no_signal_frac", float, "share of groups with equal rewards"),
+    ("score_s", float, "seconds from a sample's end to its reward"),
+    ("rest_s", float, "seconds of a step besides the rollout"),
+    ("seed", int, "of lengths and rewards"),
+)
+
+
+class SimulationError(RunError):
+    """The simulation cannot be set up as asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A scenario and where it comes from."""
+
+    scenario: Scenario
+    refill: bool
+    title: str
+    kv_bytes_per_token: int | None  # None: not known of a recorded run
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Simulate what the command line asks for and print the table; a mistake ends in one message
+    and status 1 or 2.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        found = _paper() if options.paper else _compare(_source(options), options)
+        if options.json is not None:
+            _write(options.json, found)
+    except (RunError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m april_rl.simulate",
+        description="Step time, gain over synchronous, ages and memory at several over-sampling "
+        "factors, without a GPU. See docs/simulator.md.",
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--run", type=Path, metavar="DIR", help="a run directory: all is as in it")
+    where.add_argument("--preset", choices=sorted(PRESETS), help="a model on a GPU")
+    where.add_argument("--paper", action="store_true", help="the table of the APRIL paper")
+    parser.add_argument("--alpha", type=_alpha, nargs="+", default=[1.5, 2.0, 3.0])
+    parser.add_argument("--mean-tokens", type=float, help="of a response; with a preset: 6000")
+    parser.add_argument("--sigma", type=float, help="of the lengths' logarithm; preset: 0.8")
+    parser.add_argument("--correlation", type=float, help="of lengths within a group; preset: 0.3")
+    yes_no = argparse.BooleanOptionalAction
+    parser.add_argument("--refill", action=yes_no, help="fill a finished sample's slot at once")
+    parser.add_argument("--filter", action=yes_no, help="reject groups without signal")
+    parser.add_argument("--resume", choices=("reprefill", "keep"))
+    parser.add_argument("--on-stale", choices=("finish", "mask"))
+    for name, kind, meaning in _FIELDS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=meaning)
+    parser.add_argument("--steps", type=_count, default=12, help="counted (default 12)")
+    parser.add_argument("--warmup-steps", type=int, default=6, help="not counted (default 6)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there too")
+    return parser
+
+
+def _alpha(text: str) -> float:
+    factor = float(text)
+    if factor < 1:
+        raise argparse.ArgumentTypeError(f"alpha must be >= 1, got {text}")
+    return factor
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
+    return count
+
+
+# Where a scenario comes from.
+
+
+def _source(options: argparse.Namespace) -> Source:
+    """The run's or the preset's scenario, with what the command line replaces."""
+    source = _recorded(options.run) if options.run else _preset(options)
+    given = {name: getattr(options, name) for name, _, _ in _FIELDS}
+    if options.resume:
+        given["keeps_parked"] = options.resume == "keep"
+    if options.on_stale:
+        given["finish_stale"] = options.on_stale == "finish"
+    given["is_filtered"] = options.filter
+    chosen = {name: value for name, value in given.items() if value is not None}
+    scenario = replace(source.scenario, **chosen)
+    if options.run and (options.mean_tokens or options.sigma or options.correlation):
+        raise SimulationError(
+            "a recorded run has lengths of its own: --mean-tokens, --sigma and --correlation go "
+            "with --preset"
+        )
+    scenario = replace(scenario, law=_law(options, scenario))
+    refill = source.refill if options.refill is None else options.refill
+    return replace(source, scenario=scenario, refill=refill)
+
+
+def _law(options: argparse.Namespace, scenario: Scenario) -> Lognormal | Recorded:
+    """With the scenario's seed and budget."""
+    if isinstance(scenario.law, Recorded):
+        return replace(scenario.law, seed=scenario.seed)
+    sigma = 0.8 if options.sigma is None else options.sigma
+    correlation = 0.3 if options.correlation is None else options.correlation
+    if sigma < 0 or not 0 <= correlation <= 1:
+        raise SimulationError("--sigma must be >= 0 and --correlation in [0, 1]")
+    median = median_for(
+        6000.0 if options.mean_tokens is None else options.mean_tokens,
+        sigma=sigma,
+        cap=scenario.max_response_tokens,
+    )
+    return Lognormal(median_tokens=median, sigma=sigma, correlation=correlation, seed=scenario.seed)
+
+
+def _preset(options: argparse.Namespace) -> Source:
+    preset = PRESETS[options.preset]
+    placeholder = Lognormal(median_tokens=1.0, sigma=0.0)  # `_law` knows the final budget
+    return Source(
+        scenario=Scenario(cost=preset.cost, law=placeholder, num_engines=8, tick_steps=32),
+        refill=True,
+        title=options.preset,
+        kv_bytes_per_token=preset.kv_bytes_per_token,
+    )
+
+
+def _recorded(run_dir: Path) -> Source:
+    """Lengths, rewards and cost of a run, and its configuration."""
+    from april_rl.config.choices import OnStale, Resume
+    from april_rl.tracking.recorded_run import read_recorded_run
+
+    recorded, config = read_recorded_run(run_dir), _config(run_dir / "config.yaml")
+    rollout = config.rollout
+    return Source(
+        scenario=Scenario(
+            cost=recorded.cost,
+            law=Recorded(groups=recorded.lengths),
+            num_groups=config.trainer.num_groups,
+            group_size=rollout.group_size,
+            max_response_tokens=rollout.max_response_tokens,
+            prompt_tokens=recorded.prompt_tokens,
+            num_engines=config.runtime.num_workers,
+            tick_steps=rollout.tick_steps,
+            max_batched_tokens=config.engine.max_batched_tokens,
+            max_staleness=rollout.max_staleness,
+            finish_stale=rollout.on_stale is OnStale.finish,
+            keeps_parked=rollout.resume is Resume.keep,
+            no_signal_frac=min(recorded.no_signal_frac, 0.99),
+            is_filtered=config.algorithm.dynamic_sampling,
+            rest_s=recorded.rest_s,
+            seed=config.seed,
+        ),
+        refill=rollout.refill,
+        title=str(run_dir),
+        kv_bytes_per_token=None,
+    )
+
+
+def _config(path: Path) -> TrainConfig:
+    """Of a run; settings that are newer than it have their defaults."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from april_rl.config import TrainConfig, to_config
+
+    if not path.is_file():
+        raise SimulationError(f"{path.parent} is not the directory of a run: no {path.name}")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path))
+    except OmegaConfBaseException as error:
+        raise SimulationError(f"{path}: {error}") from error
+    assert isinstance(merged, DictConfig)
+    return to_config(merged)
+
+
+# What is simulated, and how it is shown.
+
+
+def _compare(source: Source, options: argparse.Namespace) -> list[dict[str, object]]:
+    """Synchronous, then every α; prints the table and returns its rows."""
+    scenario = source.scenario
+    modes = [("synchronous", 1.0, False)]
+    name = "refill" if source.refill else "one-shot"
+    modes += [
+        (name, factor, source.refill)
+        for factor in sorted(set(options.alpha))
+        if source.refill or factor > 1
+    ]
+    outcomes: list[Outcome] = []
+    for _, factor, refill in track(modes, "simulating", console=Console(stderr=True)):
+        _check_cap(scenario, factor)
+        outcomes.append(
+            simulate(
+                scenario,
+                over_sampling=FixedFactor(factor),
+                refill=refill,
+                num_steps=options.steps,
+                warmup_steps=max(0, options.warmup_steps),
+            )
+        )
+    base = outcomes[0].trained_samples_per_s
+    rows: list[dict[str, object]] = [
+        {
+            "mode": mode,
+            **outcome.figures(),
+            "gain": outcome.trained_samples_per_s / base,
+            "step_gain": outcomes[0].step_s / outcome.step_s,
+        }
+        for (mode, _, _), outcome in zip(modes, outcomes, strict=True)
+    ]
+    title = (
+        f"{source.title}: {scenario.num_groups} x {scenario.group_size} samples a step on "
+        f"{scenario.num_engines} engine(s), filter {'on' if scenario.is_filtered else 'off'}, "
+        f"staleness cap {scenario.max_staleness}, "
+        f"{'KV kept' if scenario.keeps_parked else 're-prefill'}"
+    )
+    kv_bytes = source.kv_bytes_per_token
+    _console().print(comparison_table(rows, title=title, kv_bytes_per_token=kv_bytes))
+    return rows
+
+
+def _check_cap(scenario: Scenario, factor: float) -> None:
+    """As the configuration does: a sample stays about α steps."""
+    if scenario.max_staleness < factor - 1:
+        raise SimulationError(
+            f"--max-staleness must be >= {factor - 1:g} with --alpha {factor:g} (a sample stays "
+            f"about that many steps), got {scenario.max_staleness}"
+        )
+
+
+def _paper() -> list[dict[str, object]]:
+    """The paper's table beside the simulated one; prints it and returns its rows."""
+    cases = list(paper_cases())
+    console = Console(stderr=True)
+    found = [simulate_case(case) for case in track(cases, "simulating", console=console)]
+    _console().print(paper_table(found))
+    return [_plain(row) for row in found]
+
+
+def _console() -> Console:
+    """As wide as the tables also where the output is no terminal."""
+    return Console(width=120)
+
+
+def _plain(row: PaperRow) -> dict[str, object]:
+    outcomes = {"one_shot": row.one_shot, "refill": row.refill, "refill_kept": row.kept}
+    gains = {f"{name}_gain": row.gain(outcome) for name, outcome in outcomes.items()}
+    return {**asdict(row.case), **gains, "synchronous_step_s": row.synchronous.step_s}
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    try:
+        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SimulationError(f"--json {path} cannot be written: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What the simulator takes from a run directory: lengths, rewards, the engine's cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from april_rl.errors import RunError
+from april_rl.rollout.cost import EngineCost
+from april_rl.tracking.metrics_file import read_metrics
+
+Row = dict[str, float | None]
+
+_COST_KEYS = {field.name: f"engine/{field.name}" for field in fields(EngineCost)}
+
+
+class RecordedRunError(RunError):
+    """A run directory does not hold what a simulation needs; the message says what and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """A run's lengths and seconds, of its second half where it says so: caches are warm there."""
+
+    lengths: tuple[tuple[int, ...], ...]  # response tokens of each recorded group
+    cost: EngineCost  # mean over the steps of the second half
+    no_signal_frac: float  # share of complete groups with equal rewards, rejected ones included
+    prompt_tokens: int  # mean
+    rest_s: float  # of a step besides the rollout, mean over the second half
+
+
+def read_recorded_run(run_dir: Path) -> RecordedRun:
+    """What was recorded in `run_dir`.
+
+    Raises RecordedRunError when it is no run directory, no step's samples were saved, or no step
+    has the engine's cost.
+    """
+    path = run_dir / "metrics.jsonl"
+    if not path.is_file():
+        raise RecordedRunError(f"{run_dir} is not the directory of a run: it has no metrics.jsonl")
+    try:
+        rows = read_metrics(path)
+    except ValueError as error:
+        raise RecordedRunError(str(error)) from error
+    costed = [row for row in rows if all(row.get(key) is not None for key in _COST_KEYS.values())]
+    if not costed:
+        raise RecordedRunError(
+            f"{path} has no step with {', '.join(_COST_KEYS.values())}: the run is older than "
+            "these metrics, or its steps were too short to fit them; simulate a preset instead"
+        )
+    late = costed[len(costed) // 2 :]
+    return RecordedRun(
+        lengths=_lengths(run_dir),
+        cost=EngineCost(**{name: _mean(late, key) for name, key in _COST_KEYS.items()}),
+        no_signal_frac=_mean(rows, "reward/no_signal_frac"),
+        prompt_tokens=max(1, round(_mean(late, "rollout/prompt_tokens_mean"))),
+        rest_s=max(0.0, _mean(late, "time/step_s") - _mean(late, "rollout/time_s")),
+    )
+
+
+def _lengths(run_dir: Path) -> tuple[tuple[int, ...], ...]:
+    groups: dict[tuple[str, int], list[int]] = {}
+    for path in sorted((run_dir / "samples").glob("step_*.jsonl")):
+        for prompt_id, num_tokens in _samples(path):
+            groups.setdefault((path.name, prompt_id), []).append(num_tokens)
+    if not groups:
+        raise RecordedRunError(
+            f"{run_dir}/samples holds no samples of a step: run with "
+            "tracking.save_samples_every=1, or for more steps"
+        )
+    return tuple(tuple(group) for group in groups.values())
+
+
+def _samples(path: Path) -> Iterator[tuple[int, int]]:
+    """(prompt id, response tokens) of every line."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            yield int(record["prompt_id"]), int(record["num_tokens"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordedRunError(f"{path}:{number} is not a recorded sample ({error})") from error
+
+
+def _mean(rows: Sequence[Row], key: str) -> float:
+    """Over the rows that have it; 0 when none has."""
+    values = [value for row in rows if (value := row.get(key)) is not None]
+    return sum(values) / len(values) if values else 0.0

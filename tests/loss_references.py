@@ -1,0 +1,102 @@
+"""The policy losses once more, written token by token from the papers, in plain Python numbers.
+
+Nothing of the package is used, and nothing is vectorised. `held` are the log-probabilities at which
+a stopped gradient stands still: a finite difference moves `logprobs` and leaves `held`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Response(NamedTuple):
+    """One response; every field is [tokens]."""
+
+    logprobs: list[float]
+    held: list[float]
+    anchor: list[float]
+    advantages: list[float]
+
+
+TokenReference = Callable[[Response], list[float]]
+
+
+def clip(value: float, low: float, high: float) -> float:
+    return max(low, min(value, high))
+
+
+def geometric_mean_ratio(logprobs: Sequence[float], anchor: Sequence[float]) -> float:
+    """(π(y) / π_old(y)) ** (1 / |y|); GSPO, eq. 7."""
+    likelihood = math.prod(math.exp(a - b) for a, b in zip(logprobs, anchor, strict=True))
+    return likelihood ** (1 / len(logprobs))
+
+
+def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
+    return -min(ratio * advantage, clip(ratio, 1 - low, 1 + high) * advantage)
+
+
+def policy_gradient(response: Response) -> list[float]:
+    return [-a * lp for a, lp in zip(response.advantages, response.logprobs, strict=True)]
+
+
+def ppo_clip(low: float, high: float, dual: float = math.inf) -> TokenReference:
+    def of(response: Response) -> list[float]:
+        losses = []
+        for lp, old, a in zip(response.logprobs, response.anchor, response.advantages, strict=True):
+            objective = -surrogate(math.exp(lp - old), a, low, high)
+            if a < 0 and dual < math.inf:
+                objective = max(objective, dual * a)
+            losses.append(-objective)
+        return losses
+
+    return of
+
+
+def gspo(low: float, high: float) -> TokenReference:
+    def of(response: Response) -> list[float]:
+        ratio = geometric_mean_ratio(response.logprobs, response.anchor)
+        return [surrogate(ratio, a, low, high) for a in response.advantages]
+
+    return of
+
+
+def gspo_token(low: float, high: float) -> TokenReference:
+    """GSPO, eq. 14: sg[s] · π / sg[π]."""
+
+    def of(response: Response) -> list[float]:
+        ratio = geometric_mean_ratio(response.held, response.anchor)
+        return [
+            surrogate(ratio * math.exp(lp) / math.exp(held), a, low, high)
+            for lp, held, a in zip(
+                response.logprobs, response.held, response.advantages, strict=True
+            )
+        ]
+
+    return of
+
+
+def cispo(low: float, high: float) -> TokenReference:
+    def of(response: Response) -> list[float]:
+        return [
+            -clip(math.exp(held - old), 1 - low, 1 + high) * a * lp
+            for lp, held, old, a in zip(*response, strict=True)
+        ]
+
+    return of
+
+
+def sapo(positive: float, negative: float) -> TokenReference:
+    def of(response: Response) -> list[float]:
+        losses = []
+        for lp, old, a in zip(response.logprobs, response.anchor, response.advantages, strict=True):
+            tau = positive if a > 0 else negative
+            sigmoid = 1 / (1 + math.exp(-tau * (math.exp(lp - old) - 1)))
+            losses.append(-(4 / tau) * sigmoid * a)
+        return losses
+
+    return of
+
+
+def of_batch(reference: TokenReference, responses: Sequence[Response]) -> list[float]:
+    """The losses of all responses, one behind the other."""
+    return [loss for response in responses for loss in reference(response)]

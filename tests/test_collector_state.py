@@ -1,0 +1,267 @@
+"""A run that is saved, killed and restored: nothing lost, nothing twice, and the same as if it had
+never been.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngines, FakePrompts
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rollout_runs import SETUPS, Run, Setup, check_sample, check_trainable, lognormal
+
+from april_rl.data.stream import PromptStream
+from april_rl.rollout.ledger import State
+from april_rl.rollout.state import StateError
+from april_rl.types import Completion, Prompt, Request, Tick
+
+NUM_PROMPTS = 7  # of the data: a run goes through it several times
+PROMPTS = [
+    Prompt(id=i, token_ids=(i + 1,) * (1 + i % 3), text=f"{i}?", answer=f"{i}", source=f"{i}")
+    for i in range(NUM_PROMPTS)
+]
+LONG = Setup(num_groups=3, group_size=3, alpha=2.5, num_engines=2, law=lognormal(12, 0.8))
+
+
+class KilledError(Exception):
+    """The process ends here."""
+
+
+class Stream(FakePrompts):
+    """The real stream; remembers what was taken from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real = PromptStream(PROMPTS, seed=3)
+
+    def take(self) -> Prompt:
+        prompt = self.real.take()
+        self.taken.append(prompt.id)
+        return prompt
+
+
+class MortalEngines(FakeEngines):
+    """Engines that are killed at the n-th call from now."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(
+            setup.law,
+            num_engines=setup.num_engines,
+            budget=setup.budget,
+            keeps=setup.keeps,
+            computes_on=setup.computes_on,
+        )
+        self.calls_left = math.inf
+
+    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+        self._live()
+        return super().wait(timeout_s)
+
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+        self._live()
+        return super().abort(timeout_s)
+
+    def _live(self) -> None:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise KilledError
+
+
+def start(setup: Setup) -> Run:
+    engines = MortalEngines(setup)
+    run = Run(setup, engines, prompts=Stream())
+    run.fakes = engines
+    return run
+
+
+def save(run: Run) -> str:
+    """Everything of a run as text, with the test's own books."""
+    assert isinstance(run.prompts, Stream)
+    return json.dumps(
+        {
+            "collector": run.collector.save(),
+            "stream": run.prompts.real.state(),
+            "version": run.version,
+            "taken": run.prompts.taken,
+        },
+        allow_nan=False,
+    )
+
+
+def restore(saved: str, before: Run, *, trained: int, rejected: int) -> Run:
+    """Another process: a new run that goes on from `saved`, with the books as they stood then."""
+    state: dict[str, Any] = json.loads(saved)
+    run = start(before.setup)
+    assert isinstance(run.prompts, Stream)
+    run.prompts.real.restore(state["stream"])
+    run.prompts.taken = state["taken"]
+    run.collector.restore(state["collector"])
+    run.version = state["version"]
+    run.trained, run.rejected = before.trained[:trained], before.rejected[:rejected]
+    return run
+
+
+def revived(run: Run) -> Run:
+    """Saved and restored at once."""
+    return restore(save(run), run, trained=len(run.trained), rejected=len(run.rejected))
+
+
+def check_books(run: Run) -> None:
+    """The ledger against what the test itself knows of every prompt ever taken."""
+    ledger, buffer = run.collector.ledger, run.collector.buffer
+    assert {state: ledger.count(state) for state in State} == {
+        State.in_flight: 0,
+        State.parked: len(list(buffer.open_groups())),
+        State.ready: len(list(buffer.ready_groups())),
+        State.trained: len(run.trained),
+        State.rejected: len(run.rejected),
+        State.dropped: run.num_dropped(),
+    }
+    assert ledger.opened == len(run.prompts.taken) == len(set(run.prompts.taken))
+    ends = Counter(scored.group.prompt.id for scored in run.trained + run.rejected)
+    assert set(ends.values()) <= {1}
+    assert not ends.keys() & {sample.prompt.id for sample in run.alive}
+    for sample in run.alive:
+        check_sample(sample)
+
+
+quick = settings(max_examples=60, deadline=None)
+
+
+@quick
+@given(SETUPS, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=4))
+@example(LONG, [(3, 2), (0, 4), (1, 0)])
+def test_a_run_killed_at_any_point_goes_on_from_its_last_save_with_nothing_lost(setup, lives):
+    """Invariant 3, across save, kill and restore: each life takes some steps, saves, and is killed
+    at some call of the engines in the next step, or after it. Fails when the parked groups, the
+    ready ones or the final counts are left out of what is saved, when finished samples without a
+    score are not submitted again, or when the sum is not restored.
+    """
+    run = start(setup)
+    for steps, calls in lives:
+        run.steps(steps)
+        saved, trained, rejected = save(run), len(run.trained), len(run.rejected)
+        run.fakes.calls_left = calls
+        with suppress(KilledError):
+            run.step()
+        run = restore(saved, run, trained=trained, rejected=rejected)
+        check_books(run)
+    run.steps(2)
+    check_books(run)
+    run.drain()
+    check_books(run)
+    assert run.alive == []
+    for scored in run.trained:
+        check_trainable(scored, setup)
+        for sample in scored.group.samples:
+            check_sample(sample)
+
+
+@quick
+@given(SETUPS, st.integers(1, 5))
+@example(LONG, 8)
+@example(replace(LONG, num_engines=3, delay=3), 8)
+def test_a_run_restored_before_every_step_is_the_uninterrupted_one_token_for_token(setup, steps):
+    """The same groups, and the same requests with the same seeds to the same engines in the same
+    order. Fails when versions, the parts of a sample, scores so far, a group's age, the expected
+    length or the engine a sample was on are not restored.
+    """
+    setup = replace(setup, keeps=False, deterministic=True)  # a new engine keeps nothing
+    whole, run = start(setup), start(setup)
+    asked: list[list[Request]] = [[] for _ in range(setup.num_engines)]
+    for _ in range(steps):
+        whole.step()
+        run = revived(run)
+        run.step()
+        for requests, engine in zip(asked, run.fakes.each, strict=True):
+            requests += engine.requests
+        assert run.trained == whole.trained
+        assert run.alive == whole.alive
+        assert run.collector.ledger.metrics() == whole.collector.ledger.metrics()
+        assert run.collector.ledger.drop_reasons == whole.collector.ledger.drop_reasons
+        of_whole = whole.collector.length_bias.metrics(whole.collector.buffer).read()
+        of_run = run.collector.length_bias.metrics(run.collector.buffer).read()
+        assert of_run == pytest.approx(of_whole, rel=1e-12)
+    assert asked == [engine.requests for engine in whole.fakes.each]
+    assert run.prompts.taken == whole.prompts.taken
+
+
+def test_a_saved_state_is_json_and_saving_what_was_restored_gives_the_same():
+    """Fails when a field is saved and not restored, a failed score's NaN is written as it is, or
+    samples that have their score are scored again.
+    """
+    run = start(replace(LONG, failing=frozenset(range(20)), delay=5, law=lognormal(4, 1.2)))
+    outcomes = set()
+    for _ in range(6):
+        run.step()
+        saved = save(run)
+        groups = json.loads(saved)["collector"]["buffer"]["open"]
+        outcomes |= {score["outcome"] for group in groups for score in group["scores"]}
+        again = restore(saved, run, trained=len(run.trained), rejected=len(run.rejected))
+        assert save(again) == saved
+        known = {(g["prompt"]["id"], score["index"]) for g in groups for score in g["scores"]}
+        finished = {sample.id for sample in run.alive if sample.is_finished}
+        waiting = {id_ for id_ in finished if (id_.prompt_id, id_.index) not in known}
+        ready = {scored.group.prompt.id for scored in run.collector.buffer.ready_groups()}
+        assert set(again.scorer.submitted) == {id_ for id_ in waiting if id_.prompt_id not in ready}
+    assert outcomes == {"scored", "crash"}
+
+
+def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
+    """Fails when only what a step itself rejects counts, or a restored run forgets the others."""
+    setup = Setup(num_groups=2, alpha=3.0, reject_every=2, delay=6, law=lognormal(6, 1.0))
+    run, between = start(setup), 0
+    counted: list[int] = []
+    for _ in range(6):
+        counted.append(run.step().stats.rejected_groups)
+        before = len(run.rejected)
+        run.collector.settle_scores()
+        between += len(run.rejected) - before
+        run = revived(run)
+        assert run.collector.save()["num_rejected"] == len(run.rejected) - before
+    assert between > 0
+    counted.append(run.step().stats.rejected_groups)
+    assert sum(counted) == len(run.rejected)
+
+
+def test_a_state_of_another_format_is_refused_by_name():
+    """Fails when the format is not looked at."""
+    run = start(LONG)
+    with pytest.raises(StateError, match=r"has format 2, .* reads format 1"):
+        run.collector.restore({**run.collector.save(), "format": 2})
+    with pytest.raises(StateError, match="has format None"):
+        run.collector.restore({})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"group_size": 2}, r"rollout\.group_size=2.*have 3 samples"),
+        ({"budget": 3}, r"rollout\.max_response_tokens=3"),
+    ],
+)
+def test_settings_with_which_saved_groups_cannot_be_completed_are_refused(changes, message):
+    """Fails when a group of another size, or a sample beyond its budget, is gone on with."""
+    run = start(replace(LONG, law=lambda _: 40, tick_steps=5, alpha=1.5))
+    run.step()
+    state = run.collector.save()
+    assert state["buffer"]["open"]
+    with pytest.raises(StateError, match=message):
+        start(replace(run.setup, **changes)).collector.restore(state)
+
+
+def test_a_state_is_not_saved_in_the_middle_of_a_step():
+    """Fails when in-flight groups are saved as if they were parked."""
+    run = start(LONG)
+    run.fakes.calls_left = 2
+    with pytest.raises(KilledError):
+        run.step()
+    with pytest.raises(AssertionError, match="between steps"):
+        run.collector.save()

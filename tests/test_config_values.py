@@ -1,0 +1,43 @@
+"""What the schema takes and what it refuses, beyond the ranges of single settings."""
+
+import math
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+
+import pytest
+from test_config import SECTIONS, load
+
+from april_rl.config import TrainConfig
+from april_rl.config.task import EvaluationConfig
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "größe", ""])
+def test_an_evaluation_set_whose_name_is_no_part_of_a_key_is_refused(name: str) -> None:
+    """Fails when only the metrics find out, after the first evaluation."""
+    with pytest.raises(ValueError, match=f"^evaluation.sets.{name}: a name has"):
+        EvaluationConfig(sets={"Test-1.b_2": "x.jsonl", name: "y.jsonl"})
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_no_setting_takes_what_is_not_a_number(value: float) -> None:
+    """Every float of the schema. Fails when the walk over the sections misses one."""
+    taken = []
+    for name, section in SECTIONS.items():
+        for entry in fields(section) if is_dataclass(section) else ():
+            if not isinstance(getattr(section(), entry.name), float):
+                continue
+            with suppress(ValueError):
+                TrainConfig(**{name: section(**{entry.name: value})})
+                taken.append(f"{name}.{entry.name}")
+    assert taken == []
+
+
+def test_the_last_values_in_range_are_taken() -> None:
+    load(
+        "+recipe=tiny_cpu",
+        "seed=4294967295",
+        "rollout.drain_steps=99",
+        "optimizer.warmup_steps=199",
+        "trainer.num_minibatches=2",
+        "algorithm.overlong_buffer_tokens=256",
+    )

@@ -1,0 +1,129 @@
+"""Responses in a row, and the weights and masks of tokens that another policy sampled."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from april_rl.algorithm.off_policy import (
+    geometric_mask,
+    masked_importance_weights,
+    sequence_importance_weights,
+    sequence_mask,
+    token_mask,
+    truncated_importance_weights,
+)
+from april_rl.algorithm.responses import Responses
+
+LENGTHS = st.lists(st.integers(0, 6), max_size=6)
+RATIOS = [0.4, 0.5, 1.0, 2.0, 5.0, 8.0]
+
+
+def behaviour_of(ratios: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Learner and engine log-probabilities of these ratios; the learner's have a gradient."""
+    behaviour = torch.linspace(-3, -1, len(ratios), dtype=torch.float64)
+    learner = behaviour + torch.tensor(ratios, dtype=torch.float64).log()
+    return learner.requires_grad_(), behaviour
+
+
+@given(LENGTHS)
+def test_every_token_gets_the_sum_and_mean_of_its_own_response(lengths):
+    """Empty responses included. Planted bug: lengths taken for starts."""
+    values = torch.arange(1, sum(lengths) + 1, dtype=torch.float64)
+    responses = Responses.of(lengths)
+    parts = [part.tolist() for part in values.split(lengths)] if lengths else []
+    sums = [math.fsum(part) for part in parts]
+    assert responses.sums(values).tolist() == sums
+    means = [total / len(part) if part else 0.0 for total, part in zip(sums, parts, strict=True)]
+    assert responses.means(values).tolist() == pytest.approx(means)
+    spread = [total for total, part in zip(sums, parts, strict=True) for _ in part]
+    assert responses.spread(responses.sums(values)).tolist() == spread
+
+
+def test_a_long_responses_sum_does_not_lose_its_small_parts():
+    """50,000 log-ratios of 1e-4 in float32; added in float32 one behind the other the sum is off by
+    5e-4. Planted bug: that.
+    """
+    values = torch.full((50_000,), 1e-4)
+    exact = 50_000 * float(torch.tensor(1e-4))
+    assert Responses.of([50_000]).sums(values).item() == pytest.approx(exact, rel=1e-6)
+
+
+def test_sums_and_means_pass_autograds_own_check():
+    responses = Responses.of([2, 0, 3])
+    values = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: responses.spread(responses.means(v)) ** 2, (values,))
+
+
+def test_token_weights_are_cut_and_masked_weights_are_dropped():
+    """Planted bugs: IcePop clamps into its bounds; its lower bound is ignored."""
+    learner, behaviour = behaviour_of(RATIOS)
+    cut = truncated_importance_weights(learner, behaviour, cap=2.0)
+    assert cut.tolist() == pytest.approx([0.4, 0.5, 1.0, 2.0, 2.0, 2.0])
+    dropped = masked_importance_weights(learner, behaviour, low=0.45, high=5.5)
+    assert dropped.tolist() == pytest.approx([0.0, 0.5, 1.0, 2.0, 5.0, 0.0])
+    mask = token_mask(learner, behaviour, low=0.45, high=5.5)
+    assert mask.tolist() == [0, 1, 1, 1, 1, 0]
+
+
+def test_bounds_that_bound_nothing_change_nothing():
+    learner, behaviour = behaviour_of(RATIOS)
+    responses = Responses.of([2, 4])
+    assert token_mask(learner, behaviour, low=0.0, high=math.inf).tolist() == [1] * 6
+    for mask in (sequence_mask, geometric_mask):
+        kept = mask(learner, behaviour, responses=responses, low=0.0, high=math.inf)
+        assert kept.tolist() == [1] * 6
+    plain = truncated_importance_weights(learner, behaviour, cap=math.inf)
+    assert plain.tolist() == pytest.approx(RATIOS)
+
+
+def test_a_sequence_weight_is_the_product_over_its_response():
+    """Planted bug: the product over the whole row."""
+    learner, behaviour = behaviour_of([0.5, 0.5, 3.0, 1.0, 2.0])
+    weights = sequence_importance_weights(
+        learner, behaviour, responses=Responses.of([2, 3]), cap=5.0
+    )
+    assert weights.tolist() == pytest.approx([0.25, 0.25, 5.0, 5.0, 5.0])
+
+
+def test_a_sequence_mask_looks_at_the_product_and_a_geometric_one_at_the_mean():
+    """Two tokens of ratio 1.2 and eight of it: the same mean, another product. Planted bug: one
+    mask for the other.
+    """
+    learner, behaviour = behaviour_of([1.2] * 10)
+    responses = Responses.of([2, 8])
+    by_product = sequence_mask(learner, behaviour, responses=responses, low=0.5, high=2.0)
+    assert by_product.tolist() == [1, 1] + [0] * 8
+    by_mean = geometric_mask(learner, behaviour, responses=responses, low=0.5, high=1.25)
+    assert by_mean.tolist() == [1] * 10
+    narrow = geometric_mask(learner, behaviour, responses=responses, low=0.5, high=1.19)
+    assert narrow.tolist() == [0] * 10
+
+
+def test_a_product_beyond_any_number_is_masked_and_capped_not_turned_into_nan():
+    """2,000 tokens of ratio e, and of 1/e, in float32. Planted bug: bounds compared after exp with
+    the product itself multiplied in.
+    """
+    log_ratios = torch.cat([torch.ones(2000), -torch.ones(2000)])
+    behaviour, responses = torch.zeros(4000), Responses.of([2000, 2000])
+    weights = sequence_importance_weights(log_ratios, behaviour, responses=responses, cap=2.0)
+    assert weights[[0, -1]].tolist() == [2.0, 0.0]
+    mask = sequence_mask(log_ratios, behaviour, responses=responses, low=0.5, high=2.0)
+    assert mask.max() == 0
+
+
+def test_no_weight_and_no_mask_carries_a_gradient():
+    learner, behaviour = behaviour_of(RATIOS)
+    responses = Responses.of([2, 4])
+    bounds = {"low": 0.5, "high": 2.0}
+    found = [
+        truncated_importance_weights(learner, behaviour, cap=2.0),
+        masked_importance_weights(learner, behaviour, **bounds),
+        token_mask(learner, behaviour, **bounds),
+        sequence_importance_weights(learner, behaviour, responses=responses, cap=2.0),
+        sequence_mask(learner, behaviour, responses=responses, **bounds),
+        geometric_mask(learner, behaviour, responses=responses, **bounds),
+    ]
+    assert [weights.requires_grad for weights in found] == [False] * 6

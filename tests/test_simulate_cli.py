@@ -1,0 +1,212 @@
+"""`python -m april_rl.simulate`: presets, recorded runs, and messages for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from source_tree import ROOT
+
+from april_rl.config import TrainConfig
+from april_rl.rollout.collector import Collection
+from april_rl.rollout.cost import EngineCost
+from april_rl.rollout.factor import FixedFactor
+from april_rl.rollout.lengths import Lognormal
+from april_rl.rollout.paper import paper_cases, simulate_case
+from april_rl.rollout.simulation import Outcome, Scenario, simulate
+from april_rl.simulate import main
+from april_rl.tracking.metrics_file import MetricsFile
+from april_rl.tracking.samples_file import SampleRecord, write_samples
+
+NUM_GROUPS, GROUP_SIZE, BUDGET = 8, 4, 600
+SCENARIO = Scenario(
+    cost=EngineCost(step_s=3e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5),
+    law=Lognormal(median_tokens=80, sigma=0.9, correlation=0.3),
+    num_groups=NUM_GROUPS,
+    group_size=GROUP_SIZE,
+    max_response_tokens=BUDGET,
+    prompt_tokens=24,
+    no_signal_frac=0.2,
+    rest_s=0.5,
+)
+PRESET = ("--preset", "h100_qwen3_4b", "--mean-tokens", "300", "--max-response-tokens", "1500")
+SHORT = ("--steps", "3", "--warmup-steps", "2", "--num-groups", "4", "--num-engines", "1")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """The run directory that 200 synchronous steps would leave, and how they went."""
+    run_dir = tmp_path_factory.mktemp("run")
+    config = TrainConfig()
+    config.model.path, config.data.path = "model", "data"
+    config.trainer.num_groups, config.rollout.group_size = NUM_GROUPS, GROUP_SIZE
+    config.rollout.max_response_tokens = BUDGET
+    config.rollout.over_sampling_factor, config.rollout.refill = 1.0, False
+    OmegaConf.save(OmegaConf.structured(config), run_dir / "config.yaml")
+    with MetricsFile(run_dir / "metrics.jsonl") as file:
+
+        def record(version: int, collection: Collection) -> None:
+            metrics = collection.stats.metrics(num_needed=NUM_GROUPS * GROUP_SIZE).read()
+            flat = sum(not group.has_signal for group in collection.groups) / NUM_GROUPS
+            step_s = metrics["rollout/time_s"] + SCENARIO.rest_s
+            own = {"reward/no_signal_frac": flat, "time/step_s": step_s}
+            file.append(version + 1, {**metrics, **own})
+            write_samples(run_dir / "samples", version + 1, _records(collection, version))
+
+        outcome = simulate(
+            SCENARIO,
+            over_sampling=FixedFactor(1.0),
+            refill=False,
+            num_steps=200,
+            warmup_steps=0,
+            on_step=record,
+        )
+    return run_dir, outcome
+
+
+def _records(collection: Collection, version: int) -> list[SampleRecord]:
+    return [
+        SampleRecord.of(sample, response="", reward=reward, advantage=0.0, policy_version=version)
+        for scored in collection.groups
+        for sample, reward in zip(scored.group.samples, scored.rewards, strict=True)
+    ]
+
+
+def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
+    """What `--json` wrote."""
+    path = tmp_path / "rows.json"
+    main([*arguments, "--json", str(path)])
+    rows = json.loads(path.read_text())
+    assert isinstance(rows, list)
+    return rows
+
+
+def message_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit status and the last line of standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_recorded_run_simulates_to_its_own_step_time(recorded, tmp_path):
+    """Within 5 %, update included. Fails when the cost's terms are swapped, groups of several steps
+    are merged, or the rest of the step is left out.
+    """
+    run_dir, outcome = recorded
+    rows = rows_of(tmp_path, "--run", str(run_dir), "--alpha", "1", "2", "--steps", "300")
+    assert [row["mode"] for row in rows] == ["synchronous", "one-shot"]
+    assert rows[0]["step_s"] == pytest.approx(outcome.step_s, rel=0.05)
+    assert rows[0]["generated_tokens_per_s"] == pytest.approx(
+        outcome.generated_tokens_per_s, rel=0.05
+    )
+    assert rows[1]["gain"] > 1.2
+    assert 1 < rows[1]["step_gain"] < rows[1]["gain"]
+
+
+def test_options_replace_what_the_run_was_configured_with(recorded, tmp_path):
+    """Fails when an option is read and not used."""
+    run = ("--run", str(recorded[0]), "--alpha", "2", "--steps", "6", "--refill")
+    plain = rows_of(tmp_path, *run)[1]
+    assert plain["mode"] == "refill"
+    assert plain["reprefill_per_generated_token"] > 0
+    assert rows_of(tmp_path, *run, "--resume", "keep")[1]["reprefill_per_generated_token"] == 0
+    filtered = rows_of(tmp_path, *run, "--filter", "--no-signal-frac", "0.5")[1]
+    assert filtered["rejected_groups_per_step"] > 2
+    assert rows_of(tmp_path, *run, "--num-groups", "4")[1]["step_s"] < plain["step_s"]
+    assert rows_of(tmp_path, *run, "--max-staleness", "1")[1]["age_max"] <= 1
+    masked = rows_of(tmp_path, *run, "--max-staleness", "1", "--on-stale", "mask")[1]
+    assert masked["age_max"] > 1
+
+
+def test_a_preset_prints_a_row_for_every_factor(capsys, tmp_path):
+    """With gibibytes, since a token's size is known. Fails when one is left out, or the gain is of
+    the row before.
+    """
+    rows = rows_of(tmp_path, *PRESET, *SHORT, "--alpha", "3", "1.5", "--prompt-tokens", "16")
+    assert [row["over_sampling_factor"] for row in rows] == [1.0, 1.5, 3.0]
+    assert rows[0]["gain"] == 1
+    for row in rows:
+        gain = row["trained_samples_per_s"] / rows[0]["trained_samples_per_s"]
+        assert row["gain"] == pytest.approx(gain)
+    shown = capsys.readouterr().out
+    assert shown.count("│ refill") == 2
+    assert shown.count("GiB") == 3
+
+
+def test_a_cell_of_the_papers_table_gains_as_the_paper_says_or_more():
+    """4B on DAPO-Math-17k, on two of the eight engines. Fails when the one-shot mode refills, or
+    kept state is not cheaper.
+    """
+    case = replace(next(paper_cases()), num_engines=2)
+    assert (case.data_set, case.model, case.is_filtered) == ("DAPO-Math-17k", "qwen3_4b", False)
+    row = simulate_case(case)
+    assert 1.2 < row.gain(row.one_shot) < row.gain(row.refill) < row.gain(row.kept) < 2
+    assert row.one_shot.reprefill_tokens > 0
+    assert row.kept.reprefill_per_generated_token < 0.01  # a group that changed its engine
+    assert len(list(paper_cases())) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("--preset", "h100_gpt2"), 2, "invalid choice: 'h100_gpt2'"),
+        ((*PRESET, "--alpha", "0.5"), 2, "alpha must be >= 1, got 0.5"),
+        ((*PRESET, "--steps", "0"), 2, "must be >= 1, got 0"),
+        ((), 2, "one of the arguments --run --preset --paper is required"),
+        (("--run", "nowhere"), 1, "nowhere is not the directory of a run"),
+        ((*PRESET, "--alpha", "9"), 1, "--max-staleness must be >= 8 with --alpha 9"),
+        ((*PRESET, "--mean-tokens", "2000"), 1, "must be in [1, 1500), got 2000"),
+        ((*PRESET, "--num-groups", "0"), 1, "num_groups must be >= 1, got 0"),
+        ((*PRESET, "--sigma", "-1"), 1, "--sigma must be >= 0"),
+    ],
+)
+def test_bad_input_ends_in_one_message(capsys, arguments, status, message):
+    """Fails when a mistake ends in a traceback, or goes unnoticed."""
+    found_status, found = message_of(capsys, *arguments)
+    assert found_status == status
+    assert message in found
+
+
+def test_a_run_that_lacks_something_is_refused_by_name(capsys, recorded, tmp_path):
+    """Fails when a missing part is replaced by a guess."""
+    run_dir = recorded[0]
+    for name in ("metrics.jsonl", "config.yaml"):
+        (tmp_path / name).write_bytes((run_dir / name).read_bytes())
+    status, found = message_of(capsys, "--run", str(tmp_path))
+    assert (status, "tracking.save_samples_every" in found) == (1, True)
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "step_00001.jsonl").write_text('{"prompt_id": 3}\n')
+    assert (
+        "step_00001.jsonl:1 is not a recorded sample"
+        in message_of(capsys, "--run", str(tmp_path))[1]
+    )
+    with MetricsFile(tmp_path / "old.jsonl") as old:
+        old.append(1, {"rollout/time_s": 1.0})
+    (tmp_path / "old.jsonl").replace(tmp_path / "metrics.jsonl")
+    status, found = message_of(capsys, "--run", str(tmp_path))
+    assert (status, "has no step with engine/step_s" in found) == (1, True)
+    own = (*PRESET[2:4], "--run", str(run_dir))
+    assert "a recorded run has lengths of its own" in message_of(capsys, *own)[1]
+
+
+def test_help_answers_at_once():
+    """Without torch or anything as heavy. Fails when the trainer is imported."""
+    heavy = {"torch", "vllm", "ray", "transformers", "datasets", "wandb", "matplotlib", "hydra"}
+    script = f"import sys, april_rl.simulate; print(*({heavy!r} & sys.modules.keys()))"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "\n", "")
+
+
+def test_an_outcome_is_the_mean_of_its_steps():
+    """Fails when warm-up steps are counted."""
+    arguments = {"over_sampling": FixedFactor(1.0), "refill": False}
+    both = simulate(SCENARIO, num_steps=2, warmup_steps=0, **arguments)
+    second = simulate(SCENARIO, num_steps=1, warmup_steps=1, **arguments)
+    first = simulate(replace(SCENARIO), num_steps=1, warmup_steps=0, **arguments)
+    assert both.step_s == pytest.approx((first.step_s + second.step_s) / 2)

@@ -1,0 +1,176 @@
+"""The simulation drives the real collector, and its figures are what they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from april_rl.rollout.collector import Collection
+from april_rl.rollout.cost import EngineCost
+from april_rl.rollout.factor import FixedFactor
+from april_rl.rollout.lengths import Lognormal
+from april_rl.rollout.presets import PRESETS
+from april_rl.rollout.simulation import Outcome, Scenario, simulate
+
+COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5)
+TAIL = Lognormal(median_tokens=150, sigma=1.0, correlation=0.3)
+SMALL = Scenario(
+    cost=COST,
+    law=TAIL,
+    num_groups=8,
+    group_size=4,
+    max_response_tokens=1500,
+    prompt_tokens=16,
+)
+quick = settings(max_examples=40, deadline=None)
+
+
+def run(
+    scenario: Scenario,
+    factor: float,
+    *,
+    refill: bool,
+    steps: int = 10,
+    seen: list[Collection] | None = None,
+) -> Outcome:
+    """Ten steps after five."""
+    return simulate(
+        scenario,
+        over_sampling=FixedFactor(factor),
+        refill=refill,
+        num_steps=steps,
+        warmup_steps=5,
+        on_step=lambda _, collection: None if seen is None else seen.append(collection),
+    )
+
+
+@quick
+@given(
+    factor=st.floats(1, 3),
+    refill=st.booleans(),
+    keeps=st.booleans(),
+    num_engines=st.integers(1, 3),
+    tick_steps=st.integers(1, 40),
+)
+def test_every_trained_sample_is_as_long_as_the_law_and_the_budget_say(
+    factor, refill, keeps, num_engines, tick_steps
+):
+    """Fails when a resumed sample is given its whole length again."""
+    scenario = replace(
+        SMALL,
+        num_groups=3,
+        max_response_tokens=400,
+        keeps_parked=keeps,
+        num_engines=num_engines,
+        tick_steps=tick_steps,
+    )
+    seen: list[Collection] = []
+    run(scenario, factor, refill=refill, steps=3, seen=seen)
+    samples = [s for c in seen for scored in c.groups for s in scored.group.samples]
+    assert len(samples) == 8 * 3 * 4
+    for sample in samples:
+        natural = TAIL(sample.id)
+        assert sample.num_tokens == min(natural, 400)
+        assert sample.finish_reason == ("stop" if natural <= 400 else "length")
+
+
+def test_the_same_seed_gives_the_same_figures_and_another_one_others():
+    """Fails when a figure depends on the machine's clock."""
+    first, second = run(SMALL, 2.0, refill=True), run(SMALL, 2.0, refill=True)
+    other = run(replace(SMALL, law=replace(TAIL, seed=1), seed=1), 2.0, refill=True)
+    assert first == second
+    assert first != other
+
+
+def test_over_sampling_gains_with_a_long_tail_and_nothing_without():
+    """Fails when time goes by with the samples in flight alone, or parked tokens are lost."""
+    tail = [run(SMALL, factor, refill=r) for factor, r in ((1, False), (2, False), (2, True))]
+    gains = [o.trained_samples_per_s / tail[0].trained_samples_per_s for o in tail]
+    assert gains[1] > 1.5
+    assert gains[2] > 1.5
+    even = replace(SMALL, law=lambda _: 256, tick_steps=1)
+    base, shot = run(even, 1, refill=False), run(even, 2, refill=False)
+    # 64 samples together for 256 steps instead of twice 32: what is saved is the weights' reading.
+    saved_s = COST.step_s * 256 / 2
+    assert shot.step_s == pytest.approx(base.step_s - saved_s, rel=0.02)
+    free = replace(even, cost=replace(COST, step_s=0.0))
+    gain = run(free, 2, refill=False).trained_samples_per_s
+    assert gain == pytest.approx(run(free, 1, refill=False).trained_samples_per_s, rel=0.02)
+
+
+def test_kept_state_spares_every_second_prefill():
+    """Fails when a kept sample pays its prefill, or memory forgets what is kept."""
+    again = run(SMALL, 2.0, refill=True)
+    kept = run(replace(SMALL, keeps_parked=True), 2.0, refill=True)
+    assert kept.reprefill_tokens == 0
+    assert again.reprefill_per_generated_token > 0.3
+    assert kept.step_s < again.step_s
+    assert kept.peak_kv_tokens > kept.peak_parked_tokens / 2
+
+
+def test_engines_work_side_by_side():
+    """Two with half the samples each take the time of one with half of all. Fails when the ticks of
+    two engines come one after the other.
+    """
+    even = replace(SMALL, law=lambda _: 100, group_size=1, num_groups=8)
+    two = run(replace(even, num_engines=2), 1, refill=False)
+    half = run(replace(even, num_groups=4), 1, refill=False)
+    assert two.step_s == pytest.approx(half.step_s)
+
+
+def test_an_engine_in_the_controllers_process_computes_nothing_after_the_last_group():
+    """Time is that of the counted ticks. Fails when an abort computes what was launched."""
+    seen: list[Collection] = []
+    outcome = run(replace(SMALL, in_process=True), 2.0, refill=True, seen=seen)
+    spent = [sum(tick.elapsed_s for tick in c.stats.ticks) for c in seen]
+    assert [c.stats.time_s for c in seen] == pytest.approx(spent)
+    beside = run(SMALL, 2.0, refill=True)
+    assert outcome.step_s == pytest.approx(beside.step_s, rel=0.1)
+    slow: list[Collection] = []
+    run(replace(SMALL, in_process=True, controller_s=0.01), 2.0, refill=True, seen=slow)
+    waited = [c.stats.time_s - sum(tick.elapsed_s for tick in c.stats.ticks) for c in slow]
+    assert waited == pytest.approx([0.01 * len(c.stats.ticks) for c in slow])
+
+
+def test_the_filter_rejects_the_share_without_signal():
+    """Fails when rejected groups are trained, or the share is of samples."""
+    filtered = replace(SMALL, no_signal_frac=0.5, is_filtered=True)
+    seen: list[Collection] = []
+    outcome = run(filtered, 2.0, refill=True, steps=20, seen=seen)
+    assert all(scored.has_signal for c in seen for scored in c.groups)
+    rejected = outcome.rejected_groups / (outcome.rejected_groups + 20 * SMALL.num_groups)
+    assert rejected == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_slow_reward_is_waited_for_only_at_the_end_of_a_synchronous_step():
+    """Fails when the delay is added for every sample, or never."""
+    at_once = run(SMALL, 1, refill=False)
+    slow = run(replace(SMALL, score_s=0.5), 1, refill=False)
+    assert slow.step_s == pytest.approx(at_once.step_s + 0.5)
+
+
+def test_presets_hold_what_the_data_sheet_gives():
+    """144 KiB of keys and values a token for both, and twice the weights for the larger."""
+    small, large = PRESETS["h100_qwen3_4b"], PRESETS["h100_qwen3_8b"]
+    assert small.kv_bytes_per_token == large.kv_bytes_per_token == 144 * 1024
+    assert large.cost.prefill_token_s / small.cost.prefill_token_s == pytest.approx(8.2 / 4.0)
+    assert 3e-3 < small.cost.step_s < large.cost.step_s < 10e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_groups": 0}, "num_groups must be >= 1, got 0"),
+        ({"no_signal_frac": 1.0}, r"no_signal_frac must be in \[0, 1\), got 1"),
+        ({"rest_s": -1.0}, "must be >= 0"),
+        ({"cost": EngineCost(**dict.fromkeys(EngineCost.__slots__, 0.0))}, "all zero"),
+        ({"num_engines": 2, "in_process": True}, "in_process is for one engine"),
+    ],
+)
+def test_a_scenario_that_cannot_be_is_refused(change, message):
+    """Fails when a check is missing: the simulation would loop or divide by zero."""
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **change)

@@ -1,0 +1,82 @@
+"""The command line before anything is loaded: help, and what a refused run leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from source_tree import ROOT
+
+from april_rl.config.store import config_dir, recipes
+
+COMMAND = "python -m april_rl.train "
+HELP = OmegaConf.load(Path(config_dir()) / "train.yaml").hydra.help.template
+# What stands behind the command in each line that begins with it, up to the remark.
+EXAMPLES = [
+    line.strip().removeprefix(COMMAND).partition("   ")[0]
+    for line in HELP.splitlines()
+    if line.strip().startswith(COMMAND)
+]
+
+
+def train(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "april_rl.train", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_help_says_how_to_start_and_where_settings_and_recipes_are(tmp_path: Path) -> None:
+    """Fails when Hydra's own template is shown: no command, no description."""
+    assert len(EXAMPLES) == 5
+    done = train(tmp_path, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: python -m april_rl.train")
+    for wanted in ("+recipe=tiny_cpu", "--multirun", "hydra.run.dir", *recipes()):
+        assert wanted in done.stdout
+    files = [word for word in done.stdout.split() if word.startswith("april_rl/")]
+    assert files == ["april_rl/config/schema.py"]
+    assert all((ROOT / file).is_file() for file in files)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_help_are_settings_that_go_together(
+    tmp_path: Path, example: str
+) -> None:
+    """Fails when one names a recipe or a key that there is not, or has an option in the middle."""
+    options = [word for word in example.split() if word not in ("--multirun", "--cfg", "job")]
+    values = [word.partition(",")[0] for word in options]
+    done = train(tmp_path, *values, "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    middle = example.split()[1:-1]
+    assert not [word for word in middle if word in ("--multirun", "-m")]
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
+    """Fails when the folder that Hydra has made stays behind, empty."""
+    done = train(tmp_path, "+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run")
+    assert (done.returncode, done.stderr) == (1, "error: seed must be in [0, 2**32), got -1\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_run_takes_nothing_that_was_there(tmp_path: Path) -> None:
+    """Fails when the folder is removed with what is in it."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes").write_text("mine")
+    train(tmp_path, "+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run")
+    assert (tmp_path / "run" / "notes").read_text() == "mine"
+
+
+def test_a_refused_run_ends_the_sweep(tmp_path: Path) -> None:
+    """One message, and no folder of a run that never was."""
+    done = train(tmp_path, "--multirun", "+recipe=tiny_cpu", "seed=-1,-2", "hydra.sweep.dir=sweep")
+    assert (done.returncode, done.stderr) == (1, "error: seed must be in [0, 2**32), got -1\n")
+    assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["multirun.yaml"]

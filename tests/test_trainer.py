@@ -1,0 +1,229 @@
+"""The run around the step: evaluations, checkpoints, counters. Real collector, packer, evaluator
+and tracker; engines, workers and scores are fakes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngines, FakePrompts, FakeScorer
+from rollout_runs import lognormal
+
+from april_rl.algorithm.advantages import grpo
+from april_rl.assembly import Parts
+from april_rl.batch.packing import Packer
+from april_rl.config import TrainConfig
+from april_rl.config.schema import RolloutConfig, TrainerConfig
+from april_rl.config.task import EvaluationConfig
+from april_rl.evaluation.evaluator import Evaluator
+from april_rl.metrics import Metrics, Sum
+from april_rl.scheduling import build_collector
+from april_rl.tracking.tracker import Tracker
+from april_rl.trainer import Trainer
+from april_rl.types import Prompt
+
+BUDGET = 40
+HELD_OUT = [Prompt(id=i, token_ids=(1, 2), text="", answer="", source="held out") for i in range(3)]
+
+
+class CountingScorer(FakeScorer):
+    """Counts its failures as the reward pool does; remembers how many each settling found."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self.counts: Counter[str] = Counter()
+        self.failed: list[int] = []  # the prompt of every failure
+        self.settled: list[int] = []  # failures in training found by each wait for all scores
+
+    def submit(self, sample) -> None:
+        if sample.prompt.id < 0 and sample.id in self.submitted:
+            self.submitted.remove(sample.id)  # held out: the same ones in every evaluation
+        super().submit(sample)
+
+    def collect(self, timeout_s):
+        scores = super().collect(timeout_s)
+        failed = [score.sample_id.prompt_id for score in scores if not score.is_valid]
+        self.counts["errors"] += len(failed)
+        self.failed += failed
+        if timeout_s is None and all(score.sample_id.prompt_id >= 0 for score in scores):
+            self.settled.append(len(failed))
+        return scores
+
+    def metrics(self) -> Metrics:
+        counts, self.counts = self.counts, Counter()
+        return Metrics({"reward/errors": Sum(counts["errors"])})
+
+
+class FakeWorkers:
+    """A learner that learns nothing; remembers what was on the disk when it was told to export."""
+
+    def __init__(self, engines: FakeEngines, run_dir: Path) -> None:
+        self._engines, self._run_dir = engines, run_dir
+        self.exports: list[tuple[str, dict[str, float]]] = []  # name, last row of metrics.jsonl
+
+    def update(self, batch) -> Metrics:
+        assert batch.num_response_tokens > 0
+        return Metrics()
+
+    def sync_weights(self, policy_version: int) -> Metrics:
+        self._engines.set_version(policy_version)
+        return Metrics()
+
+    def export(self, path: Path) -> None:
+        self.exports.append((path.name, rows_of(self._run_dir)[-1]))
+        path.mkdir(parents=True)
+
+
+class NoInterrupts:
+    """Nobody interrupts."""
+
+    def check(self) -> None:
+        """Nothing came."""
+
+    arm = disarm = check
+
+
+def rows_of(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def settings(*, num_steps: int, drain_steps: int = 0, every: int = 100, save_every: int = 0):
+    return TrainConfig(
+        trainer=TrainerConfig(num_steps=num_steps, num_groups=2, save_every=save_every),
+        rollout=RolloutConfig(
+            group_size=2,
+            over_sampling_factor=2.0,
+            max_response_tokens=BUDGET,
+            drain_steps=drain_steps,
+            tick_steps=2,
+        ),
+        evaluation=EvaluationConfig(every=every),
+    )
+
+
+def run(config: TrainConfig, run_dir: Path, scorer: CountingScorer | None = None) -> FakeWorkers:
+    """A whole run; returns its workers."""
+    engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
+    scorer = scorer or CountingScorer()
+    workers = FakeWorkers(engines, run_dir)
+
+    def build(config, *, run_dir, plain, stack) -> Parts:
+        tracker = Tracker(
+            run_dir=run_dir,
+            name=config.name,
+            config=plain,
+            num_steps=config.trainer.num_steps,
+            num_groups=config.trainer.num_groups,
+            wandb_mode="disabled",
+            wandb_project="april_rl",
+            print_samples_every=0,
+            save_samples_every=0,
+            is_terminal=False,
+        )
+        return Parts(
+            tracker=stack.enter_context(tracker),
+            tokenizer=None,
+            rewards=scorer,
+            workers=workers,
+            engines=engines,
+            collector=build_collector(
+                config, engines, scorer, prompts=FakePrompts(), kv_cache_tokens=10**6
+            ),
+            packer=Packer(
+                num_ranks=1,
+                max_tokens=1000,
+                num_minibatches=1,
+                max_staleness=5,
+                max_response_tokens=BUDGET,
+                age_decay=1.0,
+                hidden_size=8,
+            ),
+            evaluator=Evaluator(
+                engines,
+                scorer,
+                num_samples=1,
+                max_response_tokens=BUDGET,
+                num_slots=8,
+                tick_steps=4,
+                tick_timeout_s=1.0,
+                seed=0,
+            ),
+            held_out={"held_out": HELD_OUT},
+            advantage=grpo,
+        )
+
+    with Trainer(
+        config, run_dir=run_dir, plain_config={}, interrupts=NoInterrupts(), build=build
+    ) as trainer:
+        trainer.run()
+    return workers
+
+
+def evaluated(rows: list[dict[str, float]]) -> list[float]:
+    return [row["step"] for row in rows if "eval/held_out/avg_at_k" in row]
+
+
+def test_evaluations_and_checkpoints_come_when_they_are_due(tmp_path: Path) -> None:
+    """Each version once: also the last, which is due twice over."""
+    workers = run(settings(num_steps=4, every=2, save_every=2), tmp_path)
+    assert evaluated(rows_of(tmp_path)) == [0, 2, 4]
+    assert [name for name, _ in workers.exports] == ["step_2", "step_4"]
+
+
+def test_a_drained_run_that_ends_early_is_evaluated_before_its_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Fails when the loop is left without an evaluation of the policy that is kept."""
+    workers = run(settings(num_steps=9, drain_steps=8), tmp_path)
+    rows = rows_of(tmp_path)
+    trained = [row for row in rows if "reward/mean" in row]
+    num_steps = len(trained)
+    assert 1 < num_steps < 9, "not what this test is about"
+    assert trained[-1]["ledger/parked"] == trained[-1]["ledger/ready"] == 0
+    assert evaluated(rows) == [0, num_steps + 1]
+    (export,) = workers.exports
+    assert export[0] == f"step_{num_steps}"
+    assert "eval/held_out/avg_at_k" in export[1]
+
+
+def test_a_run_that_ends_early_where_it_was_evaluated_is_not_evaluated_again(
+    tmp_path: Path,
+) -> None:
+    """Fails when every early end evaluates."""
+    run(settings(num_steps=9, drain_steps=8, every=1), tmp_path)
+    rows = rows_of(tmp_path)
+    assert all("reward/mean" in row for row in rows[1:])
+    assert evaluated(rows) == [row["step"] for row in rows]
+
+
+def test_failures_of_an_evaluation_are_counted_there_and_not_in_training(tmp_path: Path) -> None:
+    """The first held-out prompt gets no reward. Fails when the evaluator leaves the pool's counters
+    to the next step.
+    """
+    run(settings(num_steps=3, every=1), tmp_path, CountingScorer(failing={-1}))
+    rows = rows_of(tmp_path)
+    assert [row["eval/held_out/errors"] for row in rows] == [1, 1, 1, 1]
+    assert [row["reward/errors"] for row in rows[1:]] == [0, 0, 0]
+
+
+def test_failures_that_are_settled_before_an_evaluation_count_in_the_next_step(
+    tmp_path: Path,
+) -> None:
+    """Scores of parked groups come late. Fails when the evaluation takes or drops their counts."""
+    scorer = CountingScorer(delay=12, failing=range(0, 100, 2))
+    run(settings(num_steps=6, every=1), tmp_path, scorer)
+    rows = rows_of(tmp_path)
+    assert sum(scorer.settled[:-1]) > 0, "not what this test is about"
+    in_training = sum(prompt_id >= 0 for prompt_id in scorer.failed) - scorer.settled[-1]
+    assert sum(row["reward/errors"] for row in rows[1:]) == in_training
+    assert {row["eval/held_out/errors"] for row in rows} == {0}
+
+
+def test_a_checkpoint_of_another_run_is_no_reason_to_write_none(tmp_path: Path) -> None:
+    """Fails when a folder that is there counts as written by this run."""
+    (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
+    with pytest.raises(FileExistsError):
+        run(settings(num_steps=2), tmp_path)
