@@ -18,9 +18,11 @@ from april_rl.rollout.collector import Collector
 from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.serial import SerialEngines, SingleEngine
 from april_rl.rollout.stats import StepStats
-from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score, ScoredGroup, Tick
+from april_rl.rollout.virtual import DelayedScorer, VirtualClock
+from april_rl.types import Completion, Prompt, Request, SampleId, Tick
 
 PROMPT_TOKENS = 12
+NO_SIGNAL_FRAC = 0.5  # of the groups, which the filtered modes reject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,25 +98,6 @@ class Prompts:
         return prompt
 
 
-class InstantScorer:
-    """A reward that costs nothing: what is measured here is generation."""
-
-    def __init__(self) -> None:
-        """Nothing submitted."""
-        self._scores: list[Score] = []
-
-    def submit(self, sample: Sample) -> None:
-        """Score by place in the group, so that every group has signal."""
-        self._scores.append(
-            Score(sample_id=sample.id, value=float(sample.index % 2), outcome="scored")
-        )
-
-    def collect(self, timeout_s: float | None) -> list[Score]:  # noqa: ARG002 (never waits)
-        """All of them."""
-        scores, self._scores = self._scores, []
-        return scores
-
-
 @dataclass(slots=True, kw_only=True)
 class Slice:
     """What one mode did in one round."""
@@ -147,11 +130,6 @@ class Slice:
         return self.occupied_slot_s / self.slot_s
 
 
-def without_half_of_the_groups(scored: ScoredGroup) -> bool:
-    """A filter that rejects every second group, in no order."""
-    return bool(np.random.default_rng((1, scored.group.prompt.id)).integers(2))
-
-
 class CollectorMode:
     """Synchronous, one-shot or refill: the real collector, its buffer kept over all rounds."""
 
@@ -179,7 +157,8 @@ class CollectorMode:
         self._version = 0
         self._collector = Collector(
             SerialEngines([self._engine]),
-            InstantScorer(),
+            # A reward that costs nothing: what is measured here is generation.
+            DelayedScorer(no_signal_frac=NO_SIGNAL_FRAC, score_s=0.0, seed=0, clock=VirtualClock()),
             Prompts(90),
             num_groups=args.num_groups,
             group_size=args.group_size,
@@ -188,7 +167,7 @@ class CollectorMode:
             max_response_tokens=args.max_response_tokens,
             max_staleness=args.max_staleness,
             finish_stale=True,
-            keep=without_half_of_the_groups if is_filtered else lambda scored: True,  # noqa: ARG005
+            keep=lambda scored: scored.has_signal or not is_filtered,
             max_rejected_groups=0,
             tick_steps=args.tick_steps,
             abort_timeout_s=60.0,

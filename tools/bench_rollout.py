@@ -20,14 +20,21 @@ from statistics import median
 from typing import Any
 
 from bench_limit import Limit
-from bench_modes import PROMPT_TOKENS, CollectorMode, KeepingEngine, LengthLaw, Slice
+from bench_modes import (
+    NO_SIGNAL_FRAC,
+    PROMPT_TOKENS,
+    CollectorMode,
+    KeepingEngine,
+    LengthLaw,
+    Slice,
+)
 from bench_table import show
 from rich.progress import track
 
 from april_rl.rollout.cost import fit_cost
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.forecast import Rules
-from april_rl.rollout.self_tuning import AutoFactor, Budgets
+from april_rl.rollout.self_tuning import AutoFactor, Budgets, largest_factor
 from april_rl.rollout.simulation import Scenario, simulate
 
 # The benchmark's model is the tests' random one.
@@ -101,18 +108,18 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
 
 
 def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
-    """rollout.over_sampling_factor=auto, up to the largest α measured."""
+    """rollout.over_sampling_factor=auto."""
     rules = Rules(
         num_groups=args.num_groups,
         group_size=args.group_size,
         refill=True,
-        max_staleness=min(args.max_staleness, int(max(args.factors)) - 1),
+        max_staleness=args.max_staleness,
         finish_stale=True,
         tick_steps=args.tick_steps,
         num_engines=1,
     )
     budgets = Budgets(
-        max_off_policy_frac=1.0, max_staleness=rules.max_staleness, kv_cache_tokens=kv_cache_tokens
+        max_off_policy_frac=1.0, max_staleness=args.max_staleness, kv_cache_tokens=kv_cache_tokens
     )
     return AutoFactor(rules, budgets, max_response_tokens=args.max_response_tokens)
 
@@ -148,6 +155,7 @@ def add_simulated(
     """
     every = [part for parts in slices.values() for part in parts]
     cost = fit_cost([tick for part in every for tick in part.ticks])
+    print(f"fitted on {sum(len(part.ticks) for part in every)} ticks: {cost}")
     collected = [
         part for mode in modes if isinstance(mode, CollectorMode) for part in slices[id(mode)]
     ]
@@ -166,7 +174,7 @@ def add_simulated(
             max_batched_tokens=MAX_BATCHED_TOKENS,
             max_staleness=args.max_staleness,
             keeps_parked=mode.keeps,
-            no_signal_frac=0.5 * mode.is_filtered,
+            no_signal_frac=NO_SIGNAL_FRAC,
             is_filtered=mode.is_filtered,
             in_process=True,
             controller_s=controller_s,
@@ -175,10 +183,11 @@ def add_simulated(
             scenario,
             over_sampling=FixedFactor(mode.factor),
             refill=mode.refill,
-            num_steps=20,
-            warmup_steps=args.warmup_steps,
+            num_steps=args.rounds * args.steps,
+            warmup_steps=args.auto_steps if mode.is_auto else args.warmup_steps,
         )
-        measured = row["finished_samples_per_s"]
+        parts = slices[id(mode)]
+        measured = sum(p.finished for p in parts) / sum(p.time_s for p in parts)
         row["simulated_samples_per_s"] = outcome.finished_samples_per_s
         row["simulation_error"] = outcome.finished_samples_per_s / measured - 1
 
@@ -193,7 +202,8 @@ def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[
     from april_rl.engine.vllm_engine import VllmEngine
 
     write_tiny_qwen3(folder, hidden_size=128, num_layers=4, initializer_range=0.02)
-    slots = round(max(args.factors) * args.num_groups * args.group_size)
+    most = max(*args.factors, largest_factor(args.max_staleness))
+    slots = round(most * args.num_groups * args.group_size)
     engine = VllmEngine(
         model_path=str(folder),
         seed=0,
