@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from april_rl.algorithm.advantages import dr_grpo, grpo
+from april_rl.algorithm.advantages import BatchAdvantages
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage, Resume
+from april_rl.config.choices import Kl, Resume
 from april_rl.data.prompts import tokenize_prompts
 from april_rl.data.rows import load_rows
 from april_rl.data.stream import PromptStream
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.evaluation.evaluator import Evaluator
+from april_rl.learning import ADVANTAGES, build_packer, learner_settings, objective_settings
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.preflight import ModelFacts, check_start, check_supported, pick_device
-from april_rl.runtime.settings import EngineSettings, LearnerSettings, WorkerSettings
+from april_rl.runtime.settings import EngineSettings, WorkerSettings
 from april_rl.runtime.workers import RayEngines, Workers
 from april_rl.scheduling import TICK_TIMEOUT_S, build_collector, num_slots
 from april_rl.tracking.tracker import Tracker
 from april_rl.types import Prompt
-
-_ADVANTAGES = {Advantage.grpo: grpo, Advantage.dr_grpo: dr_grpo}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +44,7 @@ class Parts:
     packer: Packer
     evaluator: Evaluator
     held_out: dict[str, list[Prompt]]
-    advantage: Callable[[ArrayLike], NDArray[np.float64]]
+    advantages: BatchAdvantages
 
 
 def assemble(
@@ -60,6 +56,7 @@ def assemble(
     processes. Raises RunError with one message.
     """
     facts = _check_machine(config)
+    packer = build_packer(config, hidden_size=facts.hidden_size)
     tracker = stack.enter_context(_tracker(config, run_dir, plain))
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("reading the data"):
@@ -96,10 +93,10 @@ def assemble(
             prompts=stream,
             kv_cache_tokens=workers.kv_cache_tokens(),
         ),
-        packer=_packer(config, facts),
+        packer=packer,
         evaluator=_evaluator(config, engines, rewards),
         held_out=held_out,
-        advantage=_ADVANTAGES[config.algorithm.advantage],
+        advantages=ADVANTAGES[config.algorithm.advantage],
     )
 
 
@@ -116,6 +113,7 @@ def _check_machine(config: TrainConfig) -> ModelFacts:
         is_cluster=config.runtime.ray_address is not None,
         window_tokens=window_tokens,
         window_key=window_key,
+        has_reference=config.algorithm.kl is not Kl.none and config.algorithm.kl_coefficient > 0,
     )
 
 
@@ -210,32 +208,9 @@ def _worker_settings(config: TrainConfig) -> WorkerSettings:
     return WorkerSettings(
         device=device,
         threads=threads if device == "cpu" else 0,
-        learner=_learner_settings(config),
+        learner=learner_settings(config),
+        objective=objective_settings(config),
         engine=_engine_settings(config),
-    )
-
-
-def _learner_settings(config: TrainConfig) -> LearnerSettings:
-    optimizer, algorithm, learner = config.optimizer, config.algorithm, config.learner
-    return LearnerSettings(
-        model_path=config.model.path,
-        compute_dtype=learner.compute_dtype.name,
-        activation_checkpointing=learner.activation_checkpointing,
-        temperature=config.rollout.temperature,
-        lr=optimizer.lr,
-        beta1=optimizer.beta1,
-        beta2=optimizer.beta2,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        warmup_steps=optimizer.warmup_steps,
-        schedule=optimizer.schedule.name,
-        num_steps=config.trainer.num_steps * config.trainer.num_minibatches,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        tis_cap=algorithm.tis_cap,
-        ratio=algorithm.ratio.name,
-        max_mismatch=learner.max_mismatch,
     )
 
 
@@ -254,18 +229,6 @@ def _engine_settings(config: TrainConfig) -> EngineSettings:
         enforce_eager=engine.enforce_eager,
         temperature=config.rollout.temperature,
         keep_parked=config.rollout.resume is Resume.keep,
-    )
-
-
-def _packer(config: TrainConfig, facts: ModelFacts) -> Packer:
-    return Packer(
-        num_ranks=config.runtime.num_workers,
-        max_tokens=config.learner.max_tokens,
-        num_minibatches=config.trainer.num_minibatches,
-        max_staleness=config.rollout.max_staleness,
-        max_response_tokens=config.rollout.max_response_tokens,
-        age_decay=config.learner.age_decay,
-        hidden_size=facts.hidden_size,
     )
 
 

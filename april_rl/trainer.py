@@ -99,7 +99,7 @@ class Trainer:
         if not collection.groups:
             return None
         self._under_way = collection.groups
-        advantages = [self._advantages(group) for group in collection.groups]
+        advantages = self._advantages(collection.groups)
         batch = self.packer.pack(
             collection.groups,
             advantages,
@@ -138,15 +138,20 @@ class Trainer:
                 on_progress=partial(self._show, phase),
             )
 
-    def _advantages(self, scored: ScoredGroup) -> NDArray[np.float64]:
-        """[G], of the rewards less the overlong penalty."""
-        penalty = soft_overlong_penalty(
+    def _advantages(self, groups: Sequence[ScoredGroup]) -> list[NDArray[np.float64]]:
+        """Of each group [G], of the rewards less the overlong penalty; every sample has a reward,
+        for a group without one is dropped.
+        """
+        rewards = [np.asarray(group.rewards) + self._penalty(group) for group in groups]
+        return self._parts.advantages(rewards, [True] * len(groups))
+
+    def _penalty(self, scored: ScoredGroup) -> NDArray[np.float64]:
+        return soft_overlong_penalty(
             [sample.num_tokens for sample in scored.group.samples],
             max_response_tokens=self._config.rollout.max_response_tokens,
             buffer_tokens=self._config.algorithm.overlong_buffer_tokens,
             penalty=self._config.algorithm.overlong_penalty,
         )
-        return self._parts.advantage(np.asarray(scored.rewards) + penalty)
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
         rewards = [reward for group in collection.groups for reward in group.rewards]

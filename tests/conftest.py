@@ -6,6 +6,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# A busy machine makes any example slow once; what is slow always shows in pytest's durations.
+settings.register_profile("april_rl", deadline=None)
+settings.load_profile("april_rl")
 
 
 @pytest.fixture(autouse=True, scope="module")

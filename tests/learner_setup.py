@@ -16,11 +16,30 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from april_rl.batch.packing import MicroBatch
 from april_rl.learner.learner import Learner
+from april_rl.learner.objective import Objective
 
 TEMPERATURE = 0.8
 CLIP_LOW, CLIP_HIGH, TIS_CAP = 0.2, 0.28, 1.3
 OPTIMIZER = {"lr": 5e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.1}
 MAX_GRAD_NORM = 0.5
+OBJECTIVE = {
+    "loss": "ppo_clip",
+    "ratio": "proximal",
+    "clip_low": CLIP_LOW,
+    "clip_high": CLIP_HIGH,
+    "dual_clip": None,
+    "sapo_positive_temperature": 1.0,
+    "sapo_negative_temperature": 1.05,
+    "correction": "truncate",
+    "tis_cap": TIS_CAP,
+    "mask_low": 0.5,
+    "mask_high": 5.0,
+    "sequence_mask": None,
+    "geometric_mask": None,
+    "entropy_coefficient": 0.0,
+    "kl": "none",
+    "kl_coefficient": 0.0,
+}
 LENGTHS = [(3, 17), (1, 1), (5, 40), (2, 9), (4, 64), (1, 30)]  # prompt and response tokens
 
 
@@ -41,12 +60,17 @@ class Example:
 
 @contextmanager
 def group_of_one() -> Iterator[None]:
-    """`torch.distributed` with this process alone in it."""
+    """`torch.distributed` with this process alone in it, on one thread: with matrices this small,
+    threads only wait for each other.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        torch.set_num_threads(num_threads)
 
 
 def write_model(folder: Path, *, tied: bool = True) -> str:
@@ -56,7 +80,9 @@ def write_model(folder: Path, *, tied: bool = True) -> str:
 
 
 def make_learner(path: str, **changes: Any) -> Learner:
-    """A float32 learner with the settings of the reference below."""
+    """A float32 learner with the settings of the reference below; `changes` are those of Learner or
+    of Objective.
+    """
     settings: dict[str, Any] = {
         "model_path": path,
         "device": "cpu",
@@ -68,13 +94,12 @@ def make_learner(path: str, **changes: Any) -> Learner:
         "warmup_steps": 0,
         "schedule": "constant",
         "num_steps": 10,
-        "clip_low": CLIP_LOW,
-        "clip_high": CLIP_HIGH,
-        "tis_cap": TIS_CAP,
-        "ratio": "proximal",
         "max_mismatch": 0.05,
+        **OBJECTIVE,
     }
-    return Learner(**{**settings, **changes})
+    settings |= changes
+    objective = Objective(**{key: settings.pop(key) for key in OBJECTIVE})
+    return Learner(objective=objective, **settings)
 
 
 def plain_model(path: str) -> PreTrainedModel:
@@ -115,6 +140,7 @@ def make_examples(path: str, *, noise: float, age: int, seed: int = 0) -> list[E
 def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
     """A packed row whose response tokens weigh 1 / total each; without examples, the dummy row."""
     lengths = tuple(len(e.token_ids) for e in examples) or (2,)
+    response_lengths = tuple(e.num_response for e in examples) or (0,)
     size = sum(lengths)
     row: dict[str, np.ndarray] = {
         "token_ids": np.zeros(size, np.int64),
@@ -139,7 +165,9 @@ def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
         row["loss_weights"][predicting] = 1 / total
         start += length
     positions = np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])
-    return MicroBatch(lengths=lengths, position_ids=positions, **row)
+    return MicroBatch(
+        lengths=lengths, response_lengths=response_lengths, position_ids=positions, **row
+    )
 
 
 def pack_minibatch(bins: Sequence[Sequence[Example]]) -> list[MicroBatch]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from fake_engine import FakeEngines, FakePrompts, FakeScorer, Law, logprob, reward, token
 from hypothesis import strategies as st
 
+from april_rl.algorithm.age import age_weights, decay
+from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Batch, Packer
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.factor import FixedFactor
@@ -138,7 +141,8 @@ class Run:
             num_minibatches=1,
             max_staleness=self.setup.max_staleness,
             max_response_tokens=self.setup.budget,
-            age_decay=1.0,
+            age_weights=partial(age_weights, weight_of_age=decay(1.0)),
+            aggregation=token_mean,
             hidden_size=64,
         )
         ones = [np.ones(self.setup.group_size)] * len(groups)

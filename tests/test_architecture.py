@@ -33,6 +33,7 @@ LAYERS = (  # the floors of the house, the ground first
     {"algorithm", "rollout", "batch"},
     {"data", "rewards", "engine", "learner", "evaluation", "tracking", "tiny", "scheduling"},
     {"runtime"},
+    {"learning"},
     {"assembly"},
     {"trainer"},
     {"train", "evaluate", "simulate"},

@@ -1,4 +1,6 @@
-"""Two ranks against one: the same update, the same weights, whatever each rank has to compute."""
+"""Two ranks against one: the same update, the same weights, whatever each rank has to compute; with
+a frozen reference and a mask over responses.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def batch(examples: Sequence[Example], *, rank: int | None) -> list[Any]:
 
 def run(path: str, *, rank: int | None) -> dict[str, Any]:
     """What a rank, or a world of one, sees of a few updates."""
-    learner = make_learner(path)
+    learner = make_learner(path, kl="k3", kl_coefficient=0.1, geometric_mask=[0.9, 1.07])
     loaded = dict(learner.weights())
     metrics = []
     for seed in range(NUM_STEPS):

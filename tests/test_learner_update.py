@@ -71,7 +71,8 @@ def test_two_minibatches_are_two_steps_against_one_start(path, ratio):
     minibatches = [examples[:3], examples[3:]]
     model = plain_model(path)
     plain_update(model, plain_adamw(model), minibatches, ratio=ratio)
-    learner = make_learner(path, ratio=ratio, tis_cap=1.3 if ratio == "proximal" else None)
+    correction = "truncate" if ratio == "proximal" else "none"
+    learner = make_learner(path, ratio=ratio, correction=correction)
     metrics = learner.update([pack_minibatch([part]) for part in minibatches]).read()
     expected = all_plain_logprobs(model, examples)
     torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)
@@ -93,6 +94,23 @@ def test_several_micro_batches_are_one(path, activation_checkpointing):
     )
 
 
+@pytest.mark.parametrize("loss", ["gspo", "gspo_token", "cispo", "sapo", "policy_gradient"])
+def test_every_loss_is_the_same_however_responses_are_spread_over_rows(path, loss):
+    """Also with a row that has none. Fails when a ratio or a mask is taken over a row, or when a
+    rank without work would have nothing to go backward from.
+    """
+    examples = make_examples(path, noise=0.3, age=1)
+    settings = {"loss": loss, "correction": "sequence_truncate", "geometric_mask": [0.9, 1.07]}
+    whole, parts = make_learner(path, **settings), make_learner(path, **settings)
+    bins = [examples[:1], examples[1:4], [], examples[4:]]
+    expected = whole.update([pack_minibatch([examples])] * 2).read()
+    found = parts.update([pack_minibatch(bins)] * 2).read()
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    torch.testing.assert_close(
+        learner_logprobs(parts, examples), learner_logprobs(whole, examples), **CLOSE
+    )
+
+
 def test_metrics_are_what_they_say(path):
     examples = make_examples(path, noise=0.3, age=0)
     logprobs = all_plain_logprobs(plain_model(path), examples).numpy()
@@ -109,6 +127,7 @@ def test_metrics_are_what_they_say(path):
         "loss/ratio_max": ratio.max(),
         "loss/is_weight_mean": weights.mean(),
         "loss/clip_frac": 0.0,
+        "loss/masked_frac": 0.0,
         "loss/lr": OPTIMIZER["lr"],
         "mismatch/logprob_abs_mean": np.abs(logprobs - behaviour).mean(),
         "mismatch/logprob_abs_max": np.abs(logprobs - behaviour).max(),

@@ -4,7 +4,9 @@ to one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from fake_engine import logprob, token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from april_rl.algorithm.age import age_weights, decay
+from april_rl.algorithm.aggregation import Aggregation, constant_length, sequence_mean, token_mean
 from april_rl.batch.packing import Batch, MicroBatch, Packer
 from april_rl.batch.plan import plan_micro_batches
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
@@ -64,7 +68,9 @@ def advantage(sample_id: SampleId) -> float:
     return sample_id.prompt_id + sample_id.index / 8 + 0.5
 
 
-def pack(plan: Plan) -> tuple[Batch, list[ScoredGroup]]:
+def pack(
+    plan: Plan, *, aggregation: Aggregation = token_mean, probes: Sequence[Sample] = ()
+) -> tuple[Batch, list[ScoredGroup]]:
     groups = groups_of(plan)
     packer = Packer(
         num_ranks=plan.num_ranks,
@@ -72,13 +78,22 @@ def pack(plan: Plan) -> tuple[Batch, list[ScoredGroup]]:
         num_minibatches=plan.num_minibatches,
         max_staleness=plan.max_staleness,
         max_response_tokens=BUDGET,
-        age_decay=plan.age_decay,
+        age_weights=partial(age_weights, weight_of_age=decay(plan.age_decay)),
+        aggregation=aggregation,
         hidden_size=32,
     )
     advantages = [
         np.asarray([advantage(sample.id) for sample in scored.group.samples]) for scored in groups
     ]
-    return packer.pack(groups, advantages, policy_version=VERSION), groups
+    return packer.pack(groups, advantages, policy_version=VERSION, probes=probes), groups
+
+
+def loss_weights_of(row: MicroBatch) -> dict[tuple[int, ...], list[float]]:
+    """Loss weights of each response of a row, by its tokens."""
+    ends = np.cumsum(row.response_lengths)[:-1]
+    tokens = np.split(row.labels[row.response_mask], ends)
+    weights = np.split(row.loss_weights[row.response_mask], ends)
+    return {tuple(t.tolist()): w.tolist() for t, w in zip(tokens, weights, strict=True)}
 
 
 def rows_of(batch: Batch) -> list[MicroBatch]:
@@ -142,6 +157,37 @@ def test_the_weights_of_a_minibatch_sum_to_one_over_all_ranks(plan):
         )
         total = sum(row.loss_weights.sum(dtype=np.float64) for row in rows)
         assert total == pytest.approx(1.0 if can_learn else 0.0, abs=1e-5)
+
+
+AGGREGATIONS = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "constant_length": partial(constant_length, max_response_tokens=BUDGET),
+}
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_loss_weights_are_aggregated_over_all_ranks_and_without_probes(name, num_ranks):
+    """Two minibatches of two responses each; one sample is trained half, its first tokens are too
+    old. No token is fresh, so a probe goes along. Fails when a rank or a row is aggregated by
+    itself, when probes count as responses, or when weights land with another sample.
+    """
+    old, young = VERSION - 2, VERSION - 1
+    parts = [[[(young, 4)], [(young, 12)]], [[(old, 2), (young, 2)], [(young, 6)]]]
+    plan = Plan(parts, num_ranks, num_minibatches=2, max_staleness=1, age_decay=1.0)
+    prompt = Prompt(id=99, token_ids=(10_099,), text="", answer="", source="")
+    probe = make_sample(prompt, 0, [(VERSION, 9)])
+    batch, groups = pack(plan, aggregation=AGGREGATIONS[name], probes=[probe])
+    expected = {
+        "token_mean": [[1 / 16] * 4, [1 / 16] * 12, [0, 0, 1 / 8, 1 / 8], [1 / 8] * 6],
+        "sequence_mean": [[1 / 8] * 4, [1 / 24] * 12, [0, 0, 1 / 4, 1 / 4], [1 / 12] * 6],
+        "constant_length": [[1 / 128] * 4, [1 / 128] * 12, [0, 0] + [1 / 128] * 2, [1 / 128] * 6],
+    }[name]
+    found = dict(item for row in rows_of(batch) for item in loss_weights_of(row).items())
+    samples = [sample for scored in groups for sample in scored.group.samples]
+    assert [found[s.token_ids] for s in samples] == [pytest.approx(w) for w in expected]
+    assert found[probe.token_ids] == [0.0] * 9
 
 
 @quick

@@ -6,16 +6,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_engine import FakeEngines, FakePrompts, FakeScorer
 from rollout_runs import lognormal
 
-from april_rl.algorithm.advantages import grpo
+from april_rl.algorithm.advantages import BatchAdvantages, by_group, grpo
+from april_rl.algorithm.age import age_weights, decay
+from april_rl.algorithm.aggregation import token_mean
 from april_rl.assembly import Parts
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
+from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.schema import RolloutConfig, TrainerConfig
 from april_rl.config.task import EvaluationConfig
 from april_rl.evaluation.evaluator import Evaluator
@@ -104,7 +110,13 @@ def settings(*, num_steps: int, drain_steps: int = 0, every: int = 100, save_eve
     )
 
 
-def run(config: TrainConfig, run_dir: Path, scorer: CountingScorer | None = None) -> FakeWorkers:
+def run(
+    config: TrainConfig,
+    run_dir: Path,
+    scorer: CountingScorer | None = None,
+    *,
+    advantages: BatchAdvantages | None = None,
+) -> FakeWorkers:
     """A whole run; returns its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
     scorer = scorer or CountingScorer()
@@ -138,7 +150,8 @@ def run(config: TrainConfig, run_dir: Path, scorer: CountingScorer | None = None
                 num_minibatches=1,
                 max_staleness=5,
                 max_response_tokens=BUDGET,
-                age_decay=1.0,
+                age_weights=partial(age_weights, weight_of_age=decay(1.0)),
+                aggregation=token_mean,
                 hidden_size=8,
             ),
             evaluator=Evaluator(
@@ -152,7 +165,7 @@ def run(config: TrainConfig, run_dir: Path, scorer: CountingScorer | None = None
                 seed=0,
             ),
             held_out={"held_out": HELD_OUT},
-            advantage=grpo,
+            advantages=advantages or by_group(grpo),
         )
 
     with Trainer(
@@ -171,6 +184,26 @@ def test_evaluations_and_checkpoints_come_when_they_are_due(tmp_path: Path) -> N
     workers = run(settings(num_steps=4, every=2, save_every=2), tmp_path)
     assert evaluated(rows_of(tmp_path)) == [0, 2, 4]
     assert [name for name, _ in workers.exports] == ["step_2", "step_4"]
+
+
+def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalties(
+    tmp_path: Path,
+) -> None:
+    """Estimators over the batch need all of it. Fails when groups are handed over one by one, or
+    without the overlong penalty (at least 1000 / 40 here, a sample has one token or more).
+    """
+    calls = []
+
+    def advantages(groups, valid):
+        calls.append([list(rewards) for rewards in groups])
+        assert all(np.all(mask) for mask in valid)
+        return by_group(grpo)(groups, valid)
+
+    penalties = AlgorithmConfig(overlong_buffer_tokens=BUDGET, overlong_penalty=1000.0)
+    config = replace(settings(num_steps=2), algorithm=penalties)
+    run(config, tmp_path, advantages=advantages)
+    assert [[len(rewards) for rewards in groups] for groups in calls] == [[2, 2], [2, 2]]
+    assert all(reward < 0 for call in calls for rewards in call for reward in rewards)
 
 
 def test_a_drained_run_that_ends_early_is_evaluated_before_its_last_checkpoint(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 import torch.distributed as dist
+from learner_setup import OBJECTIVE
 from tiny_models import write_tiny_qwen3
 
+from april_rl.algorithm.age import age_weights, decay
+from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Packer
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
 from april_rl.learner.mismatch import MismatchError
+from april_rl.learner.objective import Objective
 from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
 
 pytestmark = pytest.mark.slow
@@ -44,10 +49,7 @@ def build(model_path: str) -> tuple[Learner, VllmEngine]:
         warmup_steps=0,
         schedule="constant",
         num_steps=10,
-        clip_low=0.2,
-        clip_high=0.28,
-        tis_cap=2.0,
-        ratio="proximal",
+        objective=Objective(**OBJECTIVE),
         max_mismatch=0.05,
     )
     engine = VllmEngine(
@@ -106,7 +108,8 @@ def train(learner: Learner, engine: VllmEngine, *, sync: bool) -> list[float]:
         num_minibatches=1,
         max_staleness=0,
         max_response_tokens=40,
-        age_decay=1.0,
+        age_weights=partial(age_weights, weight_of_age=decay(1.0)),
+        aggregation=token_mean,
         hidden_size=64,
     )
     mismatches = []

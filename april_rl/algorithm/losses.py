@@ -15,9 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from april_rl.algorithm.off_policy import (
-    truncated_importance_weights as truncated_importance_weights,
-)
 from april_rl.algorithm.responses import Responses
 
 
@@ -44,40 +41,6 @@ class TokenLoss(NamedTuple):
     clipped: Tensor  # [T], bool: no gradient is left; in `cispo`, a weight that was cut
 
 
-def clipped_surrogate(
-    logprobs: Tensor,
-    proximal_logprobs: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Tensor:
-    """Per-token PPO-clip loss [T], to be minimised; the ratio is exp(logprobs - proximal_logprobs).
-
-    Schulman et al. 2017, eq. 7, with the two bounds of DAPO (Yu et al. 2025, eq. 10): the ratio is
-    clipped to [1 - clip_low, 1 + clip_high]. All arguments are [T]; only `logprobs` has a gradient.
-    """
-    ratio = torch.exp(logprobs - proximal_logprobs)
-    return _clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high).loss
-
-
-def is_clipped(
-    logprobs: Tensor,
-    proximal_logprobs: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Tensor:
-    """Whether `clipped_surrogate` gives a token no gradient because its ratio is out of bounds [T].
-
-    That is above the upper bound when the advantage is positive, below the lower one when it is
-    negative.
-    """
-    ratio = torch.exp(logprobs - proximal_logprobs)
-    return _clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high).clipped
-
-
 def policy_gradient(inputs: LossInputs) -> TokenLoss:
     """-A log π [T]; Williams 1992 (REINFORCE), without ratio, bound or anchor; nothing is clipped.
 
@@ -95,7 +58,8 @@ def ppo_clip(
     Schulman et al. 2017, eq. 7, with DAPO's two bounds (Yu et al. 2025, eq. 10) and the dual clip
     of Ye et al. 2020 ("Mastering complex control in MOBA games with deep reinforcement learning"):
     a bad token whose ratio has run away above `dual_clip` > 1 (they take 3) no longer counts.
-    Clipped: what `is_clipped` says, and bad tokens with a ratio above `dual_clip`.
+    Clipped: good tokens with a ratio above the upper bound, bad ones with a ratio below the lower
+    one or above `dual_clip`.
     """
     ratio = torch.exp(inputs.logprobs - inputs.anchor_logprobs)
     return _clip(

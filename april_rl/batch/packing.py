@@ -1,4 +1,4 @@
-"""Scored groups to packed rows: no padding, per-token loss weights, one global denominator.
+"""Scored groups to packed rows: no padding, and a loss weight for every token of all ranks.
 
 Legend: [T] positions of a packed row, [R] response tokens of a sample. Rows are aligned to the
 *predicting* position: position t carries what belongs to the token at t + 1 of the same sequence,
@@ -8,8 +8,9 @@ last one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +28,15 @@ from april_rl.types import Sample, ScoredGroup
 # The dummy row of a rank that has nothing left, so that all ranks make the same number of passes.
 _DUMMY_TOKENS = 2
 
+Floats = NDArray[np.float32]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """One packed row: what the learner computes in one forward and backward pass."""
 
     lengths: tuple[int, ...]  # tokens of each sequence; Σ lengths = T
+    response_lengths: tuple[int, ...]  # response tokens of each sequence
     token_ids: NDArray[np.int64]  # [T]
     position_ids: NDArray[np.int64]  # [T], from 0 within each sequence
     labels: NDArray[np.int64]  # [T], the next token; 0 where there is no response token to predict
@@ -41,7 +45,7 @@ class MicroBatch:
     advantages: NDArray[np.float32]  # [T]
     ages: NDArray[np.int32]  # [T], policy versions from sampling to this update; 0 elsewhere
     is_comparable: NDArray[np.bool_]  # [T], age 0, sampled on a KV cache of the same weights
-    loss_weights: NDArray[np.float32]  # [T], mask · age weight ÷ Σ of it over the minibatch
+    loss_weights: NDArray[np.float32]  # [T], what a token counts in the loss of its minibatch
 
 
 # minibatches[m][rank][k]: micro-batch k of a rank in optimizer step m.
@@ -69,11 +73,18 @@ class _Row:
     advantage: float
     ages: NDArray[np.int32]  # [R]
     comparable: NDArray[np.bool_]  # [R]
-    weights: NDArray[np.float32]  # [R], age weight; 0 beyond the staleness cap
+    age_weights: Floats  # [R], 0 beyond the staleness cap
 
     @property
     def num_tokens(self) -> int:
         return len(self.sample.prompt.token_ids) + len(self.ages)
+
+
+class _Weighed(NamedTuple):
+    """A sample and what each of its tokens counts."""
+
+    row: _Row
+    loss_weights: Floats  # [R]
 
 
 class Packer:
@@ -87,15 +98,21 @@ class Packer:
         num_minibatches: int,
         max_staleness: int,
         max_response_tokens: int,
-        age_decay: float,
+        age_weights: Callable[[NDArray[np.int32]], Floats],
+        aggregation: Callable[[Sequence[Floats]], list[Floats]],
         hidden_size: int,
     ) -> None:
         """`max_tokens`: budget of one row; `hidden_size` weighs attention against the rest of a
         layer; `max_response_tokens`: what the metrics' length buckets are shares of.
+
+        `age_weights`: of ages [R] up to `max_staleness`, what each token counts. `aggregation`:
+        from these, 0 for a masked token, of every trained response of a minibatch on all ranks, to
+        the loss weights of each [R].
         """
         self._num_ranks, self._max_tokens = num_ranks, max_tokens
         self._num_minibatches = num_minibatches
-        self._max_staleness, self._age_decay = max_staleness, age_decay
+        self._max_staleness, self._age_weights = max_staleness, age_weights
+        self._aggregation = aggregation
         self._hidden_size, self._max_response_tokens = hidden_size, max_response_tokens
 
     def pack(
@@ -111,8 +128,7 @@ class Packer:
         `advantages[i]` is [G] of `groups[i]`. `probes` are samples that are not trained now but
         have tokens that can be compared: when no trained token can, they go along with weight zero,
         so that engine and learner are compared at every version that has sampled anything.
-        A token's loss weight is age_decay^age, 0 when its age is above the cap, divided by the sum
-        of these over its minibatch on all ranks (token mean; Yu et al. 2025, DAPO, eq. 8).
+        A token whose age is above the cap has loss weight 0.
         """
         num_minibatches = min(self._num_minibatches, len(groups))
         chunks = np.array_split(np.arange(len(groups)), num_minibatches)
@@ -125,10 +141,11 @@ class Packer:
             for chunk in chunks
         ]
         every = [row for chunk in rows for row in chunk]
+        weighed = [self._weighed(chunk) for chunk in rows]
         if not any(row.comparable.any() for row in every):
-            rows[0] += [_probe(sample, policy_version) for sample in probes]
+            weighed[0] += [_probe(sample, policy_version) for sample in probes]
         return Batch(
-            minibatches=tuple(self._minibatch(chunk) for chunk in rows),
+            minibatches=tuple(self._minibatch(chunk) for chunk in weighed),
             num_response_tokens=sum(len(row.ages) for row in every),
             metrics=self._metrics(every),
         )
@@ -136,7 +153,7 @@ class Packer:
     def _metrics(self, rows: Sequence[_Row]) -> Metrics:
         """`staleness/*` and the mean age weight, of all tokens of all samples that are trained."""
         ages = np.concatenate([row.ages for row in rows])
-        weights = np.concatenate([row.weights for row in rows])
+        weights = np.concatenate([row.age_weights for row in rows])
         lengths = np.asarray([len(row.ages) for row in rows])
         cap, budget = self._max_staleness, self._max_response_tokens
         return Metrics(
@@ -151,53 +168,55 @@ class Packer:
     ) -> _Row:
         sample = scored.group.samples[index]
         ages = sample_ages(sample, policy_version=policy_version)
-        weights = np.power(np.float32(self._age_decay), ages).astype(np.float32)
-        weights[ages > self._max_staleness] = 0.0
+        age_weights = self._age_weights(np.minimum(ages, self._max_staleness))
         return _Row(
             sample=sample,
             advantage=float(advantages[index]),
             ages=ages,
             comparable=comparable(sample, policy_version=policy_version),
-            weights=weights,
+            age_weights=np.where(ages > self._max_staleness, np.float32(0), age_weights),
         )
 
-    def _minibatch(self, rows: Sequence[_Row]) -> tuple[tuple[MicroBatch, ...], ...]:
-        total_weight = float(sum(row.weights.sum(dtype=np.float64) for row in rows))
+    def _weighed(self, rows: Sequence[_Row]) -> list[_Weighed]:
+        """The trained rows of a minibatch with their loss weights."""
+        loss_weights = self._aggregation([row.age_weights for row in rows])
+        return [_Weighed(row, weights) for row, weights in zip(rows, loss_weights, strict=True)]
+
+    def _minibatch(self, weighed: Sequence[_Weighed]) -> tuple[tuple[MicroBatch, ...], ...]:
         plan = plan_micro_batches(
-            [row.num_tokens for row in rows],
+            [row.num_tokens for row, _ in weighed],
             num_ranks=self._num_ranks,
             max_tokens=self._max_tokens,
             hidden_size=self._hidden_size,
         )
-        return tuple(
-            tuple(pack_row([rows[i] for i in bin_], total_weight=total_weight) for bin_ in rank)
-            for rank in plan
-        )
+        return tuple(tuple(pack_row([weighed[i] for i in bin_]) for bin_ in rank) for rank in plan)
 
 
-def _probe(sample: Sample, policy_version: int) -> _Row:
+def _probe(sample: Sample, policy_version: int) -> _Weighed:
     ages = sample_ages(sample, policy_version=policy_version)
-    return _Row(
+    nothing = np.zeros(len(ages), np.float32)
+    row = _Row(
         sample=sample,
         advantage=0.0,
         ages=ages,
         comparable=comparable(sample, policy_version=policy_version),
-        weights=np.zeros(len(ages), np.float32),
+        age_weights=nothing,
     )
+    return _Weighed(row, nothing)
 
 
-def pack_row(rows: Sequence[_Row], *, total_weight: float) -> MicroBatch:
-    """The samples of `rows` one behind the other; without any, a row of two tokens that weighs
+def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
+    """The samples of `weighed` one behind the other; without any, a row of two tokens that weighs
     nothing.
     """
-    lengths = tuple(row.num_tokens for row in rows) or (_DUMMY_TOKENS,)
+    lengths = tuple(row.num_tokens for row, _ in weighed) or (_DUMMY_TOKENS,)
     size = sum(lengths)
     token_ids, labels = np.zeros(size, np.int64), np.zeros(size, np.int64)
     mask, is_comparable = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
     ages = np.zeros(size, np.int32)
     logprobs, advantages, weights = (np.zeros(size, np.float32) for _ in range(3))
     start = 0
-    for row in rows:
+    for row, loss_weights in weighed:
         prompt, response = row.sample.prompt.token_ids, row.sample.token_ids
         token_ids[start : start + row.num_tokens] = prompt + response
         predicting = slice(start + len(prompt) - 1, start + row.num_tokens - 1)
@@ -207,10 +226,11 @@ def pack_row(rows: Sequence[_Row], *, total_weight: float) -> MicroBatch:
         is_comparable[predicting] = row.comparable
         logprobs[predicting] = row.sample.behaviour_logprobs
         advantages[predicting] = row.advantage
-        weights[predicting] = row.weights / total_weight if total_weight else 0.0
+        weights[predicting] = loss_weights
         start += row.num_tokens
     return MicroBatch(
         lengths=lengths,
+        response_lengths=tuple(len(row.ages) for row, _ in weighed) or (0,),
         token_ids=token_ids,
         position_ids=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
         labels=labels,

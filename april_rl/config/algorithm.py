@@ -105,8 +105,7 @@ class AlgorithmConfig:
         masks = {"sequence_mask": self.sequence_mask, "geometric_mask": self.geometric_mask}
         for key, bounds in masks.items():
             require(
-                bounds is None
-                or (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1] < math.inf),
+                bounds is None or (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1] < math.inf),
                 f"algorithm.{key} must be null or [low, high] with 0 <= low < 1 < high, "
                 f"got {bounds}",
             )

@@ -8,8 +8,7 @@ Learner is made, also for a world of one (a group with a `HashStore` needs no po
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,21 +17,31 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from april_rl.algorithm.losses import clipped_surrogate, is_clipped, truncated_importance_weights
 from april_rl.batch.packing import MicroBatch
 from april_rl.learner.checkpoint import local_folder
 from april_rl.learner.export import export
 from april_rl.learner.mismatch import Mismatch
+from april_rl.learner.objective import Objective
 from april_rl.learner.optimizer import NonFiniteError, Optimizer, ScheduleName
 from april_rl.learner.policy import build_policy
+from april_rl.learner.reference import Reference
 from april_rl.learner.row import PackedRow
 from april_rl.learner.statistics import TokenStatistics
 from april_rl.metrics import Metrics, merge
 
-RatioName = Literal["proximal", "behaviour"]
 ComputeDtypeName = Literal["bfloat16", "float32"]
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class _Anchors(NamedTuple):
+    """What a minibatch is held against, computed before the first optimizer step; [N] of each row.
+
+    None: for `proximal`, the logprobs of the forward pass itself; for `reference`, there is none.
+    """
+
+    proximal: Sequence[Tensor | None]
+    reference: Sequence[Tensor | None]
 
 
 class _Pass(NamedTuple):
@@ -62,26 +71,20 @@ class Learner:
         warmup_steps: int,
         schedule: ScheduleName,
         num_steps: int,
-        clip_low: float,
-        clip_high: float,
-        tis_cap: float | None,
-        ratio: RatioName,
+        objective: Objective,
         max_mismatch: float,
     ) -> None:
         """Load this rank's shard; a collective.
 
-        `temperature` is that of sampling; `num_steps` counts optimizer steps, for the schedule.
-        `ratio`: "proximal" takes it against the learner at the start of the update and corrects
-        the rest by importance weights of at most `tis_cap` (None: no correction); "behaviour" takes
-        it against the engine and has no such weights. `max_mismatch` is in nats.
-        Raises CheckpointError when `model_path` cannot be loaded.
+        `temperature` is that of sampling; `num_steps` counts optimizer steps, for the schedule;
+        `max_mismatch` is in nats. Raises CheckpointError when `model_path` cannot be loaded.
         """
-        assert ratio == "proximal" or tis_cap is None, "the ratio already carries the weight"
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
+        mesh = init_device_mesh(self._device.type, (dist.get_world_size(),))
         self._policy = build_policy(
             self._folder,
-            mesh=init_device_mesh(self._device.type, (dist.get_world_size(),)),
+            mesh=mesh,
             device=self._device,
             compute_dtype=_DTYPES[compute_dtype],
             activation_checkpointing=activation_checkpointing,
@@ -99,9 +102,16 @@ class Learner:
             schedule=schedule,
             num_steps=num_steps,
         )
-        self._clip = {"clip_low": clip_low, "clip_high": clip_high}
-        self._importance_weights = _importance_weights(tis_cap)
-        self._ratio, self._max_mismatch = ratio, max_mismatch
+        self._objective, self._max_mismatch = objective, max_mismatch
+        self._reference: Reference | None = None
+        if objective.needs_reference:
+            self._reference = Reference(
+                self._folder,
+                mesh=mesh,
+                device=self._device,
+                compute_dtype=_DTYPES[compute_dtype],
+                temperature=temperature,
+            )
 
     @property
     def num_parameters(self) -> int:
@@ -112,7 +122,7 @@ class Learner:
         """Make one optimizer step a minibatch; this rank's metrics, to be merged over ranks.
 
         A collective; all ranks have the same number of micro-batches in each minibatch. The loss is
-        Σ loss_weight · importance weight · clipped surrogate over the tokens of all ranks.
+        the objective's, over the tokens of all ranks.
         Raises, with weights untouched by the step it concerns: MismatchError before the first step
         when engine and learner are further apart than `max_mismatch` on tokens of age 0, and
         NonFiniteError when a loss or a gradient norm is not finite.
@@ -162,23 +172,23 @@ class Learner:
             target=Path(path),
         )
 
-    def _anchors(
-        self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch
-    ) -> list[list[Tensor | None]]:
-        """What each row's ratio is taken against [N]; None: its own logprobs, detached.
+    def _anchors(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[_Anchors]:
+        """Of each minibatch, from the weights the update starts from and the frozen reference.
 
         The first minibatch is computed with the weights the update starts from, so its own forward
         pass gives its proximal_logprobs; the others need one before the first step.
         """
-        if self._ratio == "behaviour":
-            return [[row.behaviour_logprobs for row in part] for part in rows]
-        anchors: list[list[Tensor | None]] = [[None] * len(rows[0])]
-        for part in rows[1:]:
-            proximal = [self._logprobs(row) for row in part]
-            for row, logprobs in zip(part, proximal, strict=True):
+        proximal: list[Sequence[Tensor | None]] = [[None] * len(part) for part in rows]
+        for number, part in enumerate(rows[1:] if self._objective.needs_proximal else (), start=1):
+            found = [self._logprobs(row) for row in part]
+            for row, logprobs in zip(part, found, strict=True):
                 mismatch.add(row, logprobs)
-            anchors.append([*proximal])
-        return anchors
+            proximal[number] = found
+        if self._reference is None:
+            references: Sequence[Sequence[Tensor | None]] = [[None] * len(part) for part in rows]
+        else:
+            references = self._reference.logprobs(rows)
+        return [_Anchors(*pair) for pair in zip(proximal, references, strict=True)]
 
     @torch.no_grad()
     def _logprobs(self, row: PackedRow) -> Tensor:
@@ -186,27 +196,21 @@ class Learner:
         return logprobs
 
     def _accumulate(
-        self,
-        rows: Sequence[PackedRow],
-        anchors: Sequence[Tensor | None],
-        statistics: TokenStatistics,
+        self, rows: Sequence[PackedRow], anchors: _Anchors, statistics: TokenStatistics
     ) -> _Pass:
         """Forward and backward pass of every row; only the last one reduces gradients."""
         losses, seen = [], []
-        for number, (row, anchor) in enumerate(zip(rows, anchors, strict=True), start=1):
+        held = zip(rows, anchors.proximal, anchors.reference, strict=True)
+        for number, (row, proximal, reference) in enumerate(held, start=1):
             self._policy.set_last_backward(number == len(rows))
             logprobs, entropy = self._policy(row)
-            proximal = logprobs.detach() if anchor is None else anchor
-            is_weights = self._importance_weights(proximal, row.behaviour_logprobs)
-            surrogate = clipped_surrogate(logprobs, proximal, row.advantages, **self._clip)
-            loss = (row.loss_weights * is_weights * surrogate).sum()
+            loss = self._objective.of(row, logprobs, proximal=proximal, reference=reference)
             # FSDP averages gradients over ranks; the loss is a sum over them.
-            torch.autograd.backward(loss * dist.get_world_size())
-            losses.append(loss.detach())
+            torch.autograd.backward(loss.total * dist.get_world_size())
+            losses.append(loss.total.detach())
             seen.append(logprobs.detach())
-            clipped = is_clipped(seen[-1], proximal, row.advantages, **self._clip)
             statistics.add(
-                row, logprobs=seen[-1], entropy=entropy, clipped=clipped, is_weights=is_weights
+                row, logprobs=seen[-1], entropy=entropy, row_loss=loss, reference=reference
             )
         return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
 
@@ -227,10 +231,3 @@ class Learner:
                 "loss/lr": report.lr,
             }
         )
-
-
-def _importance_weights(cap: float | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Weights [N] from proximal and behaviour log-probabilities; all 1 without a cap."""
-    if cap is None:
-        return lambda proximal, _behaviour: torch.ones_like(proximal)
-    return partial(truncated_importance_weights, cap=cap)

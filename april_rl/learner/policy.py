@@ -117,16 +117,18 @@ def build_policy(
     compute_dtype: torch.dtype,
     activation_checkpointing: bool,
     temperature: float,
+    storage_dtype: torch.dtype = torch.float32,
 ) -> Policy:
     """The sharded policy with the weights of a Hugging Face folder, ready for its optimizer.
 
+    `storage_dtype` is that of the shards: masters are float32.
     Raises CheckpointError when the folder does not describe a model the learner can hold.
     """
     attention.register()
     config = AutoConfig.from_pretrained(folder)
     with init_empty_weights(include_buffers=False):
         causal_lm = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32, attn_implementation=attention.NAME
+            config, dtype=storage_dtype, attn_implementation=attention.NAME
         )
     if activation_checkpointing:
         causal_lm.gradient_checkpointing_enable({"use_reentrant": False})

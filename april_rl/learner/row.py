@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from april_rl.algorithm.responses import Responses
 from april_rl.batch.packing import MicroBatch
 from april_rl.learner.attention import Packing
 
@@ -25,6 +26,7 @@ class PackedRow:
     packing: Packing
     token_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
+    responses: Responses  # how the N tokens divide
     positions: Tensor  # [N], where in the row a response token is predicted
     labels: Tensor  # [N], the response tokens
     behaviour_logprobs: Tensor  # [N], nats
@@ -37,17 +39,18 @@ class PackedRow:
         """The row of a micro-batch; its response mask becomes the choice of positions."""
         positions = np.flatnonzero(micro_batch.response_mask)
 
-        def responses(values: NDArray[Any]) -> Tensor:
+        def chosen(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values[positions]).to(device)
 
         return cls(
             packing=Packing.of(micro_batch.lengths, device=device),
             token_ids=torch.tensor(micro_batch.token_ids, device=device)[None],
             position_ids=torch.tensor(micro_batch.position_ids, device=device)[None],
+            responses=Responses.of(micro_batch.response_lengths, device=device),
             positions=torch.from_numpy(positions).to(device),
-            labels=responses(micro_batch.labels),
-            behaviour_logprobs=responses(micro_batch.behaviour_logprobs),
-            advantages=responses(micro_batch.advantages),
-            is_comparable=responses(micro_batch.is_comparable),
-            loss_weights=responses(micro_batch.loss_weights),
+            labels=chosen(micro_batch.labels),
+            behaviour_logprobs=chosen(micro_batch.behaviour_logprobs),
+            advantages=chosen(micro_batch.advantages),
+            is_comparable=chosen(micro_batch.is_comparable),
+            loss_weights=chosen(micro_batch.loss_weights),
         )

@@ -5,10 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from april_rl.algorithm.kl import k3
+from april_rl.learner.objective import RowLoss
 from april_rl.learner.row import PackedRow
 from april_rl.metrics import Max, Mean, Metrics
 
-_MEANS = ("loss/clip_frac", "loss/kl", "loss/entropy", "loss/ratio_mean", "loss/is_weight_mean")
+_MEANS = (
+    "loss/clip_frac",
+    "loss/masked_frac",
+    "loss/kl",
+    "loss/entropy",
+    "loss/ratio_mean",
+    "loss/is_weight_mean",
+    "loss/reference_kl",
+)
 
 
 class TokenStatistics:
@@ -16,6 +26,7 @@ class TokenStatistics:
 
     def __init__(self, *, device: torch.device) -> None:
         """Nothing counted yet."""
+        self._has_reference = False
         self._sums = torch.zeros(len(_MEANS), dtype=torch.float64, device=device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)
         self._ratio_max = torch.zeros((), device=device)  # a ratio is positive
@@ -26,18 +37,29 @@ class TokenStatistics:
         *,
         logprobs: Tensor,
         entropy: Tensor,
-        clipped: Tensor,
-        is_weights: Tensor,
+        row_loss: RowLoss,
+        reference: Tensor | None,
     ) -> None:
-        """Count a row's tokens; every argument is [N].
+        """Count a row's tokens; every tensor is [N].
 
-        loss/kl is Schulman's k3 of KL(behaviour || learner), r - 1 - log r with the ratio
-        r = learner / behaviour (joschu.net/blog/kl-approx.html): never negative, low variance.
+        loss/kl is Schulman's k3 of KL(behaviour || learner): never negative, low variance;
+        loss/reference_kl that of KL(learner || reference), on tokens the engine sampled.
         """
-        log_ratio = logprobs.detach() - row.behaviour_logprobs
-        ratio = log_ratio.exp()
+        held, behaviour = logprobs.detach(), row.behaviour_logprobs
+        ratio = (held - behaviour).exp()
+        self._has_reference |= reference is not None
+        values = torch.stack(
+            [
+                row_loss.clipped,
+                row_loss.is_masked,
+                k3(behaviour, held),
+                entropy,
+                ratio,
+                row_loss.importance_weights,
+                k3(held, held if reference is None else reference),
+            ]
+        )
         is_trained = row.loss_weights > 0
-        values = torch.stack([clipped, ratio - 1 - log_ratio, entropy, ratio, is_weights])
         self._sums += torch.where(is_trained, values, 0).sum(dim=1, dtype=torch.float64)
         self._count += is_trained.sum()
         if len(ratio):
@@ -50,6 +72,8 @@ class TokenStatistics:
         if not count:
             return Metrics()
         means = {
-            key: Mean(total, count) for key, total in zip(_MEANS, self._sums.tolist(), strict=True)
+            key: Mean(total, count)
+            for key, total in zip(_MEANS, self._sums.tolist(), strict=True)
+            if key != "loss/reference_kl" or self._has_reference
         }
         return Metrics({**means, "loss/ratio_max": Max(self._ratio_max.item())})

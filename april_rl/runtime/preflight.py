@@ -21,6 +21,7 @@ _GIB = 1 << 30
 # float32 master, gradient and two Adam moments in the learner; the engine's own 16-bit copy beside
 # it.
 _BYTES_PER_PARAMETER = 16 + 2
+_BYTES_OF_A_REFERENCE = 2  # a parameter
 
 
 class PreflightError(RunError):
@@ -67,13 +68,15 @@ def check_start(
     is_cluster: bool,
     window_tokens: int,
     window_key: str,
+    has_reference: bool,
 ) -> ModelFacts:
     """The model's facts, when everything the run needs before its data is there.
 
     `window_tokens`: prompt and response tokens a sample may have, by the setting `window_key`. With
-    `is_cluster` the GPUs are elsewhere and Ray counts them. Raises PreflightError with every
-    missing thing in one message.
+    `is_cluster` the GPUs are elsewhere and Ray counts them. `has_reference`: a frozen copy of the
+    model is kept. Raises PreflightError with every missing thing in one message.
     """
+    per_parameter = _BYTES_PER_PARAMETER + (_BYTES_OF_A_REFERENCE if has_reference else 0)
     missing = []
     if device == "cuda" and not is_cluster and num_gpus() < num_workers:
         missing.append(
@@ -85,11 +88,11 @@ def check_start(
         facts = model_facts(model_path)
     except PreflightError as error:
         missing.append(f"model: {error}")
-        missing += _too_small_by_name(model_path)
+        missing += _too_small_by_name(model_path, per_parameter)
     if facts is not None:
         missing += _too_short(facts, window_tokens, window_key)
         if device == "cpu":
-            missing += _no_memory(facts.num_parameters, "")
+            missing += _no_memory(facts.num_parameters, per_parameter)
     if missing or facts is None:
         lines = "\n".join(f"  - {line}" for line in missing)
         raise PreflightError(f"this run cannot start here; it misses\n{lines}")
@@ -103,15 +106,15 @@ def _too_short(facts: ModelFacts, window_tokens: int, window_key: str) -> list[s
     return [f"window: {window_key} = {window_tokens}, the model reads {facts.window_tokens} tokens"]
 
 
-def _too_small_by_name(model_path: str) -> list[str]:
+def _too_small_by_name(model_path: str, per_parameter: int) -> list[str]:
     """The size of a model that is not here may stand in its name: 4B, 0.6B."""
     size = re.search(r"(\d+(?:\.\d+)?)B(?![a-z])", model_path)
-    return _no_memory(float(size[1]) * 1e9, " (by its name)") if size else []
+    return _no_memory(float(size[1]) * 1e9, per_parameter, " (by its name)") if size else []
 
 
-def _no_memory(num_parameters: float, how: str) -> list[str]:
+def _no_memory(num_parameters: float, per_parameter: int, how: str = "") -> list[str]:
     """What to say when this machine's free memory does not hold the training state."""
-    needed = num_parameters * _BYTES_PER_PARAMETER
+    needed = num_parameters * per_parameter
     free = _free_bytes()
     if needed <= free:
         return []

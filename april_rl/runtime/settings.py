@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """The arguments of `learner.Learner`, but for the device."""
+    """The arguments of `learner.Learner`, but for device and objective."""
 
     model_path: str
     compute_dtype: str  # of the forward and backward pass
@@ -22,11 +22,29 @@ class LearnerSettings:
     warmup_steps: int
     schedule: str
     num_steps: int  # optimizer steps of the whole run
+    max_mismatch: float  # nats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveSettings:
+    """The arguments of `learner.Objective`: the settings of `algorithm` with these names."""
+
+    loss: str
+    ratio: str
     clip_low: float
     clip_high: float
-    tis_cap: float | None
-    ratio: str
-    max_mismatch: float  # nats
+    dual_clip: float | None
+    sapo_positive_temperature: float
+    sapo_negative_temperature: float
+    correction: str
+    tis_cap: float
+    mask_low: float
+    mask_high: float
+    sequence_mask: tuple[float, float] | None
+    geometric_mask: tuple[float, float] | None
+    entropy_coefficient: float
+    kl: str
+    kl_coefficient: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,4 +71,5 @@ class WorkerSettings:
     device: str  # cpu or cuda (ROCm's torch calls its devices cuda too)
     threads: int
     learner: LearnerSettings
+    objective: ObjectiveSettings
     engine: EngineSettings

@@ -68,8 +68,13 @@ class Worker:
     def build_learner(self) -> int:
         """Load this rank's shard of the model; returns the number of parameters of the whole."""
         from april_rl.learner.learner import Learner
+        from april_rl.learner.objective import Objective
 
-        self._learner = Learner(device=self._settings.device, **asdict(self._settings.learner))
+        self._learner = Learner(
+            device=self._settings.device,
+            objective=Objective(**asdict(self._settings.objective)),
+            **asdict(self._settings.learner),
+        )
         return self._learner.num_parameters
 
     def build_engine(self) -> None:

@@ -1,0 +1,57 @@
+"""The frozen reference: the checkpoint a run started from, as a second sharded model.
+
+Legend: [N] response tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from april_rl.learner.policy import build_policy
+from april_rl.learner.row import PackedRow
+
+
+class Reference:
+    """A policy that is never trained; between two calls its weights are in host memory."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+        temperature: float,
+    ) -> None:
+        """Load this rank's shard; a collective.
+
+        Weights are stored in the precision they are computed with: the numbers are those of the
+        policy before its first step, in half the memory of its masters.
+        """
+        self._device = device
+        self._policy = build_policy(
+            folder,
+            mesh=mesh,
+            device=device,
+            compute_dtype=compute_dtype,
+            storage_dtype=compute_dtype,
+            activation_checkpointing=False,
+            temperature=temperature,
+        ).requires_grad_(False)
+        self._policy.to("cpu")
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Sequence[PackedRow]]) -> list[list[Tensor]]:
+        """Reference log-probabilities [N] of every row; nats, at the sampling temperature.
+
+        A collective; all ranks have as many rows.
+        """
+        self._policy.to(self._device)
+        found = [[self._policy(row)[0] for row in part] for part in rows]
+        self._policy.to("cpu")
+        return found

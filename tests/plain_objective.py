@@ -1,0 +1,100 @@
+"""The loss of a minibatch once more, one response at a time in plain torch, from the formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Settings = Mapping[str, Any]  # the names and values of `algorithm`
+
+
+class Response(NamedTuple):
+    """What is known of one response; tensors are [R]."""
+
+    logprobs: Tensor  # with gradient
+    proximal: Tensor
+    behaviour: Tensor
+    reference: Tensor
+    advantage: float
+    token_weights: list[float]  # by age, 0 beyond the cap
+
+
+def objective(responses: Sequence[Response], settings: Settings, *, budget: int) -> Tensor:
+    """The loss of the whole minibatch; `budget`: rollout.max_response_tokens."""
+    shares = _shares(responses, settings["aggregation"], budget)
+    total = torch.zeros(())
+    for response, share in zip(responses, shares, strict=True):
+        held = response.logprobs.detach()
+        is_bypass = settings["ratio"] == "behaviour"
+        anchor = response.behaviour if is_bypass else response.proximal
+        w = torch.exp((held if is_bypass else response.proximal) - response.behaviour)
+        values = token_losses(response.logprobs, anchor, response.advantage, settings=settings)
+        values = values + settings["entropy_coefficient"] * response.logprobs**2 / 2
+        values = values + settings["kl_coefficient"] * _divergence(response, settings["kl"])
+        counts = torch.tensor(share) * _weight(w, settings) * _mask(w, settings)
+        total = total + (counts * values).sum()
+    return total
+
+
+def token_losses(logprobs: Tensor, anchor: Tensor, a: float, *, settings: Settings) -> Tensor:
+    """-objective of each token, from the papers that april_rl/algorithm/losses.py names."""
+    low, high = 1 - settings["clip_low"], 1 + settings["clip_high"]
+    r, held = torch.exp(logprobs - anchor), logprobs.detach()
+    s = torch.exp((logprobs - anchor).mean()).expand(len(r))
+    name = settings["loss"]
+    if name == "policy_gradient":
+        return -a * logprobs
+    if name == "cispo":
+        return -torch.clamp(r, low, high).detach() * a * logprobs
+    if name == "sapo":
+        sign = "positive" if a > 0 else "negative"
+        tau = settings[f"sapo_{sign}_temperature"]
+        return -(4 / tau) * torch.sigmoid(tau * (r - 1)) * a
+    if name == "gspo_token":
+        s = s.detach() * torch.exp(logprobs) / torch.exp(held)
+    ratio = r if name == "ppo_clip" else s
+    gain = torch.minimum(ratio * a, torch.clamp(ratio, low, high) * a)
+    if a < 0 and settings["dual_clip"]:
+        gain = torch.clamp(gain, min=settings["dual_clip"] * a)
+    return -gain
+
+
+def _divergence(response: Response, kind: str) -> Tensor:
+    d = response.reference - response.logprobs
+    return {"none": torch.zeros_like(d), "k2": d**2 / 2, "k3": torch.exp(d) - 1 - d}[kind]
+
+
+def _weight(w: Tensor, settings: Settings) -> Tensor:
+    cap = torch.tensor(settings["tis_cap"])
+    return {
+        "none": torch.ones_like(w),
+        "truncate": torch.minimum(w, cap),
+        "mask": torch.where((w >= settings["mask_low"]) & (w <= settings["mask_high"]), w, 0.0),
+        "sequence_truncate": torch.minimum(w.prod(), cap).expand(len(w)),
+    }[settings["correction"]]
+
+
+def _mask(w: Tensor, settings: Settings) -> float:
+    product = float(w.double().prod())
+    for key, value in (("sequence", product), ("geometric", product ** (1 / len(w)))):
+        bounds = settings[f"{key}_mask"]
+        if bounds and not bounds[0] <= value <= bounds[1]:
+            return 0.0
+    return 1.0
+
+
+def _shares(responses: Sequence[Response], aggregation: str, budget: int) -> list[list[float]]:
+    """What each token counts, by response."""
+    weights = [response.token_weights for response in responses]
+    counts = [sum(m > 0 for m in of_one) for of_one in weights]
+    if aggregation == "constant_length":
+        total = budget * sum(count > 0 for count in counts)
+        return [[m / total for m in of_one] for of_one in weights]
+    if aggregation == "sequence_mean":
+        weights = [[m / max(n, 1) for m in w] for w, n in zip(weights, counts, strict=True)]
+    total = math.fsum(m for of_one in weights for m in of_one)
+    return [[m / total for m in of_one] for of_one in weights]

@@ -1,0 +1,70 @@
+"""The frozen reference: where it stands, what it pulls, and that it is not there for nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from learner_setup import (
+    Example,
+    group_of_one,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    pack_minibatch,
+    write_model,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group():
+    with group_of_one():
+        yield
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("kl", ["k2", "k3"])
+def test_the_reference_is_where_the_run_started_and_pulls_back_to_it(path, kl):
+    """At the start the divergence is exactly 0 and moves nothing; after a step away from it, steps
+    on the divergence alone lead back. Fails when the reference moves along with the policy, when
+    its log-probabilities are of another precision, or when the sign is wrong.
+    """
+    settings = {"kl": kl, "kl_coefficient": 1.0, "weight_decay": 0.0, "lr": 2e-3}
+    learner = make_learner(path, **settings)
+    examples = make_examples(path, noise=0.0, age=1)
+    flat = [replace(example, advantage=0.0) for example in examples]
+    start = learner_logprobs(learner, examples)
+
+    def step(chosen: list[Example]) -> float:
+        return learner.update([pack_minibatch([chosen])]).read()["loss/reference_kl"]
+
+    assert step(flat) == 0.0
+    assert torch.equal(learner_logprobs(learner, examples), start)
+    for _ in range(3):
+        step(examples)
+    divergences = [step(flat) for _ in range(6)]
+    assert divergences[0] > 1e-4
+    assert divergences[-1] < 0.5 * divergences[0], divergences
+
+
+def test_a_reference_has_the_numbers_of_the_policy_in_half_precision_too(path):
+    """Stored in bfloat16, it computes what the float32 masters do. Fails when it is stored in one
+    precision and computed in another.
+    """
+    learner = make_learner(path, kl="k3", kl_coefficient=0.1, compute_dtype="bfloat16")
+    examples = make_examples(path, noise=0.0, age=1)
+    metrics = learner.update([pack_minibatch([examples[:3], examples[3:]])]).read()
+    assert metrics["loss/reference_kl"] == 0.0
+    stored = {p.dtype for p in learner._reference._policy.parameters()}
+    assert stored == {torch.bfloat16}
+
+
+def test_without_a_coefficient_there_is_no_reference(path):
+    """Fails when a second model is loaded for nothing."""
+    assert make_learner(path, kl="k3", kl_coefficient=0.0)._reference is None
+    assert make_learner(path)._reference is None
