@@ -13,11 +13,12 @@ from pathlib import Path
 from april_rl.algorithm.advantages import BatchAdvantages
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Kl, Resume
+from april_rl.config.choices import ComputeDtype, Kl, Resume
 from april_rl.data.prompts import tokenize_prompts
 from april_rl.data.rows import load_rows
 from april_rl.data.stream import PromptStream
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
+from april_rl.errors import RunError
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.learning import ADVANTAGES, build_packer, learner_settings, objective_settings
 from april_rl.rewards.check import check_reward
@@ -58,6 +59,11 @@ def assemble(
     facts = _check_machine(config)
     packer = build_packer(config, hidden_size=facts.hidden_size)
     tracker = stack.enter_context(_tracker(config, run_dir, plain))
+    if config.rollout.resume is Resume.keep and pick_device(config.runtime.device.name) != "cpu":
+        tracker.message(
+            "rollout.resume=keep: the engine sleeps on a GPU while the learner updates, and its KV "
+            "cache with it; parked samples are prefilled again"
+        )
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("reading the data"):
         load = partial(_load, config, tokenizer, tracker)
@@ -113,8 +119,15 @@ def _check_machine(config: TrainConfig) -> ModelFacts:
         is_cluster=config.runtime.ray_address is not None,
         window_tokens=window_tokens,
         window_key=window_key,
-        has_reference=config.algorithm.kl is not Kl.none and config.algorithm.kl_coefficient > 0,
+        reference_bytes=_reference_bytes(config),
     )
+
+
+def _reference_bytes(config: TrainConfig) -> int:
+    """Bytes a parameter of the frozen reference; 0 when there is none."""
+    if config.algorithm.kl is Kl.none:
+        return 0
+    return 4 if config.learner.compute_dtype is ComputeDtype.float32 else 2
 
 
 def _rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> RewardPool:
@@ -217,6 +230,12 @@ def _worker_settings(config: TrainConfig) -> WorkerSettings:
 def _engine_settings(config: TrainConfig) -> EngineSettings:
     engine = config.engine
     slots = math.ceil(num_slots(config) / config.runtime.num_workers)
+    if 0 < engine.max_num_seqs < slots:
+        raise RunError(
+            f"engine.max_num_seqs={engine.max_num_seqs} is less than the {slots} samples that "
+            "rollout.over_sampling_factor · trainer.num_groups · rollout.group_size puts in flight "
+            "on each worker: give 0, or lower one of these"
+        )
     return EngineSettings(
         model_path=config.model.path,
         seed=config.seed,

@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import psutil
@@ -25,7 +27,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         """No signal has come yet."""
-        self._is_requested = False
+        self._is_requested = self._is_held = False
         self._timer: threading.Timer | None = None
         signal.signal(signal.SIGINT, self._note)
         signal.signal(signal.SIGTERM, self._note)
@@ -34,6 +36,15 @@ class Interrupts:
         """Raise KeyboardInterrupt when a signal has come, however often it is asked."""
         if self._is_requested:
             raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A signal only raises where `check` is called: what is in between is never torn apart."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
 
     def arm(self) -> None:
         """After a signal: end everything unless the process does so itself in some seconds."""
@@ -53,7 +64,8 @@ class Interrupts:
             return
         self._is_requested = True
         self.arm()
-        raise KeyboardInterrupt
+        if not self._is_held:
+            raise KeyboardInterrupt
 
 
 def _end_everything() -> None:

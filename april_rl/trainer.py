@@ -131,7 +131,7 @@ class Trainer:
     def _collect(self) -> Collection:
         trainer = self._config.trainer
         last_opening = trainer.num_steps - self._config.rollout.drain_steps
-        with self.tracker.phase("rollout", trainer.num_groups) as phase:
+        with self._interrupts.held(), self.tracker.phase("rollout", trainer.num_groups) as phase:
             return self.collector.collect(
                 self._version,
                 may_open=self._version < last_opening,
@@ -239,7 +239,8 @@ class Trainer:
             file.writelines(f"{line}\n" for line in lines)
         self.tracker.message(
             f"left over, in {path}: {buffer.num_open} parked groups with {buffer.open_tokens} "
-            f"response tokens, {buffer.num_ready} ready groups (rollout.drain_steps trains them)"
+            f"response tokens, {buffer.num_ready} ready groups (rollout.drain_steps trains them), "
+            f"{len(self._under_way)} groups of an update that did not end"
         )
 
     def __enter__(self) -> Self:

@@ -187,7 +187,7 @@ class ScoredGroup:
 
     @property
     def has_signal(self) -> bool:
-        """Whether the rewards differ: a group of equal rewards has zero advantage everywhere."""
+        """Whether the rewards differ: equal ones give no sample an advantage over its siblings."""
         return max(self.rewards) != min(self.rewards)
 
 

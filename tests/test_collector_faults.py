@@ -237,3 +237,20 @@ def test_what_is_in_flight_is_parked_whatever_ends_the_step(error):
         run.steps(5)
     assert run.fakes.generated == run.num_tokens_held()
     assert_parked_and_accounted_for(run)
+
+
+def test_a_step_cut_short_by_lost_groups_waits_for_what_the_next_could_not_train():
+    """With cap 0 nothing may be left open. Fails when the step's own version is not looked at."""
+    setup = Setup(
+        num_groups=4,
+        alpha=1.0,
+        refill=False,
+        max_staleness=0,
+        reject_every=2,
+        max_rejected_groups=2,
+        law=lambda s: 30 if s.prompt_id == 1 else 3,
+    )
+    run = Run(setup)
+    groups = run.step().groups
+    assert [scored.group.prompt.id for scored in groups] == [1, 3]
+    assert run.alive == []

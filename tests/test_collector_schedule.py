@@ -199,6 +199,8 @@ def test_a_tick_is_under_way_on_every_engine_while_the_next_is_prepared(num_engi
         ([3, 3], [4, 4], False),  # two can still be trained in the next step
         ([3, 3, 3], [4, 4], True),  # three cannot
         ([3, 3, 3], [3, 3], False),  # waiting would change nothing
+        ([5] * 6, [5], False),  # a step that ends with too few: three more can train six
+        ([5] * 7, [5], True),  # but not seven
     ],
 )
 def test_a_step_waits_when_later_ones_could_not_train_the_rest_in_time(

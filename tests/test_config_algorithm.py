@@ -78,7 +78,12 @@ def test_every_algorithm_group_composes_into_what_its_paper_says(group: str) -> 
         (["correction=none", "tis_cap=3"], ["algorithm.tis_cap", "algorithm.correction=none"]),
         (["mask_high=3"], ["algorithm.mask_high", "algorithm.correction=truncate"]),
         (["kl_coefficient=0.1"], ["algorithm.kl_coefficient", "algorithm.kl=none"]),
-        (["kl=k1", "kl_coefficient=0.1"], ["algorithm.kl=k1", "algorithm.kl_coefficient"]),
+        (["kl=k1", "kl_coefficient=0.1"], ["algorithm.kl=k1"]),
+        (["kl=k3"], ["algorithm.kl_coefficient", "algorithm.kl=k3"]),
+        (
+            ["overlong_penalty=3"],
+            ["algorithm.overlong_penalty", "algorithm.overlong_buffer_tokens"],
+        ),
         (["loss=gspo", "clip_low=1"], ["algorithm.clip_low", "algorithm.loss=gspo"]),
     ],
 )
@@ -145,7 +150,7 @@ def test_an_algorithm_value_out_of_range_is_refused_by_its_key(override: str) ->
         ["algorithm.loss=gspo", "algorithm.correction=sequence_truncate"],
         ["algorithm.loss=gspo_token", "rollout.on_stale=mask", "learner.age_weight=a:b"],
         ["rollout.group_size=1", "algorithm.advantage=reinforce_pp"],
-        ["algorithm.kl=k3", "algorithm.kl_coefficient=0"],
+        ["algorithm.kl=k3", "algorithm.kl_coefficient=0.1"],
     ],
 )
 def test_settings_that_go_together_are_taken(overrides: list[str]) -> None:

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPTNeoConfig, MambaConfig, Qwen3Config, T5C
 from april_rl.runtime.preflight import PreflightError, check_start, model_facts
 
 
-def start(path, *, window_tokens, window_key, has_reference=False):
+def start(path, *, window_tokens, window_key, reference_bytes=0):
     return check_start(
         model_path=str(path),
         device="cpu",
@@ -18,7 +18,7 @@ def start(path, *, window_tokens, window_key, has_reference=False):
         is_cluster=False,
         window_tokens=window_tokens,
         window_key=window_key,
-        has_reference=has_reference,
+        reference_bytes=reference_bytes,
     )
 
 
@@ -64,10 +64,10 @@ def test_the_setting_that_makes_the_window_too_large_is_named(tmp_path, key):
     assert start(path, window_tokens=512, window_key=key).window_tokens == 512
 
 
-@pytest.mark.parametrize(("has_reference", "bytes_each"), [(False, 18), (True, 20)])
-def test_a_frozen_reference_counts_as_memory(has_reference, bytes_each):
+@pytest.mark.parametrize(("reference_bytes", "bytes_each"), [(0, 18), (2, 20), (4, 22)])
+def test_a_frozen_reference_counts_as_memory(reference_bytes, bytes_each):
     """Fails when a run with a second model starts where only one fits."""
-    size = {"window_tokens": 1, "window_key": "", "has_reference": has_reference}
+    size = {"window_tokens": 1, "window_key": "", "reference_bytes": reference_bytes}
     expected = f"train in about {90_000e9 * bytes_each / 2**30:.0f} GiB"
     with pytest.raises(PreflightError, match=expected):
         start("no_such/Model-90000B", **size)

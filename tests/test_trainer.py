@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -90,6 +91,10 @@ class NoInterrupts:
         """Nothing came."""
 
     arm = disarm = check
+
+    def held(self) -> nullcontext[None]:
+        """Nothing to hold."""
+        return nullcontext()
 
 
 def rows_of(run_dir: Path) -> list[dict[str, float]]:

@@ -36,6 +36,7 @@ class Limit:
     def run(self, steps: int, between: Callable[[], None]) -> Slice:
         """About as long as `steps` steps of a collector take."""
         between()
+        self._engine.name_version(0)
         live: dict[SampleId, Sample] = {}
         self._advance(live, _PREFILL_STEPS)
         ticks: list[Tick] = []

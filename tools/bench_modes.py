@@ -51,6 +51,10 @@ class KeepingEngine(SingleEngine, Protocol):
     """An engine that holds the state of what it aborts until it is told to give it up."""
 
     @property
+    def policy_version(self) -> int:
+        """How often its weights were loaded."""
+
+    @property
     def kv_cache_tokens(self) -> int:
         """Tokens whose keys and values fit the cache."""
 
@@ -64,18 +68,31 @@ class LawfulEngine:
     def __init__(self, engine: KeepingEngine, law: LengthLaw, *, keeps: bool) -> None:
         """`engine` must not stop by itself; `keeps`: parked samples go on without a prefill."""
         self._engine, self._law, self._keeps = engine, law, keeps
+        self._versions: dict[int, int] = {}  # of the engine, which has many modes, and of this one
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """As the engine does."""
         lawful = [replace(r, max_tokens=self._law(r.sample_id) - r.start) for r in submit]
-        return self._engine.advance(lawful, slots=slots, max_steps=max_steps)
+        tick = self._engine.advance(lawful, slots=slots, max_steps=max_steps)
+        return replace(tick, finished=tuple(map(self._as_mode, tick.finished)))
 
     def abort(self) -> list[Completion]:
         """As the engine does."""
         completions = self._engine.abort()
         if not self._keeps:
             self._engine.release_parked()
-        return completions
+        return [self._as_mode(completion) for completion in completions]
+
+    def name_version(self, policy_version: int) -> None:
+        """What the engine samples now was sampled by `policy_version` of this mode."""
+        self._versions[self._engine.policy_version] = policy_version
+
+    def _as_mode(self, completion: Completion) -> Completion:
+        return replace(
+            completion,
+            policy_version=self._versions[completion.policy_version],
+            context_version=self._versions[completion.context_version],
+        )
 
     def release_parked(self) -> None:
         """Other modes use the engine now, with samples of the same ids."""
@@ -204,6 +221,7 @@ class CollectorMode:
         self._engine.release_parked()
         for number in range(-int(self.keeps), steps):
             between()
+            self._engine.name_version(self._version)
             collection = self._collector.collect(self._version)
             self._version += 1
             self.notes += collection.notes

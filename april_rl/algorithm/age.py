@@ -32,6 +32,6 @@ def age_weights(ages: NDArray[np.int32], *, weight_of_age: WeightOfAge) -> NDArr
 
 def _weight(age: int, weight_of_age: WeightOfAge) -> float:
     weight = weight_of_age(age)
-    if not (np.isfinite(weight) and weight >= 0):
+    if not (np.isfinite(weight) and 0 <= weight <= np.finfo(np.float32).max):
         raise ValueError(f"the weight of age {age} must be a number >= 0, got {weight}")
     return weight

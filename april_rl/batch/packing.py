@@ -131,7 +131,9 @@ class Packer:
         A token whose age is above the cap has loss weight 0.
         """
         num_minibatches = min(self._num_minibatches, len(groups))
-        chunks = np.array_split(np.arange(len(groups)), num_minibatches)
+        # Dealt out, not cut: groups come the oldest first, and a minibatch of one age would give
+        # its age weight back through its denominator.
+        chunks = [range(len(groups))[first::num_minibatches] for first in range(num_minibatches)]
         rows = [
             [
                 self._row(groups[i], advantages[i], j, policy_version)
@@ -142,7 +144,8 @@ class Packer:
         ]
         every = [row for chunk in rows for row in chunk]
         weighed = [self._weighed(chunk) for chunk in rows]
-        if not any(row.comparable.any() for row in every):
+        # The first minibatch is the one that is always compared before a step is made.
+        if not any(row.comparable.any() for row in rows[0]):
             weighed[0] += [_probe(sample, policy_version) for sample in probes]
         return Batch(
             minibatches=tuple(self._minibatch(chunk) for chunk in weighed),

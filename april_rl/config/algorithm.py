@@ -29,7 +29,7 @@ class AlgorithmConfig:
     sapo_negative_temperature: float = 1.05  # of the others; larger fades faster
     aggregation: Aggregation = Aggregation.token_mean
     kl: Kl = Kl.none  # estimator of the KL divergence to the frozen start of the run
-    kl_coefficient: float = 0.0  # of that term in the loss; 0: off, no reference is loaded
+    kl_coefficient: float = 0.0  # of that term in the loss, > 0 with any kl
     entropy_coefficient: float = 0.0  # of the entropy bonus; 0: off
     correction: Correction = Correction.truncate  # importance weights, engine to learner
     tis_cap: float = 2.0  # truncate, sequence_truncate: upper bound of a weight
@@ -48,6 +48,7 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         self._check_ranges()
+        self._check_nothing_is_ignored()
         self._check_clip_low()
         self._check_masks()
         require(
@@ -63,11 +64,19 @@ class AlgorithmConfig:
             "the gradient of each goes to its whole response: take algorithm.loss=gspo_token",
         )
         require(
-            self.kl is not Kl.k1 or self.kl_coefficient == 0,
-            f"algorithm.kl=k1 cannot be a term of the loss (algorithm.kl_coefficient="
-            f"{self.kl_coefficient:g}): its gradient is noise that pulls nowhere; take k2 or k3",
+            self.kl is not Kl.k1,
+            "algorithm.kl=k1 cannot be a term of the loss: its gradient is noise that pulls "
+            "nowhere; take k2 or k3",
         )
-        self._check_nothing_is_ignored()
+        require(
+            self.kl is Kl.none or self.kl_coefficient > 0,
+            f"algorithm.kl_coefficient must be > 0 with algorithm.kl={self.kl.name}, got 0",
+        )
+        require(
+            self.overlong_buffer_tokens > 0 or self.overlong_penalty == 1.0,
+            f"algorithm.overlong_penalty={self.overlong_penalty:g} means nothing with "
+            "algorithm.overlong_buffer_tokens=0: leave it at 1.0",
+        )
 
     def _check_ranges(self) -> None:
         above("algorithm", 0, clip_low=self.clip_low, clip_high=self.clip_high)

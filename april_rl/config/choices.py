@@ -70,7 +70,7 @@ class Ratio(Enum):
     """What the ratio of a loss is taken against; the other off-policy settings follow from it."""
 
     proximal = "proximal"  # decoupled: the learner at the start of the step; correction: the rest
-    behaviour = "behaviour"  # bypass: the engine's own log-probabilities; correction must be none
+    behaviour = "behaviour"  # bypass: the engine's own; correction only with policy_gradient
 
 
 class Schedule(Enum):

@@ -146,10 +146,12 @@ class Buffer:
         """The groups that wait to be trained, the oldest first."""
         return iter(sorted(self._ready.values(), key=_age_key))
 
-    def open_versions(self) -> list[int]:
-        """The version of the oldest token of every open group that has tokens."""
+    def open_versions(self, *, policy_version: int) -> list[int]:
+        """The version of the oldest token of every open group; the present one where there is none
+        yet.
+        """
         oldest = (group.oldest_version for group in self._open.values())
-        return [version for version in oldest if version is not None]
+        return [policy_version if version is None else version for version in oldest]
 
     def ready_versions(self) -> list[int]:
         """The version of the oldest token of every ready group."""

@@ -30,7 +30,7 @@ from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.lost import is_reached, notes_of, nothing_to_train
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
-from april_rl.rollout.state import FORMAT, Plain, check_format
+from april_rl.rollout.state import FORMAT, Plain, check_state
 from april_rl.rollout.stats import StepStats
 from april_rl.types import Completion, Sample, Score, ScoredGroup
 
@@ -107,8 +107,9 @@ class Collector:
         Returns the N oldest ready groups; fewer only when `may_open` is false and nothing is left
         to finish, or when the bound on rejected groups was reached. Every group not returned is
         parked or ready, with all its tokens. Raises NoSignalError when that bound was reached with
-        no group ready, EngineStalledError when an engine does not answer, and what engines and
-        scorer raise; also then nothing but a stalled engine's tokens of this step is lost.
+        no group ready, EngineStalledError when an engine does not answer, and any RunError of
+        engines and scorer; then too, and after KeyboardInterrupt from `on_progress`, nothing but a
+        stalled engine's tokens of this step is lost.
         """
         self._begin(policy_version, may_open)
         try:
@@ -143,13 +144,19 @@ class Collector:
 
     def save(self) -> Plain:
         """Between steps: plain data, for JSON, with which a new collector goes on as this one."""
-        return {"format": FORMAT, "dispatch": self._dispatch.save(), **self._groups.save()}
+        return {
+            "format": FORMAT,
+            "num_groups": self._num_groups,
+            "max_staleness": self._max_staleness,
+            "dispatch": self._dispatch.save(),
+            **self._groups.save(),
+        }
 
     def restore(self, state: Plain) -> None:
         """Before the first step: go on where `state` was saved, with a prompt source restored to
         the same place. Raises StateError for another format, or settings it cannot go on with.
         """
-        check_format(state)
+        check_state(state, num_groups=self._num_groups, max_staleness=self._max_staleness)
         self._dispatch.restore(state["dispatch"])
         self._groups.restore(state, max_response_tokens=self._dispatch.max_response_tokens)
 
@@ -184,7 +191,7 @@ class Collector:
         if self.buffer.num_ready < self._num_groups and not self._is_hopeless():
             return False
         return not self._finish_stale or not must_wait(
-            open_versions=self.buffer.open_versions(),
+            open_versions=self.buffer.open_versions(policy_version=self._version),
             ready_versions=self.buffer.ready_versions(),
             num_groups=self._num_groups,
             oldest_allowed=self._version - self._max_staleness,
@@ -215,7 +222,8 @@ class Collector:
         if not self._waiting:
             is_full = self.buffer.num_open + self.buffer.num_ready >= self._max_alive
             has_enough = self.buffer.num_ready >= self._num_groups
-            if not self._may_open or is_full or has_enough:
+            is_lost = is_reached(self._max_rejected_groups, self._stats)
+            if not self._may_open or is_full or has_enough or is_lost:
                 return None
             self._waiting.extend(self._groups.open(self._prompts.take()))
         return self._waiting[0]

@@ -22,7 +22,7 @@ def must_wait(
     Jackson 1955). Waiting for open ones helps while fewer than N of them are ready; it always
     succeeds when there are never more than N·(policy_version - oldest_allowed + 1) groups.
     """
-    for version in range(oldest_allowed, policy_version):
+    for version in range(oldest_allowed, policy_version + 1):
         num_ready = sum(ready <= version for ready in ready_versions)
         num_open = sum(open_ <= version for open_ in open_versions)
         if num_ready < num_groups and num_open > (version - oldest_allowed) * num_groups:

@@ -21,13 +21,24 @@ class StateError(RunError):
     """A saved state cannot be gone on from, and why."""
 
 
-def check_format(state: Plain) -> None:
-    """Raise StateError unless the state was saved in the format that is read here."""
+def check_state(state: Plain, *, num_groups: int, max_staleness: int) -> None:
+    """Raise StateError unless the state was saved in the format that is read here, by a run that
+    trained no more groups a step and let them grow no older.
+    """
     if state.get("format") != FORMAT:
         raise StateError(
             f"the saved rollout state has format {state.get('format')!r}, and this version of "
             f"april_rl reads format {FORMAT}: resume with the version that saved it"
         )
+    for key, value, saved in (
+        ("trainer.num_groups", num_groups, state["num_groups"]),
+        ("rollout.max_staleness", max_staleness, state["max_staleness"]),
+    ):
+        if value < saved:
+            raise StateError(
+                f"{key}={value}, but the saved run had {saved}: more groups are under way than "
+                "later steps could train in time"
+            )
 
 
 def save_prompt(prompt: Prompt) -> Plain:

@@ -21,7 +21,6 @@ _GIB = 1 << 30
 # float32 master, gradient and two Adam moments in the learner; the engine's own 16-bit copy beside
 # it.
 _BYTES_PER_PARAMETER = 16 + 2
-_BYTES_OF_A_REFERENCE = 2  # a parameter
 
 
 class PreflightError(RunError):
@@ -68,15 +67,16 @@ def check_start(
     is_cluster: bool,
     window_tokens: int,
     window_key: str,
-    has_reference: bool,
+    reference_bytes: int,
 ) -> ModelFacts:
     """The model's facts, when everything the run needs before its data is there.
 
     `window_tokens`: prompt and response tokens a sample may have, by the setting `window_key`. With
-    `is_cluster` the GPUs are elsewhere and Ray counts them. `has_reference`: a frozen copy of the
-    model is kept. Raises PreflightError with every missing thing in one message.
+    `is_cluster` the GPUs are elsewhere and Ray counts them. `reference_bytes`: a parameter of the
+    frozen copy of the model, 0 without one. Raises PreflightError with every missing thing in one
+    message.
     """
-    per_parameter = _BYTES_PER_PARAMETER + (_BYTES_OF_A_REFERENCE if has_reference else 0)
+    per_parameter = _BYTES_PER_PARAMETER + reference_bytes
     missing = []
     if device == "cuda" and not is_cluster and num_gpus() < num_workers:
         missing.append(
