@@ -35,6 +35,7 @@ class Limit:
 
     def run(self, steps: int, between: Callable[[], None]) -> Slice:
         """About as long as `steps` steps of a collector take."""
+        self._engine.release_parked()
         between()
         self._engine.name_version(0)
         live: dict[SampleId, Sample] = {}
