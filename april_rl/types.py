@@ -204,3 +204,14 @@ class Tick:
     generated_tokens: int
     prefilled_tokens: int  # prompt tokens and response tokens computed again
     elapsed_s: float
+
+
+@dataclass(slots=True)
+class TickCounts:
+    """What an engine counts from the beginning of a tick; the fields are those of Tick."""
+
+    engine_steps: int = 0
+    slot_steps: int = 0
+    context_token_steps: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0

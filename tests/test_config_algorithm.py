@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from test_config import load
 
 from april_rl.algorithm import advantages
@@ -154,8 +156,11 @@ def test_an_algorithm_value_out_of_range_is_refused_by_its_key(override: str) ->
     ],
 )
 def test_settings_that_go_together_are_taken(overrides: list[str]) -> None:
-    """Fails when a check is stricter than its reason."""
-    load_tiny(*overrides)
+    """And arrive. Fails when a check is stricter than its reason, or a value goes elsewhere."""
+    config = load_tiny(*overrides)
+    for key, _, given in (override.partition("=") for override in overrides):
+        value = attrgetter(key)(config)
+        assert (value.name if isinstance(value, Enum) else value) == yaml.safe_load(given), key
 
 
 def test_every_setting_reaches_the_objective_under_its_own_name() -> None:

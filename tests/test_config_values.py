@@ -33,7 +33,7 @@ def test_no_setting_takes_what_is_not_a_number(value: float) -> None:
 
 
 def test_the_last_values_in_range_are_taken() -> None:
-    load(
+    config = load(
         "+recipe=tiny_cpu",
         "seed=4294967295",
         "rollout.drain_steps=99",
@@ -41,3 +41,6 @@ def test_the_last_values_in_range_are_taken() -> None:
         "trainer.num_minibatches=2",
         "algorithm.overlong_buffer_tokens=256",
     )
+    assert (config.seed, config.rollout.drain_steps) == (2**32 - 1, config.trainer.num_steps - 1)
+    assert config.optimizer.warmup_steps == 2 * config.trainer.num_steps - 1
+    assert config.algorithm.overlong_buffer_tokens == config.rollout.max_response_tokens

@@ -45,7 +45,7 @@ def pool(function=TOLD, **changes):
 
 def checked(function, **changes):
     settings = {"soft_timeout_s": 1, "hard_timeout_s": 5.0, "memory_gib": 4.0} | changes
-    check_reward(function, **settings)
+    return check_reward(function, **settings)
 
 
 def outcomes(scores):
@@ -241,9 +241,12 @@ def test_a_module_with_a_syntax_error_names_file_and_line(tmp_path, monkeypatch)
         checked("unfinished_rewards:reward")
 
 
-@pytest.mark.parametrize("function", ["math_verify", "reward_functions:exact"])
-def test_a_good_function_passes_the_check(function):
-    checked(function)
+@pytest.mark.parametrize(
+    ("function", "value"), [("math_verify", 1.0), ("reward_functions:exact", 0.0)]
+)
+def test_a_good_function_passes_the_check_with_its_own_value(function, value):
+    """Of the answer in a box, which is not the bare answer. Fails when nothing is called."""
+    assert checked(function) == value
 
 
 def test_a_function_that_never_answers_fails_the_check():

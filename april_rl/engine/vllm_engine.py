@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from vllm import EngineArgs, SamplingParams
@@ -18,18 +17,7 @@ from april_rl.engine.device import this_device
 from april_rl.engine.parked import Parked
 from april_rl.engine.protocol import EngineStartError
 from april_rl.engine.stop import stop_token_ids
-from april_rl.types import Completion, Request, SampleId, Tick
-
-
-@dataclass(slots=True)
-class _Counts:
-    """What happened since the beginning of a tick."""
-
-    engine_steps: int = 0
-    slot_steps: int = 0
-    context_token_steps: int = 0
-    generated_tokens: int = 0
-    prefilled_tokens: int = 0
+from april_rl.types import Completion, Request, SampleId, Tick, TickCounts
 
 
 class VllmEngine:
@@ -124,7 +112,7 @@ class VllmEngine:
             self._check(request)
         self._queue.extend(submit)
         self._asked.update(request.sample_id for request in submit)
-        counts = _Counts()
+        counts = TickCounts()
         finished: list[Completion] = []
         for _ in range(max_steps):
             self._fill(min(slots, self._max_num_seqs))
@@ -251,7 +239,7 @@ class VllmEngine:
         )
         return self._device.seed(params, request.seed)
 
-    def _step(self, counts: _Counts) -> Iterator[Completion]:
+    def _step(self, counts: TickCounts) -> Iterator[Completion]:
         """One engine step; yields what it finished."""
         self._parked.make_room()
         counts.engine_steps += 1

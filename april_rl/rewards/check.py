@@ -19,8 +19,9 @@ def check_reward(
     prompt: str = "What is 1 + 1?",
     answer: str = "2",
     start_s: float = START_S,
-) -> None:
-    """Call the function once, in a process of its own; raises RewardError when that fails.
+) -> float:
+    """What the function gives for the answer in a box, called once in a process of its own; raises
+    RewardError when that fails.
 
     A function that needs answers of some form should get a prompt and an answer of the data set
     here.
@@ -50,3 +51,4 @@ def check_reward(
         )
     if verdict.outcome == "refused":
         raise RewardError(f"reward.function={function} {verdict.message}")
+    return verdict.value

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from april_rl.rollout.cost import EngineCost
 from april_rl.rollout.lengths import Law
-from april_rl.types import Completion, FinishReason, Request, SampleId, Tick
+from april_rl.types import Completion, FinishReason, Request, SampleId, Tick, TickCounts
 
 _BLOCK_TOKENS = 16  # of vLLM's prefix cache: siblings share whole blocks of their prompt
 
@@ -30,17 +30,6 @@ class _Running:
     context_version: int
     prefill_left: int  # tokens
     before: int = 0  # engine steps before the one that sampled its first token
-
-
-@dataclass(slots=True)
-class _Counts:
-    """What happened since the beginning of a tick."""
-
-    engine_steps: int = 0
-    slot_steps: int = 0
-    context_token_steps: int = 0
-    generated_tokens: int = 0
-    prefilled_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +80,7 @@ class SimulatedEngine:
         """
         self._queue.extend(submit)
         self._asked.update(request.sample_id for request in submit)
-        counts = _Counts()
+        counts = TickCounts()
         finished: list[Completion] = []
         while counts.engine_steps < max_steps:
             self._fill(slots)
@@ -137,7 +126,7 @@ class SimulatedEngine:
         self._context_tokens = 0
         return running + queued
 
-    def _seconds(self, counts: _Counts) -> float:
+    def _seconds(self, counts: TickCounts) -> float:
         return self._cost.seconds(
             engine_steps=counts.engine_steps,
             slot_steps=counts.slot_steps,
@@ -187,7 +176,7 @@ class SimulatedEngine:
         end = self._step + running.end - running.request.start
         heapq.heappush(self._ends, (end, running.order, running.request.sample_id))
 
-    def _decode_steps(self, num_steps: int, counts: _Counts) -> None:
+    def _decode_steps(self, num_steps: int, counts: TickCounts) -> None:
         """Steps in which every running sample gains a token, and none ends before the last."""
         running = len(self._running)
         counts.engine_steps += num_steps
@@ -199,7 +188,7 @@ class SimulatedEngine:
         self._context_tokens += num_steps * running
         self._step += num_steps
 
-    def _prefill_step(self, counts: _Counts) -> None:
+    def _prefill_step(self, counts: TickCounts) -> None:
         """One step in which decoding samples go first and prefills share what is left of its
         tokens.
         """
