@@ -24,9 +24,10 @@ from april_rl.learning import ADVANTAGES, build_packer, learner_settings, object
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
+from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.preflight import ModelFacts, check_start, check_supported, pick_device
 from april_rl.runtime.settings import EngineSettings, WorkerSettings
-from april_rl.runtime.workers import RayEngines, Workers
+from april_rl.runtime.workers import Workers
 from april_rl.scheduling import TICK_TIMEOUT_S, build_collector, num_slots
 from april_rl.tracking.tracker import Tracker
 from april_rl.types import Prompt

@@ -15,7 +15,7 @@ def test_without_an_address_ray_starts_here_also_where_the_environment_names_a_c
     """RAY_ADDRESS is that of a cluster elsewhere. Fails when Ray is left to follow it."""
     code = (
         "import ray\n"
-        "from april_rl.runtime.workers import start_ray\n"
+        "from april_rl.runtime.cluster import start_ray\n"
         "start_ray(num_workers=1, address=None)\n"
         "print(len(ray.nodes()), ray.cluster_resources()['CPU'] >= 1)\n"
         "ray.shutdown()\n"
