@@ -20,15 +20,25 @@ from april_rl.data.stream import PromptStream
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.errors import RunError
 from april_rl.evaluation.evaluator import Evaluator
-from april_rl.learning import ADVANTAGES, build_packer, learner_settings, objective_settings
+from april_rl.learning import (
+    ADVANTAGES,
+    build_packer,
+    learner_settings,
+    lora_settings,
+    objective_settings,
+)
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
+from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engines import RayEngines
-from april_rl.runtime.preflight import ModelFacts, check_start, check_supported, pick_device
-from april_rl.runtime.settings import EngineSettings, WorkerSettings
+from april_rl.runtime.layout import Layout, settled
+from april_rl.runtime.memory_check import check_memory, memory_settings
+from april_rl.runtime.preflight import ModelFacts, check_start
+from april_rl.runtime.settings import EngineSettings, WorkerSettings, engine_options
+from april_rl.runtime.watchdog import Watchdog
 from april_rl.runtime.workers import Workers
-from april_rl.scheduling import TICK_TIMEOUT_S, build_collector, num_slots
+from april_rl.scheduling import build_collector, num_slots
 from april_rl.tracking.tracker import Tracker
 from april_rl.types import Prompt
 
@@ -57,10 +67,13 @@ def assemble(
     Checks come before what they spare: machine, model, data, reward, and only then
     processes. Raises RunError with one message.
     """
-    facts = _check_machine(config)
-    packer = build_packer(config, hidden_size=facts.hidden_size)
-    tracker = stack.enter_context(_tracker(config, run_dir, plain))
-    if config.rollout.resume is Resume.keep and pick_device(config.runtime.device.name) != "cpu":
+    stack.callback(stop_ray)
+    config, layout = settled(config)
+    facts = _check_machine(config, layout)
+    packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
+    tracker = stack.enter_context(_tracker(config, run_dir, layout.shown_in(plain)))
+    tracker.message(str(layout))
+    if config.rollout.resume is Resume.keep and layout.device != "cpu":
         tracker.message(
             "rollout.resume=keep: the engine sleeps on a GPU while the learner updates, and its KV "
             "cache with it; parked samples are prefilled again"
@@ -78,12 +91,10 @@ def assemble(
     with tracker.phase("trying the reward"):
         rewards = _rewards(config, prompts[0], tokenizer)
     stack.callback(rewards.close)
-    workers = Workers(
-        num_workers=config.runtime.num_workers,
-        settings=_worker_settings(config),
-        address=config.runtime.ray_address,
-    )
+    workers = _workers(config, layout, run_dir)
     stack.callback(workers.close)
+    plan = check_memory(facts, memory_settings(config, layout), workers.memory())
+    tracker.message(str(plan))
     _start(workers, tracker)
     engines = RayEngines(workers, deterministic=config.deterministic)
     stream = PromptStream(prompts, seed=config.seed)
@@ -107,28 +118,28 @@ def assemble(
     )
 
 
-def _check_machine(config: TrainConfig) -> ModelFacts:
-    check_supported(
-        tensor_parallel_size=config.engine.tensor_parallel_size,
-        offload=config.learner.offload.name,
-    )
+def _check_machine(config: TrainConfig, layout: Layout) -> ModelFacts:
     window_tokens, window_key = _window(config)
     return check_start(
         model_path=config.model.path,
-        device=pick_device(config.runtime.device.name),
-        num_workers=config.runtime.num_workers,
+        device=layout.device,
+        num_workers=layout.num_workers,
         is_cluster=config.runtime.ray_address is not None,
+        tensor_parallel_size=layout.tensor_parallel_size,
         window_tokens=window_tokens,
         window_key=window_key,
-        reference_bytes=_reference_bytes(config),
+        learner_bytes=_learner_bytes(config),
     )
 
 
-def _reference_bytes(config: TrainConfig) -> int:
-    """Bytes a parameter of the frozen reference; 0 when there is none."""
-    if config.algorithm.kl is Kl.none:
-        return 0
-    return 4 if config.learner.compute_dtype is ComputeDtype.float32 else 2
+def _learner_bytes(config: TrainConfig) -> int:
+    """Bytes the learner holds of a parameter: float32 master, gradient and two Adam moments, and
+    the frozen reference; under adapters, which are small, the frozen weight alone.
+    """
+    frozen = 4 if config.learner.compute_dtype is ComputeDtype.float32 else 2
+    if config.lora.rank:
+        return frozen
+    return 16 if config.algorithm.kl is Kl.none else 16 + frozen
 
 
 def _rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> RewardPool:
@@ -215,27 +226,42 @@ def _start(workers: Workers, tracker: Tracker) -> None:
     tracker.message(f"policy: {num_parameters / 1e6:.1f} million parameters")
 
 
-def _worker_settings(config: TrainConfig) -> WorkerSettings:
-    workers = config.runtime.num_workers
-    threads = config.runtime.threads or max(1, (os.cpu_count() or 1) // workers)
-    device = pick_device(config.runtime.device.name)
-    return WorkerSettings(
-        device=device,
-        threads=threads if device == "cpu" else 0,
-        learner=learner_settings(config),
-        objective=objective_settings(config),
-        engine=_engine_settings(config),
+def _workers(config: TrainConfig, layout: Layout, run_dir: Path) -> Workers:
+    """Under a watchdog whose report goes to the run directory."""
+    watchdog = Watchdog(
+        report=run_dir.resolve() / "stall_report.txt",
+        stall_timeout_s=config.runtime.stall_timeout_s,
+        call_timeout_s=config.runtime.call_timeout_s,
+    )
+    return Workers(
+        layout,
+        settings=_worker_settings(config, layout),
+        address=config.runtime.ray_address,
+        watchdog=watchdog,
     )
 
 
-def _engine_settings(config: TrainConfig) -> EngineSettings:
+def _worker_settings(config: TrainConfig, layout: Layout) -> WorkerSettings:
+    threads = config.runtime.threads or max(1, (os.cpu_count() or 1) // layout.num_workers)
+    return WorkerSettings(
+        device=layout.device,
+        threads=threads if layout.device == "cpu" else 0,
+        learner=learner_settings(config),
+        objective=objective_settings(config),
+        lora=lora_settings(config),
+        engine=_engine_settings(config, layout),
+        options=engine_options(config),
+    )
+
+
+def _engine_settings(config: TrainConfig, layout: Layout) -> EngineSettings:
     engine = config.engine
-    slots = math.ceil(num_slots(config) / config.runtime.num_workers)
+    slots = math.ceil(num_slots(config) / layout.num_engines)
     if 0 < engine.max_num_seqs < slots:
         raise RunError(
             f"engine.max_num_seqs={engine.max_num_seqs} is less than the {slots} samples that "
             "rollout.over_sampling_factor · trainer.num_groups · rollout.group_size puts in flight "
-            "on each worker: give 0, or lower one of these"
+            "on each engine: give 0, or lower one of these"
         )
     return EngineSettings(
         model_path=config.model.path,
@@ -246,9 +272,10 @@ def _engine_settings(config: TrainConfig) -> EngineSettings:
         max_batched_tokens=engine.max_batched_tokens,
         kv_cache_gib=engine.kv_cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization,
-        enforce_eager=engine.enforce_eager,
+        enforce_eager=not engine.cuda_graphs,
         temperature=config.rollout.temperature,
         keep_parked=config.rollout.resume is Resume.keep,
+        tensor_parallel_size=layout.tensor_parallel_size,
     )
 
 
@@ -260,6 +287,6 @@ def _evaluator(config: TrainConfig, engines: RayEngines, rewards: RewardPool) ->
         max_response_tokens=config.rollout.max_response_tokens,
         num_slots=num_slots(config),
         tick_steps=config.rollout.tick_steps,
-        tick_timeout_s=TICK_TIMEOUT_S,
+        tick_timeout_s=config.runtime.stall_timeout_s,
         seed=config.seed,
     )

@@ -20,9 +20,10 @@ from april_rl.algorithm.aggregation import Aggregation as Aggregate
 from april_rl.algorithm.aggregation import constant_length, sequence_mean, token_mean
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage, Aggregation
+from april_rl.config.choices import Advantage, Aggregation, Offload
 from april_rl.runtime.age_weight import AgeWeights, load_age_weights
-from april_rl.runtime.settings import LearnerSettings, ObjectiveSettings
+from april_rl.runtime.preflight import pick_device
+from april_rl.runtime.settings import LearnerSettings, LoraSettings, ObjectiveSettings
 
 ADVANTAGES: dict[Advantage, BatchAdvantages] = {
     Advantage.grpo: by_group(grpo),
@@ -33,10 +34,10 @@ ADVANTAGES: dict[Advantage, BatchAdvantages] = {
 }
 
 
-def build_packer(config: TrainConfig, *, hidden_size: int) -> Packer:
+def build_packer(config: TrainConfig, *, num_ranks: int, hidden_size: int) -> Packer:
     """The packer; raises RunError when learner.age_weight names no function that can be used."""
     return Packer(
-        num_ranks=config.runtime.num_workers,
+        num_ranks=num_ranks,
         max_tokens=config.learner.max_tokens,
         num_minibatches=config.trainer.num_minibatches,
         max_staleness=config.rollout.max_staleness,
@@ -71,6 +72,8 @@ def learner_settings(config: TrainConfig) -> LearnerSettings:
         model_path=config.model.path,
         compute_dtype=learner.compute_dtype.name,
         activation_checkpointing=learner.activation_checkpointing,
+        shard_size=learner.shard_size,
+        offload=_offload(config),
         temperature=config.rollout.temperature,
         lr=optimizer.lr,
         beta1=optimizer.beta1,
@@ -83,6 +86,12 @@ def learner_settings(config: TrainConfig) -> LearnerSettings:
         num_steps=config.trainer.num_steps * config.trainer.num_minibatches,
         max_mismatch=learner.max_mismatch,
     )
+
+
+def _offload(config: TrainConfig) -> str:
+    """On CPU nothing leaves: the host's memory is the learner's own."""
+    is_on_cpu = pick_device(config.runtime.device.name) == "cpu"
+    return Offload.none.name if is_on_cpu else config.learner.offload.name
 
 
 def objective_settings(config: TrainConfig) -> ObjectiveSettings:
@@ -105,6 +114,19 @@ def objective_settings(config: TrainConfig) -> ObjectiveSettings:
         entropy_coefficient=algorithm.entropy_coefficient,
         kl=algorithm.kl.name,
         kl_coefficient=algorithm.kl_coefficient,
+    )
+
+
+def lora_settings(config: TrainConfig) -> LoraSettings | None:
+    """The adapters; None when the whole model is trained."""
+    lora = config.lora
+    if lora.rank == 0:
+        return None
+    return LoraSettings(
+        rank=lora.rank,
+        alpha=lora.alpha,
+        target_modules=None if lora.target_modules is None else tuple(lora.target_modules),
+        seed=config.seed,
     )
 
 

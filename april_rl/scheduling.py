@@ -15,8 +15,6 @@ from april_rl.rollout.ports import Engines, PromptSource, Scorer
 from april_rl.rollout.self_tuning import AutoFactor, Budgets, largest_factor
 from april_rl.types import ScoredGroup
 
-# A tick is a few engine steps; an engine that needs longer than this hangs.
-TICK_TIMEOUT_S = 600.0
 # Rejected groups a step may see, as a multiple of the groups it needs, when the setting is 0.
 _REJECTED_PER_GROUP = 20
 
@@ -62,7 +60,7 @@ def build_collector(
         or _REJECTED_PER_GROUP * config.trainer.num_groups,
         tick_steps=rollout.tick_steps,
         abort_timeout_s=rollout.abort_timeout_s,
-        tick_timeout_s=TICK_TIMEOUT_S,
+        tick_timeout_s=config.runtime.stall_timeout_s,
         deterministic=config.deterministic,
         seed=config.seed,
     )

@@ -167,7 +167,7 @@ def _preset(options: argparse.Namespace) -> Source:
 
 def _recorded(run_dir: Path) -> Source:
     """Lengths, rewards and cost of a run, and its configuration."""
-    from april_rl.config.choices import OnStale, Resume
+    from april_rl.config.choices import OnStale
     from april_rl.tracking.recorded_run import read_recorded_run
 
     recorded, config = read_recorded_run(run_dir), _config(run_dir / "config.yaml")
@@ -180,12 +180,12 @@ def _recorded(run_dir: Path) -> Source:
             group_size=rollout.group_size,
             max_response_tokens=rollout.max_response_tokens,
             prompt_tokens=recorded.prompt_tokens,
-            num_engines=config.runtime.num_workers,
+            num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
             tick_steps=rollout.tick_steps,
             max_batched_tokens=config.engine.max_batched_tokens,
             max_staleness=rollout.max_staleness,
             finish_stale=rollout.on_stale is OnStale.finish,
-            keeps_parked=rollout.resume is Resume.keep,
+            keeps_parked=recorded.keeps_parked,
             no_signal_frac=min(recorded.no_signal_frac, 0.99),
             is_filtered=config.algorithm.dynamic_sampling,
             rest_s=recorded.rest_s,

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length"]
 ScoreOutcome = Literal["scored", "soft_timeout", "timeout", "crash"]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SampleId:
-    """Which sample: the id of its prompt, and its place in the group."""
+class SampleId(NamedTuple):
+    """Which sample: the id of its prompt, and its place in the group.
+
+    A tuple because every event of a rollout looks it up in several dictionaries.
+    """
 
     prompt_id: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs of an id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +112,11 @@ class Sample:
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens so far, R."""
-        return sum(len(c.token_ids) for c in self.completions)
+        """Response tokens so far, R: where the last completion ends."""
+        if not self.completions:
+            return 0
+        last = self.completions[-1]
+        return last.start + len(last.token_ids)
 
     @property
     def finish_reason(self) -> FinishReason | None:

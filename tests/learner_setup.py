@@ -12,6 +12,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tiny_models import write_tiny_qwen3
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from april_rl.batch.packing import MicroBatch
@@ -73,6 +76,21 @@ def group_of_one() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
+@contextmanager
+def gradients_seen(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
+    """Filled with the whole gradients of `model`, as every optimizer step finds them."""
+    seen: list[dict[str, Tensor]] = []
+
+    def look(*_: object) -> None:
+        grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+        whole = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
+        seen.append({name: grad.clone() for name, grad in whole.items()})
+
+    registered = register_optimizer_step_pre_hook(look)
+    yield seen
+    registered.remove()
+
+
 def write_model(folder: Path, *, tied: bool = True) -> str:
     """A random Qwen3 of three layers; the path of its folder."""
     write_tiny_qwen3(folder, tied=tied, num_layers=3)
@@ -88,6 +106,8 @@ def make_learner(path: str, **changes: Any) -> Learner:
         "device": "cpu",
         "compute_dtype": "float32",
         "activation_checkpointing": False,
+        "shard_size": 0,
+        "offload": "none",
         "temperature": TEMPERATURE,
         **OPTIMIZER,
         "max_grad_norm": MAX_GRAD_NORM,
@@ -103,9 +123,12 @@ def make_learner(path: str, **changes: Any) -> Learner:
 
 
 def plain_model(path: str) -> PreTrainedModel:
-    """The same weights in transformers, float32, eager attention."""
+    """The same weights in transformers, float32, eager attention, one expert after another."""
     return AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager"
+        path,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
     )
 
 
@@ -187,6 +210,7 @@ def plain_update(
     minibatches: Sequence[Sequence[Example]],
     *,
     ratio: str = "proximal",
+    max_grad_norm: float = MAX_GRAD_NORM,
 ) -> list[float]:
     """The same update, one sequence at a time, in plain torch; the gradient norm of each step."""
     with torch.no_grad():
@@ -203,7 +227,7 @@ def plain_update(
             clipped = r.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
             gain = torch.minimum(r * example.advantage, clipped * example.advantage)
             (-(weight * gain).sum() / total).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         norms.append(norm.item())
         optimizer.step()
     return norms

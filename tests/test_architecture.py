@@ -47,6 +47,7 @@ OWNERS = {
     "matplotlib": {"tracking"},
     "datasets": {"data"},
     "ray": {"runtime"},
+    "peft": {"learner"},
     "hydra": HYDRA_USERS,
     "omegaconf": HYDRA_USERS,
 }

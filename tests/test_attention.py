@@ -2,9 +2,15 @@
 
 import pytest
 import torch
+from accelerate import init_empty_weights
+from learner_setup import group_of_one
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from april_rl.learner.attention import Packing, packed_attention
+from april_rl.learner.attention import Packing, packed_attention, separates_samples
+from april_rl.learner.checkpoint import CheckpointError
+from april_rl.learner.mesh import build_mesh
+from april_rl.learner.policy import build_policy
 
 LENGTHS = (5, 1, 9, 3)
 SIZE, HEADS, KEY_HEADS, HEAD_DIM, SCALING = sum(LENGTHS), 4, 2, 8, 0.3
@@ -63,3 +69,38 @@ def test_a_window_shorter_than_a_sequence_is_refused():
 def test_attention_with_softcap_is_refused():
     with pytest.raises(ValueError, match="softcap"):
         packed(inputs(), softcap=30.0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "does"),
+    [
+        ("qwen3", True),
+        ("qwen3_moe", True),
+        ("gemma3_text", True),
+        ("qwen3_next", False),
+        ("mamba2", False),
+        ("minimax", False),
+        ("lfm2", False),
+    ],
+)
+def test_models_that_mix_tokens_outside_attention_are_recognised(model_type, does):
+    """Fails when only the flag of stateful models is asked, or only the kinds of layers."""
+    config = AutoConfig.for_model(model_type, num_hidden_layers=4)
+    if model_type == "lfm2":
+        config.layer_types = ["conv", "full_attention"] * 2
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config)
+    assert separates_samples(model) is does
+
+
+def test_a_model_with_linear_attention_is_refused_by_name(tmp_path):
+    AutoConfig.for_model("qwen3_next", num_hidden_layers=2).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="model_type qwen3_next mixes tokens"), group_of_one():
+        build_policy(
+            tmp_path,
+            mesh=build_mesh("cpu", shard_size=0),
+            device=CPU,
+            compute_dtype=torch.float32,
+            activation_checkpointing=False,
+            temperature=1.0,
+        )

@@ -73,7 +73,7 @@ def write(path: Path, *rows: object) -> Path:
         ("reward.function=reward_functions:returns_nan", "returned nan as a reward"),
         ("reward.function=reward_functions:returns_one_for_all", "returned 1 rewards for 2"),
         ("runtime.device=gpu", "GPU"),
-        ("learner.offload=all", "learner.offload=all"),
+        ("learner.shard_size=2", "runtime.num_workers must be a multiple of learner.shard_size=2"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(task, tmp_path, override, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -207,8 +208,8 @@ def test_a_step_waits_when_later_ones_could_not_train_the_rest_in_time(
     open_versions, ready_versions, expected
 ):
     waits = must_wait(
-        open_versions=open_versions,
-        ready_versions=ready_versions,
+        open_versions=Counter(open_versions),
+        ready_versions=Counter(ready_versions),
         num_groups=2,
         oldest_allowed=2,
         policy_version=5,

@@ -129,6 +129,7 @@ def test_an_unknown_key_or_a_wrong_type_is_refused_by_name(override: str, wanted
         "algorithm.tis_cap=0.5",
         "algorithm.tis_cap=inf",
         "learner.age_decay=0",
+        "learner.shard_size=-1",
         "learner.max_mismatch=0",
         "engine.gpu_memory_utilization=1",
         "engine.tensor_parallel_size=0",

@@ -237,6 +237,6 @@ def test_a_function_of_age_that_cannot_be_used_is_refused_by_its_key(
     """
     config = load_tiny(f"learner.age_weight={function}", "rollout.max_staleness=3")
     with pytest.raises(AgeWeightError) as caught:
-        build_packer(config, hidden_size=8)
+        build_packer(config, num_ranks=1, hidden_size=8)
     assert str(caught.value).startswith(f"learner.age_weight={function}")
     assert reason in str(caught.value)

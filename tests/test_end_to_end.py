@@ -131,14 +131,26 @@ def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_pa
     assert (tmp_path / "run" / "samples" / "leftover.jsonl").read_text(), "parked samples are kept"
 
 
-def test_a_killed_worker_ends_the_run_with_a_message_and_leaves_no_process(task, tmp_path):
-    """SIGKILL to the actor's process while steps are running."""
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_killed_or_stopped_ends_the_run_with_a_report_and_no_process(task, tmp_path, sent):
+    """To the actor's process while steps are running. Fails when the run waits for its abort
+    deadline, when what is parked is lost, or when the message is another than what happened.
+    """
     with endless_run(task, tmp_path) as process:
         children = descendants(process.pid)
         worker = next(p for p in children if "ray::Worker" in "".join(p.cmdline()))
-        worker.kill()
+        started = time.monotonic()
+        worker.send_signal(sent)
         _, errors = process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(children, timeout=10)
+        took_s = time.monotonic() - started
+    _, alive = psutil.wait_procs(children, timeout=5)
     assert process.returncode == 1
-    assert "worker" in errors
+    assert took_s < (15 if sent == signal.SIGKILL else 25)
+    what = "died" if sent == signal.SIGKILL else "is stopped"
+    report = tmp_path / "run" / "stall_report.txt"
+    assert f"worker 0 (pid {worker.pid}" in errors
+    assert what in errors
+    assert str(report) in errors
+    assert "oldest request in flight" in report.read_text()
+    assert (tmp_path / "run" / "samples" / "leftover.jsonl").read_text(), "parked samples are kept"
     assert not alive, [p.cmdline() for p in alive]

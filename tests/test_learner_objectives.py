@@ -12,6 +12,7 @@ import pytest
 import torch
 from learner_setup import (
     Example,
+    gradients_seen,
     group_of_one,
     make_examples,
     plain_logprobs,
@@ -172,13 +173,8 @@ def batch_of(config: TrainConfig, examples: Sequence[Example]) -> Batch:
         for sample in samples
     ]
     advantages = [np.asarray([example.advantage]) for example in examples]
-    packer = build_packer(config, hidden_size=64)
+    packer = build_packer(config, num_ranks=1, hidden_size=64)
     return packer.pack(groups, advantages, policy_version=VERSION)
-
-
-def gradients(learner: Learner) -> dict[str, torch.Tensor]:
-    """Those of the last optimizer step."""
-    return {name: p.grad.full_tensor() for name, p in learner._policy.named_parameters()}
 
 
 def plain_gradients(
@@ -216,10 +212,11 @@ def assert_same_update(
     examples = make_examples(path, noise=0.3, age=1)
     config = config_of(path, settings, *overrides)
     learner = learner_of(config)
-    metrics = learner.update(batch_of(config, examples).of_rank(0)).read()
+    with gradients_seen(learner._policy) as gradients:
+        metrics = learner.update(batch_of(config, examples).of_rank(0)).read()
     chosen = {**DEFAULTS, **settings}
     expected, losses = plain_gradients(path, [examples[::2], examples[1::2]], chosen, cap=cap)
-    found = gradients(learner)
+    found = gradients[-1]
     norm = torch.stack([g.norm() for g in expected.values()]).norm()
     error = torch.stack([(found[name] - g).norm() for name, g in expected.items()]).norm()
     assert norm > 1e-3
@@ -264,8 +261,9 @@ def test_grpo_and_gspo_token_part_with_the_second_optimizer_step(path, num_minib
     for loss in ("ppo_clip", "gspo_token"):
         config = config_of(path, {"loss": loss}, count)
         learner = learner_of(config)
-        learner.update(batch_of(config, examples).of_rank(0))
-        found.append(torch.cat([g.flatten() for g in gradients(learner).values()]))
+        with gradients_seen(learner._policy) as gradients:
+            learner.update(batch_of(config, examples).of_rank(0))
+        found.append(torch.cat([g.flatten() for g in gradients[-1].values()]))
     grpo, gspo = found
     error = ((grpo - gspo).norm() / grpo.norm()).item()
     assert (error <= 1e-6) if num_minibatches == 1 else (error > 1e-3), error

@@ -1,153 +1,178 @@
-"""Two ranks against one: the same update, the same weights, whatever each rank has to compute; with
-a frozen reference and a mask over responses.
+"""Several ranks against plain torch and against one rank: the same gradients, updates and weights,
+however the weights are spread over them and whatever each rank has to compute.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing
 from learner_setup import (
-    Example,
+    TIS_CAP,
+    all_plain_logprobs,
     group_of_one,
-    learner_logprobs,
-    make_examples,
-    make_learner,
     num_tokens,
-    pack,
+    plain_adamw,
     plain_model,
-    write_model,
+    plain_update,
+)
+from rank_worlds import (
+    CASES,
+    DEALT,
+    MODELS,
+    NOT_CLIPPED,
+    NUM_RANKS,
+    NUM_STEPS,
+    RUNS,
+    all_of,
+    batch,
+    fork_ranks,
+    gradients_seen,
+    saved_examples,
+    write_models,
 )
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from april_rl.learner.mismatch import MismatchError
 from april_rl.metrics import merge
 
-NUM_RANKS, NUM_STEPS = 2, 3
-MODELS = {"tied": True, "untied": False}
-NUM_ON_FIRST_RANK = 5  # of six examples: rank 1 has one, and the dummy row
+pytestmark = pytest.mark.slow
+__all__ = ["batch"]
 
 
-def batch(examples: Sequence[Example], *, rank: int | None) -> list[Any]:
-    """Two micro-batches for `rank`, or everything as one row for None."""
-    total = num_tokens([examples])
-    if rank is None:
-        return [pack(examples, total=total)]
-    first, second = examples[:NUM_ON_FIRST_RANK], examples[NUM_ON_FIRST_RANK:]
-    bins = [first[:2], first[2:]] if rank == 0 else [second, []]
-    return [pack(bin_, total=total) for bin_ in bins]
-
-
-def run(path: str, *, rank: int | None) -> dict[str, Any]:
-    """What a rank, or a world of one, sees of a few updates."""
-    learner = make_learner(path, kl="k3", kl_coefficient=0.1, geometric_mask=[0.9, 1.07])
-    loaded = dict(learner.weights())
-    metrics = []
-    for seed in range(NUM_STEPS):
-        examples = make_examples(path, noise=0.3, age=1, seed=seed)
-        metrics.append(learner.update([batch(examples, rank=rank)]))
-    logprobs = learner_logprobs(learner, make_examples(path, noise=0.0, age=0))
-    sent = dict(learner.weights())
-    if rank is not None:
-        learner.export(Path(path, "exported"))
-    fresh = make_examples(path, noise=1.0, age=0)
-    error = ""
-    try:
-        learner.update([batch(fresh, rank=rank)])
-    except MismatchError as raised:
-        error = str(raised)
-    return {
-        "loaded": loaded,
-        "sent": sent,
-        "metrics": metrics,
-        "logprobs": logprobs,
-        "error": error,
-        "num_parameters": learner.num_parameters,
-    }
-
-
-def run_rank(rank: int, folder: str) -> None:
-    """One of the processes: leaves what it saw in a file."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
-    seen = {name: run(f"{folder}/{name}", rank=rank) for name in MODELS}
-    torch.save(seen, f"{folder}/rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may outlive the interpreter
+def plain_run(path: str) -> dict[str, Any]:
+    """Losses, gradient norms and gradients of three updates in plain torch."""
+    model = plain_model(path)
+    optimizer = plain_adamw(model)
+    losses, norms = [], []
+    with gradients_seen(model) as gradients:
+        for seed in range(NUM_STEPS):
+            examples = saved_examples(path, seed)
+            total = num_tokens([examples])
+            behaviour = torch.cat([torch.from_numpy(e.behaviour_logprobs) for e in examples])
+            weights = (all_plain_logprobs(model, examples) - behaviour).exp().clamp(max=TIS_CAP)
+            advantages = torch.cat([torch.full((e.num_response,), e.advantage) for e in examples])
+            losses.append(-(weights * advantages).sum().item() / total)  # every ratio is 1
+            norms += plain_update(model, optimizer, [examples], max_grad_norm=NOT_CLIPPED)
+    return {"losses": losses, "norms": norms, "gradients": gradients}
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """[world of one, rank 0, rank 1], each by model; and where the models are."""
+    """Where the models are; by case or run what each of its ranks saw; by model plain torch."""
     folder = tmp_path_factory.mktemp("ranks")
-    for name, tied in MODELS.items():
-        write_model(folder / name, tied=tied)
-    torch.multiprocessing.spawn(run_rank, args=(str(folder),), nprocs=NUM_RANKS)
+    write_models(folder)
+    ranks = torch.multiprocessing.spawn(fork_ranks, args=(str(folder),), nprocs=1, join=False)
     with group_of_one():
-        one = {name: run(str(folder / name), rank=None) for name in MODELS}
-    ranks = [torch.load(folder / f"rank{i}.pt", weights_only=False) for i in range(NUM_RANKS)]
-    return folder, one, ranks
+        one = all_of(str(folder), RUNS[0][0], list(MODELS))
+        plain = {name: plain_run(str(folder / name)) for name in MODELS}
+    while not ranks.join():
+        pass
+    files = [[f"{name}2-rank{i}.pt" for i in range(2)] for name in MODELS]
+    files.append([f"all4-rank{i}.pt" for i in range(NUM_RANKS)])
+    found = {key: [value] for key, value in one.items()}
+    for of_world in files:
+        parts = [torch.load(folder / file, weights_only=False) for file in of_world]
+        found |= {key: [part[key] for part in parts] for key in parts[0]}
+    return folder, found, plain
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_two_uneven_ranks_make_the_update_of_one(seen, name):
-    _, one, ranks = seen
-    expected = one[name]["logprobs"]
-    for rank in ranks:
-        torch.testing.assert_close(rank[name]["logprobs"], expected, atol=2e-4, rtol=1e-4)
+def relative(found: Tensor, expected: Tensor) -> float:
+    """The norm of the difference over the norm of what is expected."""
+    return ((found - expected).norm() / expected.norm()).item()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_metrics_merged_over_ranks_are_those_of_one(seen, name):
-    _, one, ranks = seen
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_are_those_of_plain_torch_and_of_one_rank(seen, case):
+    """Of every parameter on every rank, before each of three optimizer steps; up to the rounding of
+    float32, which plain torch adds up in another order. Fails when the loss is scaled by another
+    number of ranks than gradients are averaged over, or a row is left out.
+    """
+    _, found, plain = seen
+    [one] = found[case._replace(world=RUNS[0][0])]
+    for rank in found[case]:
+        for step, bound in enumerate([3e-6, 1e-5, 1e-5]):
+            gradients = rank["gradients"][step]
+            expected = plain[case.model]["gradients"][step]
+            assert gradients.keys() == expected.keys()
+            for name, grad in gradients.items():
+                assert relative(grad, expected[name]) < bound, name
+        for name, grad in rank["gradients"][0].items():
+            assert relative(grad, one["gradients"][0][name]) < 1e-6, name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_losses_and_norms_of_three_updates_are_those_of_plain_torch(seen, case):
+    _, found, plain = seen
     for step in range(NUM_STEPS):
-        merged = merge(rank[name]["metrics"][step] for rank in ranks).read()
-        assert merged == pytest.approx(one[name]["metrics"][step].read(), rel=1e-3, abs=1e-5)
+        merged = merge(rank["metrics"][step] for rank in found[case]).read()
+        assert merged["loss/total"] == pytest.approx(plain[case.model]["losses"][step], rel=1e-6)
+        assert merged["loss/grad_norm"] == pytest.approx(plain[case.model]["norms"][step], rel=2e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_every_rank_loads_its_slices_and_sends_whole_weights(seen, name):
-    folder, one, ranks = seen
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_activations_are_computed_again_where_they_are_not_kept(seen, case):
+    """Fails when activation checkpointing is chosen and does nothing."""
+    _, found, _ = seen
+    num_micro_batches = len(DEALT[case.world.num_ranks][0])
+    for rank in found[case]:
+        assert rank["passes"] == NUM_STEPS * num_micro_batches * (1 + case.activation_checkpointing)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_rank_sends_the_same_weights(seen, case):
+    """Also where each copy of the weights makes its own optimizer steps. Fails when gradients are
+    not summed over the copies.
+    """
+    _, found, _ = seen
+    first, *others = (rank["sent"] for rank in found[case])
+    for other in others:
+        assert first.keys() == other.keys()
+        assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize(("world", "name"), RUNS[2:], ids=str)
+def test_a_run_of_several_ranks_is_that_of_one(seen, world, name):
+    """With a frozen reference and a mask over responses: log-probabilities at the end, and metrics
+    merged over ranks.
+    """
+    _, found, _ = seen
+    [one] = found[RUNS[0][0], name]
+    ranks = found[world, name]
+    for rank in ranks:
+        torch.testing.assert_close(rank["logprobs"], one["logprobs"], atol=2e-4, rtol=1e-4)
+    for step in range(NUM_STEPS):
+        merged = merge(rank["metrics"][step] for rank in ranks).read()
+        assert merged == pytest.approx(one["metrics"][step].read(), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(("world", "name"), RUNS, ids=str)
+def test_every_rank_loads_its_slices_and_sends_whole_weights(seen, world, name):
+    folder, found, _ = seen
     stored = load_file(folder / name / "model.safetensors")
-    for rank in ranks:
-        assert rank[name]["loaded"].keys() == stored.keys()
-        assert all(torch.equal(rank[name]["loaded"][key], stored[key]) for key in stored)
-        assert rank[name]["num_parameters"] == one[name]["num_parameters"]
-    first, second = (rank[name]["sent"] for rank in ranks)
-    assert all(torch.equal(first[key], second[key]) for key in stored)
+    num_parameters = found[RUNS[0][0], name][0]["num_parameters"]
+    for rank in found[world, name]:
+        assert rank["loaded"].keys() == stored.keys()
+        assert all(torch.equal(rank["loaded"][key], stored[key]) for key in stored)
+        assert rank["num_parameters"] == num_parameters
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_an_export_of_two_ranks_is_what_they_send(seen, name):
-    folder, _, ranks = seen
-    model = AutoModelForCausalLM.from_pretrained(folder / name / "exported")
-    assert (
-        dict(model.named_parameters()).keys()
-        == dict(plain_model(str(folder / name)).named_parameters()).keys()
-    )
+@pytest.mark.parametrize(("world", "name"), RUNS, ids=str)
+def test_an_export_of_several_ranks_is_what_they_send(seen, world, name):
+    folder, found, _ = seen
+    model = AutoModelForCausalLM.from_pretrained(folder / name / f"exported-{world}")
+    expected = dict(plain_model(str(folder / name)).named_parameters()).keys()
+    assert dict(model.named_parameters()).keys() == expected
     for key, parameter in model.named_parameters():
-        assert torch.equal(parameter, ranks[0][name]["sent"][key]), key
+        assert torch.equal(parameter, found[world, name][0]["sent"][key]), key
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_a_mismatch_is_judged_over_all_ranks(seen, name):
-    _, one, ranks = seen
-    assert "learner.max_mismatch = 0.05" in one[name]["error"]
-    for rank in ranks:
-        assert "over 161 tokens" in rank[name]["error"]
+@pytest.mark.parametrize(("world", "name"), RUNS, ids=str)
+def test_a_mismatch_is_judged_over_all_ranks(seen, world, name):
+    _, found, _ = seen
+    for rank in found[world, name]:
+        assert "learner.max_mismatch = 0.05" in rank["error"]
+        assert "over 161 tokens" in rank["error"]

@@ -5,20 +5,33 @@ from __future__ import annotations
 import re
 
 import pytest
-from transformers import GPT2Config, GPTNeoConfig, MambaConfig, Qwen3Config, T5Config
+from accelerate import init_empty_weights
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoConfig,
+    MambaConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    T5Config,
+)
 
 from april_rl.runtime.preflight import PreflightError, check_start, model_facts
 
 
-def start(path, *, window_tokens, window_key, reference_bytes=0):
+def start(path, *, window_tokens, window_key, learner_bytes=16, tensor_parallel_size=1):
     return check_start(
         model_path=str(path),
         device="cpu",
         num_workers=1,
         is_cluster=False,
+        tensor_parallel_size=tensor_parallel_size,
         window_tokens=window_tokens,
         window_key=window_key,
-        reference_bytes=reference_bytes,
+        learner_bytes=learner_bytes,
     )
 
 
@@ -45,6 +58,37 @@ def test_the_facts_of_a_dense_decoder_are_read(tmp_path):
     assert facts.num_parameters == 2 * (4 * 64 * 64 - 2 * 2 * 16 * 64 + 3 * 64 * 96) + 100 * 64
 
 
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+EXPERTS = {"num_experts": 16, "moe_intermediate_size": 96}
+MIXTURES = {
+    "qwen3_moe": (Qwen3MoeConfig, {**EXPERTS, "mlp_only_layers": [1], "decoder_sparse_step": 2}),
+    "qwen2_moe": (Qwen2MoeConfig, {**EXPERTS, "shared_expert_intermediate_size": 512}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 4}),
+    "olmoe": (OlmoeConfig, {"num_experts": 8, "pad_token_id": 0, "eos_token_id": 1}),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_every_expert_of_a_mixture_counts(tmp_path, name):
+    """Against the model itself, norms and biases apart. Fails when the experts of a token are
+    counted, a dense layer's width is taken for an expert's, or dense layers for sparse ones.
+    """
+    kind, sizes = MIXTURES[name]
+    config = kind(**SIZES, **sizes)
+    config.save_pretrained(tmp_path)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config)
+    expected = sum(parameter.numel() for parameter in model.parameters())
+    assert model_facts(str(tmp_path)).num_parameters == pytest.approx(expected, rel=0.005)
+
+
 @pytest.mark.parametrize("config", [GPT2Config, T5Config, MambaConfig, GPTNeoConfig])
 def test_a_model_that_is_no_dense_decoder_is_refused_by_its_type(tmp_path, config):
     """Fails when a size that its config.json lacks is asked for without care."""
@@ -64,10 +108,19 @@ def test_the_setting_that_makes_the_window_too_large_is_named(tmp_path, key):
     assert start(path, window_tokens=512, window_key=key).window_tokens == 512
 
 
-@pytest.mark.parametrize(("reference_bytes", "bytes_each"), [(0, 18), (2, 20), (4, 22)])
-def test_a_frozen_reference_counts_as_memory(reference_bytes, bytes_each):
+def test_heads_that_cannot_be_shared_out_over_an_engine_name_the_setting(tmp_path):
+    """Four heads. Fails when vLLM is left to find it in every worker."""
+    path, size = small_qwen3(tmp_path), {"window_tokens": 1, "window_key": ""}
+    assert start(path, **size, tensor_parallel_size=4).num_heads == 4
+    expected = r"heads: engine\.tensor_parallel_size=3 does not divide the model's 4 attention"
+    with pytest.raises(PreflightError, match=expected):
+        start(path, **size, tensor_parallel_size=3)
+
+
+@pytest.mark.parametrize(("learner_bytes", "bytes_each"), [(2, 4), (16, 18), (20, 22)])
+def test_what_the_learner_holds_counts_as_memory_beside_the_engine(learner_bytes, bytes_each):
     """Fails when a run with a second model starts where only one fits."""
-    size = {"window_tokens": 1, "window_key": "", "reference_bytes": reference_bytes}
+    size = {"window_tokens": 1, "window_key": "", "learner_bytes": learner_bytes}
     expected = f"train in about {90_000e9 * bytes_each / 2**30:.0f} GiB"
     with pytest.raises(PreflightError, match=expected):
         start("no_such/Model-90000B", **size)

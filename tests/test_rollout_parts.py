@@ -82,8 +82,8 @@ def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, lookahe
     assert sum(shares) == num_slots
     assert max(shares) - min(shares) <= 1
     submitted = 0
-    while (engine := slots.choose(SampleId(submitted, 0), among=range(num_engines))) is not None:
-        slots.put(request(submitted, 0), engine, expected_tokens=10.0)
+    while (engine := slots.choose(SampleId(submitted, 0))) is not None:
+        slots.put(SampleId(submitted, 0), engine, cost=13.0)
         submitted += 1
     busy = sum(share > 0 for share in shares)
     assert submitted == num_slots + lookahead * busy
@@ -93,12 +93,13 @@ def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, lookahe
 def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     """Fails when a sample queues behind its siblings although another engine has a free slot."""
     slots = Slots(num_engines=2, num_slots=4, lookahead=1, home={})
-    slots.put(request(0, 0, length=9), 0, expected_tokens=1.0)
-    assert slots.choose(SampleId(1, 1), among=[0, 1]) == 1
-    assert slots.choose(SampleId(0, 1), among=[0, 1]) == 0
-    slots.put(request(0, 1), 0, expected_tokens=1.0)
-    assert slots.choose(SampleId(0, 1), among=[0, 1]) == 1
-    assert slots.choose(SampleId(0, 1), among=[0]) == 0
+    slots.put(SampleId(0, 0), 0, cost=10.0)
+    assert slots.choose(SampleId(1, 1)) == 1
+    assert slots.choose(SampleId(0, 1)) == 0
+    slots.put(SampleId(0, 1), 0, cost=4.0)
+    assert slots.choose(SampleId(0, 1)) == 1
+    slots.withdraw(1)
+    assert slots.choose(SampleId(0, 1)) == 0
     assert slots.held_by({0}) == {SampleId(0, 0), SampleId(0, 1)}
     slots.free(SampleId(0, 0))
     assert slots.engine_of(SampleId(0, 0)) is None

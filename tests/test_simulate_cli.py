@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,6 +45,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     run_dir = tmp_path_factory.mktemp("run")
     config = TrainConfig()
     config.model.path, config.data.path = "model", "data"
+    config.runtime.num_workers = 1  # as a run shows it: settled
     config.trainer.num_groups, config.rollout.group_size = NUM_GROUPS, GROUP_SIZE
     config.rollout.max_response_tokens = BUDGET
     config.rollout.over_sampling_factor, config.rollout.refill = 1.0, False
@@ -122,6 +124,25 @@ def test_options_replace_what_the_run_was_configured_with(recorded, tmp_path):
     assert rows_of(tmp_path, *run, "--max-staleness", "1")[1]["age_max"] <= 1
     masked = rows_of(tmp_path, *run, "--max-staleness", "1", "--on-stale", "mask")[1]
     assert masked["age_max"] > 1
+
+
+@pytest.mark.parametrize(("kept_samples", "does_keep"), [(0, False), (3, True)])
+def test_what_the_engines_did_with_parked_samples_counts(
+    recorded, tmp_path, kept_samples, does_keep
+):
+    """An engine that sleeps prefills again whatever rollout.resume says. Fails when the setting is
+    taken.
+    """
+    run_dir = tmp_path / "run"
+    shutil.copytree(recorded[0], run_dir)
+    config = OmegaConf.load(run_dir / "config.yaml")
+    config.rollout.resume = "reprefill" if does_keep else "keep"
+    OmegaConf.save(config, run_dir / "config.yaml")
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["rollout/kept_samples"] = kept_samples
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = rows_of(tmp_path, "--run", str(run_dir), "--alpha", "2", "--steps", "6", "--refill")
+    assert (rows[1]["reprefill_per_generated_token"] == 0) is does_keep
 
 
 def test_a_preset_prints_a_row_for_every_factor(capsys, tmp_path):

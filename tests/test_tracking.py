@@ -27,6 +27,7 @@ rollout: time_s generated_tokens_per_s finished_samples_per_s in_flight_mean occ
 rollout: resumed_samples parked_groups parked_tokens ready_groups reprefill_tokens
 rollout: rejected_groups truncated_frac response_tokens_mean response_tokens_p50
 rollout: response_tokens_p95 response_tokens_p99 response_tokens_max over_sampling_factor
+rollout: stop_s
 staleness: age_mean age_max off_policy_token_frac token_frac_age_*
 reward: mean std no_signal_frac errors
 loss: total clip_frac kl entropy grad_norm ratio_mean ratio_max is_weight_mean age_weight_mean
@@ -34,6 +35,7 @@ mismatch: logprob_abs_mean logprob_abs_max
 ledger: opened in_flight parked ready trained rejected dropped
 time: rollout_s score_s update_s weight_sync_s checkpoint_s step_s
 throughput: trained_tokens_per_s
+sync: bytes
 eval: */avg_at_k */pass_at_k */response_tokens_mean
 """
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from learner_setup import OBJECTIVE
-from tiny_models import write_tiny_qwen3
+from tiny_models import write_tiny_qwen3, write_tiny_qwen3_moe
 
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Packer
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
+from april_rl.learner.lora import Lora
 from april_rl.learner.mismatch import MismatchError
 from april_rl.learner.objective import Objective
 from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
@@ -24,21 +25,30 @@ pytestmark = pytest.mark.slow
 GROUP_SIZE = 4
 
 
-@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+MODELS = {
+    "tied": partial(write_tiny_qwen3, tied=True),
+    "untied": partial(write_tiny_qwen3, tied=False),
+    "experts": write_tiny_qwen3_moe,
+}
+
+
+@pytest.fixture(params=MODELS)
 def model_path(request, tmp_path) -> Iterator[str]:
-    write_tiny_qwen3(tmp_path, tied=request.param, hidden_size=64, num_layers=2)
+    MODELS[request.param](tmp_path)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield str(tmp_path)
     if dist.is_initialized():  # vLLM may have ended it with its own
         dist.destroy_process_group()
 
 
-def build(model_path: str) -> tuple[Learner, VllmEngine]:
+def build(model_path: str, *, lora: Lora | None = None) -> tuple[Learner, VllmEngine]:
     learner = Learner(
         model_path=model_path,
         device="cpu",
         compute_dtype="bfloat16",
         activation_checkpointing=False,
+        shard_size=0,
+        offload="all",
         temperature=0.8,
         lr=2e-2,
         beta1=0.9,
@@ -51,6 +61,7 @@ def build(model_path: str) -> tuple[Learner, VllmEngine]:
         num_steps=10,
         objective=Objective(**OBJECTIVE),
         max_mismatch=0.05,
+        lora=lora,
     )
     engine = VllmEngine(
         model_path=model_path,
@@ -121,6 +132,7 @@ def train(learner: Learner, engine: VllmEngine, *, sync: bool) -> list[float]:
         mismatches.append(metrics.read()["mismatch/logprob_abs_mean"])
         if sync:
             engine.load_weights(learner.weights(), policy_version=step + 1)
+            learner.offload()
     return mismatches
 
 

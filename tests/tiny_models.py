@@ -6,7 +6,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 VOCABULARY = ("<pad>", "<eos>", "<bos>", *map(chr, range(32, 127)))
 PAD_ID, EOS_ID, BOS_ID = 0, 1, 2
@@ -56,5 +62,45 @@ def write_tiny_qwen3(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(path)
+    character_tokenizer().save_pretrained(path)
+
+
+def write_tiny_qwen3_moe(
+    path: Path | str,
+    *,
+    tied: bool = False,
+    seed: int = 0,
+    num_experts: int = 6,
+    initializer_range: float = 0.1,
+) -> None:
+    """Write a random bfloat16 Qwen3-MoE and its tokenizer into the folder `path`.
+
+    Three layers: the middle one dense, in the others each token is sent to two of `num_experts`.
+    On disk the experts have names of their own, as in published checkpoints.
+    """
+    config = Qwen3MoeConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=48,
+        num_experts=num_experts,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        initializer_range=initializer_range,
+        tie_word_embeddings=tied,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3MoeForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(path)
     character_tokenizer().save_pretrained(path)

@@ -11,6 +11,7 @@ aborted, with the same number of samples in flight.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +48,7 @@ MAX_BATCHED_TOKENS = 1024  # on CPU, short parts of a prefill stay in the cache
 
 def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `rollout`."""
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps of each mode in a round")
     parser.add_argument(
         "--warmup-steps", type=int, default=20, help="of over-sampling, not counted"
@@ -75,7 +76,9 @@ def bench_rollout(args: argparse.Namespace) -> list[dict[str, object]]:
         for mode in track(modes, description="warm-up"):
             mode.run(warmup_steps(args, mode), sync)
         slices: dict[int, list[Slice]] = {id(mode): [] for mode in modes}
-        turns = [mode for _ in range(args.rounds) for mode in modes]
+        # In a round the order is drawn: no mode is always measured behind the same other one.
+        order = random.Random(0)
+        turns = [mode for _ in range(args.rounds) for mode in order.sample(modes, len(modes))]
         for mode in track(turns, description="measuring"):
             slices[id(mode)].append(mode.run(args.steps, sync))
     rows = rows_of(modes, slices)
@@ -199,8 +202,7 @@ def add_simulated(
             num_steps=args.rounds * args.steps,
             warmup_steps=warmup_steps(args, mode),
         )
-        parts = slices[id(mode)]
-        measured = sum(p.finished for p in parts) / sum(p.time_s for p in parts)
+        measured = median(part.finished / part.time_s for part in slices[id(mode)])
         row["simulated_samples_per_s"] = outcome.finished_samples_per_s
         row["simulation_error"] = outcome.finished_samples_per_s / measured - 1
 

@@ -26,6 +26,14 @@ else
     say "requirements/$device.txt (several GB)"
     $pip -r "requirements/$device.txt"
 fi
+if [ "$device" = rocm ] && ! "$venv/bin/python" -c 'import sys, torch; sys.exit(torch.version.hip is None)'; then
+    cat >&2 <<TEXT
+What was installed is no ROCm build: the package index of this machine has none of vLLM.
+Name vLLM's index of ROCm wheels (its installation page, GPU, AMD ROCm) and run again:
+    rm -r $venv && make setup DEVICE=rocm TORCH_INDEX=<that address>
+TEXT
+    exit 1
+fi
 say "development tools"
 $pip --no-deps -r requirements/dev.txt
 $pip --no-deps --no-build-isolation -e .

@@ -85,8 +85,8 @@ class Offload(Enum):
     """What of the learner leaves the accelerator while the engine generates."""
 
     none = "none"
-    optimizer = "optimizer"
-    all = "all"
+    optimizer = "optimizer"  # its moments: 8 bytes a parameter
+    all = "all"  # the float32 masters too: 12 bytes a parameter
 
 
 class Template(Enum):
@@ -119,3 +119,20 @@ class ComputeDtype(Enum):
 
     bfloat16 = "bfloat16"
     float32 = "float32"
+
+
+class KvCacheDtype(Enum):
+    """The precision of the engine's keys and values."""
+
+    auto = "auto"  # that of its weights
+    fp8_e4m3 = "fp8_e4m3"
+    fp8_e5m2 = "fp8_e5m2"
+
+
+class Speculation(Enum):
+    """How the engine guesses tokens ahead. A draft model is no choice: its weights would be given
+    up when the engine sleeps, and no weight sync brings them back.
+    """
+
+    none = "none"
+    ngram = "ngram"  # what followed the last few tokens where they stood before in the sample

@@ -7,7 +7,16 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING
 
 from april_rl.config.checks import finite, require
-from april_rl.config.choices import Advantage, Loss, OnStale
+from april_rl.config.choices import (
+    Advantage,
+    Correction,
+    KvCacheDtype,
+    Loss,
+    OnStale,
+    Ratio,
+    Resume,
+    Speculation,
+)
 
 if TYPE_CHECKING:
     from april_rl.config.schema import TrainConfig
@@ -22,6 +31,8 @@ def check_consistency(config: TrainConfig) -> None:
     _check_masked_tokens(config)
     _check_lengths(config)
     _check_steps(config)
+    _check_workers(config)
+    _check_engine(config)
 
 
 def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -118,4 +129,47 @@ def _check_steps(config: TrainConfig) -> None:
     require(
         drain < num_steps,
         f"rollout.drain_steps must be < trainer.num_steps ({num_steps}), got {drain}",
+    )
+
+
+def _check_workers(config: TrainConfig) -> None:
+    """How the workers divide the weights and form engines; nothing is known of auto here."""
+    size, workers = config.learner.shard_size, config.runtime.num_workers
+    if isinstance(workers, str):
+        return
+    together = config.engine.tensor_parallel_size
+    require(
+        workers % together == 0,
+        f"runtime.num_workers must be a multiple of engine.tensor_parallel_size={together}, the "
+        f"workers that compute one engine together, got {workers}",
+    )
+    require(
+        size == 0 or workers % size == 0,
+        f"runtime.num_workers must be a multiple of learner.shard_size={size}, the workers that "
+        f"share one copy of the weights, got {workers}: give learner.shard_size=0 to share it "
+        "among all",
+    )
+
+
+def _check_engine(config: TrainConfig) -> None:
+    """Options of the engine that ask something of the rest."""
+    engine, algorithm = config.engine, config.algorithm
+    is_corrected = algorithm.correction is not Correction.none or algorithm.ratio is Ratio.behaviour
+    require(
+        engine.kv_cache_dtype is KvCacheDtype.auto or is_corrected,
+        f"engine.kv_cache_dtype={engine.kv_cache_dtype.name} samples from another distribution "
+        "than the learner's, which algorithm.correction=none does not make good: take truncate or "
+        "mask, or algorithm.ratio=behaviour",
+    )
+    guesses = engine.speculation is not Speculation.none
+    setting = f"engine.speculation={engine.speculation.name}"
+    require(
+        not (guesses and config.deterministic),
+        f"{setting} draws more or less noise with what else is computed at the time, so that the "
+        "same seeds give other samples: take engine.speculation=none, or deterministic=false",
+    )
+    require(
+        not (guesses and config.rollout.resume is Resume.keep),
+        f"{setting} has guesses under way between two engine steps, which a sample that is "
+        "parked with its KV cache cannot keep: take rollout.resume=reprefill",
     )

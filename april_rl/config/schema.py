@@ -23,6 +23,8 @@ from april_rl.config.choices import (
     WandbMode,
 )
 from april_rl.config.consistency import check_consistency
+from april_rl.config.engine import EngineConfig
+from april_rl.config.lora import LoraConfig
 from april_rl.config.task import (
     DataConfig,
     EvaluationConfig,
@@ -31,6 +33,7 @@ from april_rl.config.task import (
 )
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
+_HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,10 +152,15 @@ class LearnerConfig:
     )
     compute_dtype: ComputeDtype = ComputeDtype.bfloat16
     activation_checkpointing: bool = False
+    # workers that share one copy of the weights, and of gradients and optimizer state, one behind
+    # the other; runtime.num_workers is a multiple of it (hybrid sharding); 0: all of them
+    shard_size: int = 0
+    # on GPU; a checkpoint needs what is away for as long as it is written
     offload: Offload = Offload.none
 
     def __post_init__(self) -> None:
         at_least("learner", 1, max_tokens=self.max_tokens)
+        at_least("learner", 0, shard_size=self.shard_size)
         require(
             0 < self.age_decay <= 1, f"learner.age_decay must be in (0, 1], got {self.age_decay}"
         )
@@ -169,49 +177,40 @@ class LearnerConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class EngineConfig:
-    """The inference side: vLLM."""
-
-    dtype: ComputeDtype = ComputeDtype.bfloat16
-    max_model_len: int = (
-        0  # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
-    )
-    max_num_seqs: int = 0  # samples computed together in one engine; 0: the slots of one engine
-    max_batched_tokens: int = 8192  # tokens of one engine step
-    kv_cache_gib: float = 1.0  # on CPU
-    gpu_memory_utilization: float = 0.6  # on GPU: share of the device for weights and KV cache
-    enforce_eager: bool = False  # on GPU: no CUDA graphs
-    tensor_parallel_size: int = 1
-
-    def __post_init__(self) -> None:
-        at_least("engine", 0, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
-        at_least(
-            "engine",
-            1,
-            max_batched_tokens=self.max_batched_tokens,
-            tensor_parallel_size=self.tensor_parallel_size,
-        )
-        above("engine", 0, kv_cache_gib=self.kv_cache_gib)
-        require(
-            0 < self.gpu_memory_utilization < 1,
-            f"engine.gpu_memory_utilization must be in (0, 1), got {self.gpu_memory_utilization}",
-        )
-
-
-@dataclass(slots=True, kw_only=True)
 class RuntimeConfig:
     """Who runs where."""
 
-    num_workers: int = 1  # a worker is one GPU (or one CPU slot) with a learner shard and an engine
-    ray_address: str | None = (
-        None  # of a running cluster; null: Ray starts on this machine by itself
-    )
+    # a worker is one GPU (or one CPU slot) with a learner shard and an engine, or a share of one
+    # (engine.tensor_parallel_size); auto: every GPU, on CPU one engine
+    num_workers: int | str = "auto"
+    # host:port of a running cluster; auto: the one this machine is a node of; null: Ray starts on
+    # this machine by itself
+    ray_address: str | None = None
     device: Device = Device.auto
     threads: int = 0  # of each worker on CPU; 0: the cores of the machine over the workers
+    # a worker without a sign of progress (tick, micro-batch, synced tensor) for so long is stuck
+    stall_timeout_s: float = 600.0
+    # the same for what shows none while it runs: the start of model and engine, a checkpoint
+    call_timeout_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        at_least("runtime", 1, num_workers=self.num_workers)
+        workers = self.num_workers
+        require(
+            workers == "auto" or (not isinstance(workers, str) and workers >= 1),
+            f"runtime.num_workers must be >= 1 or auto, got {workers}",
+        )
+        address = self.ray_address
+        require(
+            address in (None, "auto") or _HOST_AND_PORT.fullmatch(str(address)) is not None,
+            f"runtime.ray_address must be host:port, auto or null, got {address}",
+        )
         at_least("runtime", 0, threads=self.threads)
+        above("runtime", 0, stall_timeout_s=self.stall_timeout_s)
+        require(
+            self.call_timeout_s >= self.stall_timeout_s,
+            "runtime.call_timeout_s must be >= runtime.stall_timeout_s "
+            f"({self.stall_timeout_s:g}), got {self.call_timeout_s:g}",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -253,6 +252,7 @@ class TrainConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -9,6 +9,10 @@ import numpy as np
 import torch
 import vllm.model_executor.layers.utils as vllm_linear
 from numpy.typing import NDArray
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -18,6 +22,8 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+
+_set_up_experts = UnquantizedFusedMoEMethod._setup_kernel
 
 
 def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:  # noqa: ARG001
@@ -32,6 +38,27 @@ def keep_plain_weights() -> None:
     whose weights it brings, but a tied lm_head gets none: it would answer with the old weights.
     """
     vllm_linear.dispatch_cpu_unquantized_gemm = _plain_linear
+
+
+def _set_up_and_pack_experts(
+    method: UnquantizedFusedMoEMethod, layer: RoutedExperts, w13: torch.Tensor, w2: torch.Tensor
+) -> None:
+    """vLLM's own, and after a reload the packing that it does after the first load only."""
+    is_reload = method.moe_kernel is not None
+    _set_up_experts(method, layer=layer, w13=w13, w2=w2)
+    if is_reload:
+        assert method.moe_kernel is not None
+        method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def keep_experts_packed() -> None:
+    """Make every vLLM model of this process pack the experts' weights after each load.
+
+    Its kernel reads them padded and in an order of its own. A reload brings them as they are in a
+    checkpoint: without packing the kernel would take them for packed ones, or, where the width is
+    padded, the reload would fail.
+    """
+    UnquantizedFusedMoEMethod._setup_kernel = _set_up_and_pack_experts  # type: ignore[assignment]
 
 
 def noise_seeds(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -8,8 +8,13 @@ from vllm import SamplingParams
 from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import InprocClient
 
-from april_rl.engine.cpu import install_counter_sampler, keep_plain_weights
+from april_rl.engine.cpu import (
+    install_counter_sampler,
+    keep_experts_packed,
+    keep_plain_weights,
+)
 from april_rl.engine.cpu_norms import PRIORITY, register_norms
+from april_rl.engine.cpu_speculation import mend_rejection_sampling
 
 
 class Device(Protocol):
@@ -34,7 +39,9 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    """The processor: nothing sleeps; linear layers, norms and the sampler are replaced."""
+    """The processor: nothing sleeps; linear layers, experts, norms and samplers are
+    replaced.
+    """
 
     keeps_kv_cache = True
 
@@ -49,7 +56,9 @@ class CpuDevice:
         attention allows on CPU.
         """
         keep_plain_weights()
+        keep_experts_packed()
         register_norms()
+        mend_rejection_sampling()
         return {
             "ir_op_priority": PRIORITY,
             "kv_cache_memory_bytes": self._kv_cache_bytes,

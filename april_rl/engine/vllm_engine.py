@@ -10,10 +10,11 @@ import torch
 from vllm import EngineArgs, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core_client import InprocClient
-from vllm.v1.executor import Executor
 
 from april_rl.engine.attempt import Attempt
 from april_rl.engine.device import this_device
+from april_rl.engine.lockstep import executor_class, parallel_args
+from april_rl.engine.options import EngineOptions
 from april_rl.engine.parked import Parked
 from april_rl.engine.protocol import EngineStartError
 from april_rl.engine.stop import stop_token_ids
@@ -26,6 +27,9 @@ class VllmEngine:
     Requests wait in this object until a slot is free; vLLM never holds more than the slots. It is
     driven by its engine core, below `LLMEngine`: that layer turns tokens into text and statistics,
     which nobody reads here.
+
+    With `tensor_parallel_size` > 1 it is one of that many consecutive ranks of the default process
+    group, which all make the same calls with the same arguments, and get the same results.
     """
 
     def __init__(
@@ -42,16 +46,17 @@ class VllmEngine:
         enforce_eager: bool,
         temperature: float,
         keep_parked: bool = False,
+        tensor_parallel_size: int = 1,
         stop_tokens: Sequence[int] | None = None,
+        options: EngineOptions = EngineOptions(),  # noqa: B008 - it is frozen
     ) -> None:
         """Load the model of folder `model_path`.
 
         `kv_cache_gib` counts on CPU, `gpu_memory_utilization` and `enforce_eager` on an
         accelerator. Log-probabilities are taken at `temperature`. With `keep_parked`, aborted
         samples keep their KV cache where memory allows it. A response ends at one of `stop_tokens`;
-        None: at the end tokens of the model's generation config, else of its tokenizer. vLLM seeds
-        the random generators of the whole process with `seed`; requests have their own. Raises
-        EngineStartError when memory does not suffice.
+        None: at those of `stop_token_ids`. vLLM seeds the random generators of the whole process
+        with `seed`; requests have their own. Raises EngineStartError when memory does not suffice.
         """
         self._device = this_device(
             kv_cache_gib=kv_cache_gib,
@@ -67,11 +72,11 @@ class VllmEngine:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max(max_batched_tokens, max_num_seqs),
                 skip_tokenizer_init=True,
-                distributed_executor_backend="uni",
-                async_scheduling=False,  # no step in flight between two calls
                 logprobs_mode="processed_logprobs",  # after the temperature
                 disable_log_stats=True,
                 use_tqdm_on_load=False,
+                **parallel_args(tensor_parallel_size),
+                **options.engine_args(),
                 **self._device.engine_args(),
             ),
         )
@@ -81,8 +86,7 @@ class VllmEngine:
         self._parked = Parked(self._core, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         self._asked: set[SampleId] = set()  # since the last abort
         self._temperature = temperature
-        stops = stop_token_ids(model_path) if stop_tokens is None else stop_tokens
-        self._stop_token_ids = list(stops)
+        self._stop_token_ids = stop_token_ids(model_path) if stop_tokens is None else [*stop_tokens]
         self._queue: deque[Request] = deque()
         self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
         self._context_tokens = 0  # of the running ones: what attention reads in an engine step
@@ -271,7 +275,7 @@ def _start_core(args: EngineArgs) -> InprocClient:
     """A vLLM core in this process; EngineStartError when memory does not suffice."""
     config = args.create_engine_config()
     try:
-        return InprocClient(config, Executor.get_class(config), log_stats=False)
+        return InprocClient(config, executor_class(config), log_stats=False)
     except (ValueError, RuntimeError, MemoryError) as error:
         if "memory" not in str(error).lower():
             raise

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
+from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "april_rl_packed"  # as transformers knows it; without a mask function of that name, no mask
@@ -38,6 +39,19 @@ class Packing:
 def register() -> None:
     """Make transformers find `packed_attention` under `NAME`."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
+
+
+def separates_samples(model: PreTrainedModel) -> bool:
+    """Whether tokens of a row meet nowhere in `model` but in attention that can be replaced.
+
+    Layers with a state of their own (linear attention, Mamba) carry it from sample to sample.
+    """
+    kinds = set(model.config.get_text_config().to_dict().get("layer_types") or ())
+    return (
+        bool(model._supports_attention_backend)
+        and not model._is_stateful
+        and all(kind.endswith("_attention") and kind != "linear_attention" for kind in kinds)
+    )
 
 
 def packed_attention(

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from april_rl.errors import RunError
+from april_rl.learner.names import Box, Part
 
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -64,33 +65,36 @@ class Checkpoint:
         raise CheckpointError(
             f"model.path={self._folder}: the tensors of the checkpoint are not the parameters of "
             f"the model its config.json describes; {_first(missing)} missing, {_first(surplus)} "
-            "unknown. Models whose checkpoints have other names than their parameters (mixture of "
-            "experts, multimodal) are not supported"
+            "unknown. Multimodal and quantised checkpoints are not supported, and experts are read "
+            "under the names that transformers saves them with"
         )
 
-    def load_into(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Fill each local shard with its own slice, cast to the shard's dtype.
+    def load_into(self, parts: Iterable[tuple[Part, Tensor]]) -> None:
+        """Fill each local shard of a parameter with what it holds of each part, cast to its dtype.
 
-        Raises CheckpointError when a shape differs.
+        Only that is read. Raises CheckpointError when a shape differs.
         """
         with ExitStack() as stack, torch.no_grad():
             opened = {
                 file: stack.enter_context(safe_open(self._folder / file, framework="pt"))
                 for file in sorted(set(self._files.values()))
             }
-            for name, parameter in parameters:
-                source = opened[self._files[name]].get_slice(name)
-                if tuple(source.get_shape()) != tuple(parameter.shape):
+            for part, parameter in parts:
+                source = opened[self._files[part.name]].get_slice(part.name)
+                if tuple(source.get_shape()) != tuple(part.shape):
                     raise CheckpointError(
-                        f"model.path={self._folder}: {name} has shape {source.get_shape()}, "
-                        f"its config.json says {list(parameter.shape)}"
+                        f"model.path={self._folder}: {part.name} has shape {source.get_shape()}, "
+                        f"its config.json says {list(part.shape)}"
                     )
-                local, slices = _local_part(parameter)
-                if local.numel():
-                    local.copy_(source[slices])
+                local, held = _local_part(parameter)
+                common = _overlap(held, part.box)
+                if all(along.start < along.stop for along in common):
+                    stored = _within(common, part.box)[-len(part.shape) :]
+                    # What is read is a view of the mapped file: no memory beside the shard.
+                    local[_within(common, held)].copy_(source[stored])
 
 
-def _local_part(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+def _local_part(parameter: Tensor) -> tuple[Tensor, Box]:
     """What this rank holds of a parameter, and where in the whole it lies."""
     if not isinstance(parameter, DTensor):
         return parameter, tuple(slice(0, size) for size in parameter.shape)
@@ -99,6 +103,20 @@ def _local_part(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     )
     return parameter.to_local(), tuple(
         slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)
+    )
+
+
+def _overlap(a: Box, b: Box) -> Box:
+    """What is in both; a range that ends before it starts where nothing is."""
+    return tuple(
+        slice(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _within(inner: Box, outer: Box) -> Box:
+    """`inner`, counted from the corner of `outer`."""
+    return tuple(
+        slice(x.start - y.start, x.stop - y.start) for x, y in zip(inner, outer, strict=True)
     )
 
 

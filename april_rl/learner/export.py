@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -43,17 +43,23 @@ def export(
     source: Path,
     target: Path,
     max_bytes: int = SHARD_BYTES,
+    also: Callable[[Path], None] | None = None,
 ) -> None:
     """Write `weights` and what else the folder `source` has into the folder `target`.
 
     A collective: every rank iterates, rank 0 writes. `shapes` are those of `weights`, in order.
+    `also` puts more into the folder it is given.
     The folder appears whole or not at all. Raises FileExistsError when `target` is there already.
     """
     if target.exists():
         raise FileExistsError(f"{target} is there already: a checkpoint is never overwritten")
+    dist.barrier()  # all have looked before rank 0 makes the folder
     files = plan_shards([_BYTES * shape.numel() for shape in shapes], max_bytes=max_bytes)
     if dist.get_rank() == 0:
-        _write(weights, files=files, source=source, target=target)
+        partial = _write(weights, files=files, source=source, target=target)
+        if also is not None:
+            also(partial)
+        os.rename(partial, target)
     else:
         for _ in weights:
             pass
@@ -62,8 +68,8 @@ def export(
 
 def _write(
     weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], source: Path, target: Path
-) -> None:
-    """Rank 0's part: into a folder beside `target`, renamed at the end."""
+) -> Path:
+    """Rank 0's part: the folder beside `target` that is to be renamed when it is whole."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -74,7 +80,7 @@ def _write(
     for file in source.iterdir():
         if file.suffix in _COPIED and file.name not in _WRITTEN:
             shutil.copyfile(file, partial / file.name)
-    os.rename(partial, target)
+    return partial
 
 
 def _write_tensors(

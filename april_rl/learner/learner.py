@@ -8,23 +8,26 @@ Learner is made, also for a world of one (a group with a `HashStore` needs no po
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.batch.packing import MicroBatch
 from april_rl.learner.checkpoint import local_folder
 from april_rl.learner.export import export
+from april_rl.learner.lora import Lora, adapter_writer, base_parameters
+from april_rl.learner.mesh import build_mesh
 from april_rl.learner.mismatch import Mismatch
 from april_rl.learner.objective import Objective
-from april_rl.learner.optimizer import NonFiniteError, Optimizer, ScheduleName
+from april_rl.learner.offload import Offloadable, OffloadName, return_cached_memory
+from april_rl.learner.optimizer import NonFiniteError, Optimizer, OptimizerOptions
 from april_rl.learner.policy import build_policy
-from april_rl.learner.reference import Reference
+from april_rl.learner.reference import OwnReference, Reference
 from april_rl.learner.row import PackedRow
 from april_rl.learner.statistics import TokenStatistics
 from april_rl.metrics import Metrics, merge
@@ -52,7 +55,12 @@ class _Pass(NamedTuple):
 
 
 class Learner:
-    """A shard of the policy and of its optimizer."""
+    """A shard of the policy and of its optimizer.
+
+    What `offload` has moved to the host comes back by itself where it is needed: the weights for
+    any computation and for `weights`, the moments for an optimizer step, which they leave again at
+    the end of `update`.
+    """
 
     def __init__(
         self,
@@ -61,27 +69,27 @@ class Learner:
         device: str,
         compute_dtype: ComputeDtypeName,
         activation_checkpointing: bool,
+        shard_size: int,
+        offload: OffloadName,
         temperature: float,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        max_grad_norm: float,
-        warmup_steps: int,
-        schedule: ScheduleName,
-        num_steps: int,
         objective: Objective,
         max_mismatch: float,
+        lora: Lora | None = None,
+        on_forward: Callable[[], None] | None = None,
+        **optimizer: Unpack[OptimizerOptions],
     ) -> None:
         """Load this rank's shard; a collective.
 
-        `temperature` is that of sampling; `num_steps` counts optimizer steps, for the schedule;
-        `max_mismatch` is in nats. Raises CheckpointError when `model_path` cannot be loaded.
+        `shard_size` ranks share one copy of the weights, 0: all do. `offload` says what of weights
+        and optimizer state the method `offload` moves. `temperature` is that of sampling;
+        `max_mismatch` is in nats.
+        With `lora` the model is frozen, in the precision of computation, and its adapters trained.
+        `on_forward` is called after each forward pass of the policy: a sign of progress.
+        Raises CheckpointError when `model_path` cannot be loaded.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
-        mesh = init_device_mesh(self._device.type, (dist.get_world_size(),))
+        mesh = build_mesh(self._device.type, shard_size=shard_size)
         self._policy = build_policy(
             self._folder,
             mesh=mesh,
@@ -89,34 +97,24 @@ class Learner:
             compute_dtype=_DTYPES[compute_dtype],
             activation_checkpointing=activation_checkpointing,
             temperature=temperature,
+            storage_dtype=torch.float32 if lora is None else _DTYPES[compute_dtype],
+            lora=lora,
         )
-        self._optimizer = Optimizer(
-            self._policy.parameters(),
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm,
-            warmup_steps=warmup_steps,
-            schedule=schedule,
-            num_steps=num_steps,
-        )
+        if on_forward is not None:
+            self._policy.register_forward_hook(lambda *_: on_forward())
+        self._optimizer = Optimizer(self._policy.trained(), **optimizer)
+        masters = self._policy.parameters if offload == "all" else tuple
+        moments = tuple if offload == "none" else self._optimizer.moments
+        self._masters = Offloadable(masters, device=self._device)
+        self._moments = Offloadable(moments, device=self._device)
         self._objective, self._max_mismatch = objective, max_mismatch
-        self._reference: Reference | None = None
-        if objective.needs_reference:
-            self._reference = Reference(
-                self._folder,
-                mesh=mesh,
-                device=self._device,
-                compute_dtype=_DTYPES[compute_dtype],
-                temperature=temperature,
-            )
+        self._lora, self._model_path = lora, model_path
+        self._reference = self._build_reference(mesh, _DTYPES[compute_dtype], temperature)
 
     @property
     def num_parameters(self) -> int:
         """Of the whole model; tied ones count once."""
-        return sum(parameter.numel() for parameter in self._policy.parameters())
+        return sum(parameter.numel() for _, parameter in base_parameters(self._policy))
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Make one optimizer step a minibatch; this rank's metrics, to be merged over ranks.
@@ -126,7 +124,9 @@ class Learner:
         Raises, with weights untouched by the step it concerns: MismatchError before the first step
         when engine and learner are further apart than `max_mismatch` on tokens of age 0, and
         NonFiniteError when a loss or a gradient norm is not finite.
+        Afterwards there are no gradients, and no memory is cached on an accelerator.
         """
+        self._masters.reload()
         rows = [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
         mismatch = Mismatch(device=self._device)
         statistics = TokenStatistics(device=self._device)
@@ -140,6 +140,9 @@ class Learner:
                     mismatch.add(row, logprobs)
                 mismatch.check(self._max_mismatch)
             steps.append(self._step(done.loss))
+        self._optimizer.zero_grad()
+        self._moments.offload()
+        return_cached_memory(self._device)
         return merge([*steps, statistics.metrics(), mismatch.metrics()])
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
@@ -147,29 +150,61 @@ class Learner:
 
         Nats, of the next token, at the sampling temperature; 0 outside the response mask.
         """
+        self._masters.reload()
         row = PackedRow.of(micro_batch, device=self._device)
         logprobs = self._logprobs(row)
         return logprobs.new_zeros(row.token_ids.shape[1]).index_copy(0, row.positions, logprobs)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face name and whole tensor of each parameter, bfloat16, one at a time.
+        """Name and whole tensor of everything a checkpoint has, bfloat16, one at a time.
 
         A collective: every rank iterates to the end, also one that needs nothing. A tied lm_head
         is left out: it is the embedding.
         """
+        self._masters.reload()
         return self._policy.gathered()
 
     def export(self, path: Path | str) -> None:
-        """Write the weights, with config and tokenizer, as the Hugging Face folder `path`.
+        """Write the weights, with config and tokenizer, as the Hugging Face folder `path`; adapters
+        are merged, and also alone in its subfolder `adapter`.
 
         A collective; rank 0 writes. The folder appears whole or not at all; raises FileExistsError
         when it is there already.
         """
         export(
             self.weights(),
-            shapes=[parameter.shape for parameter in self._policy.parameters()],
+            shapes=[part.shape for part, _ in self._policy.stored()],
             source=self._folder,
             target=Path(path),
+            also=adapter_writer(self._policy, self._lora, base=self._model_path),
+        )
+
+    def offload(self) -> None:
+        """Move to the host what is to leave, and give back all memory that is not in use."""
+        self._policy.reshard_all()
+        self._masters.offload()
+        self._moments.offload()
+        return_cached_memory(self._device)
+
+    def reload(self) -> None:
+        """Bring back what `offload` moved; nothing needs this to be called."""
+        self._masters.reload()
+        self._moments.reload()
+
+    def _build_reference(
+        self, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float
+    ) -> Reference | OwnReference | None:
+        """The second model, or where there are adapters the policy without them; None: unused."""
+        if not self._objective.needs_reference:
+            return None
+        if self._lora is not None:
+            return OwnReference(self._policy)
+        return Reference(
+            self._folder,
+            mesh=mesh,
+            device=self._device,
+            compute_dtype=compute_dtype,
+            temperature=temperature,
         )
 
     def _anchors(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[_Anchors]:
@@ -223,6 +258,7 @@ class Learner:
                 f"the loss is {total.item()}; the weights were left as they are. Look at the "
                 "step's rewards and advantages, and at mismatch/ and loss/ of the steps before"
             )
+        self._moments.reload()
         report = self._optimizer.step()
         return Metrics(
             {

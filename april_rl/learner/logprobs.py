@@ -13,18 +13,22 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-BLOCK_BYTES = 256 * 2**20  # of one block of float32 logits
+# Of one block of float32 logits. On CPU a block that stays in the cache is what is fast, unless it
+# is too thin for its matrix products; an accelerator wants few large kernels.
+CPU_BLOCK_BYTES = 8 * 2**20
+BLOCK_BYTES = 256 * 2**20
+MIN_BLOCK_ROWS = 512
 
 
 class LogprobHead(nn.Module):
     """The output layer of a language model, from hidden states straight to log-probabilities."""
 
     def __init__(
-        self, weight: nn.Parameter, *, temperature: float, block_bytes: int = BLOCK_BYTES
+        self, weight: nn.Parameter, *, temperature: float, block_bytes: int | None = None
     ) -> None:
         """`weight` [V, H] is the model's own parameter, possibly shared with its embedding.
 
-        `block_bytes` bounds the float32 logits that exist at a time.
+        `block_bytes` bounds the float32 logits that exist at a time; None: what suits the device.
         """
         super().__init__()
         self.weight = weight
@@ -35,18 +39,25 @@ class LogprobHead(nn.Module):
 
         `hidden` [N, H], `labels` [N]; both results are float32, in nats, at the temperature.
         """
-        block = max(1, self._block_bytes // (4 * max(1, len(labels))))
         logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, labels, self._temperature, block
+            hidden, self.weight, labels, self._temperature, self._block_rows(hidden)
         )
         return logprobs, entropy
+
+    def _block_rows(self, hidden: Tensor) -> int:
+        """Rows of the weight that are computed together."""
+        row_bytes = 4 * max(1, len(hidden))
+        if self._block_bytes is not None:
+            return max(1, self._block_bytes // row_bytes)
+        suited = CPU_BLOCK_BYTES if hidden.device.type == "cpu" else BLOCK_BYTES
+        return max(MIN_BLOCK_ROWS, suited // row_bytes)
 
 
 class _TokenLogprobs(Function):
     """Online softmax over blocks of vocabulary (Milakov and Gimelshein 2018, algorithm 3).
 
     Forward keeps, of z = logits / temperature, the running maximum, Σ exp(z - max) and
-    Σ exp(z - max)·z; backward computes each block's logits once more.
+    Σ exp(z - max)·(z - max); backward computes each block's logits once more.
     """
 
     @staticmethod
@@ -59,20 +70,22 @@ class _TokenLogprobs(Function):
         block: int,
     ) -> tuple[Tensor, Tensor]:
         """`block`: rows of `weight` computed together."""
-        top = hidden.new_full((len(labels),), -torch.inf, dtype=torch.float32)  # [N]
+        lowest = torch.finfo(torch.float32).min
+        top = hidden.new_full((len(labels),), lowest, dtype=torch.float32)  # [N]
         total, weighted, target = (torch.zeros_like(top) for _ in range(3))  # [N]
         for start, rows in _blocks(weight, block):
             logits = _logits(hidden, rows, temperature)
-            new_top = torch.maximum(top, logits.amax(dim=1))
-            shrink = torch.exp(top - new_top)
-            exps = torch.exp(logits - new_top[:, None])
-            total = total * shrink + exps.sum(dim=1)
-            weighted = weighted * shrink + torch.linalg.vecdot(exps, logits)
-            top = new_top
             here, column = _columns(labels, start, len(rows))
             target = torch.where(here, logits.gather(1, column[:, None])[:, 0], target)
+            new_top = torch.maximum(top, logits.amax(dim=1))
+            shift = top - new_top
+            below = logits.sub_(new_top[:, None])
+            exps = below.exp()
+            weighted = (weighted + shift * total) * shift.exp() + torch.linalg.vecdot(exps, below)
+            total = total * shift.exp() + exps.sum(dim=1)
+            top = new_top
         log_normaliser = top + total.log()
-        entropy = log_normaliser - weighted / total
+        entropy = total.log() - weighted / total
         ctx.save_for_backward(hidden, weight, labels, log_normaliser)
         ctx.temperature, ctx.block = temperature, block  # type: ignore[attr-defined]
         ctx.mark_non_differentiable(entropy)
@@ -82,21 +95,23 @@ class _TokenLogprobs(Function):
     @once_differentiable
     def backward(
         ctx: FunctionCtx, grad: Tensor, _grad_entropy: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
-        """d logprob / d z = one-hot(label) - softmax(z)."""
+    ) -> tuple[Tensor, Tensor | None, None, None, None]:
+        """d logprob / d z = one-hot(label) - softmax(z); a frozen weight costs nothing."""
         hidden, weight, labels, log_normaliser = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature, block = ctx.temperature, ctx.block  # type: ignore[attr-defined]
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
-        grad_weight = torch.empty_like(weight)
+        is_trained = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
+        grad_weight = torch.empty_like(weight) if is_trained else None
         scaled = grad / temperature  # [N]
         for start, rows in _blocks(weight, block):
-            probs = torch.exp(_logits(hidden, rows, temperature).sub_(log_normaliser[:, None]))
+            probs = _logits(hidden, rows, temperature).sub_(log_normaliser[:, None]).exp_()
             slope = probs.mul_(-scaled[:, None])
             here, column = _columns(labels, start, len(rows))
             slope.scatter_add_(1, column[:, None], (scaled * here)[:, None])
             slope = slope.to(hidden.dtype)
             grad_hidden += slope @ rows
-            torch.mm(slope.T, hidden, out=grad_weight[start : start + len(rows)])
+            if grad_weight is not None:
+                torch.mm(slope.T, hidden, out=grad_weight[start : start + len(rows)])
         return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 

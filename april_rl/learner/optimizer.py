@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -44,42 +44,56 @@ def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: Schedul
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
+class OptimizerOptions(TypedDict):
+    """The settings of an Optimizer."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    max_grad_norm: float  # gradients are scaled down to it
+    warmup_steps: int
+    schedule: ScheduleName
+    num_steps: int  # optimizer steps of the whole run, for the schedule
+
+
 class Optimizer:
     """AdamW with a schedule and gradient clipping; steps on finite gradients only."""
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        max_grad_norm: float,
-        warmup_steps: int,
-        schedule: ScheduleName,
-        num_steps: int,
+        self, parameters: Iterable[nn.Parameter], **options: Unpack[OptimizerOptions]
     ) -> None:
-        """`parameters` are those of the sharded model; `num_steps` counts optimizer steps."""
+        """`parameters` are those of the sharded model."""
         self._parameters = list(parameters)
-        self._max_grad_norm = max_grad_norm
+        self._max_grad_norm = options["max_grad_norm"]
         self._adamw = torch.optim.AdamW(
             self._parameters,
-            lr=lr,
-            betas=(beta1, beta2),
-            eps=eps,
-            weight_decay=weight_decay,
+            lr=options["lr"],
+            betas=(options["beta1"], options["beta2"]),
+            eps=options["eps"],
+            weight_decay=options["weight_decay"],
             fused=True,
         )
         factor = partial(
-            lr_factor, warmup_steps=warmup_steps, num_steps=num_steps, schedule=schedule
+            lr_factor,
+            warmup_steps=options["warmup_steps"],
+            num_steps=options["num_steps"],
+            schedule=options["schedule"],
         )
         self._schedule = LambdaLR(self._adamw, factor)
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
         self._adamw.zero_grad(set_to_none=True)
+
+    def moments(self) -> Iterator[Tensor]:
+        """What AdamW remembers of every parameter: both moments, and a count of steps.
+
+        Nothing before the first step; the same tensors from then on.
+        """
+        for of_parameter in self._adamw.state.values():
+            yield from of_parameter.values()
 
     def step(self) -> StepReport:
         """Clip the gradients and move the weights.

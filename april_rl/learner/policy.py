@@ -19,8 +19,10 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from april_rl.learner import attention
-from april_rl.learner.checkpoint import Checkpoint
+from april_rl.learner.checkpoint import Checkpoint, CheckpointError
 from april_rl.learner.logprobs import LogprobHead
+from april_rl.learner.lora import Lora, base_parameters, initialise, inject, merged_parameters
+from april_rl.learner.names import Part, StoredNames, cut
 from april_rl.learner.row import PackedRow
 
 TIED_HEAD = "lm_head.weight"
@@ -31,6 +33,9 @@ class Policy(nn.Module):
 
     The attributes are called `model` and `lm_head` because Hugging Face models call them so, and
     parameter names follow; a model that has other names fails the check against its checkpoint.
+
+    The router of a mixture of experts is trained by the loss alone, as everything else: there is no
+    auxiliary loss that balances experts.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, *, temperature: float) -> None:
@@ -44,6 +49,7 @@ class Policy(nn.Module):
         self.lm_head = LogprobHead(weight, temperature=temperature)
         kinds = causal_lm._no_split_modules or ()
         self._layers = [m for m in causal_lm.modules() if type(m).__name__ in kinds]
+        self._stored_names = StoredNames(causal_lm)
         self._embedding = (embedding,)  # in a tuple: registered once, as a part of the backbone
 
     def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
@@ -90,17 +96,30 @@ class Policy(nn.Module):
         self.to_empty(device=device)
         for name, empty in self.named_buffers():
             empty.copy_(buffers[name])
-        checkpoint.load_into(self.named_parameters())
+        checkpoint.load_into(self.stored())
+
+    def stored(self) -> Iterator[tuple[Part, nn.Parameter]]:
+        """Each tensor of a checkpoint of this model, with the parameter that it is a part of."""
+        for name, parameter in base_parameters(self):
+            for part in self._stored_names.parts(name, parameter.shape):
+                yield part, parameter
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of each parameter, one at a time, in bfloat16 on every rank.
+        """Name and whole tensor of each part of `stored`, in its order, in bfloat16 on every rank.
 
-        A collective: all ranks iterate to the end together. Cast before the gather, which halves
-        the traffic and the memory. A tied output layer comes once, as the embedding.
+        A collective: all ranks iterate to the end together. Parameters are gathered one at a time,
+        cast before, which halves the traffic and the memory; the experts of a layer are views of
+        one. A tied output layer comes once, as the embedding; adapters come merged into what they
+        adapt.
         """
         self.reshard_all()
-        for name, parameter in self.named_parameters():
-            yield name, cast(DTensor, parameter.detach().to(torch.bfloat16)).full_tensor()
+        for name, parameter in merged_parameters(self):
+            parts = self._stored_names.parts(name, parameter.shape)
+            yield from cut(cast(DTensor, parameter.to(torch.bfloat16)).full_tensor(), parts)
+
+    def trained(self) -> list[nn.Parameter]:
+        """What the optimizer moves: the adapters where there are some, else every parameter."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def reshard_all(self) -> None:
         """Put the masters back where a forward pass left gathered, cast tensors in their place."""
@@ -118,11 +137,14 @@ def build_policy(
     activation_checkpointing: bool,
     temperature: float,
     storage_dtype: torch.dtype = torch.float32,
+    lora: Lora | None = None,
 ) -> Policy:
     """The sharded policy with the weights of a Hugging Face folder, ready for its optimizer.
 
-    `storage_dtype` is that of the shards: masters are float32.
-    Raises CheckpointError when the folder does not describe a model the learner can hold.
+    `storage_dtype` is that of the shards: masters are float32. With `lora` those are the adapters,
+    and the frozen model may be stored in the precision it is computed with.
+    Raises CheckpointError or UnknownLayoutError when the folder does not describe a model the
+    learner can hold, and LoraError when it has no such layers as `lora` names.
     """
     attention.register()
     config = AutoConfig.from_pretrained(folder)
@@ -130,13 +152,23 @@ def build_policy(
         causal_lm = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=storage_dtype, attn_implementation=attention.NAME
         )
+    if not attention.separates_samples(causal_lm):
+        raise CheckpointError(
+            f"model.path={folder}: model_type {config.model_type} mixes tokens by more than causal "
+            "attention (linear attention, a recurrent state): samples of a packed row would see "
+            "each other; it is not supported"
+        )
     if activation_checkpointing:
         causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
     policy = Policy(causal_lm, temperature=temperature)
     checkpoint = Checkpoint(folder)
-    names = [name for name, _ in policy.named_parameters()]
+    names = [part.name for part, _ in policy.stored()]
     checkpoint.check_names(names, optional=[TIED_HEAD] if policy.is_tied else [])
+    if lora is not None:
+        inject(causal_lm, lora)
     policy.shard(mesh, compute_dtype=compute_dtype)
     policy.materialise(checkpoint, device=device)
+    if lora is not None:
+        initialise(policy, seed=lora.seed)
     # Without dropout: transformers checkpoints activations in training mode only.
     return policy.train(activation_checkpointing)

@@ -1,4 +1,5 @@
-"""The frozen reference: the checkpoint a run started from, as a second sharded model.
+"""The frozen reference: the checkpoint a run started from, as a second sharded model or as what
+adapters were added to.
 
 Legend: [N] response tokens of a row.
 """
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from april_rl.learner.policy import build_policy
+from april_rl.learner.lora import without_adapters
+from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
 
 
@@ -55,3 +57,20 @@ class Reference:
         found = [[self._policy(row)[0] for row in part] for part in rows]
         self._policy.to("cpu")
         return found
+
+
+class OwnReference:
+    """The policy itself without its adapters: what a run with adapters started from, for free."""
+
+    def __init__(self, policy: Policy) -> None:
+        """`policy` is the one that is trained; its adapters are on again between two calls."""
+        self._policy = policy
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Sequence[PackedRow]]) -> list[list[Tensor]]:
+        """Reference log-probabilities [N] of every row; nats, at the sampling temperature.
+
+        A collective; all ranks have as many rows.
+        """
+        with without_adapters(self._policy):
+            return [[self._policy(row)[0] for row in part] for part in rows]

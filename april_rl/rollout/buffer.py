@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from heapq import nsmallest
+from itertools import chain
 from typing import Self
 
 from april_rl.rollout.state import (
@@ -92,12 +95,16 @@ class Buffer:
         """Empty."""
         self._open: dict[int, OpenGroup] = {}
         self._ready: dict[int, ScoredGroup] = {}
+        # How many groups have their oldest token of which version; None: no token yet.
+        self._open_versions: Counter[int | None] = Counter()
+        self._ready_versions: Counter[int] = Counter()
 
     def open(self, prompt: Prompt, group_size: int) -> OpenGroup:
         """A new group."""
         assert prompt.id not in self._open, prompt.id
         assert prompt.id not in self._ready, prompt.id
         group = self._open[prompt.id] = OpenGroup(prompt, group_size)
+        self._open_versions[group.oldest_version] += 1
         return group
 
     def sample(self, sample_id: SampleId) -> Sample | None:
@@ -112,7 +119,13 @@ class Buffer:
 
     def extend(self, completion: Completion) -> Sample:
         """Append a completion to its sample; returns the sample as it stands now."""
-        return self._open[completion.sample_id.prompt_id].extend(completion)
+        group = self._open[completion.sample_id.prompt_id]
+        before = group.oldest_version
+        sample = group.extend(completion)
+        if before is None and group.oldest_version is not None:
+            self._open_versions[None] -= 1
+            self._open_versions[group.oldest_version] += 1
+        return sample
 
     def score(self, score: Score) -> OpenGroup | None:
         """Note a score; returns the group when it was the last one missing."""
@@ -124,18 +137,20 @@ class Buffer:
 
     def make_ready(self, scored: ScoredGroup) -> None:
         """From open to ready."""
-        del self._open[scored.group.prompt.id]
+        self.remove(scored.group.prompt.id)
         self._ready[scored.group.prompt.id] = scored
+        self._ready_versions[_age_key(scored)[0]] += 1
 
     def remove(self, prompt_id: int) -> None:
         """Forget an open group: it was rejected or dropped."""
-        del self._open[prompt_id]
+        self._open_versions[self._open.pop(prompt_id).oldest_version] -= 1
 
     def take_ready(self, num_groups: int) -> list[ScoredGroup]:
         """Remove and return at most `num_groups` ready groups, the oldest first."""
         oldest = sorted(self._ready.values(), key=_age_key)[:num_groups]
         for scored in oldest:
             del self._ready[scored.group.prompt.id]
+            self._ready_versions[_age_key(scored)[0]] -= 1
         return oldest
 
     def open_groups(self) -> Iterator[OpenGroup]:
@@ -146,29 +161,33 @@ class Buffer:
         """The groups that wait to be trained, the oldest first."""
         return iter(sorted(self._ready.values(), key=_age_key))
 
-    def open_versions(self, *, policy_version: int) -> list[int]:
-        """The version of the oldest token of every open group; the present one where there is none
-        yet.
+    def open_versions(self, *, policy_version: int) -> Counter[int]:
+        """How many open groups have their oldest token of which version; one that has no token yet
+        counts for the present version.
         """
-        oldest = (group.oldest_version for group in self._open.values())
-        return [policy_version if version is None else version for version in oldest]
+        found: Counter[int] = Counter()
+        for version, count in self._open_versions.items():
+            found[policy_version if version is None else version] += count
+        return found
 
-    def ready_versions(self) -> list[int]:
-        """The version of the oldest token of every ready group."""
-        return [_age_key(scored)[0] for scored in self._ready.values()]
+    def ready_versions(self) -> Counter[int]:
+        """How many ready groups have their oldest token of which version."""
+        return self._ready_versions
 
     def fresh_samples(self, policy_version: int, *, limit: int) -> list[Sample]:
         """At most `limit` samples that end in tokens which that version sampled on a cache of its
         own, the shortest sequences first.
         """
-        samples = [sample for group in self.open_groups() for sample in group.samples]
-        samples += [sample for scored in self.ready_groups() for sample in scored.group.samples]
-        fresh = [
+        samples = chain(
+            (sample for group in self.open_groups() for sample in group.samples),
+            (sample for scored in self.ready_groups() for sample in scored.group.samples),
+        )
+        fresh = (
             s
             for s in samples
             if s.completions and s.completions[-1].context_version == policy_version
-        ]
-        return sorted(fresh, key=lambda s: len(s.prompt.token_ids) + s.num_tokens)[:limit]
+        )
+        return nsmallest(limit, fresh, key=lambda s: len(s.prompt.token_ids) + s.num_tokens)
 
     @property
     def num_open(self) -> int:
@@ -205,6 +224,8 @@ class Buffer:
             for group in state["ready"]
         ]
         self._ready = {scored.group.prompt.id: scored for scored in ready}
+        self._open_versions = Counter(group.oldest_version for group in opened)
+        self._ready_versions = Counter(_age_key(scored)[0] for scored in ready)
 
 
 def _save_group(prompt: Prompt, samples: Iterable[Sample]) -> Plain:

@@ -29,6 +29,7 @@ from april_rl.rollout.dispatch import Dispatch
 from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.lost import is_reached, notes_of, nothing_to_train
+from april_rl.rollout.no_cycles import cycle_search_put_off
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
 from april_rl.rollout.state import FORMAT, Plain, check_state
 from april_rl.rollout.stats import StepStats
@@ -95,6 +96,7 @@ class Collector:
         # cannot make the run open prompts without end either.
         self._max_alive = num_groups * (max_staleness + 1)
 
+    @cycle_search_put_off()
     def collect(
         self,
         policy_version: int,
@@ -115,7 +117,8 @@ class Collector:
         try:
             self._generate(on_progress)
         except RunError:
-            self._abort_and_park(self._abort_timeout_s)
+            with suppress(EngineStalledError):  # what is at fault is known
+                self._abort_and_park(self._abort_timeout_s)
             raise
         except KeyboardInterrupt:  # a person waits
             with suppress(RunError):
@@ -261,9 +264,10 @@ class Collector:
         completions, stalled = self._dispatch.abort(timeout_s)
         self._stats.abort_s = self._clock() - started
         self._stats.waited_s += self._stats.abort_s
-        for engine, completion in completions:
-            self._absorb(completion, engine)
+        for completion in completions:
+            self._append(completion)
         self._groups.park()
+        self._stats.stop_s = self._clock() - started
         if stalled:
             raise EngineStalledError(
                 f"engine {stalled[0]} did not give its samples back within "
@@ -274,24 +278,23 @@ class Collector:
     # Single events.
 
     def _absorb(self, completion: Completion, engine: int) -> None:
-        """Append what an engine returned, unless it comes late: from an engine that has the sample
-        no more, of an earlier version, or to be put where the sample no longer ends.
-        """
-        sample = self.buffer.sample(completion.sample_id)
-        if sample is None or not self._dispatch.has(sample.id, engine=engine):
-            return
-        if completion.policy_version < self._version or completion.start != sample.num_tokens:
-            return
-        self._dispatch.free(sample.id)
-        if not completion.token_ids and completion.finish_reason is None:
-            return
-        self._stats.add_completion(completion, num_prompt_tokens=len(sample.prompt.token_ids))
-        self._dispatch.learn(self._groups.extend(completion))
+        """Append what an engine returned, unless it has the sample no more."""
+        if self._dispatch.has(completion.sample_id, engine=engine) and self._append(completion):
+            self._dispatch.free(completion.sample_id)
+
+    def _append(self, completion: Completion) -> bool:
+        """Append a completion to its sample; False when it came late."""
+        sample = self._groups.extend(completion, self._stats)
+        if completion.finish_reason is not None and sample is not None:
+            self._dispatch.learn(sample.num_tokens)
+        return sample is not None
 
     def _known_scores(self, *, wait_s: float) -> list[Score]:
         """What the scorer knows after `wait_s`; with `deterministic` all it was given."""
         return self._scorer.collect(None if self._deterministic else wait_s)
 
     def _take_scores(self, scores: Iterable[Score]) -> None:
-        self._allowance += self._group_size * self._groups.score(scores)
-        self._groups.count(self._stats)
+        num_lost = self._groups.score(scores)
+        if num_lost:
+            self._allowance += self._group_size * num_lost
+            self._groups.count(self._stats)

@@ -49,10 +49,24 @@ class Groups:
         for group in self.buffer.open_groups():
             self.ledger.move(group.prompt.id, State.parked)
 
-    def extend(self, completion: Completion) -> Sample:
-        """Append a completion to its sample, and have it scored when it is finished."""
+    def extend(self, completion: Completion, stats: StepStats) -> Sample | None:
+        """Append a completion to its sample, count it in `stats`, and have it scored when it is
+        finished; returns the sample as it stands now.
+
+        None, and nothing is done, when it comes late: of a version before that of `stats`, or to be
+        put where the sample no longer ends.
+        """
+        sample = self.buffer.sample(completion.sample_id)
+        if sample is None or completion.start != sample.num_tokens:
+            return None
+        if completion.policy_version < stats.policy_version:
+            return None
+        is_finished = completion.finish_reason is not None
+        if not completion.token_ids and not is_finished:
+            return sample
+        stats.add_completion(completion, num_prompt_tokens=len(sample.prompt.token_ids))
         sample = self.buffer.extend(completion)
-        if sample.is_finished:
+        if is_finished:
             self._scorer.submit(sample)
         return sample
 

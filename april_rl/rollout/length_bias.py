@@ -132,13 +132,14 @@ def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
     length seen, so what is above that is left out; 0 of nothing. Leaving the unfinished ones out,
     or taking them for finished, gives a mean that is too small.
     """
-    lengths = np.concatenate([np.asarray(finished, float), np.asarray(unfinished, float)])
-    is_finished = np.arange(len(lengths)) < np.size(finished)
-    order = np.lexsort((~is_finished, lengths))  # of one length, the finished ones first
-    at_risk = np.arange(len(lengths), 0, -1)
-    survival = np.cumprod(np.where(is_finished[order], 1 - 1 / at_risk, 1.0))
-    before = np.concatenate([[1.0], survival[:-1]])
-    return float((before * np.diff(lengths[order], prepend=0.0)).sum()) if len(lengths) else 0.0
+    ends, num_ended = np.unique(np.asarray(finished, float), return_counts=True)
+    cuts = np.sort(np.asarray(unfinished, float))
+    longest = max([*ends[-1:], *cuts[-1:]], default=0.0)
+    # What is as long or longer: an unfinished one of the same length counts among them.
+    at_risk = num_ended[::-1].cumsum()[::-1] + len(cuts) - np.searchsorted(cuts, ends)
+    survival = np.cumprod(1 - num_ended / at_risk)
+    edges = np.concatenate([[0.0], ends, [longest]])
+    return float((np.concatenate([[1.0], survival]) * np.diff(edges)).sum())
 
 
 def _of_something(values: dict[str, Mean]) -> Metrics:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,7 @@ from april_rl.types import Completion, SampleId, ScoredGroup, Tick
 _FITTED_TICKS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(NamedTuple):
     """How far a sample is."""
 
     num_prompt_tokens: int
@@ -42,6 +42,7 @@ class StepStats:
         self.time_s = 0.0
         self.waited_s = 0.0  # for engines and scores; the rest is the controller's own time
         self.abort_s = 0.0
+        self.stop_s = 0.0  # from the end of generation until everything unfinished is parked
         self.score_s = 0.0  # with nothing left to generate, waiting for scores
         self.engine_steps = 0
         self.slot_steps = 0
@@ -59,7 +60,7 @@ class StepStats:
 
     def add_tick(self, tick: Tick, *, engine: int) -> None:
         """Count an engine's tick."""
-        self.ticks.append(replace(tick, finished=()))
+        self.ticks.append(replace(tick, finished=()) if tick.finished else tick)
         self._worked_s[engine] += tick.elapsed_s
         self._slot_s += tick.elapsed_s * tick.slot_steps / max(tick.engine_steps, 1)
         self.engine_steps += tick.engine_steps
@@ -67,13 +68,12 @@ class StepStats:
 
     def add_completion(self, completion: Completion, *, num_prompt_tokens: int) -> None:
         """Count what came back for one request."""
+        num_tokens, is_finished = len(completion.token_ids), completion.finish_reason is not None
         self.progress[completion.sample_id] = Progress(
-            num_prompt_tokens=num_prompt_tokens,
-            num_tokens=completion.start + len(completion.token_ids),
-            is_finished=completion.finish_reason is not None,
+            num_prompt_tokens, completion.start + num_tokens, is_finished
         )
-        self.generated_tokens += len(completion.token_ids)
-        self.finished_samples += completion.finish_reason is not None
+        self.generated_tokens += num_tokens
+        self.finished_samples += is_finished
         if completion.start:
             self.resumed_samples += 1
             self.kept_samples += completion.is_kept
@@ -115,6 +115,7 @@ class StepStats:
                 "rollout/time_s": Sum(self.time_s),
                 "rollout/controller_s": Sum(self.time_s - self.waited_s),
                 "rollout/abort_s": Sum(self.abort_s),
+                "rollout/stop_s": Sum(self.stop_s),
                 "rollout/generated_tokens_per_s": self.generated_tokens / self.time_s,
                 "rollout/finished_samples_per_s": self.finished_samples / self.time_s,
                 "rollout/in_flight_mean": self.in_flight_mean,

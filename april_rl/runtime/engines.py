@@ -4,71 +4,146 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import ray
 
-from april_rl.rollout.ports import EngineStalledError
-from april_rl.runtime.calls import results
+from april_rl.errors import RunError
+from april_rl.runtime.flight import Flight
+from april_rl.runtime.lockstep import Fingerprint, check_lockstep
 from april_rl.runtime.workers import Workers
 from april_rl.types import Completion, Request, Tick
 
+# Once workers have failed, for what the others still have.
+_AFTER_FAILURE_S = 3.0
+_REPORT_FROM_S = 10.0  # an abort that may take less is that of a person who waits
+
+_Found = Mapping["ray.ObjectRef[Any]", Any]  # the results of calls that have ended
+
+
+class WeightVersionError(RunError):
+    """An engine samples with other weights than the controller believes."""
+
+
+class _Call(NamedTuple):
+    """What the ranks of one engine were asked, each the same."""
+
+    first: ray.ObjectRef[Any]  # a Tick, or the completions of an abort
+    others: list[ray.ObjectRef[Fingerprint]]
+
+    @property
+    def refs(self) -> list[ray.ObjectRef[Any]]:
+        """By rank."""
+        return [self.first, *self.others]
+
 
 class RayEngines:
-    """`rollout.ports.Engines` over the workers' engines."""
+    """`rollout.ports.Engines` over the workers' engines: a group of ranks in lockstep each."""
 
     def __init__(self, workers: Workers, *, deterministic: bool) -> None:
         """`deterministic`: `wait` waits for a tick of every engine that has one."""
-        self._actors = workers.actors
+        self._workers, self._watchdog = workers, workers.watchdog
+        self._engines = workers.engines
         self._deterministic = deterministic
-        self._ticks: list[deque[ray.ObjectRef[Tick]]] = [deque() for _ in self._actors]
+        self._ticks: list[deque[_Call]] = [deque() for _ in self._engines]
+        self._flight = Flight()
+        self._watchdog.report_also(self._flight.oldest)
 
     @property
     def num_engines(self) -> int:
-        """One a worker."""
-        return len(self._actors)
+        """How many sample independently of each other."""
+        return len(self._engines)
 
     def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
         """Queue a tick behind the one that runs."""
-        call = self._actors[engine].advance.remote(submit, slots=slots, max_steps=max_steps)
-        self._ticks[engine].append(call)
+        self._flight.launch(engine, submit)
+        first, *others = self._engines[engine]
+        what = {"slots": slots, "max_steps": max_steps}
+        call = first.advance.remote(submit, **what)
+        follow = [rank.follow_advance.remote(submit, **what) for rank in others]
+        self._ticks[engine].append(_Call(call, follow))
 
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
         """The oldest tick of every engine whose oldest tick has ended; waits for at least one.
 
-        Raises EngineStalledError after `timeout_s`, WorkerDiedError or the worker's own error when
-        one failed.
+        Raises what `Watchdog.results` does; EngineStalledError also when no engine has finished an
+        engine step for `timeout_s` though ticks come back; LockstepError when the ranks of an
+        engine differ, and WeightVersionError when it samples with other weights than it was given
+        last.
         """
-        heads = {ticks[0]: engine for engine, ticks in enumerate(self._ticks) if ticks}
+        heads = {engine: ticks[0] for engine, ticks in enumerate(self._ticks) if ticks}
+        engine_of = {ref: engine for engine, call in heads.items() for ref in call.refs}
+        missing = {engine: len(call.refs) for engine, call in heads.items()}
         wanted = len(heads) if self._deterministic else 1
-        ended, waiting = ray.wait(list(heads), num_returns=wanted, timeout=timeout_s)
-        if len(ended) < wanted:
-            raise EngineStalledError(
-                f"engine {heads[waiting[0]]} has not answered for {timeout_s:g} s (a tick of "
-                "rollout.tick_steps engine steps); its worker hangs"
+        found: dict[ray.ObjectRef[Any], Any] = {}
+        while sum(not count for count in missing.values()) < wanted:
+            waiting = list(engine_of.keys() - found.keys())
+            ended = self._watchdog.wait(waiting, is_steady=True)
+            found |= ended
+            for ref in ended:
+                missing[engine_of[ref]] -= 1
+        whole = sorted(engine for engine, count in missing.items() if not count)
+        ticks = [(engine, self._tick(engine, found)) for engine in whole]
+        if self._flight.stuck_s >= timeout_s:
+            self._watchdog.stalled(
+                f"no engine has made an engine step for {timeout_s:g} s "
+                "(runtime.stall_timeout_s), though samples are in flight and ticks come back"
             )
-        if waiting:
-            ended += ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
-        engines = sorted(heads[ref] for ref in ended)
-        return list(zip(engines, results([self._ticks[e].popleft() for e in engines]), strict=True))
+        return ticks
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
         """What ticks under way still bring, then what each engine gives back; stalled engines give
-        nothing.
+        nothing. Once workers have failed, engines have little time for it.
         """
+        if self._watchdog.has_failed:
+            timeout_s = min(timeout_s, _AFTER_FAILURE_S)
         deadline = time.monotonic() + timeout_s
-        calls = [actor.abort.remote() for actor in self._actors]
+        calls = [self._launch_abort(ranks) for ranks in self._engines]
         completions: list[Completion] = []
         stalled: list[int] = []
         for engine, (ticks, call) in enumerate(zip(self._ticks, calls, strict=True)):
-            refs = [*ticks, call]
-            left_s = max(0.0, deadline - time.monotonic())
-            ended, _ = ray.wait(refs, num_returns=len(refs), timeout=left_s)
-            ticks.clear()
-            if len(ended) < len(refs):
+            refs = [ref for each in (*ticks, call) for ref in each.refs]
+            results = self._watchdog.within(refs, max(0.0, deadline - time.monotonic()))
+            if results is None:
+                ticks.clear()
                 stalled.append(engine)
                 continue
-            *reports, rest = results(refs)
-            completions += [c for tick in reports for c in tick.finished]
-            completions += rest
+            found = dict(zip(refs, results, strict=True))
+            while ticks:
+                completions += self._tick(engine, found).finished
+            completions += self._checked(engine, call, found[call.first], found=found)
+        if stalled and timeout_s >= _REPORT_FROM_S:
+            self._watchdog.report(f"engine {stalled[0]} does not give its samples back")
+        self._flight.abort()
         return completions, stalled
+
+    def _launch_abort(self, ranks: Sequence[Any]) -> _Call:
+        first, *others = ranks
+        return _Call(first.abort.remote(), [rank.follow_abort.remote() for rank in others])
+
+    def _tick(self, engine: int, found: _Found) -> Tick:
+        """The oldest tick of an engine, whose results are in `found`; it is off the list then."""
+        call = self._ticks[engine].popleft()
+        tick: Tick = found[call.first]
+        self._flight.absorb(tick)
+        self._checked(engine, call, tick.finished, found=found)
+        return tick
+
+    def _checked(
+        self, engine: int, call: _Call, completions: Sequence[Completion], *, found: _Found
+    ) -> Sequence[Completion]:
+        """The `completions` of a call, when all ranks sampled them, and with the weights of now."""
+        check_lockstep(
+            completions,
+            [found[ref] for ref in call.others],
+            first_rank=engine * (1 + len(call.others)),
+        )
+        expected = self._workers.policy_version
+        for completion in completions:
+            if completion.policy_version != expected:
+                raise WeightVersionError(
+                    f"engine {engine} samples with policy version {completion.policy_version}, the "
+                    f"controller is at {expected}: the last weight sync did not reach the engine"
+                )
+        return completions

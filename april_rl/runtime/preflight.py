@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,9 +19,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from april_rl.errors import RunError
 
 _GIB = 1 << 30
-# float32 master, gradient and two Adam moments in the learner; the engine's own 16-bit copy beside
-# it.
-_BYTES_PER_PARAMETER = 16 + 2
+_ENGINE_BYTES = 2  # of a parameter: the engine's own 16-bit copy
 
 
 class PreflightError(RunError):
@@ -33,30 +32,48 @@ class ModelFacts:
 
     window_tokens: int
     hidden_size: int
-    num_parameters: int  # of a dense decoder, from the sizes of its matrices
+    num_heads: int  # of attention
+    num_parameters: int  # of all layers and experts, from the sizes of their matrices
+    num_layers: int
+    attention_size: int  # of the queries of a token
+    key_value_size: int  # of its keys; that of its values is the same
+    mlp_size: int  # width of the MLPs that a token passes in a layer
+    embedding_parameters: int  # of one of the embedding and an untied output layer
+    is_tied: bool
+    expert_parameters: int  # of one matrix of all experts of a layer; 0: there are none
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of a layer, on average."""
+        embeddings = self.embedding_parameters * (1 if self.is_tied else 2)
+        return (self.num_parameters - embeddings) // self.num_layers
 
 
 def num_gpus() -> int:
-    """GPUs of this machine, by their device files: asking CUDA would start it in the controller."""
+    """GPUs of this machine that may be used, by their device files: asking CUDA would start it in
+    the controller.
+    """
     nvidia = [p for p in Path("/dev").glob("nvidia*") if p.name[len("nvidia") :].isdigit()]
-    return len(nvidia) or len(list(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/mem_banks/0")))
+    amd = list(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/mem_banks/0"))
+    return num_visible(len(nvidia) or len(amd), os.environ)
 
 
-def pick_device(wanted: str) -> str:
-    """`cpu` or `cuda` (ROCm too) for runtime.device; `auto` takes a GPU where there is one."""
+def num_visible(gpus: int, environment: Mapping[str, str]) -> int:
+    """How many of a machine's `gpus` the environment lets its processes see."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if variable in environment:
+            names = environment[variable].split(",")
+            gpus = min(gpus, sum(name.strip() not in ("", "-1") for name in names))
+    return gpus
+
+
+def pick_device(wanted: str, *, gpus: int | None = None) -> str:
+    """`cpu` or `cuda` (ROCm too) for runtime.device; `auto` takes a GPU where there is one: where
+    there are `gpus`, or on this machine.
+    """
     if wanted == "auto":
-        return "cuda" if num_gpus() else "cpu"
+        return "cuda" if (num_gpus() if gpus is None else gpus) else "cpu"
     return "cpu" if wanted == "cpu" else "cuda"
-
-
-def check_supported(*, tensor_parallel_size: int, offload: str) -> None:
-    """Raise PreflightError for a setting that has a name but no effect yet."""
-    if tensor_parallel_size != 1:
-        raise PreflightError(
-            f"engine.tensor_parallel_size={tensor_parallel_size}: only 1 is supported as yet"
-        )
-    if offload != "none":
-        raise PreflightError(f"learner.offload={offload}: only none is supported as yet")
 
 
 def check_start(
@@ -65,18 +82,18 @@ def check_start(
     device: str,
     num_workers: int,
     is_cluster: bool,
+    tensor_parallel_size: int,
     window_tokens: int,
     window_key: str,
-    reference_bytes: int,
+    learner_bytes: int,
 ) -> ModelFacts:
     """The model's facts, when everything the run needs before its data is there.
 
     `window_tokens`: prompt and response tokens a sample may have, by the setting `window_key`. With
-    `is_cluster` the GPUs are elsewhere and Ray counts them. `reference_bytes`: a parameter of the
-    frozen copy of the model, 0 without one. Raises PreflightError with every missing thing in one
-    message.
+    `is_cluster` the GPUs are elsewhere and Ray counts them. `learner_bytes`: what the learner holds
+    of a parameter. Raises PreflightError with every missing thing in one message.
     """
-    per_parameter = _BYTES_PER_PARAMETER + reference_bytes
+    per_parameter = learner_bytes + _ENGINE_BYTES
     missing = []
     if device == "cuda" and not is_cluster and num_gpus() < num_workers:
         missing.append(
@@ -91,8 +108,7 @@ def check_start(
         missing += _too_small_by_name(model_path, per_parameter)
     if facts is not None:
         missing += _too_short(facts, window_tokens, window_key)
-        if device == "cpu":
-            missing += _no_memory(facts.num_parameters, per_parameter)
+        missing += _not_divisible(facts, tensor_parallel_size)
     if missing or facts is None:
         lines = "\n".join(f"  - {line}" for line in missing)
         raise PreflightError(f"this run cannot start here; it misses\n{lines}")
@@ -104,6 +120,16 @@ def _too_short(facts: ModelFacts, window_tokens: int, window_key: str) -> list[s
     if window_tokens <= facts.window_tokens:
         return []
     return [f"window: {window_key} = {window_tokens}, the model reads {facts.window_tokens} tokens"]
+
+
+def _not_divisible(facts: ModelFacts, tensor_parallel_size: int) -> list[str]:
+    """What to say when the attention heads cannot be shared out over the workers of an engine."""
+    if facts.num_heads % tensor_parallel_size == 0:
+        return []
+    return [
+        f"heads: engine.tensor_parallel_size={tensor_parallel_size} does not divide the model's "
+        f"{facts.num_heads} attention heads"
+    ]
 
 
 def _too_small_by_name(model_path: str, per_parameter: int) -> list[str]:
@@ -143,7 +169,7 @@ def without_network_go_offline() -> None:
 
 def model_facts(model_path: str) -> ModelFacts:
     """Read config.json; raises PreflightError naming model.path when there is none, or one without
-    the sizes of a dense decoder.
+    the sizes of a decoder.
     """
     try:
         config = AutoConfig.from_pretrained(model_path)
@@ -158,7 +184,7 @@ def model_facts(model_path: str) -> ModelFacts:
     except (AttributeError, TypeError, ValueError) as error:
         raise PreflightError(
             f"model.path={model_path}: model_type {config.model_type} is not supported: its "
-            f"config.json does not give the sizes of a dense decoder ({error})"
+            f"config.json does not give the sizes of a decoder ({error})"
         ) from error
 
 
@@ -167,10 +193,56 @@ def _facts(text: PreTrainedConfig) -> ModelFacts:
     heads = text.num_attention_heads
     head_dim = text.to_dict().get("head_dim") or text.hidden_size // heads
     key_values = text.to_dict().get("num_key_value_heads") or heads
-    layer = text.hidden_size * (head_dim * 2 * (heads + key_values) + 3 * text.intermediate_size)
-    embeddings = text.vocab_size * text.hidden_size * (1 if text.tie_word_embeddings else 2)
+    attention = text.hidden_size * head_dim * 2 * (heads + key_values)
+    embedding = text.vocab_size * text.hidden_size
+    num_embeddings = 1 if text.tie_word_embeddings else 2
+    num_layers, mlps = text.num_hidden_layers, _mlp_parameters(text)
+    active, experts = _expert_sizes(text)
     return ModelFacts(
         window_tokens=text.max_position_embeddings,
         hidden_size=text.hidden_size,
-        num_parameters=text.num_hidden_layers * layer + embeddings,
+        num_heads=heads,
+        num_parameters=num_layers * attention + mlps + num_embeddings * embedding,
+        num_layers=num_layers,
+        attention_size=heads * head_dim,
+        key_value_size=key_values * head_dim,
+        mlp_size=active,
+        embedding_parameters=embedding,
+        is_tied=bool(text.tie_word_embeddings),
+        expert_parameters=experts,
     )
+
+
+def _expert_sizes(text: PreTrainedConfig) -> tuple[int, int]:
+    """Width of the MLPs of a token, and parameters of a matrix of all experts of a layer.
+
+    transformers keeps gate and up matrices of all experts as one parameter.
+    """
+    sizes = text.to_dict()
+    num_experts = sizes.get("num_local_experts") or sizes.get("num_experts")
+    if not num_experts:
+        return text.intermediate_size, 0
+    width = sizes.get("moe_intermediate_size") or text.intermediate_size
+    shared = sizes.get("shared_expert_intermediate_size") or 0
+    active = sizes.get("num_experts_per_tok", 1) * width + shared
+    return active, 2 * num_experts * width * text.hidden_size
+
+
+def _mlp_parameters(text: PreTrainedConfig) -> int:
+    """Of the MLPs of all layers; of a mixture of experts every expert counts, and the router.
+
+    transformers has no common names for the sizes of experts: these are of the Qwen, OLMo and
+    Mixtral families.
+    """
+    sizes = text.to_dict()
+    num_layers, dense = text.num_hidden_layers, 3 * text.hidden_size * text.intermediate_size
+    num_experts = sizes.get("num_local_experts") or sizes.get("num_experts")
+    if not num_experts:
+        return int(num_layers * dense)
+    width = sizes.get("moe_intermediate_size") or text.intermediate_size
+    shared = sizes.get("shared_expert_intermediate_size") or 0
+    sparse = text.hidden_size * (3 * (num_experts * width + shared) + num_experts)
+    every, dense_layers = sizes.get("decoder_sparse_step") or 1, sizes.get("mlp_only_layers") or ()
+    numbers = range(1, num_layers + 1)
+    num_sparse = sum(i % every == 0 and i - 1 not in dense_layers for i in numbers)
+    return int(num_sparse * sparse + (num_layers - num_sparse) * dense)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from april_rl.config import TrainConfig
+from april_rl.engine.options import EngineOptions
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """The arguments of `learner.Learner`, but for device and objective."""
+    """The arguments of `learner.Learner`, but for device, objective and adapters."""
 
     model_path: str
     compute_dtype: str  # of the forward and backward pass
     activation_checkpointing: bool
+    shard_size: int  # ranks that share a copy of the weights; 0: all
+    offload: str  # what leaves the learner's device while the engine generates
     temperature: float  # log-probabilities are taken at the sampling temperature
     lr: float
     beta1: float
@@ -48,6 +53,16 @@ class ObjectiveSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """The arguments of `learner.Lora`."""
+
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...] | None  # None: every linear layer
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """The arguments of `engine.VllmEngine`."""
 
@@ -62,6 +77,7 @@ class EngineSettings:
     enforce_eager: bool
     temperature: float
     keep_parked: bool
+    tensor_parallel_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,4 +88,19 @@ class WorkerSettings:
     threads: int
     learner: LearnerSettings
     objective: ObjectiveSettings
+    lora: LoraSettings | None  # None: the whole model is trained
     engine: EngineSettings
+    options: EngineOptions
+
+
+def engine_options(config: TrainConfig) -> EngineOptions:
+    """vLLM's options, from a checked configuration."""
+    engine = config.engine
+    return EngineOptions(
+        prefix_caching=engine.prefix_caching,
+        kv_cache_dtype=engine.kv_cache_dtype.value,
+        speculation=engine.speculation.value,
+        speculative_tokens=engine.speculative_tokens,
+        async_scheduling=engine.async_scheduling,
+        quantization=engine.quantization,
+    )

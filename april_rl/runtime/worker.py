@@ -5,18 +5,29 @@ Ray actor.
 from __future__ import annotations
 
 import os
-import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+import ray
+
 from april_rl.metrics import Max, Metrics
+from april_rl.runtime.cluster import Place
+from april_rl.runtime.lockstep import Fingerprint, fingerprint
+from april_rl.runtime.parent import end_with_parent
+from april_rl.runtime.pulse import Member, Pulse, told
 from april_rl.runtime.settings import WorkerSettings
+from april_rl.runtime.shared_memory import forget_names
+from april_rl.runtime.worker_memory import WorkerMemory
 from april_rl.types import Completion, Request, Tick
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
     from april_rl.batch.packing import MicroBatch
 
 # torch, transformers and vllm are imported where the worker is built: the controller imports this
@@ -24,22 +35,63 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Rank `rank` of `world_size`; methods run one after another, in the order the controller calls
-    them.
+    """A rank of the learner and of an engine; methods run one after another, in the order the
+    controller calls them.
     """
 
-    def __init__(self, *, rank: int, world_size: int, settings: WorkerSettings) -> None:
-        """Notes who it is; the parts are built when the controller asks for them."""
-        self._rank, self._world_size, self._settings = rank, world_size, settings
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Notes the settings; the parts are built when the controller asks for them."""
+        self._settings = settings
+        self.pulse = Pulse()
+        end_with_parent()
 
-    def address(self) -> tuple[str, int]:
-        """Host and a free port of this worker's machine, for the process group."""
-        host = socket.gethostbyname(socket.gethostname()) if self._world_size > 1 else "127.0.0.1"
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return host, int(probe.getsockname()[1])
+    def member(self) -> Member:
+        """Where the watchdog finds this worker."""
+        return self.pulse.member(ray.get_runtime_context().get_node_id())
 
-    def join(self, address: tuple[str, int]) -> None:
+    def place(self) -> Place:
+        """Where this worker runs."""
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids().get("GPU", [])
+        return Place(
+            node_ip=_node_ip(),
+            node_id=context.get_node_id(),
+            gpu=gpus[0] if gpus else "",
+        )
+
+    def memory(self) -> WorkerMemory:
+        """What this worker's GPU and node have, before anything is loaded."""
+        device_bytes = free_bytes = 0
+        if self._settings.device != "cpu":
+            import torch
+
+            free_bytes, device_bytes = torch.accelerator.get_memory_info()
+        return WorkerMemory(
+            node_id=ray.get_runtime_context().get_node_id(),
+            device_bytes=device_bytes,
+            free_bytes=free_bytes,
+            host_free_bytes=int(psutil.virtual_memory().available),
+        )
+
+    def listen(self, world_size: int) -> tuple[str, int]:
+        """Host and port where a process group of `world_size` ranks meets: this worker's, which is
+        rank 0, and listens from now on, unless it is alone. The kernel chooses the port, so it is
+        free.
+        """
+        import torch.distributed as dist
+
+        host = _node_ip()
+        self._store: Store = dist.HashStore()  # type: ignore[attr-defined]
+        if world_size == 1:
+            return host, 0
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, 0, world_size, is_master=True, wait_for_workers=False
+        )
+        self._store = store
+        return host, int(store.port)
+
+    @told
+    def join(self, address: tuple[str, int], *, rank: int, world_size: int) -> None:
         """Become rank `rank` of the process group that meets at `address`."""
         import torch
         import torch.distributed as dist
@@ -48,53 +100,77 @@ class Worker:
         os.environ.update(
             MASTER_ADDR=host,
             MASTER_PORT=str(port),
-            RANK=str(self._rank),
-            LOCAL_RANK="0",
-            WORLD_SIZE=str(self._world_size),
+            RANK=str(rank),
+            LOCAL_RANK="0",  # Ray shows each worker its own GPU
+            WORLD_SIZE=str(world_size),
         )
+        _listen_where_ray_does()
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
+        if rank > 0:
+            self._store = dist.TCPStore(host, port, world_size, is_master=False)  # type: ignore[attr-defined]
         backend = "cuda:nccl,cpu:gloo" if self._settings.device == "cuda" else "gloo"
-        if self._world_size == 1:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        else:
-            dist.init_process_group(
-                backend,
-                init_method=f"tcp://{host}:{port}",
-                rank=self._rank,
-                world_size=self._world_size,
-            )
+        dist.init_process_group(backend, store=self._store, rank=rank, world_size=world_size)
 
+    @told
     def build_learner(self) -> int:
-        """Load this rank's shard of the model; returns the number of parameters of the whole."""
+        """Load this rank's shard of the model; returns the number of parameters of the whole.
+
+        What the learner offloads is away when the engine looks how much memory there is.
+        """
         from april_rl.learner.learner import Learner
+        from april_rl.learner.lora import Lora
         from april_rl.learner.objective import Objective
 
+        lora = self._settings.lora
         self._learner = Learner(
             device=self._settings.device,
             objective=Objective(**asdict(self._settings.objective)),
+            lora=None if lora is None else Lora(**asdict(lora)),
+            on_forward=self.pulse.beat,
             **asdict(self._settings.learner),
         )
+        self._learner.offload()
         return self._learner.num_parameters
 
+    @told
     def build_engine(self) -> None:
         """Start vLLM on the same device."""
         from april_rl.engine.vllm_engine import VllmEngine
 
-        self._engine = VllmEngine(**asdict(self._settings.engine))
+        settings = self._settings
+        self._engine = VllmEngine(**asdict(settings.engine), options=settings.options)
+        forget_names()
 
     def kv_cache_tokens(self) -> int:
         """Tokens whose keys and values fit the engine's cache."""
         return self._engine.kv_cache_tokens
 
+    @told
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """One tick of the engine."""
-        return self._engine.advance(submit, slots=slots, max_steps=max_steps)
+        tick = self._engine.advance(submit, slots=slots, max_steps=max_steps)
+        self.pulse.beat(engine_steps=tick.engine_steps, generated_tokens=tick.generated_tokens)
+        return tick
 
+    @told
     def abort(self) -> list[Completion]:
         """Everything the engine still holds; it is empty afterwards."""
         return self._engine.abort()
 
+    def follow_advance(
+        self, submit: Sequence[Request], *, slots: int, max_steps: int
+    ) -> Fingerprint:
+        """The same tick as that of the engine's first rank, of which this one shows enough to
+        compare them.
+        """
+        return fingerprint(self.advance(submit, slots=slots, max_steps=max_steps).finished)
+
+    def follow_abort(self) -> Fingerprint:
+        """The same abort as that of the engine's first rank."""
+        return fingerprint(self.abort())
+
+    @told
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Forward, backward, optimizer: one step per minibatch, while the engine sleeps."""
         self._engine.sleep()
@@ -102,16 +178,59 @@ class Worker:
         metrics = self._learner.update(minibatches)
         return Metrics({**metrics, "time/update_s": Max(time.perf_counter() - started)})
 
+    @told
     def sync_weights(self, policy_version: int) -> Metrics:
         """Stream the learner's weights into the engine, tensor by tensor; the engine samples with
-        them from now on.
+        them from now on. What the learner offloads leaves before the KV cache needs room.
         """
         started = time.perf_counter()
         self._engine.wake_weights()
-        self._engine.load_weights(self._learner.weights(), policy_version=policy_version)
+        sent = _Counted(self.pulse.counted(self._learner.weights()))
+        self._engine.load_weights(sent, policy_version=policy_version)
+        self._learner.offload()
         self._engine.wake_kv_cache()
-        return Metrics({"time/weight_sync_s": Max(time.perf_counter() - started)})
+        return Metrics(
+            {
+                "time/weight_sync_s": Max(time.perf_counter() - started),
+                "sync/bytes": Max(sent.num_bytes),
+            }
+        )
 
+    @told
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder (rank 0 writes, every rank gathers)."""
         self._learner.export(path)
+        self._learner.offload()
+
+
+class _Counted:
+    """The weights of an iterator, their bytes counted as they pass."""
+
+    def __init__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        self._weights = weights
+        self.num_bytes = 0  # so far
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[str, Tensor]:
+        name, tensor = next(self._weights)
+        self.num_bytes += tensor.nbytes
+        return name, tensor
+
+
+def _node_ip() -> str:
+    """This node's address, as Ray's other nodes know it."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _listen_where_ray_does() -> None:
+    """Have gloo use the network interface of this node's address in the Ray cluster.
+
+    Left alone it takes the address of the machine's name, which on many machines is one that no
+    other machine can reach (127.0.1.1).
+    """
+    ip = _node_ip()
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == ip for address in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

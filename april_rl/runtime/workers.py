@@ -7,26 +7,40 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from april_rl.batch.packing import Batch
 from april_rl.metrics import Metrics, merge
-from april_rl.runtime.calls import results
-from april_rl.runtime.cluster import place, start_ray
+from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
+from april_rl.runtime.layout import Layout
 from april_rl.runtime.settings import WorkerSettings
 from april_rl.runtime.threads import thread_environment
+from april_rl.runtime.watchdog import Watchdog
 from april_rl.runtime.worker import Worker
+from april_rl.runtime.worker_memory import WorkerMemory
 
 
 class Workers:
     """All workers of the run. Owner of their processes: `close` leaves none behind."""
 
-    def __init__(self, *, num_workers: int, settings: WorkerSettings, address: str | None) -> None:
-        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need."""
-        start_ray(num_workers=num_workers, address=address)
-        self._num_workers = num_workers
-        self._group = place(num_workers, use_gpu=settings.device == "cuda")
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        settings: WorkerSettings,
+        address: str | None,
+        watchdog: Watchdog,
+    ) -> None:
+        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need. Every
+        call to them is waited for by `watchdog`.
+        """
+        self.layout, self.watchdog = layout, watchdog
+        self.policy_version = 0  # of the weights that the engines were given last
+        start_ray(num_workers=layout.num_workers, address=address)
+        self._placement = Placement(
+            num_workers=layout.num_workers,
+            tensor_parallel_size=layout.tensor_parallel_size,
+            use_gpu=layout.device == "cuda",
+        )
         env = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         if settings.threads:
             env |= thread_environment(settings.threads)
@@ -34,43 +48,67 @@ class Workers:
         self.actors: list[Any] = [
             actor.options(
                 num_cpus=1,
-                num_gpus=1 if settings.device == "cuda" else 0,
+                num_gpus=1 if layout.device == "cuda" else 0,
                 max_restarts=0,
                 runtime_env={"env_vars": env},
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=rank
-                ),
-            ).remote(rank=rank, world_size=num_workers, settings=settings)
-            for rank in range(num_workers)
-        ]
+                scheduling_strategy=strategy,
+            ).remote(settings)
+            for strategy in self._placement.strategies()
+        ]  # by rank, once they have started
 
     def start(self, on_stage: Callable[[str], None]) -> int:
         """Form the process group, load the learner, start the engines; returns the number of
         parameters.
 
-        Raises WorkerDiedError, or the RunError a worker raised.
+        Raises what `Watchdog.results` does.
         """
         on_stage("joining the process group")
-        address = results([self.actors[0].address.remote()])[0]
-        self._all("join", address)
+        self._join()
         on_stage("loading the learner")
         num_parameters = self._all("build_learner")[0]
         on_stage("starting vLLM")
         self._all("build_engine")
         return int(num_parameters)
 
+    def memory(self) -> list[WorkerMemory]:
+        """What each worker has, before `start`."""
+        return list(self._all("memory"))
+
+    def _join(self) -> None:
+        """Ranks in the order of nodes and GPUs, and a process group of all of them."""
+        self.actors = [self.actors[index] for index in rank_order(self._all("place"))]
+        self.watchdog.meet(self.actors)
+        world_size = len(self.actors)
+        [address] = self.watchdog.results([self.actors[0].listen.remote(world_size)])
+        self.watchdog.results(
+            [
+                actor.join.remote(address, rank=rank, world_size=world_size)
+                for rank, actor in enumerate(self.actors)
+            ]
+        )
+
+    @property
+    def engines(self) -> list[list[Any]]:
+        """The actors of each engine, its first rank first."""
+        size = self.layout.tensor_parallel_size
+        return [self.actors[first : first + size] for first in range(0, len(self.actors), size)]
+
     def kv_cache_tokens(self) -> int:
         """Tokens whose keys and values fit the caches of all engines, once they are started."""
-        return sum(self._all("kv_cache_tokens"))
+        calls = [ranks[0].kv_cache_tokens.remote() for ranks in self.engines]
+        return sum(self.watchdog.results(calls))
 
     def update(self, batch: Batch) -> Metrics:
         """One optimizer step per minibatch on every worker; metrics of all ranks merged."""
         calls = [actor.update.remote(batch.of_rank(rank)) for rank, actor in enumerate(self.actors)]
-        return merge(results(calls))
+        return merge(self.watchdog.results(calls, is_steady=True))
 
     def sync_weights(self, policy_version: int) -> Metrics:
         """The learner's weights into every engine, which then samples as `policy_version`."""
-        return merge(self._all("sync_weights", policy_version))
+        calls = [actor.sync_weights.remote(policy_version) for actor in self.actors]
+        metrics = merge(self.watchdog.results(calls, is_steady=True))
+        self.policy_version = policy_version
+        return metrics
 
     def export(self, path: Path) -> None:
         """A Hugging Face folder of the policy."""
@@ -78,10 +116,12 @@ class Workers:
 
     def close(self) -> None:
         """End every worker, and Ray if it was started here. Never waits for a worker."""
-        for actor in self.actors:
+        self.watchdog.end()  # a stopped process does not hear Ray
+        for actor in self.actors:  # the watchdog may not have met them
             ray.kill(actor, no_restart=True)
-        remove_placement_group(self._group)
-        ray.shutdown()
+        self._placement.remove()
+        stop_ray()
 
     def _all(self, method: str, *args: object) -> list[Any]:
-        return results([getattr(actor, method).remote(*args) for actor in self.actors])
+        calls = [getattr(actor, method).remote(*args) for actor in self.actors]
+        return self.watchdog.results(calls)

@@ -29,6 +29,7 @@ FROZEN: dict[str, tuple[str, ...]] = {
         "response_tokens_p99",
         "response_tokens_max",
         "over_sampling_factor",
+        "stop_s",
     ),
     "staleness": ("age_mean", "age_max", "off_policy_token_frac", "token_frac_age_*"),
     "reward": ("mean", "std", "no_signal_frac", "errors"),
@@ -47,6 +48,7 @@ FROZEN: dict[str, tuple[str, ...]] = {
     "ledger": ("opened", "in_flight", "parked", "ready", "trained", "rejected", "dropped"),
     "time": ("rollout_s", "score_s", "update_s", "weight_sync_s", "checkpoint_s", "step_s"),
     "throughput": ("trained_tokens_per_s",),
+    "sync": ("bytes",),
     "eval": ("*/avg_at_k", "*/pass_at_k", "*/response_tokens_mean"),
 }
 

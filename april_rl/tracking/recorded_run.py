@@ -28,6 +28,7 @@ class RecordedRun:
     cost: EngineCost  # mean over the steps of the second half
     no_signal_frac: float  # share of complete groups with equal rewards, rejected ones included
     prompt_tokens: int  # mean
+    keeps_parked: bool  # a parked sample went on with its KV cache
     rest_s: float  # of a step besides the rollout, mean over the second half
 
 
@@ -56,6 +57,7 @@ def read_recorded_run(run_dir: Path) -> RecordedRun:
         cost=EngineCost(**{name: _mean(late, key) for name, key in _COST_KEYS.items()}),
         no_signal_frac=_mean(rows, "reward/no_signal_frac"),
         prompt_tokens=max(1, round(_mean(late, "rollout/prompt_tokens_mean"))),
+        keeps_parked=_mean(rows, "rollout/kept_samples") > 0,
         rest_s=max(0.0, _mean(late, "time/step_s") - _mean(late, "rollout/time_s")),
     )
 

@@ -1,0 +1,71 @@
+"""The engine's settings: vLLM's precision, memory and parallelism, and which of its options go with
+exact log-probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from april_rl.config.checks import above, at_least, require
+from april_rl.config.choices import ComputeDtype, KvCacheDtype, Speculation
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineConfig:
+    """The inference side: vLLM."""
+
+    dtype: ComputeDtype = ComputeDtype.bfloat16
+    max_model_len: int = (
+        0  # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
+    )
+    max_num_seqs: int = 0  # samples computed together in one engine; 0: the slots of one engine
+    max_batched_tokens: int = 8192  # tokens of one engine step
+    kv_cache_gib: float = 1.0  # on CPU
+    gpu_memory_utilization: float = 0.6  # on GPU: share of the device for weights and KV cache
+    tensor_parallel_size: int = 1  # workers that compute one engine together, on one node
+    # on GPU; false: eager, without a compiler too, which starts in seconds and samples more slowly
+    cuda_graphs: bool = True
+    prefix_caching: bool = True  # the samples of a group share the KV cache of their prompt
+    # auto: that of engine.dtype; fp8 holds twice the tokens, and samples from another distribution
+    # than the learner's, which algorithm.correction or algorithm.ratio=behaviour has to make good;
+    # mismatch/ shows how far, learner.max_mismatch may have to be higher
+    kv_cache_dtype: KvCacheDtype = KvCacheDtype.auto
+    # guess tokens ahead and keep those that the model would have sampled: same distribution
+    speculation: Speculation = Speculation.none
+    speculative_tokens: int = 4  # guessed at a time
+    async_scheduling: bool = False  # refused
+    quantization: str | None = None  # refused
+
+    def __post_init__(self) -> None:
+        at_least("engine", 0, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
+        at_least(
+            "engine",
+            1,
+            max_batched_tokens=self.max_batched_tokens,
+            tensor_parallel_size=self.tensor_parallel_size,
+            speculative_tokens=self.speculative_tokens,
+        )
+        above("engine", 0, kv_cache_gib=self.kv_cache_gib)
+        require(
+            0 < self.gpu_memory_utilization < 1,
+            f"engine.gpu_memory_utilization must be in (0, 1), got {self.gpu_memory_utilization}",
+        )
+        self._check_options()
+
+    def _check_options(self) -> None:
+        """What vLLM can do and a run cannot use."""
+        require(
+            self.speculation is not Speculation.none or self.speculative_tokens == 4,
+            f"engine.speculative_tokens={self.speculative_tokens} means nothing with "
+            "engine.speculation=none: leave it at 4",
+        )
+        require(
+            not self.async_scheduling,
+            "engine.async_scheduling must be false: a step would be in flight between two calls, "
+            "so that an abort could lose tokens and new weights could meet a step of the old ones",
+        )
+        require(
+            self.quantization is None,
+            f"engine.quantization must be null, got {self.quantization}: weights come from the "
+            "learner at every step, and quantised ones sample from another model than it trains",
+        )

@@ -1,0 +1,40 @@
+"""Low-rank adapters: whether they are trained in place of the model, and which layers have one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+
+from april_rl.config.checks import above, at_least, require
+
+_MODULE = re.compile(r"\w+(\.\w+)*")
+
+
+@dataclass(slots=True, kw_only=True)
+class LoraConfig:
+    """W + (alpha / rank) · B · A with W frozen (Hu et al. 2022, eq. 3)."""
+
+    rank: int = 0  # r, rows of A and columns of B; 0: no adapters, the whole model is trained
+    alpha: float = 32.0  # the adapters' product is multiplied by alpha / rank
+    # linear layers of the decoder, by the end of their name (q_proj); null: all of them
+    target_modules: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        at_least("lora", 0, rank=self.rank)
+        above("lora", 0, alpha=self.alpha)
+        names = self.target_modules
+        require(
+            names is None or (len(names) > 0 and all(map(_MODULE.fullmatch, names))),
+            f"lora.target_modules must be null or names of layers as [q_proj,v_proj], got {names}",
+        )
+        if self.rank == 0:
+            self._check_nothing_is_ignored()
+
+    def _check_nothing_is_ignored(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            require(
+                value == entry.default,
+                f"lora.{entry.name}={value} means nothing with lora.rank=0: set lora.rank, or "
+                f"leave it at {entry.default}",
+            )

@@ -1,0 +1,125 @@
+"""The names parameters have on disk and in the engine, where experts are tensors of their own.
+
+Legend: [E] experts, [I] their width, [H] hidden size. transformers computes with all experts of a
+layer at once, `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I]; a published checkpoint has
+`gate_proj` and `up_proj` [I, H] and `down_proj` [H, I] of each expert. transformers describes which
+is which and converts whole models; here its description becomes boxes, so that a rank can read the
+slices of its shard and send one parameter after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Size, Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Chunk,
+    PrefixChange,
+    SplitModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
+
+from april_rl.errors import RunError
+
+Box = tuple[slice, ...]  # a range of each dimension
+
+
+class UnknownLayoutError(RunError):
+    """The checkpoint of the model in model.path has its parameters in a form the learner cannot
+    read.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A tensor on disk, and where in a parameter its numbers are."""
+
+    name: str  # on disk
+    box: Box  # in the parameter
+    is_expert: bool  # the box is one expert: the tensor lacks the first dimension
+
+    @property
+    def shape(self) -> Size:
+        """Of the tensor on disk."""
+        sizes = [along.stop - along.start for along in self.box]
+        return Size(sizes[1:] if self.is_expert else sizes)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The tensor as a view of the whole parameter."""
+        view = whole[self.box]
+        return view[0] if self.is_expert else view
+
+
+class StoredNames:
+    """What transformers knows about the checkpoints of one model."""
+
+    def __init__(self, causal_lm: PreTrainedModel) -> None:
+        """Nothing is read: the architecture decides."""
+        conversions = [
+            conversion.reverse_transform()
+            for conversion in reversed(get_model_conversion_mapping(causal_lm, add_legacy=False))
+            if not isinstance(conversion, PrefixChange)  # the name of a part of another model
+        ]
+        self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
+        self._splits = [c for c in conversions if isinstance(c, WeightConverter)]
+
+    def parts(self, name: str, shape: Size) -> tuple[Part, ...]:
+        """The tensors on disk that make up the parameter `name`; expert after expert.
+
+        Raises UnknownLayoutError when they are neither the parameter itself nor, for each expert,
+        its rows.
+        """
+        stored, pattern = rename_source_key(name, self._renamings, self._splits, reverse=True)
+        if pattern is None:
+            return (Part(name=stored, box=_whole(shape), is_expert=False),)
+        split = next(s for s in self._splits if pattern in s.source_patterns)
+        _check_layout(name, split)
+        first, *others = split.target_patterns
+        projections = [stored, *(stored.replace(first, other, 1) for other in others)]
+        return tuple(_experts(projections, shape))
+
+
+def cut(whole: Tensor, parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
+    """Name on disk and tensor of every part; views, so that nothing is copied."""
+    for part in parts:
+        yield part.name, part.of(whole)
+
+
+def _whole(shape: Size) -> Box:
+    return tuple(slice(0, size) for size in shape)
+
+
+def _experts(projections: Sequence[str], shape: Size) -> Iterator[Part]:
+    """The parts of a parameter [E, R, .]: of each expert R / len(projections) rows a projection.
+
+    `projections` are names with a star for the number of the expert.
+    """
+    num_experts, num_rows = shape[:2]
+    rows = num_rows // len(projections)
+    for expert in range(num_experts):
+        for i, projection in enumerate(projections):
+            of_expert = (slice(expert, expert + 1), slice(i * rows, (i + 1) * rows))
+            yield Part(
+                name=projection.replace("*", str(expert), 1),
+                box=(*of_expert, *_whole(shape[2:])),
+                is_expert=True,
+            )
+
+
+def _check_layout(name: str, split: WeightConverter) -> None:
+    """Raise UnknownLayoutError unless `split` takes experts apart, and their rows before."""
+    match split.operations:
+        case [SplitModulelist(dim=0)] if len(split.target_patterns) == 1:
+            return
+        case [Chunk(dim=1, num_shards_attribute=None), SplitModulelist(dim=0)]:
+            return
+    raise UnknownLayoutError(
+        f"model.path: checkpoints of this model have {', '.join(split.target_patterns)} where the "
+        f"learner has {name}, related by {split.operations}; the learner reads checkpoints whose "
+        "tensors are its parameters, or the matrices of single experts. Use another model"
+    )

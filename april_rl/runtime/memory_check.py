@@ -1,0 +1,153 @@
+"""The memory plan held against what workers have: what fits, and what to set where it does not."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import ComputeDtype, Kl
+from april_rl.runtime.layout import Layout
+from april_rl.runtime.memory_plan import GIB, MemoryPlan, MemorySettings, Phase, plan_memory
+from april_rl.runtime.preflight import ModelFacts, PreflightError
+from april_rl.runtime.worker_memory import WorkerMemory
+
+_TOO_LITTLE = 0.99  # what saves less than a hundredth helps nobody
+_LAST_RESORT = "no setting is enough by itself"
+
+
+def memory_settings(config: TrainConfig, layout: Layout) -> MemorySettings:
+    """What a checked configuration says about memory."""
+    learner, engine = config.learner, config.engine
+    return MemorySettings(
+        device=layout.device,
+        num_workers=layout.num_workers,
+        shard_size=learner.shard_size or layout.num_workers,
+        offload=learner.offload.name,
+        lora_rank=config.lora.rank,
+        has_reference=config.algorithm.kl is not Kl.none,
+        compute_bytes=_BYTES[learner.compute_dtype],
+        activation_checkpointing=learner.activation_checkpointing,
+        max_tokens=learner.max_tokens,
+        longest_tokens=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+        num_minibatches=config.trainer.num_minibatches,
+        engine_bytes=_BYTES[engine.dtype],
+        tensor_parallel_size=layout.tensor_parallel_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        kv_cache_gib=engine.kv_cache_gib,
+        cuda_graphs=engine.cuda_graphs,
+    )
+
+
+_BYTES = {ComputeDtype.bfloat16: 2, ComputeDtype.float32: 4}
+
+
+def check_memory(
+    facts: ModelFacts, settings: MemorySettings, workers: Sequence[WorkerMemory]
+) -> MemoryPlan:
+    """The plan of the worker with the least free memory, when it fits.
+
+    Raises PreflightError naming what does not fit, and where, and the settings that help.
+    """
+    on_node = Counter(worker.node_id for worker in workers)
+
+    def room(worker: WorkerMemory) -> float:
+        """Free host memory of one of a node's workers."""
+        return worker.host_free_bytes / on_node[worker.node_id]
+
+    if settings.device == "cpu":
+        return check_plan(facts, settings, Room(device=0, free=min(map(room, workers))))
+    least = min(workers, key=lambda worker: worker.free_bytes)
+    found = Room(device=least.device_bytes, free=least.free_bytes)
+    plan = check_plan(facts, settings, found)
+    host_room = min(map(room, workers))
+    if plan.host.total > host_room:
+        raise PreflightError(
+            f"host memory: a worker would hold {plan.host.total / GIB:.1f} GiB ({plan.host}) and "
+            f"its part of what its node has free is {host_room / GIB:.1f} GiB; "
+            "learner.offload=optimizer or none takes less, algorithm.kl=none has no reference"
+        )
+    return plan
+
+
+class Room(NamedTuple):
+    """Bytes of a worker's device, all of them, and those that are free; on CPU of its host."""
+
+    device: float
+    free: float
+
+
+def check_plan(facts: ModelFacts, settings: MemorySettings, room: Room) -> MemoryPlan:
+    """The plan, when every phase of it fits into `room`.
+
+    Raises PreflightError with the phases that do not, their items, and the settings that help.
+    """
+    plan = plan_memory(facts, settings, device_bytes=room.device)
+    owner = "a worker" if settings.device == "cpu" else "a GPU"
+    missing = [
+        f"{phase.name}: {owner} would hold {phase.total / GIB:.1f} GiB and has "
+        f"{room.free / GIB:.1f} GiB free: {phase}; "
+        + (", ".join(_remedies(facts, settings, phase, room)) or _LAST_RESORT)
+        for phase in plan.phases
+        if phase.total > room.free
+    ]
+    if settings.device != "cpu":
+        missing += _too_small_a_share(facts, settings, room)
+    if missing:
+        lines = "\n".join(f"  - {line}" for line in missing)
+        raise PreflightError(f"this run does not fit into memory\n{lines}")
+    return plan
+
+
+def _too_small_a_share(facts: ModelFacts, settings: MemorySettings, room: Room) -> list[str]:
+    """What to say when the engine has no room for more than its weights."""
+    share = settings.gpu_memory_utilization * room.device
+    weights = facts.num_parameters * settings.engine_bytes / settings.tensor_parallel_size
+    if weights < share:
+        return []
+    return [
+        f"rollout: engine.gpu_memory_utilization={settings.gpu_memory_utilization:g} gives the "
+        f"engine {share / GIB:.1f} GiB, its weights alone take {weights / GIB:.1f} GiB: raise it, "
+        "or engine.tensor_parallel_size"
+    ]
+
+
+def _remedies(
+    facts: ModelFacts, settings: MemorySettings, phase: Phase, room: Room
+) -> Iterator[str]:
+    """Settings that make `phase` smaller, each with what it would be then."""
+    for key, changed in _changes(settings, phase, room):
+        again = plan_memory(facts, changed, device_bytes=room.device)
+        total = next(other.total for other in again.phases if other.name == phase.name)
+        if total < _TOO_LITTLE * phase.total:
+            yield f"{key} makes it {total / GIB:.1f}"
+
+
+def _changes(
+    settings: MemorySettings, phase: Phase, room: Room
+) -> Iterator[tuple[str, MemorySettings]]:
+    """What could be set otherwise, and the settings as they are then."""
+    if settings.device == "cpu":
+        half = settings.kv_cache_gib / 2
+        yield f"engine.kv_cache_gib={half:g}", replace(settings, kv_cache_gib=half)
+    else:
+        yield "learner.offload=all", replace(settings, offload="all")
+        share = settings.gpu_memory_utilization - (phase.total - room.free) / room.device
+        share = max(0.0, math.floor(100 * share) / 100)
+        key = f"engine.gpu_memory_utilization={share:g}"
+        yield key, replace(settings, gpu_memory_utilization=share)
+    yield (
+        "learner.activation_checkpointing=true",
+        replace(settings, activation_checkpointing=True),
+    )
+    fewer = max(settings.longest_tokens, settings.max_tokens // 2)
+    yield f"learner.max_tokens={fewer}", replace(settings, max_tokens=fewer)
+    if settings.shard_size < settings.num_workers:
+        yield "learner.shard_size=0", replace(settings, shard_size=settings.num_workers)
+    elif settings.device != "cpu":
+        more = 2 * settings.num_workers
+        key, changed = f"runtime.num_workers={more}", replace(settings, num_workers=more)
+        yield key, replace(changed, shard_size=more)

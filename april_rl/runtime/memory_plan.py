@@ -1,0 +1,281 @@
+"""What a worker has in memory in each phase of a step, worked out before any of it is there.
+
+Legend: P parameters of the model, N workers that share one copy of the weights, c bytes of a number
+in the forward and backward pass. All sizes are bytes, of one worker; tables are in GiB. Weights,
+gradients, moments and the engine's share follow from the settings; what is marked as an estimate
+below was not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from april_rl.learner.logprobs import BLOCK_BYTES
+from april_rl.runtime.preflight import ModelFacts
+
+GIB = 1 << 30
+_MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32
+_SYNC = 2  # bytes of a number on its way to the engine
+_COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and as the engine takes it
+_LOGIT_BLOCKS = 3  # logits, their exponentials and the 16-bit product they came from
+_FILE_BYTES = 2 * GIB  # of a checkpoint, in host memory
+# Estimates: what NCCL holds and allocators waste; what vLLM keeps while it sleeps.
+_OVERHEAD, _ASLEEP, _GRAPHS = int(1.5 * GIB), int(0.5 * GIB), GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    """What the memory of a run depends on, beside the model."""
+
+    device: str  # cpu or cuda
+    num_workers: int
+    shard_size: int  # N
+    offload: str  # none, optimizer or all
+    lora_rank: int  # 0: the whole model is trained
+    has_reference: bool  # a second, frozen model
+    compute_bytes: int  # c
+    activation_checkpointing: bool
+    max_tokens: int  # of a micro-batch
+    longest_tokens: int  # of a sample: max_tokens cannot be less
+    num_minibatches: int
+    engine_bytes: int  # of a number of the engine's weights
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    kv_cache_gib: float
+    cuda_graphs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch of a step, and the bytes of each thing that is in memory at its peak."""
+
+    name: str
+    items: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Bytes of all items."""
+        return sum(self.items.values())
+
+    def __str__(self) -> str:
+        """The items in GiB, the largest first."""
+        by_size = sorted(self.items.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {size / GIB:.1f}" for name, size in by_size if size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The phases of a step on a worker's device, and what it has in host memory meanwhile."""
+
+    phases: tuple[Phase, ...]
+    host: Phase
+
+    def __str__(self) -> str:
+        """A table: a line an item, a column a phase, GiB."""
+        columns = [phase for phase in (*self.phases, self.host) if phase.items]
+        names = list(dict.fromkeys(name for phase in columns for name in phase.items))
+        rows = [[name, *(_gib(phase.items.get(name, 0.0)) for phase in columns)] for name in names]
+        heading = ["memory of a worker, GiB", *(phase.name for phase in columns)]
+        table = [heading, *rows, ["together", *(_gib(phase.total) for phase in columns)]]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join(
+            row[0].ljust(widths[0])
+            + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+            for row in table
+        )
+
+
+def plan_memory(
+    facts: ModelFacts, settings: MemorySettings, *, device_bytes: float = 0.0
+) -> MemoryPlan:
+    """The plan of a model; `device_bytes`: the whole memory of a GPU, of which vLLM has a share."""
+    sizes = _Sizes(facts, settings)
+    if settings.device == "cpu":
+        return MemoryPlan(phases=(sizes.on_cpu(),), host=Phase(name="host", items={}))
+    return MemoryPlan(
+        phases=(
+            sizes.rollout(settings.gpu_memory_utilization * device_bytes),
+            sizes.backward(),
+            sizes.optimizer_step(),
+            sizes.weight_sync(),
+        ),
+        host=sizes.host(),
+    )
+
+
+class _Sizes:
+    """The parts that phases are made of."""
+
+    def __init__(self, facts: ModelFacts, settings: MemorySettings) -> None:
+        self._facts, self._settings = facts, settings
+        adapters = settings.lora_rank * facts.num_layers * self._adapter_width()
+        self._trained = adapters or facts.num_parameters
+        self._frozen = facts.num_parameters if adapters else 0
+
+    def rollout(self, share: float) -> Phase:
+        """vLLM takes its share of the whole device, whatever else is there; weights come first."""
+        offload, weights = self._settings.offload, self._engine_weights()
+        return Phase(
+            name="rollout",
+            items={
+                "masters": 0.0 if offload == "all" else self._masters(),
+                "Adam moments": 0.0 if offload != "none" else self._moments(),
+                "engine weights": weights,
+                "KV cache, engine's workspace": max(0.0, share - weights),
+                "overhead": _OVERHEAD,
+            },
+        )
+
+    def backward(self) -> Phase:
+        """Moments that were offloaded come for the first optimizer step and stay until the last."""
+        is_away = self._settings.offload != "none" and self._settings.num_minibatches == 1
+        return Phase(
+            name="backward",
+            items={
+                "masters": self._masters(),
+                "Adam moments": 0.0 if is_away else self._moments(),
+                "gradients": self._gradients(),
+                "gradients, not yet reduced": self._whole_gradients(),
+                "gathered layers": self._gathered(),
+                "activations": self._activations(),
+                "logits": self._logits(),
+                "engine, asleep": self._asleep(),
+                "overhead": _OVERHEAD,
+            },
+        )
+
+    def optimizer_step(self) -> Phase:
+        """Everything that belongs to a parameter is there, nothing of the pass before."""
+        return Phase(
+            name="optimizer",
+            items={
+                "masters": self._masters(),
+                "Adam moments": self._moments(),
+                "gradients": self._gradients(),
+                "engine, asleep": self._asleep(),
+                "overhead": _OVERHEAD,
+            },
+        )
+
+    def weight_sync(self) -> Phase:
+        """The engine's weights are awake, its KV cache is not; moments have left."""
+        is_away = self._settings.offload != "none"
+        return Phase(
+            name="weight sync",
+            items={
+                "masters": self._masters(),
+                "Adam moments": 0.0 if is_away else self._moments(),
+                "engine weights": self._engine_weights(),
+                "tensor on its way": self._on_its_way(),
+                "engine, asleep": self._asleep(),
+                "overhead": _OVERHEAD,
+            },
+        )
+
+    def host(self) -> Phase:
+        """Room once taken for what is offloaded is kept; the reference is there between updates."""
+        offload = self._settings.offload
+        return Phase(
+            name="host",
+            items={
+                "masters": self._masters() if offload == "all" else 0.0,
+                "Adam moments": 0.0 if offload == "none" else self._moments(),
+                "reference": self._reference(),
+                "checkpoint file": _FILE_BYTES,
+            },
+        )
+
+    def on_cpu(self) -> Phase:
+        """Nothing sleeps or leaves: one memory holds the peaks of learner and engine."""
+        learner = self.backward().items
+        del learner["engine, asleep"], learner["overhead"]
+        return Phase(
+            name="the run",
+            items={
+                **learner,
+                "reference": self._reference(),
+                "engine weights": self._engine_weights(),
+                "KV cache": self._settings.kv_cache_gib * GIB,
+            },
+        )
+
+    def _adapter_width(self) -> int:
+        """Rows of A and columns of B of the adapters of a layer, when each linear one has them."""
+        facts = self._facts
+        heads = facts.attention_size + facts.key_value_size
+        return 7 * facts.hidden_size + 2 * heads + 3 * facts.mlp_size
+
+    def _masters(self) -> float:
+        """float32 of what is trained; what is frozen under adapters is in the precision of
+        computation.
+        """
+        whole = _MASTER * self._trained + self._settings.compute_bytes * self._frozen
+        return whole / self._settings.shard_size
+
+    def _moments(self) -> float:
+        return _MOMENTS * self._trained / self._settings.shard_size
+
+    def _gradients(self) -> float:
+        return _GRADIENT * self._trained / self._settings.shard_size
+
+    def _whole_gradients(self) -> float:
+        """Gradients are reduced in a minibatch's last backward pass; until then FSDP2 adds up those
+        of whole layers, in float32, on every worker.
+        """
+        return _GRADIENT * self._trained
+
+    def _gathered(self) -> float:
+        """The root's unit stays gathered; of layers there are one at work and the next. The
+        gradient of a unit is first whole, then copied into float32 to be reduced.
+        """
+        facts, c = self._facts, self._settings.compute_bytes
+        root, layer = facts.embedding_parameters, facts.layer_parameters
+        gradient = 0 if self._frozen else (c + _GRADIENT) * max(root, layer)
+        return c * (root + 2 * layer) + gradient
+
+    def _activations(self) -> float:
+        """Estimate, of what autograd keeps of the layers of a Llama- or Qwen-like decoder.
+
+        A token's bytes in one layer: the norms keep their input in float32 and what their weight
+        multiplies (hidden size H, twice), the projections their inputs, attention its queries,
+        keys, values and output (and the norms of queries and keys theirs), the MLP four rows of
+        its width. The last norm is one more. With checkpointing a layer keeps its input alone, and
+        one at a time is computed again.
+        """
+        facts, settings = self._facts, self._settings
+        hidden, heads = facts.hidden_size, facts.attention_size + facts.key_value_size
+        c, float32, num_layers = settings.compute_bytes, 4, facts.num_layers
+        layer = c * (4 * hidden + 3 * heads + 4 * facts.mlp_size) + float32 * (2 * hidden + heads)
+        last = (c + float32) * hidden
+        if settings.activation_checkpointing:
+            return settings.max_tokens * (num_layers * c * hidden + layer + last)
+        return settings.max_tokens * (num_layers * layer + last)
+
+    def _logits(self) -> float:
+        """A block of the vocabulary at a time, and the float32 gradient of the hidden states."""
+        return _LOGIT_BLOCKS * BLOCK_BYTES + 4 * self._settings.max_tokens * self._facts.hidden_size
+
+    def _engine_weights(self) -> float:
+        per_engine = self._settings.engine_bytes * self._facts.num_parameters
+        return per_engine / self._settings.tensor_parallel_size
+
+    def _on_its_way(self) -> float:
+        """Parameters are gathered one at a time; the embedding is the largest of a dense model, all
+        experts of a layer that of a mixture.
+        """
+        facts = self._facts
+        largest = max(facts.embedding_parameters, facts.expert_parameters)
+        return _COPIES_IN_SYNC * _SYNC * largest
+
+    def _asleep(self) -> float:
+        return _ASLEEP + (_GRAPHS if self._settings.cuda_graphs else 0)
+
+    def _reference(self) -> float:
+        """Under adapters the frozen model is the reference."""
+        if self._frozen or not self._settings.has_reference:
+            return 0.0
+        return self._settings.compute_bytes * self._facts.num_parameters / self._settings.shard_size
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f}" if size else "-"

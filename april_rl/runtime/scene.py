@@ -1,0 +1,135 @@
+"""What is known of the workers when one of them has failed, and the error that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from april_rl.runtime.calls import (
+    Failure,
+    WorkerDiedError,
+    WorkerMemoryError,
+    WorkerStalledError,
+    memory_advice,
+)
+from april_rl.runtime.pulse import Member
+from april_rl.runtime.sentry import Machine, Vitals
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Every worker, by rank; all of it empty when they have not been met."""
+
+    members: Sequence[Member]
+    vitals: Sequence[Vitals]
+    machines: Sequence[Machine]  # of each worker's node
+    oom_kills: Sequence[int]  # on its node, since the workers were met
+    most_rss_bytes: Sequence[int]  # each was seen with
+
+    def name(self, rank: int | None) -> str:
+        """Which worker, and where."""
+        if rank is None:
+            return "a worker"
+        if not self.members:
+            return f"worker {rank}"
+        member = self.members[rank]
+        return f"worker {rank} (pid {member.pid} on {member.host})"
+
+    def call(self, rank: int | None) -> str:
+        """The method it runs, or ran last."""
+        return "" if rank is None or not self.vitals else self.vitals[rank].activity.call
+
+    def dead(self) -> list[int]:
+        """The ranks without a process."""
+        return [rank for rank, vitals in enumerate(self.vitals) if vitals.is_dead]
+
+    def at_fault(self) -> list[int]:
+        """The ranks that the others wait for: dead ones, else stopped ones, else those that have
+        come least far in a call which others run too.
+        """
+        stopped = [rank for rank, vitals in enumerate(self.vitals) if vitals.is_stopped]
+        return self.dead() or stopped or self._behind()
+
+    def waiting(self) -> str:
+        """Who waits for whom, as a sentence; empty when nobody knows."""
+        blamed = self.at_fault()
+        others = [
+            rank
+            for rank, vitals in enumerate(self.vitals)
+            if rank not in blamed and vitals.activity.is_running
+        ]
+        return f"{_ranks(others)} for {_ranks(blamed)}" if blamed and others else ""
+
+    def _behind(self) -> list[int]:
+        """The ranks behind the others in the call that most of them run; none when all are even."""
+        running = [vitals.activity.call for vitals in self.vitals if vitals.activity.is_running]
+        if not running:
+            return []
+        call = max(sorted(set(running)), key=running.count)
+        progress = [
+            vitals.activity.call_beats
+            if vitals.activity.is_running and vitals.activity.call == call
+            else -1
+            for vitals in self.vitals
+        ]
+        least = min(progress)
+        return [] if least == max(progress) else [r for r, n in enumerate(progress) if n == least]
+
+
+def died(scene: Scene, rank: int) -> WorkerDiedError:
+    """A process has ended."""
+    if scene.oom_kills[rank]:
+        return out_of_memory(scene, rank, "the kernel killed it for want of memory")
+    return WorkerDiedError(
+        f"{scene.name(rank)} died in {scene.call(rank) or 'no call'}: its process was killed or "
+        "crashed"
+    )
+
+
+def failed(scene: Scene, rank: int | None, failure: Failure) -> WorkerDiedError:
+    """A call to `rank` (None: it is not known) brought no result."""
+    if failure.is_memory:
+        return out_of_memory(scene, rank, failure.summary)
+    verb = "died" if failure.is_death else "failed"
+    in_call = f" in {scene.call(rank)}" if scene.call(rank) else ""
+    return WorkerDiedError(f"{scene.name(rank)} {verb}{in_call}: {failure.message.strip()}")
+
+
+def out_of_memory(scene: Scene, rank: int | None, said: str) -> WorkerMemoryError:
+    """`said`: what Ray, torch, the kernel or Python say of it."""
+    held = ""
+    if rank is not None and scene.machines:
+        machine = scene.machines[rank]
+        held = (
+            f" It held {scene.most_rss_bytes[rank] / GIB:.2f} GiB;"
+            f" {machine.free_bytes / GIB:.1f} of the {machine.total_bytes / GIB:.1f} GiB of its "
+            "machine are free now."
+        )
+    call = scene.call(rank)
+    return WorkerMemoryError(
+        f"{scene.name(rank)} ran out of memory in {call or 'its start'} ({said}).{held} "
+        f"{memory_advice(call)}"
+    )
+
+
+def stopped(scene: Scene, rank: int) -> WorkerStalledError:
+    """A signal has stopped the process."""
+    return WorkerStalledError(
+        f"{scene.name(rank)} is stopped (SIGSTOP or the like) in {scene.call(rank) or 'no call'}"
+    )
+
+
+def silent(scene: Scene, rank: int | None, *, key: str, limit_s: float) -> WorkerStalledError:
+    """It has shown no progress for `limit_s`, the value of the setting `key`."""
+    waiting = scene.waiting()
+    return WorkerStalledError(
+        f"{scene.name(rank)} has shown no progress for {key} = {limit_s:g} s in "
+        f"{scene.call(rank) or 'its start'}{f' ({waiting})' if waiting else ''}"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """In words."""
+    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,156 @@
+"""The learner on a GPU: its attention kernel, what offload frees, and the memory plan against what
+is really used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from learner_setup import Example, make_learner, pack_minibatch
+from tiny_models import write_tiny_qwen3
+from torch import Tensor, nn
+
+from april_rl.learner.attention import Packing, packed_attention
+from april_rl.learner.learner import Learner
+from april_rl.runtime.memory_plan import MemorySettings, plan_memory
+from april_rl.runtime.preflight import model_facts
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.accelerator.is_available(), reason="needs a GPU: torch.accelerator finds none"
+    ),
+]
+HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 64
+LENGTHS = (5, 1, 130, 64)
+NUM_TOKENS, NUM_ROWS = 4096, 2
+
+
+def this_device() -> torch.device:
+    found = torch.accelerator.current_accelerator()
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group() -> Iterator[None]:
+    dist.init_process_group("cuda:nccl,cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def attention_and_gradients(qkv: list[Tensor], slope: Tensor) -> list[Tensor]:
+    """Output [1, T, Q, D] and the gradients of queries, keys and values, float32."""
+    leaves = [x.detach().requires_grad_() for x in qkv]
+    packing = Packing.of(LENGTHS, device=slope.device)
+    out, _ = packed_attention(nn.Identity(), *leaves, None, packing=packing, scaling=0.125)
+    gradients = torch.autograd.grad((out.float() * slope).sum(), leaves)
+    return [x.detach().float() for x in (out, *gradients)]
+
+
+def attention_in_both_precisions(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """The kernel for half precision beside SDPA in float32, on the same numbers."""
+    generator = torch.Generator().manual_seed(0)
+    size = sum(LENGTHS)
+    qkv = [
+        torch.randn(1, heads, size, HEAD_DIM, generator=generator).bfloat16().to(device)
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    ]
+    slope = torch.randn(1, size, HEADS, HEAD_DIM, generator=generator).to(device)
+    half = attention_and_gradients(qkv, slope)
+    whole = attention_and_gradients([x.float() for x in qkv], slope)
+    return list(zip(half, whole, strict=True))
+
+
+def test_the_varlen_kernel_computes_what_sdpa_does():
+    """Values and gradients. Fails when a sequence sees another, or a token the one behind it."""
+    for half, whole in attention_in_both_precisions(this_device()):
+        torch.testing.assert_close(half, whole, atol=0.05, rtol=0.05)
+
+
+def build(folder: Path, device: torch.device, *, offload: str) -> Learner:
+    """Thirty million parameters: large enough for memory to be that of tensors."""
+    write_tiny_qwen3(folder, hidden_size=512, num_layers=8)
+    return make_learner(
+        str(folder), device=device.type, compute_dtype="bfloat16", offload=offload, max_mismatch=1e9
+    )
+
+
+def rows() -> list[Example]:
+    """As many full micro-batches as NUM_ROWS says."""
+    rng = np.random.default_rng(0)
+    return [
+        Example(
+            token_ids=tuple(rng.integers(3, 98, NUM_TOKENS).tolist()),
+            num_prompt=16,
+            behaviour_logprobs=np.full(NUM_TOKENS - 16, -4.0, np.float32),
+            advantage=1.0,
+            age=0,
+        )
+        for _ in range(NUM_ROWS)
+    ]
+
+
+def state(learner: Learner) -> list[Tensor]:
+    """Weights as they are sent, and all log-probabilities of a row, on the host."""
+    [row, *_] = pack_minibatch([[example] for example in rows()])
+    sent = [tensor.cpu() for _, tensor in learner.weights()]
+    return [*sent, learner.logprobs(row).cpu()]
+
+
+def test_offload_frees_masters_and_moments_and_brings_them_back_bit_by_bit(tmp_path):
+    """12 bytes a parameter. Fails when something stays on the device, or comes back changed."""
+    learner = build(tmp_path, this_device(), offload="all")
+    learner.update([pack_minibatch([[example] for example in rows()])])
+    before = state(learner)
+    learner.reload()
+    resident = torch.accelerator.memory_allocated()
+    learner.offload()
+    freed = resident - torch.accelerator.memory_allocated()
+    assert freed == pytest.approx(12 * learner.num_parameters, rel=0.02)
+    for mine, expected in zip(state(learner), before, strict=True):
+        assert torch.equal(mine, expected)
+
+
+def planned(folder: Path) -> dict[str, dict[str, float]]:
+    """The items of each phase for the learner above."""
+    settings = MemorySettings(
+        device="cuda",
+        num_workers=1,
+        shard_size=1,
+        offload="none",
+        lora_rank=0,
+        has_reference=False,
+        compute_bytes=2,
+        activation_checkpointing=False,
+        max_tokens=NUM_TOKENS,
+        longest_tokens=NUM_TOKENS,
+        num_minibatches=1,
+        engine_bytes=2,
+        tensor_parallel_size=1,
+        gpu_memory_utilization=0.5,
+        kv_cache_gib=1.0,
+        cuda_graphs=False,
+    )
+    plan = plan_memory(model_facts(str(folder)), settings, device_bytes=1.0)
+    return {phase.name: phase.items for phase in plan.phases}
+
+
+def test_the_plan_of_the_backward_pass_is_its_measured_peak(tmp_path):
+    """Of the second update, when the moments are there. The plan may be a quarter too careful,
+    never too small.
+    """
+    learner = build(tmp_path, this_device(), offload="none")
+    minibatch = pack_minibatch([[example] for example in rows()])
+    learner.update([minibatch])
+    torch.accelerator.reset_peak_memory_stats()
+    learner.update([minibatch])
+    peak = torch.accelerator.max_memory_allocated()
+    items = planned(tmp_path)["backward"]
+    expected = sum(items.values()) - items["overhead"] - items["engine, asleep"]
+    assert 0.75 * expected <= peak <= expected

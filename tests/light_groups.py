@@ -1,0 +1,53 @@
+"""Pairs of light workers, and the watchdog over them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import ray
+from light_workers import LightWorker
+
+from april_rl.runtime.watchdog import Watchdog
+
+
+class Group:
+    """Two light workers."""
+
+    def __init__(self, *, num_cpus=0) -> None:
+        env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
+        actor = ray.remote(LightWorker).options(num_cpus=num_cpus, runtime_env=env)
+        self.actors = [actor.remote() for _ in range(2)]
+        self.members = ray.get([actor.member.remote() for actor in self.actors])
+        self.pids = [member.pid for member in self.members]
+
+    def meet(self, folder: Path) -> None:
+        """From now on an update is a collective."""
+        ray.get([a.join.remote(str(folder), rank, 2) for rank, a in enumerate(self.actors)])
+
+    def update(self, *troubles: str) -> list[ray.ObjectRef]:
+        """By both ranks, worker 1 with its trouble, if any."""
+        return [self.actors[0].update.remote(), self.actors[1].update.remote(*troubles)]
+
+    def alive(self) -> list[int]:
+        """Processes left of the workers."""
+        states = {pid: psutil.Process(pid).status() for pid in self.pids if psutil.pid_exists(pid)}
+        return [pid for pid, state in states.items() if state != psutil.STATUS_ZOMBIE]
+
+    def wait_for_end(self) -> None:
+        """Until none is left, at most some seconds."""
+        deadline = time.monotonic() + 5
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+class Watch(Watchdog):
+    """A watchdog over a group, with its report at hand."""
+
+    def __init__(self, group, folder, *, stall_timeout_s=60.0, call_timeout_s=60.0) -> None:
+        self.file = folder / "stall_report.txt"
+        super().__init__(
+            report=self.file, stall_timeout_s=stall_timeout_s, call_timeout_s=call_timeout_s
+        )
+        self.meet(group.actors)

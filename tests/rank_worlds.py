@@ -1,0 +1,199 @@
+"""What ranks do in the tests of `test_learner_ranks`: four processes that are two worlds of two
+first, then one of four, and leave what they saw in files.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from learner_setup import (
+    Example,
+    gradients_seen,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    num_tokens,
+    pack,
+    write_model,
+)
+
+from april_rl.batch.packing import MicroBatch
+from april_rl.learner.learner import Learner
+from april_rl.learner.mismatch import MismatchError
+
+NUM_RANKS, NUM_STEPS = 4, 3
+MODELS = {"tied": True, "untied": False}
+NOT_CLIPPED = 1e9
+# Which of six examples are in the micro-batches of each rank: uneven, down to the dummy row alone.
+DEALT = {
+    1: [[[0, 1, 2, 3, 4, 5]]],
+    2: [[[0, 1], [2, 3, 4]], [[5], []]],
+    4: [[[0, 1], [2]], [[3], [4]], [[5], []], [[], []]],
+}
+
+
+class World(NamedTuple):
+    """How many ranks there are, and how many of them share a copy of the weights."""
+
+    num_ranks: int
+    shard_size: int
+
+    def __str__(self) -> str:
+        return f"{self.num_ranks // self.shard_size}x{self.shard_size}"
+
+
+class Case(NamedTuple):
+    """A learner that makes three updates."""
+
+    world: World
+    model: str
+    activation_checkpointing: bool
+
+    def __str__(self) -> str:
+        recomputes = "-checkpointing" if self.activation_checkpointing else ""
+        return f"{self.world}-{self.model}{recomputes}"
+
+
+WORLDS = [World(1, 1), World(2, 2), World(4, 4), World(4, 2)]
+CASES = [Case(world, model, flag) for world in WORLDS for model in MODELS for flag in (False, True)]
+REPLICATED = World(4, 2)
+# Whole runs with everything a learner has: one rank, and what is compared with it.
+RUNS = [(World(1, 1), "tied"), (World(1, 1), "untied"), (World(2, 2), "tied")]
+RUNS += [(World(2, 2), "untied"), (REPLICATED, "untied")]
+
+
+def write_models(folder: Path) -> None:
+    """The models and, beside them, the examples of every update and of the mismatch after them."""
+    for name, tied in MODELS.items():
+        path = write_model(folder / name, tied=tied)
+        for seed in range(NUM_STEPS):
+            save_examples(path, seed, make_examples(path, noise=0.3, age=1, seed=seed))
+        save_examples(path, NUM_STEPS, make_examples(path, noise=1.0, age=0))
+
+
+def save_examples(path: str, seed: int, examples: list[Example]) -> None:
+    """Where `saved_examples` finds them."""
+    Path(path, f"examples{seed}.pkl").write_bytes(pickle.dumps(examples))
+
+
+def saved_examples(path: str, seed: int) -> list[Example]:
+    """What every rank takes its part of."""
+    found: list[Example] = pickle.loads(Path(path, f"examples{seed}.pkl").read_bytes())
+    return found
+
+
+def batch(examples: Sequence[Example], *, rank: int, num_ranks: int = 2) -> list[MicroBatch]:
+    """The micro-batches of a rank."""
+    total = num_tokens([examples])
+    bins = DEALT[num_ranks][rank]
+    return [pack([examples[i] for i in bin_], total=total) for bin_ in bins]
+
+
+def own_batch(path: str, seed: int) -> list[MicroBatch]:
+    """The micro-batches of this rank in update `seed`."""
+    examples = saved_examples(path, seed)
+    return batch(examples, rank=dist.get_rank(), num_ranks=dist.get_world_size())
+
+
+def train(path: str, case: Case) -> dict[str, Any]:
+    """What a rank sees of three updates; with copies of the weights also with everything offloaded
+    between them.
+    """
+    learner = make_learner(
+        path,
+        shard_size=case.world.shard_size,
+        activation_checkpointing=case.activation_checkpointing,
+        offload="all" if case.world == REPLICATED else "none",
+        max_grad_norm=NOT_CLIPPED,
+    )
+    metrics, passes = [], []
+    attention = learner._policy.get_submodule("model.layers.1.self_attn")
+    attention.register_forward_hook(lambda *_: passes.append(1))
+    with gradients_seen(learner._policy) as gradients:
+        for seed in range(NUM_STEPS):
+            metrics.append(learner.update([own_batch(path, seed)]))
+            learner.offload()
+    sent = dict(learner.weights())
+    return {"metrics": metrics, "gradients": gradients, "sent": sent, "passes": len(passes)}
+
+
+def run(path: str, world: World) -> dict[str, Any]:
+    """What a rank sees of a run with a frozen reference and a mask over responses, that writes a
+    checkpoint and ends with a mismatch.
+    """
+    learner = make_learner(
+        path, shard_size=world.shard_size, kl="k3", kl_coefficient=0.1, geometric_mask=[0.9, 1.07]
+    )
+    loaded = dict(learner.weights())
+    metrics = [learner.update([own_batch(path, seed)]) for seed in range(NUM_STEPS)]
+    logprobs = learner_logprobs(learner, saved_examples(path, 0))
+    sent = dict(learner.weights())
+    learner.export(Path(path, f"exported-{world}"))
+    return {
+        "loaded": loaded,
+        "sent": sent,
+        "metrics": metrics,
+        "logprobs": logprobs,
+        "error": mismatch_of(learner, own_batch(path, NUM_STEPS)),
+        "num_parameters": learner.num_parameters,
+    }
+
+
+def mismatch_of(learner: Learner, micro_batches: list[MicroBatch]) -> str:
+    """What an update says that compares tokens of other weights."""
+    with pytest.raises(MismatchError) as caught:
+        learner.update([micro_batches])
+    return str(caught.value)
+
+
+def all_of(folder: str, world: World, models: Sequence[str]) -> dict[Any, Any]:
+    """Every case and run of this world, by its name."""
+    cases = [case for case in CASES if case.world == world and case.model in models]
+    seen: dict[Any, Any] = {case: train(f"{folder}/{case.model}", case) for case in cases}
+    for name in models:
+        if (world, name) in RUNS:
+            seen[world, name] = run(f"{folder}/{name}", world)
+    return seen
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """One of four processes: first they are two worlds of two, then one of four."""
+    torch.set_num_threads(1)
+    pair, models = (0, ["tied"]) if rank < 2 else (1, ["untied"])
+    with group(f"{folder}/pair{pair}", rank=rank % 2, num_ranks=2):
+        seen = all_of(folder, World(2, 2), models)
+    torch.save(seen, f"{folder}/{models[0]}2-rank{rank % 2}.pt")
+    with group(f"{folder}/all", rank=rank, num_ranks=NUM_RANKS):
+        seen = {}
+        for world in (World(4, 4), REPLICATED):
+            seen |= all_of(folder, world, list(MODELS))
+    torch.save(seen, f"{folder}/all4-rank{rank}.pt")
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may outlive the interpreter
+
+
+@contextmanager
+def group(store: str, *, rank: int, num_ranks: int) -> Iterator[None]:
+    """`torch.distributed` with the processes that meet at the file `store`."""
+    held = dist.FileStore(store, num_ranks)
+    dist.init_process_group("gloo", store=held, rank=rank, world_size=num_ranks)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fork_ranks(_: int, folder: str) -> None:
+    """From a process that has imported everything and started no thread."""
+    torch.multiprocessing.start_processes(
+        run_rank, args=(folder,), nprocs=NUM_RANKS, start_method="fork"
+    )

@@ -1,0 +1,182 @@
+"""Options of vLLM: those that are taken change speed and memory, not log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_config import refusal
+from tiny_models import write_tiny_qwen3
+from transformers import AutoModelForCausalLM
+
+from april_rl.engine.options import EngineOptions
+from april_rl.types import Completion, Request, SampleId, Tick
+
+TEMPERATURE = 0.3
+BUDGET, NUM_SAMPLES = 80, 32
+PROMPT_TOKENS, BLOCK_TOKENS = 40, 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["engine.async_scheduling=true"], "engine.async_scheduling must be false: a step would"),
+        (["engine.quantization=fp8"], "engine.quantization must be null, got fp8"),
+        (["engine.speculative_tokens=2"], "engine.speculative_tokens=2 means nothing with"),
+        (["engine.speculation=ngram", "engine.speculative_tokens=0"], "engine.speculative_tokens"),
+        (["engine.speculation=eagle"], "engine.speculation"),
+        (["engine.speculation=ngram", "deterministic=true"], "engine.speculation=ngram draws"),
+        (["engine.speculation=ngram", "rollout.resume=keep"], "take rollout.resume=reprefill"),
+        (
+            ["engine.kv_cache_dtype=fp8_e4m3", "algorithm.correction=none"],
+            "engine.kv_cache_dtype=fp8_e4m3 samples from another distribution",
+        ),
+        (["engine.kv_cache_dtype=int4"], "engine.kv_cache_dtype"),
+    ],
+)
+def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, said):
+    assert said in refusal("+recipe=tiny_cpu", *overrides)
+
+
+def test_options_are_those_of_vllm_and_none_is_on_unasked():
+    """Fails when speculation is on by default, or a step can be in flight between calls."""
+    assert EngineOptions().engine_args() == {
+        "enable_prefix_caching": True,
+        "kv_cache_dtype": "auto",
+        "async_scheduling": False,
+        "quantization": None,
+    }
+    guessing = EngineOptions(speculation="ngram", speculative_tokens=3).engine_args()
+    assert guessing["speculative_config"]["method"] == "ngram"
+    assert guessing["speculative_config"]["num_speculative_tokens"] == 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_qwen3(path)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield path
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
+
+
+def sampled(folder: Path, **options: object) -> tuple[Tick, Tick]:
+    """What an engine with these options says to the same requests, twice."""
+    from april_rl.engine.vllm_engine import VllmEngine
+
+    engine = VllmEngine(
+        model_path=str(folder),
+        seed=0,
+        dtype="bfloat16",
+        max_model_len=192,
+        max_num_seqs=NUM_SAMPLES,
+        max_batched_tokens=256,
+        kv_cache_gib=0.03,
+        gpu_memory_utilization=0.5,
+        enforce_eager=True,
+        temperature=TEMPERATURE,
+        options=EngineOptions(**options),  # type: ignore[arg-type]
+    )
+    requests = [
+        Request(
+            sample_id=SampleId(i, 0),
+            token_ids=prompt_ids(i),
+            start=0,
+            max_tokens=BUDGET,
+            seed=1000 + i,
+        )
+        for i in range(NUM_SAMPLES)
+    ]
+    first, second = (engine.advance(requests, slots=NUM_SAMPLES, max_steps=10_000) for _ in "ab")
+    assert len(first.finished) == NUM_SAMPLES
+    return first, second
+
+
+def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
+    """The same with three tokens guessed at a time, for a process of its own: vLLM guesses with
+    numba, and no second engine starts beside its library.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return sampled(folder, speculation="ngram", speculative_tokens=3)
+
+
+def prompt_ids(index: int) -> tuple[int, ...]:
+    """More than a block; the same four over and over, so that there is something to guess by."""
+    return tuple(3 + (7 * index + 5 * (i % 4)) % 90 for i in range(PROMPT_TOKENS))
+
+
+def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator[torch.Tensor]:
+    """Log-probabilities [R, V] of each response by transformers, float32, at the temperature."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for completion in completions:
+        prompt = prompt_ids(completion.sample_id.prompt_id)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + completion.token_ids])).logits[0]
+        yield (logits[len(prompt) - 1 : -1] / TEMPERATURE).log_softmax(-1)
+
+
+def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of every sampled token, engine - transformers in nats, and its log-probability plus the
+    entropy it was drawn with: zero on average where tokens have the distribution of the model.
+    """
+    mismatches, surprises = [], []
+    found = distributions(folder, tick.finished)
+    for completion, logprobs in zip(tick.finished, found, strict=True):
+        tokens = torch.tensor(completion.token_ids)
+        mine = logprobs.gather(-1, tokens[:, None])[:, 0]
+        mismatches.append(torch.tensor(completion.logprobs) - mine)
+        surprises.append(mine - (logprobs.exp() * logprobs).sum(-1))
+    return torch.cat(mismatches), torch.cat(surprises)
+
+
+@pytest.mark.slow
+def test_guessed_tokens_have_the_distribution_and_the_log_probabilities_of_the_model(folder):
+    """Several tokens a step, some past the end of a response or its budget. Fails when vLLM's CPU
+    kernel expands the temperatures, when a guess is taken as it is, or when log-probabilities of
+    tokens behind the end are kept.
+    """
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        first, second = pool.submit(sampled_with_guesses, folder).result()
+    assert first.generated_tokens > 1.02 * first.slot_steps, "hardly a guess was right"
+    assert first.generated_tokens == sum(len(c.token_ids) for c in first.finished)
+    assert max(len(c.token_ids) for c in first.finished) == BUDGET
+    print("TOK", first.generated_tokens, first.slot_steps)
+    for tick in (first, second):
+        mismatches, surprises = differences(folder, tick)
+        assert mismatches.abs().mean() < 0.03
+        print("MM", mismatches.abs().mean(), surprises.mean())
+        standard_error = surprises.std() / len(surprises) ** 0.5
+        assert abs(surprises.mean()) < 4 * standard_error
+
+
+@pytest.mark.slow
+def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
+    every = NUM_SAMPLES * PROMPT_TOKENS
+    kept, again = sampled(folder)
+    rest = NUM_SAMPLES * (PROMPT_TOKENS - BLOCK_TOKENS)
+    assert (kept.prefilled_tokens, again.prefilled_tokens) == (every, rest)
+    fresh, again = sampled(folder, prefix_caching=False)
+    assert (fresh.prefilled_tokens, again.prefilled_tokens) == (every, every)
+    assert tokens_of(fresh) == tokens_of(kept)
+
+
+@pytest.mark.slow
+def test_an_fp8_cache_is_further_from_the_learner_than_the_engine_is_by_itself(folder):
+    """What makes it need a correction: the tokens have another distribution."""
+    exact, _ = sampled(folder)
+    rounded, _ = sampled(folder, kv_cache_dtype="fp8_e4m3")
+    off = [differences(folder, tick)[0].abs().mean().item() for tick in (exact, rounded)]
+    assert off[0] < 0.03
+    assert 2 * off[0] < off[1] < 0.5
+
+
+def tokens_of(tick: Tick) -> dict[SampleId, tuple[int, ...]]:
+    return {completion.sample_id: completion.token_ids for completion in tick.finished}

@@ -1,0 +1,140 @@
+"""A cluster that was started by somebody else, with a token of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from april_rl.config.schema import RuntimeConfig
+from april_rl.runtime.join import JoinError, join
+
+RAY = Path(sys.executable).with_name("ray")
+JOIN = """
+import ray, sys
+from april_rl.errors import RunError
+from april_rl.runtime.cluster import Placement, start_ray, stop_ray
+try:
+    start_ray(num_workers=1, address=sys.argv[1])
+except RunError as error:
+    sys.exit(str(error))
+placement = Placement(num_workers=1, tensor_parallel_size=1, use_gpu=False)
+[strategy] = placement.strategies()
+print("free", ray.available_resources().get("CPU", 0.0))
+if len(sys.argv) == 2:
+    placement.remove()
+stop_ray()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCluster:
+    """One node with one CPU, and the file with its token."""
+
+    address: str
+    token: Path
+    process: subprocess.Popen[bytes]
+
+
+def environment(token: Path | None) -> dict[str, str]:
+    """Of a process that has `token`, and none of the person who runs the tests."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    kept |= {"HOME": "/nonexistent", "RAY_AUTH_MODE": "token"}
+    return kept if token is None else {**kept, "RAY_AUTH_TOKEN_PATH": str(token)}
+
+
+def free_port() -> int:
+    """One that nothing listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    """Started and ended by `ray start --block`, in a folder with a short name (sockets)."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        token = Path(folder, "token")
+        token.write_text("0123456789abcdef" * 4)
+        port, log = free_port(), Path(folder, "log")
+        args = f"start --head --block --node-ip-address=127.0.0.1 --port={port} --num-cpus=1"
+        args += " --include-dashboard=false --object-store-memory=80000000 --disable-usage-stats"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [RAY, *args.split(), f"--temp-dir={folder}"],
+                env=environment(token),
+                stdout=output,
+                stderr=output,
+            )
+        while "Ray runtime started" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        yield RunningCluster(address=f"127.0.0.1:{port}", token=token, process=process)
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def joined(cluster: RunningCluster, token: Path | None, *args: str) -> tuple[str, str, int]:
+    """What a controller with `token` prints, its last line on stderr, and its exit status."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", JOIN, cluster.address, *args],
+        env=environment(token),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stdout.strip(), (done.stderr.strip().splitlines() or [""])[-1], done.returncode
+
+
+@pytest.mark.slow
+def test_a_cluster_with_a_token_is_joined_and_left_as_it_was(cluster):
+    """The run takes the only CPU and ends without giving it back; the next one finds it free.
+
+    Fails when leaving ends the cluster, and when what a run has reserved outlives it.
+    """
+    assert joined(cluster, cluster.token, "keep") == ("free 0.0", "", 0)
+    assert joined(cluster, cluster.token) == ("free 0.0", "", 0)
+    assert cluster.process.poll() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["another" * 9, None])
+def test_a_wrong_or_missing_token_is_named_and_not_waited_for(cluster, tmp_path, text):
+    """Fails when Ray is left to try twenty times, and to say that it failed to connect."""
+    token = None
+    if text is not None:
+        token = tmp_path / "token"
+        token.write_text(text)
+    _, said, status = joined(cluster, token)
+    assert said.startswith(f"runtime.ray_address={cluster.address}: the cluster wants its token")
+    assert "RAY_AUTH_TOKEN_PATH" in said
+    assert status == 1
+
+
+def test_an_address_where_nothing_listens_is_named_at_once():
+    """Fails when Ray is left to find out: it takes many minutes."""
+    port = free_port()
+    with pytest.raises(JoinError, match=rf"runtime\.ray_address=127\.0\.0\.1:{port}: no Ray"):
+        join(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["node1:6379", "10.0.0.1:6379", "[fd00::1]:6379", "auto", None])
+def test_an_address_is_host_and_port_or_auto(address):
+    assert RuntimeConfig(ray_address=address).ray_address == address
+
+
+@pytest.mark.parametrize("address", ["node1", "local", "ray://node1:10001", "node1:6379/x", ""])
+def test_another_kind_of_address_is_refused(address):
+    """Ray would start a cluster at `local`, and answer from afar at `ray://`."""
+    with pytest.raises(ValueError, match=r"runtime\.ray_address must be host:port, auto or null"):
+        RuntimeConfig(ray_address=address)

@@ -1,0 +1,110 @@
+"""A mixture of experts on two ranks against one: experts that do not divide evenly, experts that no
+token of a rank reaches, as one copy of the weights and as two.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from learner_setup import (
+    group_of_one,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    num_tokens,
+    pack,
+)
+from safetensors.torch import load_file
+from tiny_models import write_tiny_qwen3_moe
+
+pytestmark = pytest.mark.slow
+
+NUM_RANKS = 2
+NUM_EXPERTS = 5  # three and two
+SHARD_SIZES = (2, 1)  # one copy; two
+DEALT = {1: [[[0, 1, 2, 3, 4, 5]]], 2: [[[0, 2, 3], [4, 5]], [[1], []]]}  # a token; the dummy row
+
+
+def run(path: str, *, shard_size: int) -> dict[str, Any]:
+    """What a rank sees of an update and an export."""
+    learner = make_learner(path, shard_size=shard_size)
+    loaded = dict(learner.weights())
+    examples = make_examples(path, noise=0.3, age=1)
+    bins = DEALT[dist.get_world_size()][dist.get_rank()]
+    total = num_tokens([examples])
+    learner.update([[pack([examples[i] for i in bin_], total=total) for bin_ in bins]])
+    learner.export(Path(path, f"exported{dist.get_world_size()}-{shard_size}"))
+    return {
+        "loaded": loaded,
+        "sent": dict(learner.weights()),
+        "logprobs": learner_logprobs(learner, examples),
+    }
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """One of the processes: leaves what it saw in a file."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
+    seen = {size: run(f"{folder}/model", shard_size=size) for size in SHARD_SIZES}
+    torch.save(seen, f"{folder}/rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may outlive the interpreter
+
+
+def fork_ranks(_: int, folder: str) -> None:
+    """From a process that has imported everything and started no thread."""
+    torch.multiprocessing.start_processes(
+        run_rank, args=(folder,), nprocs=NUM_RANKS, start_method="fork"
+    )
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """Where the model is, what one rank saw, and what each of two saw by their shard size."""
+    folder = tmp_path_factory.mktemp("experts")
+    write_tiny_qwen3_moe(folder / "model", num_experts=NUM_EXPERTS)
+    torch.multiprocessing.spawn(fork_ranks, args=(str(folder),))
+    with group_of_one():
+        one = run(str(folder / "model"), shard_size=1)
+    ranks = [torch.load(folder / f"rank{i}.pt", weights_only=False) for i in range(NUM_RANKS)]
+    return folder / "model", one, ranks
+
+
+@pytest.mark.parametrize("shard_size", SHARD_SIZES)
+def test_two_ranks_load_and_update_experts_as_one(seen, shard_size):
+    """Fails when a rank loads another's experts, or leaves its share of an expert's gradient out.
+
+    A rank whose two tokens reach few experts must neither wait nor make others wait.
+    """
+    folder, one, ranks = seen
+    stored = load_file(folder / "model.safetensors")
+    for rank in ranks:
+        loaded, sent = rank[shard_size]["loaded"], rank[shard_size]["sent"]
+        assert loaded.keys() == stored.keys() == sent.keys()
+        assert all(torch.equal(loaded[name], stored[name]) for name in stored)
+        for name in stored:
+            torch.testing.assert_close(sent[name], one["sent"][name], atol=1e-4, rtol=1e-2)
+        logprobs = rank[shard_size]["logprobs"]
+        torch.testing.assert_close(logprobs, one["logprobs"], atol=2e-4, rtol=1e-4)
+    changed = {n for n in stored if not torch.equal(one["sent"][n], stored[n])}
+    assert changed == one["sent"].keys(), "the update must move every expert"
+
+
+@pytest.mark.parametrize("shard_size", SHARD_SIZES)
+def test_an_export_of_two_ranks_is_what_they_send_under_the_names_on_disk(seen, shard_size):
+    folder, _, ranks = seen
+    exported = load_file(folder / f"exported2-{shard_size}" / "model.safetensors")
+    for rank in ranks:
+        sent = rank[shard_size]["sent"]
+        assert exported.keys() == sent.keys()
+        assert all(torch.equal(exported[name], sent[name]) for name in sent)

@@ -1,0 +1,164 @@
+"""What leaves a learner between two updates, that nothing else stays, and that nothing changes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+
+import pytest
+import torch
+from learner_setup import (
+    Example,
+    group_of_one,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    pack_minibatch,
+    write_model,
+)
+from test_config import load
+from torch import Tensor
+
+from april_rl.learner.learner import Learner
+from april_rl.learner.offload import Offloadable
+from april_rl.learning import learner_settings
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group():
+    with group_of_one():
+        yield
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def path(request, tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"), tied=request.param)
+
+
+def update(learner: Learner, examples: list[Example]) -> dict[str, float]:
+    """Two optimizer steps."""
+    return learner.update([pack_minibatch([examples[:3]]), pack_minibatch([examples[3:]])]).read()
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Of the memory behind them on this rank."""
+    locals_ = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    return sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t in locals_)}.values())
+
+
+def masters(learner: Learner) -> list[Tensor]:
+    return list(learner._policy.parameters())
+
+
+def moments(learner: Learner) -> list[Tensor]:
+    return list(learner._optimizer.moments())
+
+
+def floats_alive() -> dict[int, int]:
+    """Bytes of every storage that a float tensor of this process refers to, by its address."""
+    gc.collect()
+    found: dict[int, int] = {}
+    for thing in gc.get_objects():
+        if type(thing) in (Tensor, torch.nn.Parameter) and thing.is_floating_point():
+            storage = thing.untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+    return found
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer", "all"])
+def test_updates_with_an_offload_between_them_are_those_without(path, offload):
+    """To the last bit: three updates of two steps, weights sent and log-probabilities taken while
+    everything is away. Fails when something comes back too late, twice, or to the wrong tensor.
+    """
+    plain, other = make_learner(path), make_learner(path, offload=offload)
+    for seed in range(3):
+        examples = make_examples(path, noise=0.3, age=1, seed=seed)
+        other.offload()
+        assert update(other, examples) == update(plain, examples)
+        other.offload()
+        sent = dict(other.weights())
+        for name, tensor in plain.weights():
+            assert torch.equal(sent[name], tensor), name
+        other.offload()
+        other.offload()
+        assert torch.equal(learner_logprobs(other, examples), learner_logprobs(plain, examples))
+
+
+@pytest.mark.parametrize(
+    ("offload", "leaves"),
+    [("none", (False, False)), ("optimizer", (False, True)), ("all", (True, True))],
+)
+def test_what_the_setting_names_leaves_and_comes_back(path, offload, leaves):
+    """Parameters at `offload`, moments by the end of an update; gradients are never kept."""
+    learner = make_learner(path, offload=offload)
+    size = bytes_of(masters(learner))
+    update(learner, make_examples(path, noise=0.3, age=1))
+    masters_leave, moments_leave = leaves
+    assert all(parameter.grad is None for parameter in masters(learner))
+    assert bytes_of(masters(learner)) == size
+    assert (bytes_of(moments(learner)) == 0) == moments_leave
+    learner.offload()
+    assert bytes_of(masters(learner)) == (0 if masters_leave else size)
+    assert (bytes_of(moments(learner)) == 0) == moments_leave
+    learner.reload()
+    assert bytes_of(masters(learner)) == size
+    assert bytes_of(moments(learner)) == 2 * size + 4 * len(masters(learner))  # and a step count
+
+
+def test_nothing_else_of_an_offloaded_learner_stays(path):
+    """Also when the last thing was a forward pass, after which a unit stays gathered. Fails when
+    that unit is not given up, or when gradients or activations outlive their step.
+    """
+    before = floats_alive().keys()
+    learner = make_learner(path, offload="all")
+    size = bytes_of(masters(learner))
+    examples = make_examples(path, noise=0.3, age=1)
+    update(learner, examples)
+    learner_logprobs(learner, examples)
+    learner.offload()
+    left = {key: size for key, size in floats_alive().items() if key not in before}
+    assert sum(left.values()) < 0.01 * size, sorted(left.values())
+
+
+def test_a_storage_that_several_tensors_share_is_moved_once_and_views_follow():
+    whole = torch.arange(12.0)
+    view = whole[4:].view(2, 4)
+    held = Offloadable(lambda: [whole, view], device=CPU)
+    held.offload()
+    assert bytes_of([whole, view]) == 0
+    held.reload()
+    assert torch.equal(whole, torch.arange(12.0))
+    assert torch.equal(view, torch.arange(4.0, 12.0).view(2, 4))
+
+
+def test_values_that_changed_since_the_last_offload_are_what_comes_back():
+    """Fails when the host's copy of an earlier offload is taken for the values."""
+    tensor = torch.zeros(3)
+    held = Offloadable(lambda: [tensor], device=CPU)
+    for value in (1.0, 2.0):
+        tensor.fill_(value)
+        held.offload()
+        held.reload()
+        assert tensor.tolist() == [value] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
+def test_memory_of_an_accelerator_is_given_back():
+    device = torch.accelerator.current_accelerator()
+    tensor = torch.arange(2.0**20, device=device)
+    held = Offloadable(lambda: [tensor], device=device)
+    before = torch.accelerator.memory_allocated()
+    held.offload()
+    assert before - torch.accelerator.memory_allocated() >= 4 * 2**20
+    held.reload()
+    assert torch.equal(tensor.cpu(), torch.arange(2.0**20))
+
+
+@pytest.mark.parametrize(("device", "moved"), [("cpu", "none"), ("gpu", "all")])
+def test_a_run_on_cpu_moves_nothing(device, moved):
+    """Its learner is in the host's memory already; a second copy would only take room."""
+    config = load("+recipe=tiny_cpu", "learner.offload=all", f"runtime.device={device}")
+    assert learner_settings(config).offload == moved

@@ -1,0 +1,41 @@
+"""Adapters on real vLLM: the engine samples with the merged weights, the learner with A and B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_weight_sync import build, train
+from tiny_models import write_tiny_qwen3
+
+from april_rl.learner.lora import Lora
+from april_rl.learner.mismatch import MismatchError
+
+pytestmark = pytest.mark.slow
+LORA = Lora(rank=8, alpha=16.0, target_modules=None, seed=0)
+
+
+@pytest.fixture
+def model_path(tmp_path) -> Iterator[str]:
+    write_tiny_qwen3(tmp_path, tied=False, hidden_size=64, num_layers=2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield str(tmp_path)
+    if dist.is_initialized():  # vLLM may have ended it with its own
+        dist.destroy_process_group()
+
+
+def test_an_engine_agrees_with_adapters_it_got_merged_and_stops_the_run_without_them(model_path):
+    """Steps as large as in the test of whole weights. The engine's weights are rounded after the
+    sum, the learner's before, so that the mismatch is not that of one set of bfloat16 weights.
+    """
+    learner, engine = build(model_path, lora=LORA)
+    before = {name: tensor.clone() for name, tensor in learner.weights()}
+    mismatches = train(learner, engine, sync=True)
+    print("mismatch in nats at the start and after one and two steps:", mismatches)
+    assert max(mismatches) <= 0.02
+    moved = [n for n, t in learner.weights() if not torch.equal(t, before[n])]
+    assert len(moved) == 2 * 7, moved
+    with pytest.raises(MismatchError, match="sync"):
+        train(learner, engine, sync=False)

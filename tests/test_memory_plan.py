@@ -1,0 +1,273 @@
+"""The memory plan: sizes against closed forms and real models, and what is said when it is full."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from accelerate import init_empty_weights
+from test_config import load
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from april_rl.learner import attention
+from april_rl.learner.attention import Packing
+from april_rl.runtime.layout import Layout
+from april_rl.runtime.memory_check import Room, check_memory, check_plan, memory_settings
+from april_rl.runtime.memory_plan import GIB, MemorySettings, Phase, plan_memory
+from april_rl.runtime.preflight import ModelFacts, PreflightError, model_facts
+from april_rl.runtime.worker_memory import WorkerMemory
+
+GPU = 80 * GIB
+# Sizes of Qwen3's dense models.
+LAYERS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+MODELS = {
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    | {"num_attention_heads": 32, "tie_word_embeddings": False},
+    "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
+    | {"num_attention_heads": 64, "tie_word_embeddings": False},
+}
+SETTINGS = MemorySettings(
+    device="cuda",
+    num_workers=8,
+    shard_size=8,
+    offload="none",
+    lora_rank=0,
+    has_reference=False,
+    compute_bytes=2,
+    activation_checkpointing=True,
+    max_tokens=16384,
+    longest_tokens=10000,
+    num_minibatches=1,
+    engine_bytes=2,
+    tensor_parallel_size=1,
+    gpu_memory_utilization=0.5,
+    kv_cache_gib=1.0,
+    cuda_graphs=True,
+)
+
+
+@pytest.fixture
+def facts(tmp_path):
+    """The facts of a model by its size."""
+
+    def of(name: str) -> ModelFacts:
+        Qwen3Config(**MODELS[name], **LAYERS).save_pretrained(tmp_path / name)
+        return model_facts(str(tmp_path / name))
+
+    return of
+
+
+def phase(facts: ModelFacts, name: str, **changes: object) -> Phase:
+    plan = plan_memory(facts, replace(SETTINGS, **changes), device_bytes=GPU)  # type: ignore[arg-type]
+    return next(phase for phase in (*plan.phases, plan.host) if phase.name == name)
+
+
+def refused(facts: ModelFacts, **changes: object) -> str:
+    settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    with pytest.raises(PreflightError) as caught:
+        check_plan(facts, settings, Room(device=GPU, free=GPU - GIB))
+    return str(caught.value)
+
+
+def test_eight_billion_parameters_on_eight_gpus_are_two_bytes_a_parameter_each(facts):
+    """16 bytes a parameter over 8. Fails when a float32 copy is forgotten, or not divided."""
+    items = phase(facts("8B"), "optimizer").items
+    state = items["masters"] + items["gradients"] + items["Adam moments"]
+    assert state == 2 * facts("8B").num_parameters
+    assert state / 1e9 == pytest.approx(16.4, abs=0.1)
+    whole = phase(facts("8B"), "optimizer", num_workers=1, shard_size=1).items
+    assert whole["Adam moments"] == 8 * facts("8B").num_parameters
+
+
+def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate(facts):
+    """12 of 16 bytes stay without offload: 49 GB beside half a GPU. Gone with offload=all."""
+    message = refused(facts("32B"), tensor_parallel_size=2)
+    assert re.search(r"- rollout: a GPU would hold 8\d\.\d GiB and has 79\.0 GiB free", message)
+    rollout = next(line for line in message.splitlines() if "- rollout" in line)
+    assert "learner.offload=all makes it 41.5" in rollout
+    away = phase(facts("32B"), "rollout", offload="all", tensor_parallel_size=2)
+    assert away.total == 40 * GIB + 1.5 * GIB
+    host = phase(facts("32B"), "host", offload="all")
+    assert (
+        host.items["masters"] + host.items["Adam moments"] == 12 * facts("32B").num_parameters / 8
+    )
+
+
+def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase(facts):
+    """Moments are away in a backward pass, unless an earlier minibatch has fetched them."""
+    model = facts("8B")
+    moments = model.num_parameters
+    assert phase(model, "host").items["Adam moments"] == 0
+    away = {"offload": "optimizer"}
+    assert phase(model, "host", **away).items["Adam moments"] == moments
+    assert phase(model, "rollout", **away).items["Adam moments"] == 0
+    assert phase(model, "rollout", **away).items["masters"] == moments / 2
+    assert phase(model, "backward", **away).items["Adam moments"] == 0
+    assert phase(model, "backward", num_minibatches=2, **away).items["Adam moments"] == moments
+    assert phase(model, "optimizer", **away).items["Adam moments"] == moments
+
+
+def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it(facts):
+    items = phase(facts("8B"), "rollout", tensor_parallel_size=2).items
+    assert items["engine weights"] == facts("8B").num_parameters
+    assert items["engine weights"] + items["KV cache, engine's workspace"] == GPU / 2
+    message = refused(facts("32B"), gpu_memory_utilization=0.5, offload="all")
+    assert "engine.gpu_memory_utilization=0.5 gives the engine 40.0 GiB" in message
+    assert "engine.tensor_parallel_size" in message
+
+
+def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each(facts):
+    """Hybrid sharding. Fails when the number of workers divides instead of the shard's."""
+    whole, half = (phase(facts("8B"), "optimizer", shard_size=n) for n in (8, 4))
+    assert half.items["masters"] == 2 * whole.items["masters"]
+    message = refused(facts("32B"), shard_size=4, num_workers=8)
+    assert "learner.shard_size=0 makes it" in message
+
+
+def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computation(facts):
+    model = facts("8B")
+    items = phase(model, "optimizer", lora_rank=16, has_reference=True).items
+    with init_empty_weights():
+        built = AutoModelForCausalLM.from_config(Qwen3Config(**MODELS["8B"], **LAYERS))
+    linear = [m for m in built.model.modules() if isinstance(m, nn.Linear)]
+    adapters = 16 * sum(m.in_features + m.out_features for m in linear)
+    assert items["gradients"] == 4 * adapters / 8
+    assert items["masters"] == (4 * adapters + 2 * model.num_parameters) / 8
+    assert phase(model, "host", lora_rank=16, has_reference=True).items["reference"] == 0
+    assert phase(model, "host", has_reference=True).items["reference"] == model.num_parameters / 4
+
+
+def test_activations_are_what_autograd_keeps_of_a_real_model(tmp_path):
+    """In float32 on CPU, where no kernel casts; the attention there keeps one more copy of its
+    output. Fails when a term of the estimate is left out.
+    """
+    sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "head_dim": 48}
+    config = Qwen3Config(
+        **sizes,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        tie_word_embeddings=True,
+    )
+    config.save_pretrained(tmp_path)
+    num_tokens = 1024
+    settings = replace(SETTINGS, compute_bytes=4, max_tokens=num_tokens)
+
+    def planned(checkpointed: bool) -> float:
+        chosen = replace(settings, activation_checkpointing=checkpointed)
+        plan = plan_memory(model_facts(str(tmp_path)), chosen, device_bytes=GPU)
+        return plan.phases[1].items["activations"]
+
+    extra = 4 * num_tokens * 4 * (4 * 48)  # bytes: in each layer, of all query heads
+    kept = kept_bytes(config, num_tokens, checkpointed=False)
+    assert kept == pytest.approx(planned(False) + extra, rel=0.03)
+    again = kept / 4  # of one layer, computed again in the backward pass
+    kept = kept_bytes(config, num_tokens, checkpointed=True)
+    assert kept + again == pytest.approx(planned(True) + extra / 4, rel=0.05)
+
+
+def kept_bytes(config: Qwen3Config, num_tokens: int, *, checkpointed: bool) -> int:
+    """Of all tensors that a forward pass keeps for the backward pass, parameters apart."""
+    attention.register()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train(checkpointed)
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.base_model(
+            input_ids=torch.zeros(1, num_tokens, dtype=torch.long),
+            position_ids=torch.arange(num_tokens)[None],
+            use_cache=False,
+            packing=Packing.of((num_tokens,), device=torch.device("cpu")),
+        )
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase_name", "key"),
+    [
+        ({"gpu_memory_utilization": 0.9}, "rollout", "engine.gpu_memory_utilization"),
+        ({"gpu_memory_utilization": 0.9}, "rollout", "learner.offload=all"),
+        ({"activation_checkpointing": False}, "backward", "learner.activation_checkpointing=true"),
+        ({"activation_checkpointing": False}, "backward", "learner.max_tokens=10000"),
+        ({"num_workers": 1, "shard_size": 1}, "optimizer", "runtime.num_workers=2"),
+        ({"num_workers": 2, "shard_size": 1}, "optimizer", "learner.shard_size=0"),
+    ],
+)
+def test_a_full_phase_names_the_settings_that_make_it_smaller(facts, changes, phase_name, key):
+    lines = refused(facts("8B"), **changes).splitlines()
+    [line] = [line for line in lines if f"- {phase_name}:" in line]
+    assert f"{key}" in line
+    assert "overhead" in line
+
+
+def test_the_share_of_the_engine_that_is_proposed_is_enough(facts):
+    """Fails when it is rounded up, or the learner's part is forgotten."""
+    message = refused(facts("8B"), gpu_memory_utilization=0.95)
+    share = float(re.findall(r"engine\.gpu_memory_utilization=([\d.]+) makes", message)[0])
+    room = Room(device=GPU, free=GPU - GIB)
+    assert check_plan(facts("8B"), replace(SETTINGS, gpu_memory_utilization=share), room)
+    assert "rollout" in refused(facts("8B"), gpu_memory_utilization=share + 0.02)
+
+
+def worker(node: str, *, free: float = 79 * GIB, host: float = 500 * GIB) -> WorkerMemory:
+    return WorkerMemory(
+        node_id=node, device_bytes=GPU, free_bytes=int(free), host_free_bytes=int(host)
+    )
+
+
+def test_the_worker_with_the_least_memory_decides_and_a_node_is_shared(facts):
+    """Fails when each worker counts on all host memory of its node."""
+    model, offloads = facts("8B"), replace(SETTINGS, offload="all")
+    assert check_memory(model, SETTINGS, [worker("a"), worker("b")])
+    with pytest.raises(PreflightError, match=r"has 20\.0 GiB free"):
+        check_memory(model, SETTINGS, [worker("a"), worker("b", free=20 * GIB)])
+    need = plan_memory(model, offloads, device_bytes=GPU).host.total
+    apart = [worker("a", host=1.1 * need), worker("b", host=1.1 * need)]
+    assert check_memory(model, offloads, apart)
+    with pytest.raises(PreflightError, match=r"host memory: .* learner\.offload=optimizer or none"):
+        check_memory(model, offloads, [replace(each, node_id="a") for each in apart])
+
+
+def test_on_cpu_the_host_holds_learner_and_engine_at_once(facts):
+    """All in one phase: 16 bytes a parameter, the engine's copy, its cache."""
+    model = facts("8B")
+    settings = replace(SETTINGS, device="cpu", num_workers=1, shard_size=1, kv_cache_gib=100.0)
+    [whole] = plan_memory(model, settings).phases
+    names = ("masters", "gradients", "Adam moments", "engine weights")
+    assert sum(whole.items[name] for name in names) == 18 * model.num_parameters
+    assert whole.items["KV cache"] == 100 * GIB
+    nodes = [worker("a", host=whole.total - 1)]
+    with pytest.raises(PreflightError, match=r"the run: a worker .* engine\.kv_cache_gib=50 makes"):
+        check_memory(model, settings, nodes)
+    assert check_memory(model, settings, [worker("a", host=whole.total + 1)])
+
+
+def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
+    """The recipe on eight GPUs of 80 GiB; every phase adds up to its last line."""
+    sizes = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
+    config = Qwen3Config(**sizes, num_attention_heads=32, tie_word_embeddings=True, **LAYERS)
+    config.save_pretrained(tmp_path)
+    layout = Layout(device="cuda", num_workers=8, tensor_parallel_size=1)
+    settings = memory_settings(load("+recipe=qwen3_4b_dapo"), layout)
+    workers = [worker("a", host=1000 * GIB)] * 8
+    table = str(check_memory(model_facts(str(tmp_path)), settings, workers)).splitlines()
+    assert table[0].split("GiB")[1].split() == [
+        *("rollout", "backward", "optimizer", "weight", "sync", "host")
+    ]
+    assert len({len(line) for line in table}) == 1
+    columns = [re.findall(r"  +(\d+\.\d|-)(?=  |$)", line) for line in table[1:]]
+    for column in zip(*columns, strict=True):
+        *items, together = (0.0 if cell == "-" else float(cell) for cell in column)
+        assert sum(items) == pytest.approx(together, abs=0.05 * len(items))

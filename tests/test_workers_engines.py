@@ -1,0 +1,193 @@
+"""Engines of several workers: ticks of ranks that belong together, and whole runs with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from command_line import command, run, write_task
+from safetensors.torch import load_file
+
+from april_rl.runtime.cluster import start_ray
+from april_rl.runtime.engines import RayEngines, WeightVersionError
+from april_rl.runtime.lockstep import Fingerprint, LockstepError, fingerprint
+from april_rl.runtime.watchdog import Watchdog
+from april_rl.types import Completion, Request, SampleId, Tick
+
+pytestmark = pytest.mark.slow
+NUM_RANKS, SIZE = 4, 2  # two engines of two workers
+
+
+@ray.remote
+class Rank:
+    """A worker without model: each tick finishes what it was given with the tokens it is told."""
+
+    def __init__(self, token: int, policy_version: int) -> None:
+        self._token, self._policy_version = token, policy_version
+        self._held: list[Request] = []
+
+    def ready(self) -> None:
+        """The process is there."""
+
+    def advance(self, submit: list[Request], *, slots: int, max_steps: int) -> Tick:
+        """All but the last request of `submit` finish."""
+        self._held += submit
+        *finished, last = self._held
+        self._held = [last]
+        return Tick(
+            finished=tuple(self._completion(request, "stop") for request in finished),
+            num_running=min(1, slots),
+            num_queued=0,
+            engine_steps=max_steps,
+            slot_steps=max_steps,
+            context_token_steps=0,
+            generated_tokens=len(finished),
+            prefilled_tokens=0,
+            elapsed_s=0.0,
+        )
+
+    def abort(self) -> list[Completion]:
+        held, self._held = self._held, []
+        return [self._completion(request, None) for request in held]
+
+    def follow_advance(self, submit: list[Request], *, slots: int, max_steps: int) -> Fingerprint:
+        return fingerprint(self.advance(submit, slots=slots, max_steps=max_steps).finished)
+
+    def follow_abort(self) -> Fingerprint:
+        return fingerprint(self.abort())
+
+    def _completion(self, request: Request, reason: Any) -> Completion:
+        return Completion(
+            sample_id=request.sample_id,
+            start=request.start,
+            policy_version=self._policy_version,
+            context_version=self._policy_version,
+            token_ids=(self._token,),
+            logprobs=(-1.0,),
+            finish_reason=reason,
+        )
+
+
+@dataclass(kw_only=True)
+class Group:
+    """What `RayEngines` asks of the workers."""
+
+    engines: list[list[Any]]
+    policy_version: int
+    watchdog: Watchdog
+
+
+@pytest.fixture(scope="module")
+def _cluster() -> Iterator[None]:
+    start_ray(num_workers=NUM_RANKS, address=None)
+    yield
+    ray.shutdown()
+
+
+def engines_of(folder: Path, *tokens: int, policy_version: int = 0) -> RayEngines:
+    """Engines of SIZE ranks; each samples its one of `tokens`, as version 0 of the policy."""
+    ranks = [Rank.options(num_cpus=0).remote(token, 0) for token in tokens]
+    ray.get([rank.ready.remote() for rank in ranks])
+    group = Group(
+        engines=[ranks[i : i + SIZE] for i in range(0, len(ranks), SIZE)],
+        policy_version=policy_version,
+        watchdog=Watchdog(report=folder / "report", stall_timeout_s=60, call_timeout_s=60),
+    )
+    return RayEngines(group, deterministic=True)
+
+
+def request(prompt_id: int, index: int) -> Request:
+    return Request(
+        sample_id=SampleId(prompt_id, index), token_ids=(1, 2), start=0, max_tokens=4, seed=0
+    )
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_an_engine_of_several_ranks_gives_back_everything_once(tmp_path):
+    """Fails when the ranks of an engine count as engines, or the followers' ticks stay behind."""
+    engines = engines_of(tmp_path, 7, 7, 8, 8)
+    assert engines.num_engines == 2
+    for engine in range(2):
+        sent = [request(engine, index) for index in range(3)]
+        engines.launch(engine, sent, slots=4, max_steps=2)
+    ticks = engines.wait(60.0)
+    assert [engine for engine, _ in ticks] == [0, 1]
+    finished = [[(c.sample_id, c.token_ids) for c in tick.finished] for _, tick in ticks]
+    assert finished == [[(SampleId(e, i), (7 + e,)) for i in range(2)] for e in range(2)]
+    engines.launch(0, [request(0, 3)], slots=4, max_steps=2)
+    completions, stalled = engines.abort(60.0)
+    assert stalled == []
+    assert [(c.sample_id, c.finish_reason) for c in completions] == [
+        (SampleId(0, 2), "stop"),
+        (SampleId(0, 3), None),
+        (SampleId(1, 2), None),
+    ]
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_a_rank_that_samples_other_tokens_ends_the_run_in_a_tick_and_in_an_abort(tmp_path):
+    """Fails when only the first rank of an engine is looked at."""
+    engines = engines_of(tmp_path, 7, 7, 8, 9)
+    engines.launch(1, [request(1, 0), request(1, 1)], slots=4, max_steps=2)
+    with pytest.raises(LockstepError, match="worker 3 did not sample what worker 2 did"):
+        engines.wait(60.0)
+    with pytest.raises(LockstepError, match="worker 3"):
+        engines.abort(60.0)
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_an_engine_with_other_weights_than_the_controller_believes_ends_the_run(tmp_path):
+    """As when a sync has brought nothing. Fails when the completions' versions are not looked at:
+    their samples would wait for ever.
+    """
+    engines = engines_of(tmp_path, 7, 7, policy_version=1)
+    engines.launch(0, [request(0, 0), request(0, 1)], slots=4, max_steps=2)
+    with pytest.raises(WeightVersionError, match="engine 0 samples with policy version 0"):
+        engines.wait(60.0)
+
+
+@pytest.mark.parametrize(
+    ("together", "num_steps"), [(1, 2), (2, 5)], ids=["data parallel", "tensor parallel"]
+)
+def test_two_workers_train_and_leave_no_shared_memory(tmp_path, together, num_steps):
+    """Every tick compares the ranks of an engine. Parked samples go on with their KV cache, which
+    the ranks have to keep alike; names of shared memory would keep the next run from starting.
+    """
+    task = write_task(tmp_path / "task")
+    before = set(Path("/dev/shm").iterdir())
+    args = command(
+        task,
+        tmp_path / "run",
+        "runtime.num_workers=2",
+        f"engine.tensor_parallel_size={together}",
+        f"trainer.num_steps={num_steps}",
+        "algorithm.dynamic_sampling=true",
+        "rollout.resume=keep",
+        "evaluation.every=100",
+        "evaluation.max_prompts=2",
+    )
+    done = run(args, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    engines = "2 engines" if together == 1 else "1 engine of 2 workers"
+    assert f"2 workers on cpu, {engines}" in done.stdout + done.stderr
+    shown = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert shown["runtime"]["num_workers"] == 2
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "rollout/time_s" in row]
+    assert len(rows) == num_steps
+    weights = load_file(task / "model" / "model.safetensors")
+    for row in rows:
+        assert row["sync/bytes"] == sum(tensor.nbytes for tensor in weights.values())
+        assert 0 < row["rollout/stop_s"] <= row["rollout/time_s"]
+        if row["rollout/generated_tokens_per_s"]:
+            assert row["mismatch/logprob_abs_mean"] <= 0.02
+    if together == 2:
+        assert sum(row["rollout/kept_samples"] for row in rows) > 0
+    left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+    assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []

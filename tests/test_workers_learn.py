@@ -1,0 +1,182 @@
+"""What the number of workers must not change, and what a weight sync may cost in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from learner_setup import Example, group_of_one, make_examples, make_learner, write_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from april_rl.algorithm.age import age_weights, decay
+from april_rl.algorithm.aggregation import token_mean
+from april_rl.batch.packing import Packer
+from april_rl.metrics import Metrics, merge
+from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+
+pytestmark = pytest.mark.slow
+NUM_RANKS, NUM_UPDATES = 2, 3
+REWARDS = (0.0, 1.0)
+LARGEST = 48_000 * 512  # parameters of the embedding of the model below
+
+
+def sample_of(example: Example, prompt: Prompt, index: int) -> Sample:
+    response = example.token_ids[example.num_prompt :]
+    completion = Completion(
+        sample_id=SampleId(prompt.id, index),
+        start=0,
+        policy_version=0,
+        context_version=0,
+        token_ids=response,
+        logprobs=tuple(example.behaviour_logprobs.tolist()),
+        finish_reason="stop",
+    )
+    return Sample(prompt=prompt, index=index, completions=(completion,))
+
+
+def groups_of(examples: list[Example]) -> list[ScoredGroup]:
+    """A group of every two; their lengths differ, so that no split over ranks is even."""
+    groups = []
+    for number in range(0, len(examples), 2):
+        pair = examples[number : number + 2]
+        # One prompt a group, though the examples have one each: nothing looks at their text.
+        prompt = Prompt(
+            id=number,
+            token_ids=pair[0].token_ids[: pair[0].num_prompt],
+            text="",
+            answer="",
+            source="test",
+        )
+        samples = tuple(sample_of(example, prompt, i) for i, example in enumerate(pair))
+        groups.append(ScoredGroup(group=Group(prompt=prompt, samples=samples), rewards=REWARDS))
+    return groups
+
+
+def updates(path: str, *, rank: int, num_ranks: int) -> tuple[list[Metrics], dict[str, object]]:
+    """Metrics of a few updates on the same groups, planned for `num_ranks`; the weights after."""
+    learner = make_learner(path, max_mismatch=100.0)  # the behaviour is that of other prompts
+    packer = Packer(
+        num_ranks=num_ranks,
+        max_tokens=128,
+        num_minibatches=1,
+        max_staleness=2,
+        max_response_tokens=64,
+        age_weights=partial(age_weights, weight_of_age=decay(0.5)),
+        aggregation=token_mean,
+        hidden_size=64,
+    )
+    metrics = []
+    for version in range(NUM_UPDATES):
+        groups = groups_of(make_examples(path, noise=0.3, age=0, seed=version))
+        advantages = [np.array([-1.0, 1.0])] * len(groups)
+        batch = packer.pack(groups, advantages, policy_version=version % 2)
+        metrics.append(learner.update(batch.of_rank(rank)))
+    return metrics, dict(learner.weights())
+
+
+def run_rank(rank: int, folder: str) -> None:
+    join(rank, folder)
+    torch.save(updates(f"{folder}/model", rank=rank, num_ranks=2), f"{folder}/rank{rank}.pt")
+    leave()
+
+
+def test_two_workers_have_the_loss_of_one_on_the_same_groups(tmp_path: Path) -> None:
+    """To 1e-5, the packer's plans being different; later losses are of weights that two workers
+    have moved. Fails when the loss is averaged over ranks, or a rank's share is weighed by itself.
+    """
+    write_model(tmp_path / "model")
+    torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=NUM_RANKS)
+    with group_of_one():
+        one, weights = updates(str(tmp_path / "model"), rank=0, num_ranks=1)
+    ranks = [torch.load(tmp_path / f"rank{i}.pt", weights_only=False) for i in range(NUM_RANKS)]
+    for update, expected in enumerate(one):
+        found = merge(metrics[update] for metrics, _ in ranks).read()
+        for key in ("loss/total", "loss/grad_norm", "loss/ratio_mean", "loss/clip_frac"):
+            assert found[key] == pytest.approx(expected.read()[key], abs=1e-5, rel=1e-5), key
+    assert len({one[update].read()["loss/total"] for update in range(NUM_UPDATES)}) == NUM_UPDATES
+    for name, tensor in weights.items():
+        torch.testing.assert_close(ranks[0][1][name], tensor, atol=1e-3, rtol=1e-2)
+        assert torch.equal(ranks[0][1][name], ranks[1][1][name])
+
+
+def join(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
+
+
+def leave() -> None:
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may outlive the interpreter
+
+
+class PeakMemory(threading.Thread):
+    """The most anonymous memory this process has while the thread runs, above what it had."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._is_over = threading.Event()
+        self._before = self._peak = resident()
+
+    def run(self) -> None:
+        while not self._is_over.is_set():
+            self._peak = max(self._peak, resident())
+            time.sleep(0.002)
+
+    def end(self) -> int:
+        self._is_over.set()
+        self.join()
+        return self._peak - self._before
+
+
+def resident() -> int:
+    """Bytes of anonymous memory of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def run_stream(rank: int, folder: str) -> None:
+    join(rank, folder)
+    learner = make_learner(f"{folder}/model")
+    # What the loading has freed goes back first: a stream that keeps everything could hide in it.
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    memory = PeakMemory()
+    memory.start()
+    sizes = [tensor.nbytes for _, tensor in learner.weights()]
+    torch.save((memory.end(), sizes), f"{folder}/rank{rank}.pt")
+    leave()
+
+
+def test_streamed_weights_never_need_three_times_the_largest_tensor(tmp_path: Path) -> None:
+    """Of a model more than six times its embedding, over two ranks. Fails when the stream keeps
+    what it has given, or casts after the gather instead of before it.
+    """
+    config = Qwen3Config(
+        vocab_size=48_000,
+        hidden_size=512,
+        intermediate_size=8192,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    torch.multiprocessing.spawn(run_stream, args=(str(tmp_path),), nprocs=NUM_RANKS)
+    for rank in range(NUM_RANKS):
+        peak, sizes = torch.load(tmp_path / f"rank{rank}.pt")
+        assert max(sizes) == 2 * LARGEST
+        assert sum(sizes) > 6 * max(sizes)
+        assert peak <= 3 * max(sizes), f"{peak / max(sizes):.2f} times the largest tensor"

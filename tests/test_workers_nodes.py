@@ -1,0 +1,73 @@
+"""Workers on two nodes: two raylets of one Ray cluster on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from april_rl.errors import RunError
+from april_rl.runtime.cluster import Placement, cluster_gpus, rank_order, stop_ray
+from april_rl.runtime.worker import Worker
+
+pytestmark = pytest.mark.slow
+CPUS = 3  # of each node: room for three workers, or one engine of two
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Of a cluster that was started by somebody else."""
+    options = {"num_cpus": CPUS, "object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=options)
+    cluster.add_node(num_cpus=CPUS, object_store_memory=80 << 20)
+    yield cluster.address
+    stop_ray()
+    cluster.shutdown()
+
+
+def start_workers(placement: Placement) -> list[Any]:
+    """One for each bundle, on one thread."""
+    settings = SimpleNamespace(device="cpu", threads=1)
+    remote = ray.remote(Worker)
+    return [
+        remote.options(num_cpus=1, scheduling_strategy=strategy).remote(settings)
+        for strategy in placement.strategies()
+    ]
+
+
+def test_engines_are_whole_on_a_node_and_all_workers_meet(address: str) -> None:
+    """Four workers, engines of two, three places on each node; the actors are shuffled before they
+    get their ranks. Fails when bundles are packed without regard to engines, when ranks follow the
+    order of creation, and when rank 0 is met at an address or port that is not its own.
+    """
+    assert cluster_gpus(address) == 0
+    placement = Placement(num_workers=4, tensor_parallel_size=2, use_gpu=False)
+    started = start_workers(placement)
+    actors = [started[index] for index in (2, 0, 3, 1)]
+    places = ray.get([actor.place.remote() for actor in actors])
+    order = rank_order(places)
+    nodes = [places[index].node_id for index in order]
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+    ranks = [actors[index] for index in order]
+    meeting = ray.get(ranks[0].listen.remote(4))
+    assert meeting[0] == places[order[0]].node_ip
+    joined = [
+        actor.join.remote(meeting, rank=rank, world_size=4) for rank, actor in enumerate(ranks)
+    ]
+    assert ray.get(joined, timeout=120) == [None] * 4
+    for actor in actors:
+        ray.kill(actor)
+    placement.remove()
+
+
+def test_workers_that_do_not_fit_are_refused_before_anything_is_reserved(address: str) -> None:
+    """Six CPUs, but engines of two only twice."""
+    assert cluster_gpus(address) == 0
+    with pytest.raises(RunError, match=r"runtime\.num_workers=6: there is no room for 2 of them"):
+        Placement(num_workers=6, tensor_parallel_size=2, use_gpu=False)
+    with pytest.raises(RunError, match=r"there is no room for 1 of them; .*room for 0 on"):
+        Placement(num_workers=1, tensor_parallel_size=1, use_gpu=True)

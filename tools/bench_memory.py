@@ -1,0 +1,84 @@
+"""Peak memory of a piece of work, and fresh processes to measure it in."""
+
+from __future__ import annotations
+
+import gc
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_INTERVAL_S = 0.001
+_STATUS = Path("/proc/self/status")
+
+
+def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """What `function` returns in a new process: nothing that ran before is in its memory.
+
+    Function, arguments and result are pickled; an exception comes back as it is.
+    """
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args, **kwargs).result()
+
+
+class PeakMemory:
+    """How much more memory than at its start a block of code had at any time.
+
+    On an accelerator what torch had allocated there; on CPU the anonymous resident memory of the
+    process, looked at every millisecond, because its highest value is kept by no one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Measures nothing yet."""
+        self._device = device
+        self._is_over = threading.Event()
+        self.mib = 0.0  # once the block has been left
+
+    def __enter__(self) -> PeakMemory:
+        """Start from what is in use now."""
+        gc.collect()
+        if self._device.type == "cpu":
+            self._start = self._highest = resident_mib()
+            self._watcher = threading.Thread(target=self._watch, daemon=True)
+            self._watcher.start()
+        else:
+            torch.accelerator.synchronize()
+            torch.accelerator.empty_cache()
+            torch.accelerator.reset_peak_memory_stats()
+            self._start = torch.accelerator.memory_allocated() / 2**20
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Note the growth."""
+        if self._device.type == "cpu":
+            self._is_over.set()
+            self._watcher.join()
+        else:
+            torch.accelerator.synchronize()
+            self._highest = torch.accelerator.max_memory_allocated() / 2**20
+        self.mib = self._highest - self._start
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(_INTERVAL_S):
+            self._highest = max(self._highest, resident_mib())
+
+
+def resident_mib() -> float:
+    """Anonymous resident memory of this process."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"))
+    assert found is not None, "the kernel does not report RssAnon"
+    return int(found[1]) / 1024

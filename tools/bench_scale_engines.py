@@ -1,0 +1,174 @@
+"""Simulated engines that know what they cost, and a scorer and a collector for them: what the
+benchmark of the controller is made of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+from april_rl.rollout.collector import Collector
+from april_rl.rollout.cost import EngineCost
+from april_rl.rollout.factor import FixedFactor
+from april_rl.rollout.lengths import Lognormal, median_for, uniform
+from april_rl.rollout.ports import Engines
+from april_rl.rollout.simulated_engine import SimulatedEngine
+from april_rl.rollout.virtual import NumberedPrompts, ParallelEngines
+from april_rl.types import Completion, Request, Sample, Score, Tick
+
+_SPEEDS_DIFFER_BY = 0.02
+_MAX_BATCHED_TOKENS = 8192  # of one engine step
+_FOREVER_S = 1e12
+
+
+@cache
+def tokens(count: int) -> tuple[int, ...]:
+    """So many tokens, one object for each count: as many as 512 engines hold, a third of a billion,
+    would fill the memory and tell nothing.
+    """
+    return (0,) * count
+
+
+class LeanEngine:
+    """A simulated engine that shares its token sequences."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        """`engine` does the work."""
+        self._engine = engine
+        self.set_version = engine.set_version
+
+    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
+        """As the engine does."""
+        tick = self._engine.advance(submit, slots=slots, max_steps=max_steps)
+        return replace(tick, finished=tuple(map(_lean, tick.finished))) if tick.finished else tick
+
+    def abort(self) -> list[Completion]:
+        """As the engine does."""
+        return [_lean(completion) for completion in self._engine.abort()]
+
+
+def _lean(completion: Completion) -> Completion:
+    shared = tokens(len(completion.token_ids))
+    return replace(completion, token_ids=shared, logprobs=shared)
+
+
+class SharingEngines(ParallelEngines):
+    """Simulated engines side by side whose requests share their token sequences."""
+
+    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
+        """As the engines do."""
+        lean = [replace(r, token_ids=tokens(len(r.token_ids))) for r in submit]
+        super().launch(engine, lean, slots=slots, max_steps=max_steps)
+
+
+class TimedEngines:
+    """`ports.Engines` that know what they cost, and when a step's phases ended."""
+
+    def __init__(self, engines: Engines) -> None:
+        """`engines` do the work."""
+        self._engines = engines
+        self.spent_s = 0.0
+        self.num_ticks = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began_s = self.controller_s()
+        self.fill_s = self.until_stop_s = 0.0  # of the controller, since the step began
+        self.num_ticks = 0
+
+    @property
+    def num_engines(self) -> int:
+        """As many as there are."""
+        return self._engines.num_engines
+
+    def controller_s(self) -> float:
+        """CPU seconds of this process outside the engines."""
+        return time.process_time() - self.spent_s
+
+    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
+        """As the engines do."""
+        started = time.process_time()
+        self._engines.launch(engine, submit, slots=slots, max_steps=max_steps)
+        self.spent_s += time.process_time() - started
+
+    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+        """As the engines do."""
+        started = time.process_time()
+        if not self.fill_s:
+            self.fill_s = self.controller_s() - self._began_s
+        ended = self._engines.wait(timeout_s)
+        self.num_ticks += len(ended)
+        self.spent_s += time.process_time() - started
+        return ended
+
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+        """As the engines do."""
+        started = time.process_time()
+        self.until_stop_s = self.controller_s() - self._began_s
+        given_back = self._engines.abort(timeout_s)
+        self.spent_s += time.process_time() - started
+        return given_back
+
+
+class InstantScorer:
+    """Every second sample of a group is right, and that is known at once."""
+
+    def __init__(self) -> None:
+        """Nothing submitted."""
+        self._known: list[Score] = []
+
+    def submit(self, sample: Sample) -> None:
+        """Known at the next call of `collect`."""
+        sample_id = sample.id
+        value = float(sample_id.index % 2)
+        self._known.append(Score(sample_id=sample_id, value=value, outcome="scored"))
+
+    def collect(self, timeout_s: float | None) -> list[Score]:  # noqa: ARG002 (nothing to wait for)
+        """What was submitted since the last call."""
+        known, self._known = self._known, []
+        return known
+
+
+def simulated_engine(args: argparse.Namespace, number: int) -> SimulatedEngine:
+    """Its samples get `args.tokens_per_s` each, give or take a percent."""
+    factor = 1 + _SPEEDS_DIFFER_BY * (uniform(0, number, 0) - 0.5)
+    step_s = factor / args.tokens_per_s
+    median = median_for(args.mean_tokens, sigma=args.sigma, cap=args.max_tokens)
+    return SimulatedEngine(
+        law=Lognormal(median_tokens=median, sigma=args.sigma),
+        cost=EngineCost(step_s=step_s, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0),
+        keeps_parked=False,
+        max_batched_tokens=_MAX_BATCHED_TOKENS,
+    )
+
+
+def collector_of(
+    args: argparse.Namespace, engines: Engines, *, clock: Callable[[], float]
+) -> Collector:
+    """A collector with `args.samples_per_engine` slots an engine."""
+    slots = engines.num_engines * args.samples_per_engine
+    num_groups = max(1, round(slots / args.over_sampling_factor / args.group_size))
+    return Collector(
+        engines,
+        InstantScorer(),
+        NumberedPrompts(args.prompt_tokens),
+        num_groups=num_groups,
+        group_size=args.group_size,
+        over_sampling=FixedFactor(slots / (num_groups * args.group_size)),
+        refill=True,
+        max_response_tokens=args.max_tokens,
+        max_staleness=args.max_staleness,
+        finish_stale=True,
+        keep=lambda scored: scored.has_signal,
+        max_rejected_groups=0,
+        tick_steps=args.tick_steps,
+        abort_timeout_s=_FOREVER_S,
+        tick_timeout_s=_FOREVER_S,
+        deterministic=False,
+        seed=0,
+        clock=clock,
+    )

@@ -1,0 +1,154 @@
+"""The real collector on simulated engines side by side, and the CPU seconds that are its own.
+
+Engines advance on a virtual clock and note the CPU time they take; what else the process spends in
+a step is the controller's. They differ a little in speed, so that their ticks end one by one and
+the controller is asked after each: the worst case, for a busy one would get several at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from bench_scale_engines import (
+    LeanEngine,
+    SharingEngines,
+    TimedEngines,
+    collector_of,
+    simulated_engine,
+)
+
+from april_rl.algorithm.advantages import by_group, grpo
+from april_rl.algorithm.shaping import soft_overlong_penalty
+from april_rl.batch.plan import plan_micro_batches
+from april_rl.rollout.collector import Collection, Collector
+from april_rl.rollout.stats import StepStats
+from april_rl.rollout.virtual import VirtualClock
+from april_rl.types import ScoredGroup
+
+_ROW_TOKENS, _HIDDEN_SIZE = 32_768, 2560  # learner.max_tokens; of Qwen3-4B
+_NUM_PROBES = 4  # as the trainer takes along
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """What one step cost the controller, in CPU seconds, and what it did."""
+
+    rollout_s: float  # of virtual time
+    fill_s: float  # until the first wait: every slot gets its request
+    generate_s: float  # from then until the stop: ticks, finished samples, new requests
+    park_s: float  # what comes back from the abort, and the choice of the groups
+    reward_s: float  # advantages and overlong penalty of the trained groups
+    plan_s: float  # which sample goes into which micro-batch
+    metrics_s: float  # of the step, and the probes
+    ticks: int
+    finished_samples: int
+    aborted_samples: int
+    generated_tokens: int
+    resent_tokens: int  # prompts and responses so far, in the requests of resumed samples
+
+    @property
+    def collect_s(self) -> float:
+        """All of `collect`."""
+        return self.fill_s + self.generate_s + self.park_s
+
+    @property
+    def controller_s(self) -> float:
+        """All of the step that is the controller's own."""
+        return self.collect_s + self.reward_s + self.plan_s + self.metrics_s
+
+
+class SimulatedRun:
+    """A collector, simulated engines, and the clock that both see."""
+
+    def __init__(self, args: argparse.Namespace, num_engines: int) -> None:
+        """`num_engines` engines with `args.samples_per_engine` samples each in flight."""
+        self._args, self._version = args, 0
+        self._clock = VirtualClock()
+        self._each = [LeanEngine(simulated_engine(args, engine)) for engine in range(num_engines)]
+        self.engines = TimedEngines(SharingEngines(self._each, clock=self._clock))
+        self.collector = collector_of(args, self.engines, clock=self._clock)
+
+    def step(self, on_progress: Callable[[int], None]) -> StepCost:
+        """One step; `on_progress` is told how many groups are ready."""
+        resent = _tokens_to_resend(self.collector, self._args.prompt_tokens)
+        for engine in self._each:
+            engine.set_version(self._version)
+        self.engines.begin()
+        started = self.engines.controller_s()
+        collection = self.collector.collect(
+            self._version, on_progress=lambda ready, stats: on_progress(_shown(ready, stats))
+        )
+        collect_s = self.engines.controller_s() - started
+        reward_s = _seconds(lambda: _advantages(collection.groups, self._args.max_tokens))
+        plan_s = _seconds(lambda: _plan(collection.groups, self.engines.num_engines))
+        metrics_s = _seconds(lambda: self._metrics(collection))
+        self._version += 1
+        stats = collection.stats
+        return StepCost(
+            rollout_s=stats.time_s,
+            fill_s=self.engines.fill_s,
+            generate_s=self.engines.until_stop_s - self.engines.fill_s,
+            park_s=collect_s - self.engines.until_stop_s,
+            reward_s=reward_s,
+            plan_s=plan_s,
+            metrics_s=metrics_s,
+            ticks=self.engines.num_ticks,
+            finished_samples=stats.finished_samples,
+            aborted_samples=len(stats.progress) - stats.finished_samples,
+            generated_tokens=stats.generated_tokens,
+            resent_tokens=resent,
+        )
+
+    def _metrics(self, collection: Collection) -> None:
+        collector = self.collector
+        collection.stats.metrics(num_needed=len(collection.groups) * self._args.group_size)
+        collector.ledger.metrics()
+        collector.length_bias.metrics(collector.buffer)
+        collector.buffer.fresh_samples(self._version, limit=_NUM_PROBES)
+
+
+def _shown(ready: int, stats: StepStats) -> int:
+    """What the trainer does to show its progress, after each wait."""
+    f"{stats.generated_tokens / max(stats.elapsed_s, 1e-9):,.0f} tokens/s"
+    return ready
+
+
+def _seconds(part: Callable[[], object]) -> float:
+    started = time.process_time()
+    part()
+    return time.process_time() - started
+
+
+def _tokens_to_resend(collector: Collector, prompt_tokens: int) -> int:
+    """Tokens of the requests that the parked samples of the buffer will come with."""
+    unfinished = [s for group in collector.buffer.open_groups() for s in group.unfinished]
+    return sum(prompt_tokens + sample.num_tokens for sample in unfinished)
+
+
+def _advantages(groups: Sequence[ScoredGroup], max_tokens: int) -> None:
+    rewards = [
+        np.asarray(scored.rewards)
+        + soft_overlong_penalty(
+            [sample.num_tokens for sample in scored.group.samples],
+            max_response_tokens=max_tokens,
+            buffer_tokens=max_tokens // 4,
+            penalty=1.0,
+        )
+        for scored in groups
+    ]
+    by_group(grpo)(rewards, [True] * len(groups))
+
+
+def _plan(groups: Sequence[ScoredGroup], num_ranks: int) -> None:
+    lengths = [
+        len(scored.group.prompt.token_ids) + sample.num_tokens
+        for scored in groups
+        for sample in scored.group.samples
+    ]
+    plan_micro_batches(
+        lengths, num_ranks=num_ranks, max_tokens=_ROW_TOKENS, hidden_size=_HIDDEN_SIZE
+    )
