@@ -148,11 +148,9 @@ def test_guessed_tokens_have_the_distribution_and_the_log_probabilities_of_the_m
     assert first.generated_tokens > 1.02 * first.slot_steps, "hardly a guess was right"
     assert first.generated_tokens == sum(len(c.token_ids) for c in first.finished)
     assert max(len(c.token_ids) for c in first.finished) == BUDGET
-    print("TOK", first.generated_tokens, first.slot_steps)
     for tick in (first, second):
         mismatches, surprises = differences(folder, tick)
         assert mismatches.abs().mean() < 0.03
-        print("MM", mismatches.abs().mean(), surprises.mean())
         standard_error = surprises.std() / len(surprises) ** 0.5
         assert abs(surprises.mean()) < 4 * standard_error
 

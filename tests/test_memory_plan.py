@@ -122,7 +122,8 @@ def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it(fac
 def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each(facts):
     """Hybrid sharding. Fails when the number of workers divides instead of the shard's."""
     whole, half = (phase(facts("8B"), "optimizer", shard_size=n) for n in (8, 4))
-    assert half.items["masters"] == 2 * whole.items["masters"]
+    for name in ("masters", "gradients", "Adam moments"):
+        assert half.items[name] == 2 * whole.items[name]
     message = refused(facts("32B"), shard_size=4, num_workers=8)
     assert "learner.shard_size=0 makes it" in message
 

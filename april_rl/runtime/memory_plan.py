@@ -58,9 +58,9 @@ class Phase:
         return sum(self.items.values())
 
     def __str__(self) -> str:
-        """The items in GiB, the largest first."""
+        """The items that can be seen in GiB, the largest first."""
         by_size = sorted(self.items.items(), key=lambda item: -item[1])
-        return ", ".join(f"{name} {size / GIB:.1f}" for name, size in by_size if size)
+        return ", ".join(f"{name} {size / GIB:.1f}" for name, size in by_size if size > GIB / 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
