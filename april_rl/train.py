@@ -44,7 +44,9 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     from april_rl.tiny.prepare import resolve
     from april_rl.trainer import Trainer
 
-    config.model.path = resolve(config.model.path, key="model.path")
+    model = Path(resolve(config.model.path, key="model.path"))
+    if model.is_dir():  # otherwise a name of the hub
+        config.model.path = str(model.absolute())  # the workers of a cluster are elsewhere
     config.data.path = resolve(config.data.path, key="data.path")
     config.evaluation.sets = {
         name: resolve(path, key=f"evaluation.sets.{name}")

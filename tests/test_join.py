@@ -80,7 +80,11 @@ def cluster() -> Iterator[RunningCluster]:
             time.sleep(0.1)
         yield RunningCluster(address=f"127.0.0.1:{port}", token=token, process=process)
         process.terminate()
-        process.wait(timeout=30)
+        try:
+            process.wait(timeout=20)
+        finally:  # its own reaper ends what it started
+            process.kill()
+            process.wait()
 
 
 def joined(cluster: RunningCluster, token: Path | None, *args: str) -> tuple[str, list[str], int]:

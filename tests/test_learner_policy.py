@@ -21,6 +21,7 @@ from learner_setup import (
 )
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from april_rl.learner.checkpoint import CheckpointError
@@ -196,3 +197,16 @@ def test_an_example_is_what_the_tests_take_it_for(path):
     example: Example = make_examples(path, noise=0.0, age=0)[0]
     alone = plain_logprobs(plain_model(path), example)
     torch.testing.assert_close(torch.from_numpy(example.behaviour_logprobs), alone.detach())
+
+
+def test_no_backward_pass_leaves_whole_gradients_behind(path):
+    """Shards of them after the first of several. Fails when FSDP2 is told not to reduce before a
+    minibatch's last pass: every rank then holds float32 gradients of all parameters.
+    """
+    policy = build(path)
+    policy.set_last_backward(False)
+    logprobs, _ = policy(
+        PackedRow.of(pack(make_examples(path, noise=0.0, age=0), total=1), device=CPU)
+    )
+    torch.autograd.backward(logprobs.sum())
+    assert all(isinstance(p.grad, DTensor) for p in policy.parameters())

@@ -233,7 +233,7 @@ class Learner:
     def _accumulate(
         self, rows: Sequence[PackedRow], anchors: _Anchors, statistics: TokenStatistics
     ) -> _Pass:
-        """Forward and backward pass of every row; only the last one reduces gradients."""
+        """Forward and backward pass of every row; gradients add up."""
         losses, seen = [], []
         held = zip(rows, anchors.proximal, anchors.reference, strict=True)
         for number, (row, proximal, reference) in enumerate(held, start=1):

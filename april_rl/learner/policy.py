@@ -81,9 +81,13 @@ class Policy(nn.Module):
         fully_shard(self, mesh=mesh, mp_policy=precision)
 
     def set_last_backward(self, is_last: bool) -> None:
-        """Say whether the next backward pass is a minibatch's last: the one that reduces."""
+        """Say whether the next backward pass is a minibatch's last.
+
+        Every pass leaves each rank its shard of the gradients; without that, FSDP2 would add up
+        whole ones, in float32, until the last. Copies of the weights sum theirs in the last.
+        """
         fsdp = cast(FSDPModule, self)
-        fsdp.set_requires_gradient_sync(is_last)
+        fsdp.set_requires_all_reduce(is_last)
         fsdp.set_is_last_backward(is_last)
 
     def materialise(self, checkpoint: Checkpoint, *, device: torch.device) -> None:

@@ -135,7 +135,6 @@ class _Sizes:
                 "masters": self._masters(),
                 "Adam moments": 0.0 if is_away else self._moments(),
                 "gradients": self._gradients(),
-                "gradients, not yet reduced": self._whole_gradients(),
                 "gathered layers": self._gathered(),
                 "activations": self._activations(),
                 "logits": self._logits(),
@@ -217,12 +216,6 @@ class _Sizes:
 
     def _gradients(self) -> float:
         return _GRADIENT * self._trained / self._settings.shard_size
-
-    def _whole_gradients(self) -> float:
-        """Gradients are reduced in a minibatch's last backward pass; until then FSDP2 adds up those
-        of whole layers, in float32, on every worker.
-        """
-        return _GRADIENT * self._trained
 
     def _gathered(self) -> float:
         """The root's unit stays gathered; of layers there are one at work and the next. The
