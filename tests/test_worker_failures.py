@@ -171,12 +171,17 @@ def test_a_stopped_worker_is_noticed_and_ended_with_where_it_stood(group, tmp_pa
     assert "waiting: worker 0 for worker 1" in report
 
 
-def test_a_worker_stopped_without_notice_and_its_stopped_child_leave_no_process(group):
+def test_a_worker_stopped_without_notice_and_its_stopped_child_leave_no_process(group, tmp_path):
     """Nothing but SIGKILL ends them. Fails when the end is left to Ray, or is the workers' own."""
     child = ray.get(group.actors[0].start_child.remote())
     group.pids.append(child)
+    watch = Watch(group, tmp_path)
     for pid in (child, group.pids[0]):
         os.kill(pid, signal.SIGSTOP)
+    assert set(group.alive()) == {child, *group.pids}
+    watch.end()
+    group.wait_for_end()
+    assert group.alive() == []
 
 
 def test_a_worker_stuck_in_python_is_blamed_and_not_the_one_that_waits(group, tmp_path):

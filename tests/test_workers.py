@@ -108,6 +108,7 @@ def test_ranks_of_an_engine_that_sampled_alike_pass() -> None:
     """Log-probabilities may differ in their last bits."""
     ours = [completion(0), completion(1)]
     theirs = [replace(each, logprobs=(-0.5, -0.5000001)) for each in ours]
+    assert fingerprint(theirs) == fingerprint(ours) != fingerprint(ours[:1])
     check_lockstep(ours, [fingerprint(theirs)] * 3, first_rank=4)
     check_lockstep(ours, [], first_rank=0)
 

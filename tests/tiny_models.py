@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -16,6 +19,17 @@ from transformers import (
 
 VOCABULARY = ("<pad>", "<eos>", "<bos>", *map(chr, range(32, 127)))
 PAD_ID, EOS_ID, BOS_ID = 0, 1, 2
+# What both kinds of model have in common.
+_SHAPE: dict[str, Any] = {
+    "vocab_size": len(VOCABULARY),
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
+    "bos_token_id": BOS_ID,
+}
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
@@ -45,25 +59,14 @@ def write_tiny_qwen3(
     distribution is far from flat, so that a wrong weight shows in a log-probability.
     """
     config = Qwen3Config(
-        vocab_size=len(VOCABULARY),
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
         num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=4096,
         initializer_range=initializer_range,
         tie_word_embeddings=tied,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
-        bos_token_id=BOS_ID,
+        **_SHAPE,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(path)
-    character_tokenizer().save_pretrained(path)
+    _write(Qwen3ForCausalLM, config, path, seed=seed)
 
 
 def write_tiny_qwen3_moe(
@@ -80,7 +83,6 @@ def write_tiny_qwen3_moe(
     On disk the experts have names of their own, as in published checkpoints.
     """
     config = Qwen3MoeConfig(
-        vocab_size=len(VOCABULARY),
         hidden_size=64,
         intermediate_size=128,
         moe_intermediate_size=48,
@@ -89,18 +91,19 @@ def write_tiny_qwen3_moe(
         norm_topk_prob=True,
         mlp_only_layers=[1],
         num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=4096,
         initializer_range=initializer_range,
         tie_word_embeddings=tied,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
-        bos_token_id=BOS_ID,
+        **_SHAPE,
     )
+    _write(Qwen3MoeForCausalLM, config, path, seed=seed)
+
+
+def _write(
+    kind: type[PreTrainedModel], config: PreTrainedConfig, path: Path | str, *, seed: int
+) -> None:
+    """The random model of `config` and the tokenizer; the seed of the process is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3MoeForCausalLM(config)
+        model = kind(config)
     model.to(torch.bfloat16).save_pretrained(path)
     character_tokenizer().save_pretrained(path)
