@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from april_rl.learner.logprobs import BLOCK_BYTES
+from april_rl.learner.logprobs import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS
 from april_rl.runtime.preflight import ModelFacts
 
 GIB = 1 << 30
@@ -71,9 +71,10 @@ class MemoryPlan:
     host: Phase
 
     def __str__(self) -> str:
-        """A table: a line an item, a column a phase, GiB."""
+        """A table: a line an item that can be seen in GiB, a column a phase."""
         columns = [phase for phase in (*self.phases, self.host) if phase.items]
-        names = list(dict.fromkeys(name for phase in columns for name in phase.items))
+        seen = ((name, size) for phase in columns for name, size in phase.items.items())
+        names = list(dict.fromkeys(name for name, size in seen if size > GIB / 20))
         rows = [[name, *(_gib(phase.items.get(name, 0.0)) for phase in columns)] for name in names]
         heading = ["memory of a worker, GiB", *(phase.name for phase in columns)]
         table = [heading, *rows, ["together", *(_gib(phase.total) for phase in columns)]]
@@ -246,7 +247,10 @@ class _Sizes:
 
     def _logits(self) -> float:
         """A block of the vocabulary at a time, and the float32 gradient of the hidden states."""
-        return _LOGIT_BLOCKS * BLOCK_BYTES + 4 * self._settings.max_tokens * self._facts.hidden_size
+        tokens = self._settings.max_tokens
+        suited = CPU_BLOCK_BYTES if self._settings.device == "cpu" else BLOCK_BYTES
+        block = max(suited, 4 * tokens * MIN_BLOCK_ROWS)
+        return _LOGIT_BLOCKS * block + 4 * tokens * self._facts.hidden_size
 
     def _engine_weights(self) -> float:
         per_engine = self._settings.engine_bytes * self._facts.num_parameters
