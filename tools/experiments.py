@@ -1,7 +1,8 @@
 """How algorithms learn from stale tokens: the runs behind a table of docs/experiments.md.
 
 `python tools/experiments.py` runs every set-up with every seed, one after another, and writes the
-table after each. Runs that are done are not repeated: stop it when you like, start it again.
+table after each. Runs that are done are not repeated: stop it when you like, start it again. A
+set-up without a finished run in `--out` keeps the row it has in the document.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ SET_UPS: dict[str, tuple[str, ...]] = {
     ),
     # Three times the recipe's learning rate: where the policy moves far within the staleness cap.
     "GRPO, synchronous, lr 3e-4": (*_SYNCHRONOUS, _FAST),
+    "GRPO, synchronous, 4 minibatches, lr 3e-4": (
+        *_SYNCHRONOUS,
+        "trainer.num_minibatches=4",
+        _FAST,
+    ),
+    "GRPO, α 2, TIS, lr 3e-4": (*_PARTIAL, _FAST),
     "GRPO, α 2, 4 minibatches, TIS, lr 3e-4": (*_FOUR, _FAST),
     "policy gradient, α 2, 4 minibatches, no clip, no correction, lr 3e-4": (
         *_FOUR,
@@ -133,22 +140,25 @@ def statistics(run: Run, *, steps: int) -> dict[str, float]:
     }
 
 
-def table(args: argparse.Namespace) -> Iterator[str]:
-    """Lines of Markdown: a row a set-up, over its finished seeds."""
+def table(args: argparse.Namespace, written: Mapping[str, str]) -> Iterator[str]:
+    """Lines of Markdown: a row a set-up, over its finished seeds; `written`: the rows there are."""
     yield (
         "| set-up | seeds | before | after | ± | samples/s | off-policy | oldest | clipped "
         "| weight | largest ratio | largest gradient | mismatch |"
     )
     yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
-    first: dict[int, float] = {}
+    first: Mapping[int, float] | None = None
     for name in SET_UPS:
         runs = {seed: read(folder(args, name, seed), steps=args.steps) for seed in args.seeds}
         found = {
             seed: statistics(run, steps=args.steps) for seed, run in runs.items() if run is not None
         }
-        first = first or {seed: columns["speed"] for seed, columns in found.items()}
+        if first is None:
+            first = {seed: columns["speed"] for seed, columns in found.items()}
         if found:
             yield row_of(name, found, first)
+        elif name in written:
+            yield written[name]
 
 
 def row_of(name: str, found: Mapping[int, Mapping[str, float]], first: Mapping[int, float]) -> str:
@@ -179,8 +189,13 @@ def write_table(args: argparse.Namespace) -> None:
     if begin not in text:
         text = f"{text.rstrip()}\n\n{begin}\n{end}\n"
     head, _, rest = text.partition(begin)
-    tail = rest.partition(end)[2]
-    lines = "\n".join(table(args))
+    present, _, tail = rest.partition(end)
+    written = {
+        line.strip("| ").split(" | ", 1)[0]: line
+        for line in present.splitlines()
+        if line.startswith("| ")
+    }
+    lines = "\n".join(table(args, written))
     args.document.write_text(f"{head}{begin}\n{lines}\n{end}{tail}", encoding="utf-8")
 
 
