@@ -60,7 +60,9 @@ def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sigma", type=float, default=1.0, help="of the length law's logarithm")
     parser.add_argument("--max-response-tokens", type=int, default=640)
     parser.add_argument("--tick-steps", type=int, default=8)
-    parser.add_argument("--max-staleness", type=int, default=8)
+    # Above this α, (cap + 1) · mean length / longest length = 2.6, steps take turns: some wait at the
+    # cap with empty slots, others find their groups ready. A few steps would not show the mean.
+    parser.add_argument("--max-staleness", type=int, default=16)
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
     parser.add_argument("--filter-factor", type=float, default=1.5, help="α of the filtered rows")
 
@@ -115,8 +117,8 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
 def warmup_steps(args: argparse.Namespace, mode: Mode) -> int:
     """Steps until a mode is in its steady state.
 
-    With over-sampling, the long responses of the first steps reach the staleness cap together, and
-    steps wait for them: measured too early, a mode pays for its beginning.
+    With over-sampling, the first steps train short responses only, and the slots fill up with long
+    ones: measured too early, a mode profits from its beginning.
     """
     if isinstance(mode, Limit) or mode.is_synchronous:
         return _SHORT_WARMUP_STEPS

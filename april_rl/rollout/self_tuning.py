@@ -3,20 +3,21 @@ run goes on.
 
 After a step it knows how long the responses of the groups opened last are, what the engines' work
 costs (`evidence`), and so what each α would do (`forecast`). It goes to the smallest α whose
-throughput is within 2 % of that of the best one the budgets allow: what a larger one adds is mostly
-staleness.
+throughput is within 4 % of that of the best one the budgets allow: what a larger one adds is mostly
+staleness, and steps that wait at the staleness cap.
 
 It begins at 1, the easiest on every budget, and stays there while the first long responses are
-under way. It never oscillates: forecasts are averaged; α moves at most two places on its grid at a
-time, no sooner than three steps after the last change, and only for a gain in throughput. That gain
-is 2 % at first, doubles with every turn of direction up to 16 %, and is twice that after a long
-rest.
+under way. It never oscillates: forecasts are averaged, and one that is alone above its neighbours
+does not count; α moves at most two places on its grid at a time, no sooner than three steps after
+the last change, and only for a gain in throughput. That gain is 2 % at first, doubles with every
+turn of direction up to 16 %, and is twice that after a long rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from april_rl.rollout.evidence import Evidence
 from april_rl.rollout.forecast import Forecast, Rules, blend, forecast
@@ -28,7 +29,7 @@ _MOST_PLACES = 2  # of the grid, at a time
 _STEPS_BETWEEN = 3  # from one change to the next
 _LONG_REST = 12  # steps without a change, after which it looks and moves less readily
 _GAIN, _LARGEST_GAIN = 0.02, 0.16  # of samples per second, that a change has to promise
-_INDIFFERENT = 0.98  # of the best throughput
+_INDIFFERENT = 0.96  # of the best throughput
 _WEIGHT = 0.25  # of the latest forecast, at least
 _CLEARLY_SMALLER = 0.8  # of α: then it counts that throughput is no worse
 _MARGIN = 0.95  # the share of a budget that a larger α may use; where it is, it may use all
@@ -158,7 +159,7 @@ class AutoFactor:
 
     def _follow(self, allowed: Sequence[int]) -> str | None:
         """Towards the best place, when that is worth a change."""
-        speeds = [there.samples_per_s for there in self._forecasts]
+        speeds = without_outliers([there.samples_per_s for there in self._forecasts])
         best = max(speeds[place] for place in allowed)
         target = next(place for place in allowed if speeds[place] >= _INDIFFERENT * best)
         gain = speeds[target] / speeds[self._place] - 1
@@ -202,3 +203,13 @@ class AutoFactor:
         self._direction = direction
         self._place, self._rest, self._was_better_below = place, 0, False
         return f"rollout.over_sampling_factor {before:g} → {self.factor:g}: {reason}"
+
+
+def without_outliers(speeds: Sequence[float]) -> list[float]:
+    """The median of each speed and its two neighbours on the grid; at the top, the lower of the
+    last two. Throughput changes smoothly with α; a forecast plays few steps and may be lucky.
+    """
+    if len(speeds) < 2:
+        return list(speeds)
+    inner = [median(speeds[place - 1 : place + 2]) for place in range(1, len(speeds) - 1)]
+    return [speeds[0], *inner, min(speeds[-2:])]
