@@ -33,7 +33,7 @@ train: $(STAMP)
 	@$(BIN)/python -m april_rl.train +recipe=$(RECIPE) $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 	@$(BIN)/python -m pytest -m "slow" $(ARGS)
 
 check: $(STAMP)

@@ -38,7 +38,7 @@ from april_rl.runtime.preflight import ModelFacts, check_start
 from april_rl.runtime.settings import EngineSettings, WorkerSettings, engine_options
 from april_rl.runtime.watchdog import Watchdog
 from april_rl.runtime.workers import Workers
-from april_rl.scheduling import build_collector, num_slots
+from april_rl.scheduling import build_collector, num_slots, tick_steps
 from april_rl.tracking.tracker import Tracker
 from april_rl.types import Prompt
 
@@ -145,11 +145,13 @@ def _learner_bytes(config: TrainConfig) -> int:
 def _rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> RewardPool:
     """The pool, after one call of the function on a prompt of the data."""
     reward = config.reward
+    decode = tokenizer.decoder()
     check_reward(
         reward.function,
         soft_timeout_s=reward.soft_timeout_s,
         hard_timeout_s=reward.hard_timeout_s,
         memory_gib=reward.memory_gib,
+        decode=decode,
         prompt=example.text,
         answer=example.answer,
     )
@@ -159,7 +161,7 @@ def _rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> Rewa
         soft_timeout_s=reward.soft_timeout_s,
         hard_timeout_s=reward.hard_timeout_s,
         memory_gib=reward.memory_gib,
-        decode=tokenizer.decode,
+        decode=decode,
     )
 
 
@@ -222,8 +224,9 @@ def _start(workers: Workers, tracker: Tracker) -> None:
             shown.close()
             shown.enter_context(tracker.phase(stage))
 
-        num_parameters = workers.start(on_stage)
-    tracker.message(f"policy: {num_parameters / 1e6:.1f} million parameters")
+        num_parameters, num_trained = workers.start(on_stage)
+    adapters = "" if num_trained == num_parameters else f", {num_trained / 1e6:.3g} million trained"
+    tracker.message(f"policy: {num_parameters / 1e6:.1f} million parameters{adapters}")
 
 
 def _workers(config: TrainConfig, layout: Layout, run_dir: Path) -> Workers:
@@ -286,7 +289,7 @@ def _evaluator(config: TrainConfig, engines: RayEngines, rewards: RewardPool) ->
         num_samples=config.evaluation.num_samples,
         max_response_tokens=config.rollout.max_response_tokens,
         num_slots=num_slots(config),
-        tick_steps=config.rollout.tick_steps,
+        tick_steps=tick_steps(config, num_engines=engines.num_engines),
         tick_timeout_s=config.runtime.stall_timeout_s,
         seed=config.seed,
     )

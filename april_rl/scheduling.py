@@ -9,6 +9,7 @@ from collections.abc import Callable
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnStale
 from april_rl.rollout.collector import Collector
+from april_rl.rollout.dispatch import auto_tick_steps
 from april_rl.rollout.factor import FixedFactor, OverSampling
 from april_rl.rollout.forecast import Rules
 from april_rl.rollout.ports import Engines, PromptSource, Scorer
@@ -25,6 +26,14 @@ def num_slots(config: TrainConfig) -> int:
     factor = rollout.over_sampling_factor
     most = largest_factor(rollout.max_staleness) if isinstance(factor, str) else factor
     return round(most * config.trainer.num_groups * rollout.group_size)
+
+
+def tick_steps(config: TrainConfig, *, num_engines: int) -> int:
+    """Engine steps of a tick."""
+    rollout = config.rollout
+    if not isinstance(rollout.tick_steps, str):
+        return rollout.tick_steps
+    return auto_tick_steps(num_engines=num_engines, max_response_tokens=rollout.max_response_tokens)
 
 
 def build_collector(
@@ -58,7 +67,7 @@ def build_collector(
         keep=keep,
         max_rejected_groups=rollout.max_rejected_groups
         or _REJECTED_PER_GROUP * config.trainer.num_groups,
-        tick_steps=rollout.tick_steps,
+        tick_steps=tick_steps(config, num_engines=engines.num_engines),
         abort_timeout_s=rollout.abort_timeout_s,
         tick_timeout_s=config.runtime.stall_timeout_s,
         deterministic=config.deterministic,
@@ -77,7 +86,7 @@ def _over_sampling(config: TrainConfig, *, num_engines: int, kv_cache_tokens: in
             refill=rollout.refill,
             max_staleness=rollout.max_staleness,
             finish_stale=rollout.on_stale is OnStale.finish,
-            tick_steps=rollout.tick_steps,
+            tick_steps=tick_steps(config, num_engines=num_engines),
             num_engines=num_engines,
         ),
         Budgets(

@@ -146,11 +146,8 @@ def _law(options: argparse.Namespace, scenario: Scenario) -> Lognormal | Recorde
     correlation = 0.3 if options.correlation is None else options.correlation
     if sigma < 0 or not 0 <= correlation <= 1:
         raise SimulationError("--sigma must be >= 0 and --correlation in [0, 1]")
-    median = median_for(
-        6000.0 if options.mean_tokens is None else options.mean_tokens,
-        sigma=sigma,
-        cap=scenario.max_response_tokens,
-    )
+    mean_tokens = 6000.0 if options.mean_tokens is None else options.mean_tokens
+    median = median_for(mean_tokens, sigma=sigma, cap=scenario.max_response_tokens)
     return Lognormal(median_tokens=median, sigma=sigma, correlation=correlation, seed=scenario.seed)
 
 
@@ -168,10 +165,12 @@ def _preset(options: argparse.Namespace) -> Source:
 def _recorded(run_dir: Path) -> Source:
     """Lengths, rewards and cost of a run, and its configuration."""
     from april_rl.config.choices import OnStale
+    from april_rl.scheduling import tick_steps
     from april_rl.tracking.recorded_run import read_recorded_run
 
     recorded, config = read_recorded_run(run_dir), _config(run_dir / "config.yaml")
     rollout = config.rollout
+    num_engines = int(config.runtime.num_workers) // config.engine.tensor_parallel_size
     return Source(
         scenario=Scenario(
             cost=recorded.cost,
@@ -180,8 +179,8 @@ def _recorded(run_dir: Path) -> Source:
             group_size=rollout.group_size,
             max_response_tokens=rollout.max_response_tokens,
             prompt_tokens=recorded.prompt_tokens,
-            num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
-            tick_steps=rollout.tick_steps,
+            num_engines=num_engines,
+            tick_steps=tick_steps(config, num_engines=num_engines),
             max_batched_tokens=config.engine.max_batched_tokens,
             max_staleness=rollout.max_staleness,
             finish_stale=rollout.on_stale is OnStale.finish,

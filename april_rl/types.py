@@ -4,11 +4,14 @@ engines.
 Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are in
 nats, of the sampled token, at the sampling temperature, as the engine reported them when it sampled
 the token.
+
+All of them are values: nothing changes one that was made. What the controller makes for every
+sample is no frozen dataclass, which takes four times as long to make.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -39,15 +42,28 @@ class Prompt:
     source: str  # file:line or data set:row, for messages to people
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What an engine gets: go on from `token_ids` for at most `max_tokens` tokens."""
+class Request(NamedTuple):
+    """What an engine gets: go on from `token_ids` for at most `max_tokens` tokens.
+
+    The tokens come in the parts they are held in, so that only the engine puts them together.
+    """
 
     sample_id: SampleId
-    token_ids: tuple[int, ...]  # [P + start], the prompt and the response so far
+    prompt_token_ids: tuple[int, ...]  # [P]
     start: int  # response tokens the sample already has
     max_tokens: int  # what is left of the response budget
     seed: int
+    parts: tuple[tuple[int, ...], ...] = ()  # of each completion so far; [start] in all
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt and the response so far [P + start], a new list."""
+        return list(chain(self.prompt_token_ids, *self.parts))
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and response so far, P + start."""
+        return len(self.prompt_token_ids) + self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +94,7 @@ class Completion:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Sample:
     """One response to a prompt, grown by whole completions; unfinished while the last one is only a
     part.
@@ -87,6 +103,16 @@ class Sample:
     prompt: Prompt
     index: int
     completions: tuple[Completion, ...] = ()
+    num_tokens: int = field(init=False)  # of the response so far, R: where the last completion ends
+    finish_reason: FinishReason | None = field(init=False)  # None while the sample is unfinished
+
+    def __post_init__(self) -> None:
+        if not self.completions:
+            self.num_tokens, self.finish_reason = 0, None
+            return
+        last = self.completions[-1]
+        self.num_tokens = last.start + len(last.token_ids)
+        self.finish_reason = last.finish_reason
 
     @property
     def id(self) -> SampleId:
@@ -111,19 +137,6 @@ class Sample:
         )
 
     @property
-    def num_tokens(self) -> int:
-        """Response tokens so far, R: where the last completion ends."""
-        if not self.completions:
-            return 0
-        last = self.completions[-1]
-        return last.start + len(last.token_ids)
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """None while the sample is unfinished."""
-        return self.completions[-1].finish_reason if self.completions else None
-
-    @property
     def is_finished(self) -> bool:
         """Whether the engine ended the response, or its budget did."""
         return self.finish_reason is not None
@@ -137,8 +150,10 @@ class Sample:
         """The sample with one completion more; a completion that does not start where the sample
         ends is refused.
         """
-        assert completion.sample_id == self.id, (completion.sample_id, self.id)
-        assert not self.is_finished, f"sample {self.id} is finished and got another completion"
+        assert completion.sample_id == (self.prompt.id, self.index), (completion.sample_id, self.id)
+        assert self.finish_reason is None, (
+            f"sample {self.id} is finished and got another completion"
+        )
         assert completion.start == self.num_tokens, (self.id, completion.start, self.num_tokens)
         return Sample(
             prompt=self.prompt, index=self.index, completions=(*self.completions, completion)
@@ -163,8 +178,7 @@ class Group:
         return min((v for s in self.samples if (v := s.oldest_version) is not None), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class Score(NamedTuple):
     """What the reward says of one finished sample.
 
     `soft_timeout`: the reward itself gave up on this response in time; its value counts. `timeout`

@@ -131,9 +131,9 @@ class FakeEngine:
         sample_id, start = request.sample_id, request.start
         assert start + request.max_tokens == self.budget, request
         assert start < min(self.law(sample_id), self.budget), request
-        assert request.token_ids[-start or len(request.token_ids) :] == tuple(
+        assert request.token_ids[len(request.prompt_token_ids) :] == [
             token(sample_id, p) for p in range(start)
-        ), request
+        ], request
         assert sample_id not in self.running, request
         assert sample_id not in {queued.sample_id for queued in self.queue}, request
 

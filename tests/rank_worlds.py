@@ -64,7 +64,8 @@ class Case(NamedTuple):
         return f"{self.world}-{self.model}{recomputes}"
 
 
-WORLDS = [World(1, 1), World(2, 2), World(4, 4), World(4, 2)]
+PAIRS = [World(2, 2), World(2, 1)]
+WORLDS = [World(1, 1), *PAIRS, World(4, 4), World(4, 2)]
 CASES = [Case(world, model, flag) for world in WORLDS for model in MODELS for flag in (False, True)]
 REPLICATED = World(4, 2)
 # Whole runs with everything a learner has: one rank, and what is compared with it.
@@ -171,7 +172,9 @@ def run_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     pair, models = (0, ["tied"]) if rank < 2 else (1, ["untied"])
     with group(f"{folder}/pair{pair}", rank=rank % 2, num_ranks=2):
-        seen = all_of(folder, World(2, 2), models)
+        seen = {}
+        for world in PAIRS:
+            seen |= all_of(folder, world, models)
     torch.save(seen, f"{folder}/{models[0]}2-rank{rank % 2}.pt")
     with group(f"{folder}/all", rank=rank, num_ranks=NUM_RANKS):
         seen = {}

@@ -5,6 +5,7 @@ equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from fake_engine import FakeEngines
@@ -24,6 +25,7 @@ class FaultyEngines(FakeEngines):
         super().__init__(setup.law, num_engines=setup.num_engines, budget=setup.budget)
         self.is_stuck = False
         self.loses_samples = False
+        self.reports_twice = False  # first as a version before would have
         self.submitted: list[tuple[Request, ...]] = []  # to the engine while it hung
         self.late: list[tuple[int, Tick]] = []
         self.timeouts_s: list[float] = []
@@ -43,6 +45,9 @@ class FaultyEngines(FakeEngines):
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
         self.timeouts_s.append(timeout_s)
         completions, _ = super().abort(timeout_s)
+        if self.reports_twice:
+            late = [replace(each, policy_version=each.policy_version - 1) for each in completions]
+            return late + completions, []
         if not self.is_stuck or not self.submitted:
             return (completions[1:] if self.loses_samples else completions), []
         return completions, [0]
@@ -131,6 +136,16 @@ def test_what_a_stalled_engine_reports_a_step_later_is_ignored():
         if sample.id in late:
             assert sample.policy_versions[-1] >= resumed_by
     assert_parked_and_accounted_for(run)
+
+
+def test_a_late_completion_does_not_stand_for_the_one_that_an_abort_brings():
+    """Fails when the first completion of a sample is taken for what came back."""
+    run, engines = faulty(law=lognormal(20, 0.9))
+    engines.reports_twice = True
+    for _ in range(4):
+        assert run.step().stats.progress
+        assert run.num_tokens_held() == engines.generated
+    assert any(sample.num_tokens and not sample.is_finished for sample in run.alive)
 
 
 def test_an_engine_that_loses_a_sample_is_found_out():

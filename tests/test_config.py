@@ -111,6 +111,8 @@ def test_an_unknown_key_or_a_wrong_type_is_refused_by_name(override: str, wanted
         "rollout.group_size=0",
         "rollout.group_size=1",
         "rollout.max_staleness=-1",
+        "rollout.tick_steps=0",
+        "rollout.tick_steps=often",
         "rollout.temperature=0",
         "rollout.temperature=inf",
         "rollout.drain_steps=100",

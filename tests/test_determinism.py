@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import command, run, write_task
+from command_line import command, run_all, write_task
 
 pytestmark = pytest.mark.slow
 # What is measured with a clock, and alone may differ: durations and rates, and the load of the
@@ -41,10 +41,11 @@ def test_equal_settings_give_equal_samples_metrics_and_weights(task, tmp_path, r
     """To the last bit, though every score comes at a moment of its own.
 
     Fails when scores are consumed as they come: another tick then decides which groups are ready.
-    With two engines it also fails when the tick that ends first is taken first.
+    With two engines it also fails when the tick that ends first is taken first. The two runs are
+    side by side: each disturbs the other's clock.
     """
-    for name in ("first", "second"):
-        args = command(
+    programs = [
+        command(
             task,
             tmp_path / name,
             "deterministic=true",
@@ -57,7 +58,9 @@ def test_equal_settings_give_equal_samples_metrics_and_weights(task, tmp_path, r
             "evaluation.every=5",
             "tracking.save_samples_every=1",
         )
-        done = run(args, tmp_path)
+        for name in ("first", "second")
+    ]
+    for done in run_all(programs, tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
     rows, again = metrics_of(tmp_path / "first"), metrics_of(tmp_path / "second")
     assert rows == again

@@ -28,6 +28,15 @@ def task(tmp_path_factory) -> Path:
     return write_task(tmp_path_factory.mktemp("task"))
 
 
+@pytest.fixture(scope="module")
+def finished(task, tmp_path_factory) -> Path:
+    """The directory of a run over-sampled, so that groups are parked and resumed."""
+    run_dir = tmp_path_factory.mktemp("finished") / "run"
+    done = run(command(task, run_dir, "tracking.wandb=offline"), run_dir.parent)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return run_dir
+
+
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
@@ -37,11 +46,9 @@ def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def test_a_run_leaves_true_metrics_and_a_checkpoint_that_loads(task, tmp_path):
-    """Over-sampled, so that groups are parked and resumed. Fails when a stage reports nothing."""
-    done = run(command(task, tmp_path / "run"), tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = metrics_of(tmp_path / "run")
+def test_a_run_leaves_true_metrics_and_a_checkpoint_that_loads(task, finished):
+    """Fails when a stage reports nothing."""
+    rows = metrics_of(finished)
     steps = [row for row in rows if row["step"] > 0]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert missing(steps[-1]) == []
@@ -56,22 +63,20 @@ def test_a_run_leaves_true_metrics_and_a_checkpoint_that_loads(task, tmp_path):
         assert sum(ages[1:]) == pytest.approx(row["staleness/off_policy_token_frac"])
     assert max(row["staleness/age_max"] for row in steps) >= 1, "nothing was resumed"
     assert sum(row["rollout/resumed_samples"] for row in steps) > 0
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_4")
+    model = AutoModelForCausalLM.from_pretrained(finished / "checkpoints" / "step_4")
     start = AutoModelForCausalLM.from_pretrained(task / "model")
     moved = zip(model.parameters(), start.parameters(), strict=True)
     assert any((a != b).any() for a, b in moved)
+    assert list(finished.glob("wandb/offline-run-*"))
 
 
-def test_a_checkpoint_starts_another_run(task, tmp_path):
+def test_a_checkpoint_starts_another_run(task, finished, tmp_path):
     """So vLLM, transformers and the learner load what a run exports."""
-    args = command(task, tmp_path / "run", "trainer.num_steps=1", "evaluation.every=100")
-    assert run(args, tmp_path).returncode == 0
-    exported = tmp_path / "run" / "checkpoints" / "step_1"
     again = command(
         task,
         tmp_path / "again",
         "trainer.num_steps=1",
-        f"model.path={exported}",
+        f"model.path={finished / 'checkpoints' / 'step_4'}",
         "trainer.num_groups=2",
     )
     done = run(again, tmp_path)
@@ -92,7 +97,8 @@ def test_the_controller_loads_no_engine():
 @contextmanager
 def endless_run(task: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in a process group of its own, once it has made some steps."""
-    args = command(task, tmp_path / "run", "trainer.num_steps=100000", "evaluation.every=100000")
+    endless = ("trainer.num_steps=100000", "evaluation.every=100000", "tracking.wandb=offline")
+    args = command(task, tmp_path / "run", *endless)
     with subprocess.Popen(
         args,
         stdout=subprocess.DEVNULL,

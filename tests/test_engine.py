@@ -77,7 +77,7 @@ def prompt_ids(index: int, length: int = 6) -> tuple[int, ...]:
 def request(index: int, *, max_tokens: int = BUDGET, length: int = 6) -> Request:
     return Request(
         sample_id=SampleId(index, 0),
-        token_ids=prompt_ids(index, length),
+        prompt_token_ids=prompt_ids(index, length),
         start=0,
         max_tokens=max_tokens,
         seed=1000 + index,
@@ -162,7 +162,8 @@ def test_aborted_and_resumed_samples_get_every_token_once_and_one_budget(
         resumed = [
             Request(
                 sample_id=s.id,
-                token_ids=s.prompt.token_ids + s.token_ids,
+                prompt_token_ids=s.prompt.token_ids,
+                parts=tuple(completion.token_ids for completion in s.completions),
                 start=s.num_tokens,
                 max_tokens=BUDGET - s.num_tokens,
                 seed=7 * s.prompt.id + s.num_tokens,
@@ -208,10 +209,7 @@ def test_slots_are_never_exceeded_and_refilled_between_steps(engine: VllmEngine)
 def test_the_same_seeds_give_the_same_tokens_and_others_do_not(engine: VllmEngine) -> None:
     first = finish(engine, [request(i) for i in range(8)])
     assert finish(engine, [request(i) for i in range(8)]) == first
-    other = [
-        Request(sample_id=r.sample_id, token_ids=r.token_ids, start=0, max_tokens=BUDGET, seed=s)
-        for s, r in enumerate(map(request, range(8)))
-    ]
+    other = [request(i)._replace(seed=i) for i in range(8)]
     assert [c.token_ids for c in finish(engine, other)] != [c.token_ids for c in first]
 
 

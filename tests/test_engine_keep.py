@@ -63,7 +63,8 @@ def request(prompt_id: int, so_far: tuple[int, ...] = (), *, length: int = 20) -
     prompt = tuple(5 + (prompt_id * 31 + i * 7) % 80 for i in range(length))
     return Request(
         sample_id=SampleId(prompt_id, 0),
-        token_ids=prompt + so_far,
+        prompt_token_ids=prompt,
+        parts=(so_far,),
         start=len(so_far),
         max_tokens=BUDGET - len(so_far),
         seed=1000 + prompt_id,
@@ -115,7 +116,7 @@ def test_new_weights_sample_the_rest_and_no_new_prompt_reads_an_old_cache(engine
     twins = [
         Request(
             sample_id=SampleId(900 + i, 0),
-            token_ids=request(i, length=80).token_ids,
+            prompt_token_ids=request(i, length=80).prompt_token_ids,
             start=0,
             max_tokens=1,
             seed=0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -56,6 +58,22 @@ def test_options_are_those_of_vllm_and_none_is_on_unasked():
     assert guessing["speculative_config"]["num_speculative_tokens"] == 3
 
 
+@pytest.mark.slow
+def test_the_ranks_of_an_engine_add_up_by_nccl_alone():
+    """vLLM's other ways are on where a GPU has them. Fails when one of them is left on."""
+    code = (
+        "from april_rl.engine.lockstep import parallel_args\n"
+        "from vllm import EngineArgs, envs\n"
+        "args = EngineArgs(model='any', **parallel_args(2))\n"
+        "fused = args.compilation_config.pass_config.fuse_allreduce_rms\n"
+        "ways = (envs.VLLM_ALLREDUCE_USE_SYMM_MEM, envs.VLLM_ALLREDUCE_USE_FLASHINFER)\n"
+        "print(args.disable_custom_all_reduce, fused, *ways)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["True False False False"], done.stderr
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("model")
@@ -87,7 +105,7 @@ def sampled(folder: Path, **options: object) -> tuple[Tick, Tick]:
     requests = [
         Request(
             sample_id=SampleId(i, 0),
-            token_ids=prompt_ids(i),
+            prompt_token_ids=prompt_ids(i),
             start=0,
             max_tokens=BUDGET,
             seed=1000 + i,

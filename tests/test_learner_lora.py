@@ -105,8 +105,9 @@ def test_the_adapters_get_the_gradients_of_plain_torch_and_peft(
 
 def test_the_exported_adapter_is_the_policy_to_peft(path, tmp_path):
     learner = trained(path)
-    learner.export(tmp_path / "out")
     examples = make_examples(path, noise=0.0, age=0)
+    learner_logprobs(learner, examples)  # a forward pass leaves its weights gathered
+    learner.export(tmp_path / "out")
     expected = all_plain_logprobs(in_peft(path, tmp_path / "out"), examples)
     torch.testing.assert_close(learner_logprobs(learner, examples), expected, atol=2e-5, rtol=1e-5)
 
@@ -189,6 +190,7 @@ def test_only_adapters_have_masters_gradients_and_moments(path):
     moments = learner._optimizer._adamw.state
     assert len(moments) == len(adapters) == 2 * 7 * 3
     assert learner.num_parameters == sum(p.numel() for p in plain_model(path).parameters())
+    assert learner.num_trained_parameters == sum(p.numel() for p in adapters.values())
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])

@@ -21,7 +21,6 @@ from learner_setup import (
 )
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from april_rl.learner.checkpoint import CheckpointError
@@ -112,7 +111,8 @@ def test_masters_stay_float32_when_compute_is_bfloat16(path):
 
 def test_num_parameters_counts_tied_ones_once(path):
     expected = sum(p.numel() for p in plain_model(path).parameters())
-    assert make_learner(path).num_parameters == expected
+    learner = make_learner(path)
+    assert learner.num_parameters == learner.num_trained_parameters == expected
 
 
 def test_a_checkpoint_of_several_files_loads(path, tmp_path):
@@ -182,6 +182,63 @@ def test_a_tensor_of_another_shape_is_named(path, tmp_path):
         make_learner(rewritten(path, tmp_path, **changes))
 
 
+def test_rope_frequencies_of_an_older_checkpoint_are_not_read(path, tmp_path):
+    """They are computed. Fails when they are refused as unknown."""
+    changes = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
+    weights = dict(make_learner(rewritten(path, tmp_path, **changes)).weights())
+    assert weights.keys() == load_file(Path(path, "model.safetensors")).keys()
+
+
+def in_files(path: str, target: Path) -> list[Path]:
+    """The checkpoint in several files with an index."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    model.save_pretrained(target, max_shard_size="100KB")
+    return sorted(target.glob("*.safetensors"))
+
+
+def test_files_of_an_index_that_are_not_there_are_named(path, tmp_path):
+    first, *others = in_files(path, tmp_path)
+    first.unlink()
+    with pytest.raises(CheckpointError, match=rf"not there: 1 \({first.name}\)"):
+        make_learner(str(tmp_path))
+    for other in others:
+        other.unlink()
+    with pytest.raises(CheckpointError, match=rf"not there: {1 + len(others)} \({first.name}, "):
+        make_learner(str(tmp_path))
+
+
+def test_a_file_that_is_cut_off_is_named(path, tmp_path):
+    """As an interrupted download leaves it. Fails when the error is safetensors' own."""
+    last = in_files(path, tmp_path)[-1]
+    last.write_bytes(last.read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match=rf"model\.path=.*: {last.name} cannot be read"):
+        make_learner(str(tmp_path))
+    (tmp_path / "single").mkdir()
+    single = Path(rewritten(path, tmp_path / "single"), "model.safetensors")
+    single.write_bytes(single.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r": model\.safetensors cannot be read"):
+        make_learner(str(single.parent))
+
+
+@pytest.mark.parametrize("text", ["{", "{}"])
+def test_an_index_that_is_none_is_named(path, tmp_path, text):
+    in_files(path, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json cannot be read"):
+        make_learner(str(tmp_path))
+
+
+def test_a_tensor_that_is_not_in_the_file_the_index_names_is_an_error_with_both(path, tmp_path):
+    first, last = (in_files(path, tmp_path)[i].name for i in (0, -1))
+    file = tmp_path / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    name = next(name for name, of in index["weight_map"].items() if of == first)
+    index["weight_map"][name] = last
+    file.write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=rf"{last} cannot be read .*{name}"):
+        make_learner(str(tmp_path))
+
+
 def test_a_folder_without_safetensors_is_refused(path, tmp_path):
     (tmp_path / "config.json").write_text(Path(path, "config.json").read_text())
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
@@ -197,16 +254,3 @@ def test_an_example_is_what_the_tests_take_it_for(path):
     example: Example = make_examples(path, noise=0.0, age=0)[0]
     alone = plain_logprobs(plain_model(path), example)
     torch.testing.assert_close(torch.from_numpy(example.behaviour_logprobs), alone.detach())
-
-
-def test_no_backward_pass_leaves_whole_gradients_behind(path):
-    """Shards of them after the first of several. Fails when FSDP2 is told not to reduce before a
-    minibatch's last pass: every rank then holds float32 gradients of all parameters.
-    """
-    policy = build(path)
-    policy.set_last_backward(False)
-    logprobs, _ = policy(
-        PackedRow.of(pack(make_examples(path, noise=0.0, age=0), total=1), device=CPU)
-    )
-    torch.autograd.backward(logprobs.sum())
-    assert all(isinstance(p.grad, DTensor) for p in policy.parameters())

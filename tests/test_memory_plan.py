@@ -222,6 +222,14 @@ def test_the_share_of_the_engine_that_is_proposed_is_enough(facts):
     assert "rollout" in refused(facts("8B"), gpu_memory_utilization=share + 0.02)
 
 
+def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights(facts):
+    """Masters and moments alone are more than the GPU. Fails when 0 is named, which is refused."""
+    message = refused(facts("8B"), num_workers=1, shard_size=1)
+    rollout = next(line for line in message.splitlines() if "- rollout" in line)
+    assert "learner.offload=all makes it" in rollout
+    assert "gpu_memory_utilization" not in rollout
+
+
 def worker(node: str, *, free: float = 79 * GIB, host: float = 500 * GIB) -> WorkerMemory:
     return WorkerMemory(
         node_id=node, device_bytes=GPU, free_bytes=int(free), host_free_bytes=int(host)
@@ -249,10 +257,19 @@ def test_on_cpu_the_host_holds_learner_and_engine_at_once(facts):
     names = ("masters", "gradients", "Adam moments", "engine weights")
     assert sum(whole.items[name] for name in names) == 18 * model.num_parameters
     assert whole.items["KV cache"] == 100 * GIB
+    assert 2 * model.num_parameters < whole.items["gathered layers"] < 6 * model.num_parameters
     nodes = [worker("a", host=whole.total - 1)]
     with pytest.raises(PreflightError, match=r"the run: a worker .* engine\.kv_cache_gib=50 makes"):
         check_memory(model, settings, nodes)
     assert check_memory(model, settings, [worker("a", host=whole.total + 1)])
+
+
+def test_on_cpu_nothing_is_offloaded_whatever_is_set():
+    """The learner keeps its moments there. Fails when the plan has them away in a backward pass."""
+    config = load("+recipe=tiny_cpu", "learner.offload=all")
+    on_cpu = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
+    assert memory_settings(config, on_cpu).offload == "none"
+    assert memory_settings(config, replace(on_cpu, device="cuda")).offload == "all"
 
 
 def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):

@@ -19,7 +19,7 @@ from transformers import (
     T5Config,
 )
 
-from april_rl.runtime.preflight import PreflightError, check_start, model_facts
+from april_rl.runtime.preflight import PreflightError, check_start, model_facts, num_gpus
 
 
 def start(path, *, window_tokens, window_key, learner_bytes=16, tensor_parallel_size=1):
@@ -124,3 +124,19 @@ def test_what_the_learner_holds_counts_as_memory_beside_the_engine(learner_bytes
     expected = f"train in about {90_000e9 * bytes_each / 2**30:.0f} GiB"
     with pytest.raises(PreflightError, match=expected):
         start("no_such/Model-90000B", **size)
+
+
+def test_gpus_are_counted_without_asking_them(tmp_path, monkeypatch):
+    """Fails when the control files of NVIDIA's driver count, or processors among AMD's nodes."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    devices, nodes = tmp_path / "dev", tmp_path / "nodes"
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (devices / name).mkdir(parents=True)
+    for number, gpu_id in enumerate(("0", "0", "51140", "9054", "20001")):
+        (nodes / str(number)).mkdir(parents=True)
+        (nodes / str(number) / "gpu_id").write_text(f"{gpu_id}\n")
+    assert num_gpus(devices=devices, nodes=tmp_path / "none") == 2
+    assert num_gpus(devices=tmp_path / "none", nodes=nodes) == 3
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert num_gpus(devices=tmp_path / "none", nodes=nodes) == 1

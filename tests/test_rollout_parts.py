@@ -19,7 +19,7 @@ FINAL = {State.trained, State.rejected, State.dropped}
 def request(prompt_id: int, index: int, *, length: int = 3) -> Request:
     return Request(
         sample_id=SampleId(prompt_id, index),
-        token_ids=(1,) * length,
+        prompt_token_ids=(1,) * length,
         start=0,
         max_tokens=8,
         seed=0,
@@ -82,8 +82,7 @@ def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, lookahe
     assert sum(shares) == num_slots
     assert max(shares) - min(shares) <= 1
     submitted = 0
-    while (engine := slots.choose(SampleId(submitted, 0))) is not None:
-        slots.put(SampleId(submitted, 0), engine, cost=13.0)
+    while slots.put(SampleId(submitted, 0), work=13.0) is not None:
         submitted += 1
     busy = sum(share > 0 for share in shares)
     assert submitted == num_slots + lookahead * busy
@@ -93,17 +92,18 @@ def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, lookahe
 def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     """Fails when a sample queues behind its siblings although another engine has a free slot."""
     slots = Slots(num_engines=2, num_slots=4, lookahead=1, home={})
-    slots.put(SampleId(0, 0), 0, cost=10.0)
-    assert slots.choose(SampleId(1, 1)) == 1
-    assert slots.choose(SampleId(0, 1)) == 0
-    slots.put(SampleId(0, 1), 0, cost=4.0)
-    assert slots.choose(SampleId(0, 1)) == 1
+    assert slots.put(SampleId(0, 0), work=10.0) == 0
+    assert slots.put(SampleId(1, 0), work=1.0) == 1
+    assert slots.put(SampleId(0, 1), work=4.0) == 0
+    assert slots.put(SampleId(0, 2), work=1.0) == 1
     slots.withdraw(1)
-    assert slots.choose(SampleId(0, 1)) == 0
-    assert slots.held_by({0}) == {SampleId(0, 0), SampleId(0, 1)}
+    assert slots.put(SampleId(0, 3), work=1.0) == 0
+    assert slots.put(SampleId(0, 4), work=1.0) is None
+    assert slots.held_by({0}) == {SampleId(0, 0), SampleId(0, 1), SampleId(0, 3)}
     slots.free(SampleId(0, 0))
-    assert slots.engine_of(SampleId(0, 0)) is None
-    assert slots.in_flight(0) == 1
+    slots.free(SampleId(0, 0))
+    assert [slots.is_held(SampleId(0, index)) for index in (0, 1, 4)] == [False, True, False]
+    assert slots.in_flight(0) == 2
 
 
 def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():

@@ -47,10 +47,12 @@ def test_the_least_loaded_is_the_minimum_whatever_changes(changes, asked_every):
 
 
 def test_outdated_loads_do_not_pile_up():
-    """Fails when entries that nobody asked for stay for the whole step."""
+    """Fails when outdated entries stay for the whole step."""
     engines = LeastLoaded()
+    engines.put(3, -1.0)  # the least, below which they would stay
     for change in range(10_000):
         engines.put(change % 3, float(change))
+        assert engines.least() == 3
     assert len(engines._heap) < 50
 
 
@@ -110,10 +112,9 @@ def test_the_chosen_engine_is_that_of_a_search_through_all(
             sample_id, cost = SampleId(*what[:2]), float(what[2])
             if sample_id in plain.held:
                 continue
-            engine = slots.choose(sample_id)
+            engine = slots.put(sample_id, work=cost)
             assert engine == plain.choose(sample_id)
             if engine is not None:
-                slots.put(sample_id, engine, cost=cost)
                 plain.held[sample_id] = engine, cost
                 plain.home[sample_id] = plain.siblings[sample_id.prompt_id] = engine
         elif kind == "back" and plain.held:
@@ -207,6 +208,17 @@ def test_the_search_for_cycles_goes_on_after_a_step_also_when_that_fails():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_a_rollout_leaves_behind_is_not_searched_at_once():
+    """Fails when the first object made after a step has Python look at all that the step made."""
+    assert gc.isenabled()
+    gc.collect()  # so that the next search is one of the youngest
+    with cycle_search_put_off():
+        made = [[number] for number in range(2000)]
+    old = {id(each) for each in gc.get_objects(generation=2)}
+    assert old.issuperset(map(id, made))
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_ticks_that_a_step_remembers_hold_no_completions():

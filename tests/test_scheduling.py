@@ -3,7 +3,7 @@
 import pytest
 from test_config import load, refusal
 
-from april_rl.scheduling import num_slots
+from april_rl.scheduling import num_slots, tick_steps
 
 
 @pytest.mark.parametrize(("given", "read"), [("1", 1), ("2.5", 2.5), ("auto", "auto")])
@@ -30,3 +30,14 @@ def test_engines_are_built_for_the_most_that_auto_may_ask_for() -> None:
     assert num_slots(load(*auto)) == 64
     assert num_slots(load(*auto, "rollout.max_staleness=1")) == 32
     assert num_slots(load("+recipe=tiny_cpu", "rollout.over_sampling_factor=1.5", *size)) == 24
+
+
+def test_ticks_are_longer_with_hundreds_of_engines_and_as_long_as_asked_for() -> None:
+    """Fails when auto ignores the number of engines or the budget, or overrides a number."""
+    large = ("rollout.max_response_tokens=4096", "learner.max_tokens=5000")
+    auto = load("+recipe=tiny_cpu", "rollout.tick_steps=auto", *large)
+    steps = [tick_steps(auto, num_engines=number) for number in (1, 8, 64, 128, 512, 10_000)]
+    assert steps == [8, 8, 8, 16, 64, 64]
+    short = load("+recipe=tiny_cpu", "rollout.tick_steps=auto", "rollout.max_response_tokens=256")
+    assert tick_steps(short, num_engines=512) == 8
+    assert tick_steps(load("+recipe=tiny_cpu", "rollout.tick_steps=3"), num_engines=512) == 3

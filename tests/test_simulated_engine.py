@@ -111,7 +111,8 @@ def request(prompt_id: int, *, start: int = 0) -> Request:
     """For sample 0 of a prompt of twenty tokens, with a budget of 100."""
     return Request(
         sample_id=SampleId(prompt_id, 0),
-        token_ids=(0,) * (20 + start),
+        prompt_token_ids=(0,) * 20,
+        parts=((0,) * start,),
         start=start,
         max_tokens=100 - start,
         seed=0,

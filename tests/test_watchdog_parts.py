@@ -6,16 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
+import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
-from april_rl.runtime.calls import WorkerMemoryError, failure_of
+from april_rl.runtime.calls import WorkerMemoryError, WorkerStalledError, failure_of
 from april_rl.runtime.flight import Flight
 from april_rl.runtime.pulse import Activity, Member, Pulse, PulseReader, stat_of, told
 from april_rl.runtime.scene import GIB, Scene, died, failed, out_of_memory, silent
-from april_rl.runtime.sentry import Findings, Machine, Sentry, Vitals
+from april_rl.runtime.sentry import UNSEEN, Findings, Machine, Sentry, Vitals
 from april_rl.runtime.silence import Silence
 from april_rl.runtime.stall_report import report_text
+from april_rl.runtime.watchdog import Watchdog
 from april_rl.types import Completion, Request, SampleId, Tick
 
 
@@ -70,6 +73,8 @@ def test_a_controller_that_was_itself_suspended_does_not_blame_its_workers():
 def test_those_who_wait_wait_for_the_dead_then_the_stopped_then_the_one_behind():
     """Fails when the order is another, or one that runs no call waits for anybody."""
     even, behind, idle = vitals(), vitals(call_beats=2), vitals(is_running=False)
+    assert scene(even, behind, vitals(UNSEEN), vitals("T")).waiting().endswith("for worker 3")
+    assert scene(even, behind, vitals(UNSEEN)).waiting() == "workers 0, 1 for worker 2"
     assert scene(even, behind, vitals("T"), vitals("")).waiting() == "workers 0, 1, 2 for worker 3"
     assert scene(even, behind, vitals("T")).waiting() == "workers 0, 1 for worker 2"
     assert scene(even, behind, even).waiting() == "workers 0, 2 for worker 1"
@@ -135,6 +140,17 @@ def test_the_report_says_who_waits_where_everyone_stands_and_what_is_oldest():
         assert wanted in text, text
 
 
+def test_a_report_that_cannot_be_written_does_not_hide_the_error(tmp_path):
+    """A full disk, say. Fails when what the disk says is raised instead, or the report is lost."""
+    (tmp_path / "file").touch()
+    report = tmp_path / "file" / "stall_report.txt"
+    watchdog = Watchdog(report=report, stall_timeout_s=1, call_timeout_s=1)
+    with pytest.raises(WorkerStalledError, match="what was seen") as caught:
+        watchdog.stalled("what was seen")
+    assert "could not be written" in str(caught.value)
+    assert "oldest request in flight: none" in str(caught.value)
+
+
 class Clock:
     """Seconds that pass when they are told to."""
 
@@ -147,7 +163,12 @@ class Clock:
 
 def request(index: int) -> Request:
     return Request(
-        sample_id=SampleId(7, index), token_ids=(1,) * 12, start=4, max_tokens=20, seed=0
+        sample_id=SampleId(7, index),
+        prompt_token_ids=(1,) * 8,
+        parts=((1,) * 4,),
+        start=4,
+        max_tokens=20,
+        seed=0,
     )
 
 
@@ -243,8 +264,12 @@ def test_a_pulse_says_what_runs_and_what_ran_last_also_after_a_failure():
 
 def test_a_sentry_sees_a_process_stop_and_end_and_never_kills_the_next_of_its_number():
     """Fails when a zombie counts as alive, or when death is told by the number alone."""
-    code = "import time; time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
+    code = "import time; print(flush=True); time.sleep(600)"
+    with ExitStack() as exits:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        exits.enter_context(process)
+        exits.callback(process.kill)
+        process.stdout.readline()  # a process that is just starting may have no memory yet
         sentry = Sentry([member(process.pid, born=stat_of(process.pid).born)])
         [alive] = sentry.look()
         assert not alive.is_dead

@@ -86,7 +86,7 @@ def generate(engine: VllmEngine, step: int) -> list[ScoredGroup]:
     requests = [
         Request(
             sample_id=SampleId(prompt.id, j),
-            token_ids=prompt.token_ids,
+            prompt_token_ids=prompt.token_ids,
             start=0,
             max_tokens=40,
             seed=1000 * prompt.id + j,

@@ -98,7 +98,9 @@ def test_ticks_that_come_back_without_an_engine_step_are_a_stall(lasting, tmp_pa
     watch = Watch(lasting, tmp_path)
     crew = Crew(engines=[lasting.actors[:1]], policy_version=0, watchdog=watch)
     engines = RayEngines(crew, deterministic=True)
-    stuck = Request(sample_id=SampleId(7, 2), token_ids=(1, 2, 3), start=1, max_tokens=4, seed=0)
+    stuck = Request(
+        sample_id=SampleId(7, 2), prompt_token_ids=(1, 2, 3), start=0, max_tokens=4, seed=0
+    )
     engines.launch(0, [stuck], slots=1, max_steps=8)
     with pytest.raises(EngineStalledError, match="no engine has made an engine step"):
         keep_ticking(engines)
@@ -229,13 +231,14 @@ def test_a_killed_controller_leaves_no_worker_not_even_a_stopped_one(tmp_path):
 
 
 def test_a_worker_of_another_node_is_watched_and_ended_by_that_node(tmp_path):
-    """Two raylets. Fails when only processes of this machine's own node are looked at, or stacks
-    and logs of the other one are not brought here.
+    """Two raylets. Fails when only processes of this machine's own node are looked at, when stacks
+    and logs of the other one are not brought here, or when its workers seem silent because the
+    process that watches them has ended.
     """
     script = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "import pytest, ray\n"
+        "import psutil, pytest, ray\n"
         "from ray.cluster_utils import Cluster\n"
         "from april_rl.runtime.calls import WorkerStalledError\n"
         "from april_rl.runtime.cluster import start_ray\n"
@@ -246,9 +249,14 @@ def test_a_worker_of_another_node_is_watched_and_ended_by_that_node(tmp_path):
         "start_ray(num_workers=2, address=cluster.address)\n"
         "group = Group(num_cpus=1)\n"
         "nodes = {member.node_id for member in group.members}\n"
-        "watch = Watch(group, Path(sys.argv[1]))\n"
+        "watch = Watch(group, Path(sys.argv[1]), stall_timeout_s=15.0)\n"
         "here = ray.get_runtime_context().get_node_id()\n"
         "[far] = [r for r, m in enumerate(group.members) if m.node_id != here]\n"
+        "watch.results([actor.work.remote(1, 3.0) for actor in group.actors])\n"
+        "mine = psutil.Process().children(recursive=True)\n"
+        "[sentry] = [p for p in mine if 'ray::Sentry' in ' '.join(p.cmdline())]\n"
+        "sentry.kill()\n"
+        "watch.results([actor.work.remote(40, 0.5) for actor in group.actors], is_steady=True)\n"
         "calls = [actor.work.remote(60, 1.0) for actor in group.actors]\n"
         "time.sleep(2)\n"
         "os.kill(group.pids[far], signal.SIGSTOP)\n"

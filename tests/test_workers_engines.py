@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
-from command_line import command, run, write_task
+from command_line import command, run_all, write_task
 from safetensors.torch import load_file
 
 from april_rl.runtime.cluster import start_ray
@@ -22,6 +23,7 @@ from april_rl.types import Completion, Request, SampleId, Tick
 
 pytestmark = pytest.mark.slow
 NUM_RANKS, SIZE = 4, 2  # two engines of two workers
+NUM_STEPS = {1: 2, 2: 5}  # of whole runs, by the number of workers of an engine
 
 
 @ray.remote
@@ -104,7 +106,7 @@ def engines_of(folder: Path, *tokens: int, policy_version: int = 0) -> RayEngine
 
 def request(prompt_id: int, index: int) -> Request:
     return Request(
-        sample_id=SampleId(prompt_id, index), token_ids=(1, 2), start=0, max_tokens=4, seed=0
+        sample_id=SampleId(prompt_id, index), prompt_token_ids=(1, 2), start=0, max_tokens=4, seed=0
     )
 
 
@@ -152,36 +154,56 @@ def test_an_engine_with_other_weights_than_the_controller_believes_ends_the_run(
         engines.wait(60.0)
 
 
-@pytest.mark.parametrize(
-    ("together", "num_steps"), [(1, 2), (2, 5)], ids=["data parallel", "tensor parallel"]
-)
-def test_two_workers_train_and_leave_no_shared_memory(tmp_path, together, num_steps):
+@dataclass(frozen=True, kw_only=True)
+class TwoWorkers:
+    """Ended runs of two workers by the number of workers of an engine, and what they left."""
+
+    folder: Path
+    done: dict[int, subprocess.CompletedProcess[str]]
+    shared_memory: set[Path]
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory) -> TwoWorkers:
+    """Side by side: neither may take what the other has of sockets and shared memory."""
+    folder = tmp_path_factory.mktemp("two_workers")
+    task = write_task(folder)
+    before = set(Path("/dev/shm").iterdir())
+    programs = [
+        command(
+            task,
+            folder / f"run{together}",
+            "runtime.num_workers=2",
+            f"engine.tensor_parallel_size={together}",
+            f"trainer.num_steps={num_steps}",
+            "algorithm.dynamic_sampling=true",
+            "rollout.resume=keep",
+            "evaluation.every=100",
+            "evaluation.max_prompts=2",
+        )
+        for together, num_steps in NUM_STEPS.items()
+    ]
+    done = dict(zip(NUM_STEPS, run_all(programs, folder), strict=True))
+    left = set(Path("/dev/shm").iterdir()) - before
+    return TwoWorkers(folder=folder, done=done, shared_memory=left)
+
+
+@pytest.mark.parametrize("together", NUM_STEPS, ids=["data parallel", "tensor parallel"])
+def test_two_workers_train_and_leave_no_shared_memory(two_workers, together):
     """Every tick compares the ranks of an engine. Parked samples go on with their KV cache, which
     the ranks have to keep alike; names of shared memory would keep the next run from starting.
     """
-    task = write_task(tmp_path / "task")
-    before = set(Path("/dev/shm").iterdir())
-    args = command(
-        task,
-        tmp_path / "run",
-        "runtime.num_workers=2",
-        f"engine.tensor_parallel_size={together}",
-        f"trainer.num_steps={num_steps}",
-        "algorithm.dynamic_sampling=true",
-        "rollout.resume=keep",
-        "evaluation.every=100",
-        "evaluation.max_prompts=2",
-    )
-    done = run(args, tmp_path)
+    done = two_workers.done[together]
     assert done.returncode == 0, done.stderr[-3000:]
     engines = "2 engines" if together == 1 else "1 engine of 2 workers"
     assert f"2 workers on cpu, {engines}" in done.stdout + done.stderr
-    shown = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    run_dir = two_workers.folder / f"run{together}"
+    shown = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert shown["runtime"]["num_workers"] == 2
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "rollout/time_s" in row]
-    assert len(rows) == num_steps
-    weights = load_file(task / "model" / "model.safetensors")
+    assert len(rows) == NUM_STEPS[together]
+    weights = load_file(two_workers.folder / "model" / "model.safetensors")
     for row in rows:
         assert row["sync/bytes"] == sum(tensor.nbytes for tensor in weights.values())
         assert 0 < row["rollout/stop_s"] <= row["rollout/time_s"]
@@ -189,5 +211,5 @@ def test_two_workers_train_and_leave_no_shared_memory(tmp_path, together, num_st
             assert row["mismatch/logprob_abs_mean"] <= 0.02
     if together == 2:
         assert sum(row["rollout/kept_samples"] for row in rows) > 0
-    left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+    left = {path.name for path in two_workers.shared_memory}
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []

@@ -56,7 +56,8 @@ def test_engines_are_whole_on_a_node_and_all_workers_meet(address: str) -> None:
     meeting = ray.get(ranks[0].listen.remote(4))
     assert meeting[0] == places[order[0]].node_ip
     joined = [
-        actor.join.remote(meeting, rank=rank, world_size=4) for rank, actor in enumerate(ranks)
+        actor.join.remote(meeting, rank=rank, world_size=4, timeout_s=120)
+        for rank, actor in enumerate(ranks)
     ]
     assert ray.get(joined, timeout=120) == [None] * 4
     for actor in actors:

@@ -80,7 +80,8 @@ class Limit:
     def _request(self, sample: Sample) -> Request:
         return Request(
             sample_id=sample.id,
-            token_ids=sample.prompt.token_ids + sample.token_ids,
+            prompt_token_ids=sample.prompt.token_ids,
+            parts=tuple(completion.token_ids for completion in sample.completions),
             start=sample.num_tokens,
             max_tokens=self._args.max_response_tokens,
             seed=request_seed(0, sample.id, len(sample.completions)),

@@ -72,7 +72,7 @@ class LawfulEngine:
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """As the engine does."""
-        lawful = [replace(r, max_tokens=self._law(r.sample_id) - r.start) for r in submit]
+        lawful = [r._replace(max_tokens=self._law(r.sample_id) - r.start) for r in submit]
         tick = self._engine.advance(lawful, slots=slots, max_steps=max_steps)
         return replace(tick, finished=tuple(map(self._as_mode, tick.finished)))
 

@@ -60,8 +60,8 @@ def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sigma", type=float, default=1.0, help="of the length law's logarithm")
     parser.add_argument("--max-response-tokens", type=int, default=640)
     parser.add_argument("--tick-steps", type=int, default=8)
-    # Above this α, (cap + 1) · mean length / longest length = 2.6, steps take turns: some wait at the
-    # cap with empty slots, others find their groups ready. A few steps would not show the mean.
+    # Above α = (cap + 1) · mean ÷ longest length, 2.6 here, steps take turns: some wait at the cap
+    # with empty slots, others find their groups ready. A few steps would not show the mean.
     parser.add_argument("--max-staleness", type=int, default=16)
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
     parser.add_argument("--filter-factor", type=float, default=1.5, help="α of the filtered rows")

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from bench_scale_engines import tick_steps
 from bench_scale_ray import RayCost, measure_ray
 from bench_scale_simulated import SimulatedRun, StepCost
 from rich.console import Console
@@ -37,7 +38,7 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=16_384, help="of a response")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--tokens-per-s", type=float, default=30.0, help="of a sample")
-    parser.add_argument("--tick-steps", type=int, default=8)
+    parser.add_argument("--tick-steps", type=int, help="as rollout.tick_steps=auto unless given")
     parser.add_argument("--max-staleness", type=int, default=5)
 
 
@@ -58,7 +59,9 @@ def bench_scale(args: argparse.Namespace) -> list[dict[str, Any]]:
             for _ in range(steps):
                 costs.append(run.step(lambda _ready: None))
                 progress.advance(shown)
-            rows.append(_row(num_engines, costs[args.warmup_steps :], over_ray, largest))
+            steps_of_tick = tick_steps(args, num_engines)
+            measured = costs[args.warmup_steps :]
+            rows.append(_row(num_engines, steps_of_tick, measured, over_ray, largest))
     _show(args, rows, over_ray)
     return rows
 
@@ -70,6 +73,7 @@ def _to(progress: Progress, task: TaskID) -> Callable[[int], None]:
 
 def _row(
     num_engines: int,
+    tick_steps: int,
     costs: Sequence[StepCost],
     over_ray: dict[int, RayCost],
     largest: RayCost | None,
@@ -79,6 +83,7 @@ def _row(
     samples = row["finished_samples"] + row["aborted_samples"]
     row |= {
         "engines": num_engines,
+        "tick_steps": tick_steps,
         "collect_s": median(cost.collect_s for cost in costs),
         "controller_s": median(cost.controller_s for cost in costs),
         "share": median(cost.controller_s / cost.rollout_s for cost in costs),
@@ -103,17 +108,18 @@ def _show(
 ) -> None:
     table = Table(
         title=f"controller, CPU seconds a step; {args.samples_per_engine} samples in flight on "
-        f"each engine, ticks of {args.tick_steps} engine steps"
+        "each engine"
     )
-    heads = ("engines", "rollout", "ticks", "fill", "generate", "park", "reward", "plan", "metrics")
+    parts = ("fill", "generate", "park", "reward", "plan", "metrics")
+    heads = ("engines", "rollout", "ticks", "of steps", *parts)
     for head in (*heads, "share", "a tick", "a sample", "Ray: ticks", "tokens", "with Ray"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        parts = ("fill", "generate", "park", "reward", "plan", "metrics")
         table.add_row(
             f"{row['engines']}",
             f"{row['rollout_s']:.0f} s",
             f"{row['ticks']:,.0f}",
+            f"{row['tick_steps']}",
             *(f"{row[f'{part}_s']:.3f}" for part in parts),
             f"{100 * row['share']:.2f} %",
             f"{1e6 * row['per_tick_s']:.0f} µs",

@@ -12,11 +12,12 @@ from functools import cache
 
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.cost import EngineCost
+from april_rl.rollout.dispatch import auto_tick_steps
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.lengths import Lognormal, median_for, uniform
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.simulated_engine import SimulatedEngine
-from april_rl.rollout.virtual import NumberedPrompts, ParallelEngines
+from april_rl.rollout.virtual import NumberedPrompts
 from april_rl.types import Completion, Request, Sample, Score, Tick
 
 _SPEEDS_DIFFER_BY = 0.02
@@ -53,15 +54,6 @@ class LeanEngine:
 def _lean(completion: Completion) -> Completion:
     shared = tokens(len(completion.token_ids))
     return replace(completion, token_ids=shared, logprobs=shared)
-
-
-class SharingEngines(ParallelEngines):
-    """Simulated engines side by side whose requests share their token sequences."""
-
-    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
-        """As the engines do."""
-        lean = [replace(r, token_ids=tokens(len(r.token_ids))) for r in submit]
-        super().launch(engine, lean, slots=slots, max_steps=max_steps)
 
 
 class TimedEngines:
@@ -146,6 +138,13 @@ def simulated_engine(args: argparse.Namespace, number: int) -> SimulatedEngine:
     )
 
 
+def tick_steps(args: argparse.Namespace, num_engines: int) -> int:
+    """Engine steps of a tick."""
+    return args.tick_steps or auto_tick_steps(
+        num_engines=num_engines, max_response_tokens=args.max_tokens
+    )
+
+
 def collector_of(
     args: argparse.Namespace, engines: Engines, *, clock: Callable[[], float]
 ) -> Collector:
@@ -165,7 +164,7 @@ def collector_of(
         finish_stale=True,
         keep=lambda scored: scored.has_signal,
         max_rejected_groups=0,
-        tick_steps=args.tick_steps,
+        tick_steps=tick_steps(args, engines.num_engines),
         abort_timeout_s=_FOREVER_S,
         tick_timeout_s=_FOREVER_S,
         deterministic=False,

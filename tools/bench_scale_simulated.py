@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from bench_scale_engines import (
     LeanEngine,
-    SharingEngines,
     TimedEngines,
     collector_of,
     simulated_engine,
@@ -26,7 +25,7 @@ from april_rl.algorithm.shaping import soft_overlong_penalty
 from april_rl.batch.plan import plan_micro_batches
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.stats import StepStats
-from april_rl.rollout.virtual import VirtualClock
+from april_rl.rollout.virtual import ParallelEngines, VirtualClock
 from april_rl.types import ScoredGroup
 
 _ROW_TOKENS, _HIDDEN_SIZE = 32_768, 2560  # learner.max_tokens; of Qwen3-4B
@@ -69,7 +68,7 @@ class SimulatedRun:
         self._args, self._version = args, 0
         self._clock = VirtualClock()
         self._each = [LeanEngine(simulated_engine(args, engine)) for engine in range(num_engines)]
-        self.engines = TimedEngines(SharingEngines(self._each, clock=self._clock))
+        self.engines = TimedEngines(ParallelEngines(self._each, clock=self._clock))
         self.collector = collector_of(args, self.engines, clock=self._clock)
 
     def step(self, on_progress: Callable[[int], None]) -> StepCost:

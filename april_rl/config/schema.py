@@ -97,7 +97,8 @@ class RolloutConfig:
     max_response_tokens: int = 16384
     temperature: float = 1.0
     drain_steps: int = 0  # last steps that open no new prompts
-    tick_steps: int = 8  # engine steps between two decisions of the controller
+    # engine steps between two decisions of the controller; auto: 8, more with over 64 engines
+    tick_steps: int | str = "auto"
     abort_timeout_s: float = (
         60.0  # an engine that has not given its samples back by then is stalled
     )
@@ -111,7 +112,6 @@ class RolloutConfig:
             1,
             group_size=self.group_size,
             max_response_tokens=self.max_response_tokens,
-            tick_steps=self.tick_steps,
         )
         at_least(
             "rollout",
@@ -121,6 +121,11 @@ class RolloutConfig:
             max_rejected_groups=self.max_rejected_groups,
         )
         above("rollout", 0, temperature=self.temperature, abort_timeout_s=self.abort_timeout_s)
+        require(
+            self.tick_steps == "auto"
+            or (not isinstance(self.tick_steps, str) and self.tick_steps >= 1),
+            f"rollout.tick_steps must be >= 1 or auto, got {self.tick_steps}",
+        )
         self._check_factor()
 
     def _check_factor(self) -> None:

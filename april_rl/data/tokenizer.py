@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers.models import BPE
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from april_rl.data.decoder import BackendDecoder
 from april_rl.errors import RunError
 
 Message = Mapping[str, str]  # of a chat: role and content
@@ -17,12 +19,19 @@ class TokenizerError(RunError, ValueError):
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer behind the four things the project asks of one."""
+    """A Hugging Face tokenizer behind the five things the project asks of one.
+
+    Pickled as its path: another process loads it again.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str) -> None:
         """`path` is what messages call it."""
         self._tokenizer = tokenizer
         self._path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], Tokenizer], tuple[str]]:
+        """What pickle is to call for the tokenizer."""
+        return load_tokenizer, (self._path,)
 
     @property
     def has_chat_template(self) -> bool:
@@ -64,6 +73,33 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def decoder(self) -> Callable[[Sequence[int]], str]:
+        """`decode` for other processes: pickled, it brings no transformers along where decoding
+        needs none.
+        """
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, PreTrainedTokenizerFast) and _adds_nothing(tokenizer):
+            return BackendDecoder(tokenizer.backend_tokenizer)
+        return self.decode
+
+
+def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether the library below does all of the decoding: no method of the model's own, and no
+    spaces taken out before punctuation.
+    """
+    if (
+        type(tokenizer).decode is not PreTrainedTokenizerBase.decode
+        or type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
+    ):
+        return False
+    if not tokenizer.clean_up_tokenization_spaces:
+        return True
+    # Many checkpoints with BPE ask for it all the same, and transformers does not obey.
+    return (
+        isinstance(tokenizer.backend_tokenizer.model, BPE)
+        and not tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
+    )
 
 
 def load_tokenizer(path: str) -> Tokenizer:

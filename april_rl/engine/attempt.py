@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from vllm.v1.engine import EngineCoreOutput
 
@@ -53,7 +53,7 @@ class Attempt:
         """The attempt that goes on behind these tokens, with the KV cache as it is."""
         start = self.request.start + len(self.token_ids)
         return Attempt(
-            request=replace(self.request, start=start),
+            request=self.request._replace(start=start),
             context_version=self.context_version,
             is_continued=True,
         )

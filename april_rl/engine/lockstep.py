@@ -16,20 +16,24 @@ from vllm.v1.executor import Executor
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 _PREFIX = "april_rl"
+_NO_SHORTCUTS = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
 
 
 def parallel_args(tensor_parallel_size: int) -> dict[str, Any]:
     """Keyword arguments of `vllm.EngineArgs` for one rank of an engine of that many.
 
-    vLLM's own all-reduce opens the memory of its peers by their device number, and each worker sees
-    its own GPU only: NCCL does it instead.
+    NCCL alone adds up what the ranks have. vLLM's faster ways map the memory of peers by device
+    numbers, and each worker sees its own GPU only: where that fails on one rank and not on another,
+    they wait for each other. They are turned off for the whole process.
     """
     if tensor_parallel_size == 1:
         return {"distributed_executor_backend": "uni"}
+    os.environ.update(_NO_SHORTCUTS)
     return {
         "distributed_executor_backend": "external_launcher",
         "tensor_parallel_size": tensor_parallel_size,
         "disable_custom_all_reduce": True,
+        "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
     }
 
 

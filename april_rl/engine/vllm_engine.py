@@ -192,7 +192,7 @@ class VllmEngine:
 
     def _check(self, request: Request) -> None:
         """Raise ValueError for a request that could never be computed as asked."""
-        num_tokens = len(request.token_ids)
+        num_tokens = request.num_tokens
         if request.max_tokens < 1 or num_tokens < 1:
             raise ValueError(
                 f"sample {request.sample_id}: a request needs at least one token to go on from and "
@@ -208,7 +208,7 @@ class VllmEngine:
         """Hand queued requests to vLLM while fewer than `slots` run."""
         while self._queue and len(self._running) < slots:
             request = self._queue.popleft()
-            self._context_tokens += len(request.token_ids)
+            self._context_tokens += request.num_tokens
             kept = self._parked.resume(request)
             if kept is not None:
                 self._running[kept[0]] = kept[1]
@@ -219,7 +219,7 @@ class VllmEngine:
             self._core.add_request(
                 EngineCoreRequest(
                     request_id=request_id,
-                    prompt_token_ids=list(request.token_ids),
+                    prompt_token_ids=request.token_ids,
                     mm_features=None,
                     sampling_params=self._sampling_params(request),
                     pooling_params=None,
@@ -258,7 +258,7 @@ class VllmEngine:
                 counts.prefilled_tokens += output.prefill_stats.num_computed_tokens
             if output.finish_reason is not None:
                 del self._running[output.request_id]
-                self._context_tokens -= len(attempt.request.token_ids) + len(attempt.token_ids)
+                self._context_tokens -= attempt.request.num_tokens + len(attempt.token_ids)
                 yield self._finished(attempt, output)
 
     def _finished(self, attempt: Attempt, output: EngineCoreOutput) -> Completion:
@@ -277,7 +277,8 @@ def _start_core(args: EngineArgs) -> InprocClient:
     try:
         return InprocClient(config, executor_class(config), log_stats=False)
     except (ValueError, RuntimeError, MemoryError) as error:
-        if "memory" not in str(error).lower():
+        said = str(error).lower()
+        if "memory" not in said or "illegal memory access" in said:  # that is a fault, not a lack
             raise
         raise EngineStartError(
             "the engine found no room for weights and KV cache: change engine.kv_cache_gib (on "

@@ -121,7 +121,7 @@ class Evaluator:
         sample_id = SampleId(prompt.id, index)
         return Request(
             sample_id=sample_id,
-            token_ids=prompt.token_ids,
+            prompt_token_ids=prompt.token_ids,
             start=0,
             max_tokens=self._max_response_tokens,
             seed=request_seed(self._seed, sample_id, 0),

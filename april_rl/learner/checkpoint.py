@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -20,6 +20,9 @@ from april_rl.learner.names import Box, Part
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 NUM_NAMED = 3  # differences an error message shows of each kind
+
+# Older checkpoints have rope frequencies, which are computed: with these ends of names.
+_COMPUTED = (".rotary_emb.inv_freq",)
 
 # What a folder on the hub has besides weights in other formats.
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -49,17 +52,19 @@ class Checkpoint:
     """The tensors of a folder by name."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads names only; raises CheckpointError when there are no safetensors."""
+        """Reads names only; raises CheckpointError when there are no safetensors, or not all."""
         self._folder = folder
         self._files = _files_of_tensors(folder)  # file of each tensor name
 
     def check_names(self, names: Iterable[str], *, optional: Iterable[str]) -> None:
         """Raise CheckpointError unless the folder has exactly the tensors `names`.
 
-        `optional` may be there and is not read: the output layer of a model that shares it.
+        `optional` may be there and is not read: the output layer of a model that shares it. Nor
+        are buffers that are computed.
         """
         missing = sorted(set(names) - set(self._files))
-        surplus = sorted(set(self._files) - set(names) - set(optional))
+        unknown = set(self._files) - set(names) - set(optional)
+        surplus = sorted(name for name in unknown if not name.endswith(_COMPUTED))
         if not missing and not surplus:
             return
         raise CheckpointError(
@@ -72,15 +77,17 @@ class Checkpoint:
     def load_into(self, parts: Iterable[tuple[Part, Tensor]]) -> None:
         """Fill each local shard of a parameter with what it holds of each part, cast to its dtype.
 
-        Only that is read. Raises CheckpointError when a shape differs.
+        Only that is read. Raises CheckpointError when a shape differs or a file cannot be read.
         """
         with ExitStack() as stack, torch.no_grad():
             opened = {
-                file: stack.enter_context(safe_open(self._folder / file, framework="pt"))
+                file: stack.enter_context(_opened(self._folder / file))
                 for file in sorted(set(self._files.values()))
             }
             for part, parameter in parts:
-                source = opened[self._files[part.name]].get_slice(part.name)
+                file = self._files[part.name]
+                with _readable(self._folder / file):
+                    source = opened[file].get_slice(part.name)  # type: ignore[no-untyped-call]
                 if tuple(source.get_shape()) != tuple(part.shape):
                     raise CheckpointError(
                         f"model.path={self._folder}: {part.name} has shape {source.get_shape()}, "
@@ -122,15 +129,52 @@ def _within(inner: Box, outer: Box) -> Box:
 
 def _files_of_tensors(folder: Path) -> dict[str, str]:
     if (folder / INDEX).exists():
-        weight_map: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
-        return weight_map
+        return _indexed(folder)
     if not (folder / SINGLE_FILE).exists():
         raise CheckpointError(
             f"model.path={folder} has neither {SINGLE_FILE} nor {INDEX}: "
             "save the model with save_pretrained, which writes safetensors"
         )
-    with safe_open(folder / SINGLE_FILE, framework="pt") as file:
-        return dict.fromkeys(file.keys(), SINGLE_FILE)
+    with _opened(folder / SINGLE_FILE) as file:
+        return dict.fromkeys(file.keys(), SINGLE_FILE)  # type: ignore[no-untyped-call]
+
+
+def _indexed(folder: Path) -> dict[str, str]:
+    """What the index says; raises CheckpointError when it, or a file it names, is not there."""
+    try:
+        files: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"model.path={folder}: {INDEX} cannot be read ({error!r}); fetch it again"
+        ) from error
+    absent = sorted(file for file in set(files.values()) if not (folder / file).exists())
+    if absent:
+        raise CheckpointError(
+            f"model.path={folder}: files that {INDEX} names are not there: {_first(absent)}; fetch "
+            "them again"
+        )
+    return files
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[safe_open]:
+    """A safetensors file; raises CheckpointError when it is none, or only the start of one."""
+    with ExitStack() as stack:
+        with _readable(path):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+        yield file
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What safetensors says against a file becomes a CheckpointError that names it."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"model.path={path.parent}: {path.name} cannot be read ({error}); a download that was "
+            "interrupted leaves such a file: fetch it again"
+        ) from error
 
 
 def _first(names: list[str]) -> str:

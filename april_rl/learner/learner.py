@@ -113,8 +113,13 @@ class Learner:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model; tied ones count once."""
+        """Of the whole model, adapters apart; tied ones count once."""
         return sum(parameter.numel() for _, parameter in base_parameters(self._policy))
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """What the optimizer moves, on all ranks together: the adapters where there are some."""
+        return sum(parameter.numel() for parameter in self._policy.trained())
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Make one optimizer step a minibatch; this rank's metrics, to be merged over ranks.
@@ -171,6 +176,7 @@ class Learner:
         A collective; rank 0 writes. The folder appears whole or not at all; raises FileExistsError
         when it is there already.
         """
+        self._policy.reshard_all()
         export(
             self.weights(),
             shapes=[part.shape for part, _ in self._policy.stored()],

@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens without the logits: an output layer over blocks of vocabulary.
 
 Legend: [N] tokens, [H] hidden size, [V] vocabulary. The logits exist for one block at a time, so
-memory is bounded by the block and not by N·V.
+memory is bounded by the block and not by N·V. A vocabulary that is one block is not cut.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -39,8 +40,11 @@ class LogprobHead(nn.Module):
 
         `hidden` [N, H], `labels` [N]; both results are float32, in nats, at the temperature.
         """
+        block = self._block_rows(hidden)
+        if len(self.weight) <= block:
+            return _in_one_block(hidden, self.weight, labels, self._temperature)
         logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, labels, self._temperature, self._block_rows(hidden)
+            hidden, self.weight, labels, self._temperature, block
         )
         return logprobs, entropy
 
@@ -51,6 +55,16 @@ class LogprobHead(nn.Module):
             return max(1, self._block_bytes // row_bytes)
         suited = CPU_BLOCK_BYTES if hidden.device.type == "cpu" else BLOCK_BYTES
         return max(MIN_BLOCK_ROWS, suited // row_bytes)
+
+
+def _in_one_block(
+    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """The softmax as it stands in a textbook: what has room is kept for the backward pass."""
+    logprobs = _logits(hidden, weight, temperature).log_softmax(dim=1)  # [N, V]
+    with torch.no_grad():
+        entropy = -torch.linalg.vecdot(logprobs.exp(), logprobs)
+    return -F.nll_loss(logprobs, labels, reduction="none"), entropy
 
 
 class _TokenLogprobs(Function):

@@ -8,9 +8,10 @@ the wrong length) ends the run.
 from __future__ import annotations
 
 import math
+import pickle
 import time
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from typing import Literal, NamedTuple
 from pebble import ProcessExpired, ProcessPool
 
 from april_rl.metrics import Metrics, Sum
-from april_rl.rewards.processes import START_S, RewardError, new_process_pool, stop
-from april_rl.rewards.worker import Job, Verdict, score
+from april_rl.rewards.processes import START_S, RewardError, fault, new_process_pool, stop
+from april_rl.rewards.worker import Decode, Job, Verdict, score
 from april_rl.types import Sample, SampleId, Score, ScoreOutcome
 
 MAX_ATTEMPTS = 2
@@ -56,10 +57,11 @@ class RewardPool:
         soft_timeout_s: float,
         hard_timeout_s: float,
         memory_gib: float,
-        decode: Callable[[Sequence[int]], str],
+        decode: Decode,
         start_s: float = START_S,
     ) -> None:
-        """`function` is math_verify or module:function, `decode` turns response ids into text.
+        """`function` is math_verify or module:function, `decode` turns response ids into text: in
+        the processes, to which it is pickled.
 
         Processes start with the first sample, with `memory_gib` of address space each. When for
         `hard_timeout_s` + `start_s` nothing ends although something was submitted, all processes
@@ -71,7 +73,7 @@ class RewardPool:
         self._hard_timeout_s = hard_timeout_s
         self._memory_gib = memory_gib
         self._stalled_after_s = hard_timeout_s + start_s
-        self._decode = decode
+        self._decoder = pickle.dumps(decode)  # once: a vocabulary is megabytes
         self._num_submitted = 0
         self._pending: dict[int, Pending] = {}  # by place in the order of submission
         self._known: dict[int, Score] = {}
@@ -88,7 +90,7 @@ class RewardPool:
             self._last_sign_s = time.monotonic()
         job = Job(
             prompt=sample.prompt.text,
-            response=self._decode(sample.token_ids),
+            token_ids=array("i", sample.token_ids),
             answer=sample.prompt.answer,
         )
         place = self._num_submitted
@@ -138,17 +140,14 @@ class RewardPool:
             num_processes=self._num_processes,
             soft_timeout_s=self._soft_timeout_s,
             memory_gib=self._memory_gib,
+            decoder=self._decoder,
         )
 
     def _schedule(self, place: int) -> None:
         """Hand a pending job to the pool, to a new one if it is broken."""
         pending = self._pending[place]
         try:
-            future = self._pool.schedule(
-                score,
-                args=(pending.job, self._function, self._soft_timeout_s),
-                timeout=self._hard_timeout_s,
-            )
+            future = self._pool.schedule(score, args=(pending.job,), timeout=self._hard_timeout_s)
         except RuntimeError:  # how pebble says that its processes are gone
             self._restart("all reward processes ended")
             return
@@ -201,8 +200,8 @@ class RewardPool:
 
     def _settle_verdict(self, place: int, verdict: Verdict) -> None:
         """A score, another attempt, or RewardError."""
-        if verdict.outcome == "refused":
-            raise RewardError(f"reward.function={self._function} {verdict.message}")
+        if verdict.outcome == "refused" or verdict.outcome == "undecoded":
+            raise fault(self._function, verdict)
         if verdict.outcome == "raised":
             self._settle_failure(place, Failure("crash", f"it raised {verdict.message}"))
             return

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import multiprocessing
+from functools import partial
 
 from pebble import ProcessPool
 
 from april_rl.errors import RunError
-from april_rl.rewards.worker import GIB, MATH_VERIFY, prepare_process
+from april_rl.rewards.worker import GIB, MATH_VERIFY, Verdict, prepare_process
 
 START_S = 60.0  # what a process may take to start and to import the function
 
 
 class RewardError(RunError, RuntimeError):
-    """The reward function is at fault, whatever the response; the run cannot go on."""
+    """No response can be scored, whatever it says; the run cannot go on."""
+
+
+def fault(function: str, verdict: Verdict) -> RewardError:
+    """The error to raise of a verdict that is not about the response."""
+    if verdict.outcome == "refused":
+        return RewardError(f"reward.function={function} {verdict.message}")
+    return RewardError(
+        "a reward process could not turn a response's token ids into text, before "
+        f"reward.function={function} was called: {verdict.message}"
+    )
 
 
 def new_process_pool(
-    function: str, *, num_processes: int, soft_timeout_s: float, memory_gib: float
+    function: str, *, num_processes: int, soft_timeout_s: float, memory_gib: float, decoder: bytes
 ) -> ProcessPool:
-    """Processes that start with the first job, each with `memory_gib` of address space.
+    """Processes that start with the first job, each with `memory_gib` of address space and what
+    `decoder` is when unpickled: token ids to text.
 
     From a fork server: safe beside threads, and a replacement has math-verify loaded already.
     That server outlives the pool: it is one for the whole program and ends with it."""
@@ -28,8 +40,13 @@ def new_process_pool(
         context.set_forkserver_preload(["april_rl.rewards.math_reward"])
     return ProcessPool(
         max_workers=num_processes,
-        initializer=prepare_process,
-        initargs=(function, soft_timeout_s, int(memory_gib * GIB)),
+        initializer=partial(
+            prepare_process,
+            function,
+            soft_timeout_s=soft_timeout_s,
+            memory_bytes=int(memory_gib * GIB),
+            decoder=decoder,
+        ),
         context=context,
     )
 

@@ -1,4 +1,5 @@
-"""What runs in a reward process: loading the function, calling it, judging what it returns.
+"""What runs in a reward process: loading the function, decoding the response, calling the function
+and judging what it returns.
 
 Everything that comes back is plain data: the controller must not import the user's module to
 unpickle an exception.
@@ -11,12 +12,13 @@ import importlib
 import math
 import multiprocessing
 import os
+import pickle
 import resource
 import signal
 import traceback
+from array import array
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
-from functools import cache
 from numbers import Real
 from types import TracebackType
 from typing import Literal, Self
@@ -29,7 +31,16 @@ Reward = Callable[[list[str], list[str], list[str]], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One response to score."""
+    """One response to score, as it travels: four bytes a token."""
+
+    prompt: str
+    token_ids: array[int]  # the response [R], C ints
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedJob:
+    """One response to score, as a reward function sees it."""
 
     prompt: str
     response: str
@@ -41,12 +52,29 @@ class Verdict:
     """What became of a job.
 
     `raised`: the function raised. `refused`: the function itself is at fault, whatever the
-    response; `message` says how, as the end of a sentence that begins with its name.
+    response; `message` says how, as the end of a sentence that begins with its name. `undecoded`:
+    the function was not called, for want of a text; `message` says why.
     """
 
-    outcome: Literal["scored", "soft_timeout", "raised", "refused"]
+    outcome: Literal["scored", "soft_timeout", "raised", "refused", "undecoded"]
     value: float = math.nan
     message: str = ""
+
+
+Decode = Callable[[Sequence[int]], str]
+Scorer = Callable[[list[DecodedJob]], list[Verdict]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a reward process has before its first job."""
+
+    scorer: Scorer
+    decode: Decode
+
+
+# Of this process, or why it has none: the pool's calls have no other way to it.
+loaded: Loaded | Verdict = Verdict(outcome="refused", message="is not loaded")
 
 
 class Caught:
@@ -73,14 +101,18 @@ class Caught:
         return True
 
 
-def prepare_process(function: str, soft_timeout_s: float, memory_bytes: int) -> None:
-    """Limits of a reward process, and the function loaded before its first job is timed."""
+def prepare_process(
+    function: str, *, soft_timeout_s: float, memory_bytes: int, decoder: bytes
+) -> None:
+    """Limits of a reward process, and all that is loaded before its first job is timed; `decoder`
+    is a pickled `Decode`.
+    """
+    global loaded
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     # At once: pebble's own handler waits until the interpreter is out of C code.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_controller()
-    with Caught():  # the first job says what is wrong
-        load_scorer(function, soft_timeout_s)
+    loaded = load(function, soft_timeout_s, decoder)
 
 
 def die_with_controller() -> None:
@@ -99,24 +131,38 @@ def die_with_controller() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def score(job: Job, function: str, soft_timeout_s: float) -> Verdict:
+def score(job: Job) -> Verdict:
     """The verdict on one job."""
+    if isinstance(loaded, Verdict):
+        return loaded
+    with Caught() as caught:
+        response = loaded.decode(job.token_ids)
+    if caught.message:
+        return Verdict(outcome="undecoded", message=caught.message)
+    return loaded.scorer([DecodedJob(prompt=job.prompt, response=response, answer=job.answer)])[0]
+
+
+def try_out(jobs: list[DecodedJob]) -> list[Verdict]:
+    """The verdicts on several jobs of one call; a single one when something cannot be loaded."""
+    return [loaded] if isinstance(loaded, Verdict) else loaded.scorer(jobs)
+
+
+def load(function: str, soft_timeout_s: float, decoder: bytes) -> Loaded | Verdict:
+    """The function and the decoder, or the verdict on every job when one cannot be loaded."""
     with Caught() as caught:
         scorer = load_scorer(function, soft_timeout_s)
     if caught.message:
         return Verdict(outcome="refused", message=f"cannot be loaded: {caught.message}")
-    return scorer([job])[0]
-
-
-def try_out(jobs: list[Job], function: str, soft_timeout_s: float) -> list[Verdict]:
-    """The verdicts on several jobs of one call."""
     with Caught() as caught:
-        return load_scorer(function, soft_timeout_s)(jobs)
-    return [Verdict(outcome="refused", message=f"cannot be loaded: {caught.message}")]
+        return Loaded(scorer=scorer, decode=pickle.loads(decoder))
+    memory = f"reward.memory_gib = {_memory_gib():g}"  # a library that does not fit may not say so
+    return Verdict(
+        outcome="undecoded",
+        message=f"the tokenizer cannot be loaded there, with {memory}: {caught.message}",
+    )
 
 
-@cache
-def load_scorer(function: str, soft_timeout_s: float) -> Callable[[list[Job]], list[Verdict]]:
+def load_scorer(function: str, soft_timeout_s: float) -> Scorer:
     """Jobs to verdicts, by math-verify or by the user's `module:function`."""
     if function == MATH_VERIFY:
         return _math_scorer(soft_timeout_s)
@@ -143,11 +189,11 @@ def judge(returned: object, num_expected: int) -> list[float] | str:
     return [float(value) for value in values]
 
 
-def _math_scorer(soft_timeout_s: float) -> Callable[[list[Job]], list[Verdict]]:
+def _math_scorer(soft_timeout_s: float) -> Scorer:
     """Jobs to verdicts by math-verify, which only reward processes import."""
     from april_rl.rewards.math_reward import SoftTimeoutError, score_math
 
-    def verdict(job: Job) -> Verdict:
+    def verdict(job: DecodedJob) -> Verdict:
         try:
             value = score_math(job.response, job.answer, soft_timeout_s=soft_timeout_s)
         except SoftTimeoutError:
@@ -157,7 +203,7 @@ def _math_scorer(soft_timeout_s: float) -> Callable[[list[Job]], list[Verdict]]:
     return lambda jobs: [verdict(job) for job in jobs]
 
 
-def _call(reward: Reward, jobs: Sequence[Job]) -> list[Verdict]:
+def _call(reward: Reward, jobs: Sequence[DecodedJob]) -> list[Verdict]:
     """One call of the user's function; the verdict is the same for all jobs when it fails."""
     values: list[float] | str = ""
     with Caught() as caught:
@@ -178,7 +224,12 @@ def _limit(error: BaseException) -> str:
     """What to say of this process's memory when it was too little; else empty."""
     if not isinstance(error, MemoryError):
         return ""
-    return f"; reward.memory_gib = {resource.getrlimit(resource.RLIMIT_AS)[0] / GIB:g}"
+    return f"; reward.memory_gib = {_memory_gib():g}"
+
+
+def _memory_gib() -> float:
+    """The address space this process may have."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] / GIB
 
 
 def _place(error: BaseException, tb: TracebackType | None) -> str:

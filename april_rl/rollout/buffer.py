@@ -17,7 +17,7 @@ from april_rl.rollout.state import (
     save_sample,
     save_score,
 )
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
+from april_rl.types import Group, Prompt, Sample, Score, ScoredGroup
 
 
 class OpenGroup:
@@ -49,14 +49,6 @@ class OpenGroup:
     def num_tokens(self) -> int:
         """Response tokens of all samples."""
         return sum(sample.num_tokens for sample in self.samples)
-
-    def extend(self, completion: Completion) -> Sample:
-        """Append a completion to its sample; returns the sample as it stands now."""
-        sample = self.samples[completion.sample_id.index].extended(completion)
-        self.samples[sample.index] = sample
-        if self.oldest_version is None and completion.token_ids:
-            self.oldest_version = completion.policy_version  # later ones are not older
-        return sample
 
     def failure(self) -> Score | None:
         """Why the group cannot be trained: a failed score; None when all are valid."""
@@ -94,7 +86,7 @@ class Buffer:
     def __init__(self) -> None:
         """Empty."""
         self._open: dict[int, OpenGroup] = {}
-        self._ready: dict[int, ScoredGroup] = {}
+        self._ready: dict[int, tuple[int, ScoredGroup]] = {}  # with its oldest token's version
         # How many groups have their oldest token of which version; None: no token yet.
         self._open_versions: Counter[int | None] = Counter()
         self._ready_versions: Counter[int] = Counter()
@@ -107,22 +99,20 @@ class Buffer:
         self._open_versions[group.oldest_version] += 1
         return group
 
-    def sample(self, sample_id: SampleId) -> Sample | None:
-        """The sample as it stands; None when its group is not open."""
-        group = self._open.get(sample_id.prompt_id)
-        return group.samples[sample_id.index] if group else None
+    def group(self, prompt_id: int) -> OpenGroup | None:
+        """The open group of a prompt; None when there is none."""
+        return self._open.get(prompt_id)
 
     @property
     def has_unscored(self) -> bool:
         """Whether a complete group waits for scores."""
         return any(group.is_complete for group in self._open.values())
 
-    def extend(self, completion: Completion) -> Sample:
-        """Append a completion to its sample; returns the sample as it stands now."""
-        group = self._open[completion.sample_id.prompt_id]
-        before = group.oldest_version
-        sample = group.extend(completion)
-        if before is None and group.oldest_version is not None:
+    def extend(self, group: OpenGroup, sample: Sample) -> Sample:
+        """Have `sample`, one of `group` with a completion more, in its place; returns it."""
+        group.samples[sample.index] = sample
+        if group.oldest_version is None and sample.num_tokens:
+            group.oldest_version = sample.oldest_version  # later ones are not older
             self._open_versions[None] -= 1
             self._open_versions[group.oldest_version] += 1
         return sample
@@ -137,9 +127,11 @@ class Buffer:
 
     def make_ready(self, scored: ScoredGroup) -> None:
         """From open to ready."""
-        self.remove(scored.group.prompt.id)
-        self._ready[scored.group.prompt.id] = scored
-        self._ready_versions[_age_key(scored)[0]] += 1
+        prompt_id = scored.group.prompt.id
+        oldest = self._open[prompt_id].oldest_version or 0
+        self.remove(prompt_id)
+        self._ready[prompt_id] = oldest, scored
+        self._ready_versions[oldest] += 1
 
     def remove(self, prompt_id: int) -> None:
         """Forget an open group: it was rejected or dropped."""
@@ -147,11 +139,11 @@ class Buffer:
 
     def take_ready(self, num_groups: int) -> list[ScoredGroup]:
         """Remove and return at most `num_groups` ready groups, the oldest first."""
-        oldest = sorted(self._ready.values(), key=_age_key)[:num_groups]
-        for scored in oldest:
-            del self._ready[scored.group.prompt.id]
-            self._ready_versions[_age_key(scored)[0]] -= 1
-        return oldest
+        taken = list(self.ready_groups())[:num_groups]
+        for scored in taken:
+            oldest, _ = self._ready.pop(scored.group.prompt.id)
+            self._ready_versions[oldest] -= 1
+        return taken
 
     def open_groups(self) -> Iterator[OpenGroup]:
         """The open groups, the oldest prompt first."""
@@ -159,7 +151,8 @@ class Buffer:
 
     def ready_groups(self) -> Iterator[ScoredGroup]:
         """The groups that wait to be trained, the oldest first."""
-        return iter(sorted(self._ready.values(), key=_age_key))
+        by_age = sorted(self._ready.items(), key=lambda ready: (ready[1][0], ready[0]))
+        return (scored for _, (_, scored) in by_age)
 
     def open_versions(self, *, policy_version: int) -> Counter[int]:
         """How many open groups have their oldest token of which version; one that has no token yet
@@ -223,9 +216,11 @@ class Buffer:
             ScoredGroup(group=_restore_group(group), rewards=tuple(group["rewards"]))
             for group in state["ready"]
         ]
-        self._ready = {scored.group.prompt.id: scored for scored in ready}
+        self._ready = {
+            scored.group.prompt.id: (scored.group.oldest_version or 0, scored) for scored in ready
+        }
         self._open_versions = Counter(group.oldest_version for group in opened)
-        self._ready_versions = Counter(_age_key(scored)[0] for scored in ready)
+        self._ready_versions = Counter(oldest for oldest, _ in self._ready.values())
 
 
 def _save_group(prompt: Prompt, samples: Iterable[Sample]) -> Plain:
@@ -239,8 +234,3 @@ def _restore_group(state: Plain) -> Group:
         for index, sample in enumerate(state["samples"])
     )
     return Group(prompt=prompt, samples=tuple(samples))
-
-
-def _age_key(scored: ScoredGroup) -> tuple[int, int]:
-    oldest = scored.group.oldest_version
-    return (0 if oldest is None else oldest, scored.group.prompt.id)

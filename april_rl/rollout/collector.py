@@ -168,7 +168,7 @@ class Collector:
     def _begin(self, policy_version: int, may_open: bool) -> None:
         num_slots = round(self._over_sampling.factor * self._num_groups * self._group_size)
         self._waiting = deque(self._groups.resume())
-        self._dispatch.begin(num_slots=num_slots, unfinished={s.id for s in self._waiting})
+        self._dispatch.begin(num_slots=num_slots, unfinished={s.prompt.id for s in self._waiting})
         self._version, self._may_open = policy_version, may_open
         # One-shot over-provisioning starts C samples and no more; a rejected or dropped group gives
         # its slots back.

@@ -56,17 +56,17 @@ class Groups:
         None, and nothing is done, when it comes late: of a version before that of `stats`, or to be
         put where the sample no longer ends.
         """
-        sample = self.buffer.sample(completion.sample_id)
-        if sample is None or completion.start != sample.num_tokens:
+        group = self.buffer.group(completion.sample_id.prompt_id)
+        if group is None or completion.policy_version < stats.policy_version:
             return None
-        if completion.policy_version < stats.policy_version:
+        sample = group.samples[completion.sample_id.index]
+        if completion.start != sample.num_tokens:
             return None
-        is_finished = completion.finish_reason is not None
-        if not completion.token_ids and not is_finished:
+        if not completion.token_ids and completion.finish_reason is None:
             return sample
-        stats.add_completion(completion, num_prompt_tokens=len(sample.prompt.token_ids))
-        sample = self.buffer.extend(completion)
-        if is_finished:
+        stats.add_completion(completion, num_prompt_tokens=len(group.prompt.token_ids))
+        sample = self.buffer.extend(group, sample.extended(completion))
+        if sample.finish_reason is not None:
             self._scorer.submit(sample)
         return sample
 

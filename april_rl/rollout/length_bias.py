@@ -7,6 +7,7 @@ steps as go out to later ones. A schedule that lost or starved long samples woul
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,6 +36,21 @@ class _Step:
     num_trained: int = 0  # samples
     trained_reward: float = 0.0
     trained_tokens: int = 0
+    # All lengths of `opened`: with hundreds of engines millions that every step reads.
+    lengths: array[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lengths = array("i", chain.from_iterable(self.opened.values()))
+
+    def close(self, prompt_id: int, lengths: list[int]) -> None:
+        """A group that it opened is complete."""
+        self.opened[prompt_id] = lengths
+        self.lengths.extend(lengths)
+
+    def save(self) -> Plain:
+        """What is not said twice."""
+        plain = {name: value for name, value in asdict(self).items() if name != "lengths"}
+        return {**plain, "opened": [[id_, lengths] for id_, lengths in self.opened.items()]}
 
 
 class LengthBias:
@@ -58,7 +74,7 @@ class LengthBias:
         """A complete group has its rewards; none when it is dropped without."""
         # Of a group opened before the window, the entry goes to a step that counts no more.
         step = self._opened_in.pop(prompt_id)
-        step.opened[prompt_id] = [sample.num_tokens for sample in samples]
+        step.close(prompt_id, [sample.num_tokens for sample in samples])
         self._steps[-1].num_scored += len(rewards)
         self._steps[-1].scored_reward += sum(rewards)
 
@@ -83,21 +99,20 @@ class LengthBias:
         Without a filter all pairs agree when nothing is biased, but for the first steps; a filter
         chooses by reward, so with it they differ by what it chooses.
         """
-        closed = list(chain.from_iterable(s.opened.values() for s in self._steps))
-        finished = list(chain.from_iterable(closed))
-        unfinished: list[int] = []
-        since = {prompt_id for step in self._steps for prompt_id in step.opened}
+        ended, unfinished = array("i"), array("i")  # of the groups that are open
+        window = {id(step) for step in self._steps}
         for group in buffer.open_groups():
-            if group.prompt.id not in since:
+            if id(self._opened_in[group.prompt.id]) not in window:
                 continue
             for sample in group.samples:
-                (finished if sample.is_finished else unfinished).append(sample.num_tokens)
+                (ended if sample.is_finished else unfinished).append(sample.num_tokens)
+        finished = np.concatenate([ended, *(step.lengths for step in self._steps)])
         opened = restricted_mean(finished, unfinished)
         num_scored = sum(step.num_scored for step in self._steps)
         num_trained = sum(step.num_trained for step in self._steps)
         return _of_something(
             {
-                "opened_tokens_mean": Mean(opened, 1.0 if finished else 0.0),
+                "opened_tokens_mean": Mean(opened, float(finished.size > 0)),
                 "trained_tokens_mean": Mean(
                     sum(step.trained_tokens for step in self._steps), num_trained
                 ),
@@ -112,10 +127,7 @@ class LengthBias:
 
     def save(self) -> list[Plain]:
         """The steps of the window, the oldest first."""
-        return [
-            {**asdict(step), "opened": [[i, lengths] for i, lengths in step.opened.items()]}
-            for step in self._steps
-        ]
+        return [step.save() for step in self._steps]
 
     def restore(self, state: list[Plain], *, open_ids: Iterable[int]) -> None:
         """Go on where `state` was saved, with these groups open."""

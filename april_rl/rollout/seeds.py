@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from hashlib import blake2b
+from struct import Struct
 
 from april_rl.types import SampleId
+
+_FOUR_NUMBERS = Struct("<qqqq")
 
 
 def request_seed(run_seed: int, sample_id: SampleId, num_completions: int) -> int:
@@ -14,5 +16,5 @@ def request_seed(run_seed: int, sample_id: SampleId, num_completions: int) -> in
     So a sample's tokens depend on neither the engine that computes it nor its neighbours in the
     batch, and a resumed sample does not draw the numbers of its first part again.
     """
-    packed = struct.pack("<qqqq", run_seed, sample_id.prompt_id, sample_id.index, num_completions)
+    packed = _FOUR_NUMBERS.pack(run_seed, *sample_id, num_completions)
     return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") >> 1

@@ -155,7 +155,7 @@ class SimulatedEngine:
         )
         self._order += 1
         self._running[request.sample_id] = running
-        self._context_tokens += len(request.token_ids)
+        self._context_tokens += request.num_tokens
         if kept:
             self._begin_decoding(running)
         else:
@@ -163,7 +163,7 @@ class SimulatedEngine:
 
     def _prefill_tokens(self, request: Request) -> int:
         """Tokens of the request less what a sibling has left in the prefix cache."""
-        prompt_id, num_tokens = request.sample_id.prompt_id, len(request.token_ids)
+        prompt_id, num_tokens = request.sample_id.prompt_id, request.num_tokens
         if prompt_id not in self._prefixes:
             self._prefixes.add(prompt_id)
             return num_tokens
@@ -216,7 +216,7 @@ class SimulatedEngine:
         while self._ends and self._ends[0][0] == self._step:
             _, _, sample_id = heapq.heappop(self._ends)
             running = self._running.pop(sample_id)
-            self._context_tokens -= len(running.request.token_ids)
+            self._context_tokens -= running.request.num_tokens
             self._context_tokens -= running.end - running.request.start
             finished.append(self._completion(running, running.reason))
         return finished
@@ -249,7 +249,7 @@ class SimulatedEngine:
         """Hold the state of a sample whose prefill was done."""
         if running.prefill_left:
             return
-        held = len(running.request.token_ids) + num_tokens
+        held = running.request.num_tokens + num_tokens
         self._kept_tokens += held
         self._kept[running.request.sample_id] = _Kept(
             start=running.request.start + num_tokens,

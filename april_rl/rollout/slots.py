@@ -7,6 +7,9 @@ from collections.abc import Container
 from april_rl.rollout.least_loaded import LeastLoaded
 from april_rl.types import SampleId
 
+# By prompt id and index: the engine a sample is on, or was on before.
+Home = dict[int, dict[int, int]]
+
 
 class Slots:
     """C sample slots spread over the engines, and a short queue before each.
@@ -18,9 +21,7 @@ class Slots:
     second.
     """
 
-    def __init__(
-        self, *, num_engines: int, num_slots: int, lookahead: int, home: dict[SampleId, int]
-    ) -> None:
+    def __init__(self, *, num_engines: int, num_slots: int, lookahead: int, home: Home) -> None:
         """`num_slots` = C over all engines; `lookahead`: requests that may queue behind each
         engine's slots; `home`: the engine each sample was on before, kept up here. All engines
         are on offer.
@@ -28,11 +29,10 @@ class Slots:
         base, rest = divmod(num_slots, num_engines)
         self._slots = [base + (engine < rest) for engine in range(num_engines)]
         self._lookahead = lookahead
-        self._held: dict[SampleId, tuple[int, float]] = {}  # the engine, and the work in tokens
+        self._prompts = {prompt_id: _Placed(engines) for prompt_id, engines in home.items()}
         self._in_flight = [0] * num_engines
         self._outstanding = [0.0] * num_engines
         self._home = home
-        self._siblings: dict[int, int] = {}  # prompt id -> the engine of its last sample
         self._is_offered = [True] * num_engines
         self._free, self._queueing = LeastLoaded(), LeastLoaded()  # a slot free; room to queue
         for engine in range(num_engines):
@@ -46,14 +46,28 @@ class Slots:
         """Requests submitted to `engine` and not yet back."""
         return self._in_flight[engine]
 
-    def engine_of(self, sample_id: SampleId) -> int | None:
-        """The engine that has the sample; None when none has."""
-        held = self._held.get(sample_id)
-        return held[0] if held else None
+    def is_held(self, sample_id: SampleId) -> bool:
+        """Whether any engine has the sample."""
+        prompt_id, index = sample_id
+        placed = self._prompts.get(prompt_id)
+        return placed is not None and index in placed.work
+
+    def has(self, sample_id: SampleId, *, engine: int) -> bool:
+        """Whether `engine` has the sample."""
+        prompt_id, index = sample_id
+        placed = self._prompts.get(prompt_id)
+        return placed is not None and index in placed.work and placed.engines[index] == engine
 
     def held_by(self, engines: Container[int]) -> set[SampleId]:
         """The samples in flight on any of `engines`."""
-        return {sample_id for sample_id, (e, _) in self._held.items() if e in engines}
+        if not any(count for engine, count in enumerate(self._in_flight) if engine in engines):
+            return set()
+        return {
+            SampleId(prompt_id, index)
+            for prompt_id, placed in self._prompts.items()
+            for index in placed.work
+            if placed.engines[index] in engines
+        }
 
     def offer(self, engine: int) -> None:
         """From now on `engine` may be chosen."""
@@ -66,15 +80,44 @@ class Slots:
         self._free.discard(engine)
         self._queueing.discard(engine)
 
-    def choose(self, sample_id: SampleId) -> int | None:
+    def put(self, sample_id: SampleId, *, work: float) -> int | None:
+        """Count a request of `work` tokens as submitted; returns the engine chosen for it, None
+        when none of those on offer has room.
+        """
+        prompt_id, index = sample_id
+        placed = self._prompts.get(prompt_id)
+        if placed is None:
+            placed = self._prompts[prompt_id] = _Placed(self._home.setdefault(prompt_id, {}))
+        assert index not in placed.work, sample_id
+        engine = self._choose(placed.engines.get(index), placed.latest)
+        if engine is None:
+            return None
+        placed.work[index] = work
+        placed.engines[index] = placed.latest = engine
+        self._in_flight[engine] += 1
+        self._outstanding[engine] += work
+        self._place(engine)
+        return engine
+
+    def free(self, sample_id: SampleId) -> None:
+        """Count a request as back, if it is not already."""
+        prompt_id, index = sample_id
+        placed = self._prompts[prompt_id]
+        work = placed.work.pop(index, None)
+        if work is None:
+            return
+        engine = placed.engines[index]
+        self._in_flight[engine] -= 1
+        self._outstanding[engine] -= work
+        self._place(engine)
+
+    def _choose(self, home: int | None, siblings: int | None) -> int | None:
         """The engine for a sample; None when none of those on offer has room.
 
         An engine with a free slot before one where it would queue, the one where it was and may
         have its state before others, then the siblings', then the one with the least work
         outstanding.
         """
-        home = self._home.get(sample_id)
-        siblings = self._siblings.get(sample_id.prompt_id)
         for engines in (self._free, self._queueing):
             if home in engines.loads:
                 return home
@@ -84,22 +127,6 @@ class Slots:
             if least is not None:
                 return least
         return None
-
-    def put(self, sample_id: SampleId, engine: int, *, cost: float) -> None:
-        """Count a request as submitted to `engine`, where it is work of `cost` tokens."""
-        assert sample_id not in self._held, sample_id
-        self._held[sample_id] = engine, cost
-        self._home[sample_id] = self._siblings[sample_id.prompt_id] = engine
-        self._in_flight[engine] += 1
-        self._outstanding[engine] += cost
-        self._place(engine)
-
-    def free(self, sample_id: SampleId) -> None:
-        """Count a request as back."""
-        engine, cost = self._held.pop(sample_id)
-        self._in_flight[engine] -= 1
-        self._outstanding[engine] -= cost
-        self._place(engine)
 
     def _place(self, engine: int) -> None:
         """Among those with a free slot, with room to queue, or neither: an engine without slots (C
@@ -117,3 +144,14 @@ class Slots:
             self._queueing.put(engine, self._outstanding[engine])
         else:
             self._queueing.discard(engine)
+
+
+class _Placed:
+    """Where the samples of a prompt are."""
+
+    __slots__ = ("engines", "latest", "work")
+
+    def __init__(self, engines: dict[int, int]) -> None:
+        self.engines = engines  # by index, the engine each sample is on, or was on before
+        self.work: dict[int, float] = {}  # by index, of the samples in flight, in tokens
+        self.latest: int | None = None  # the engine of the sample that was sent last

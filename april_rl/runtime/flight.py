@@ -48,7 +48,7 @@ class Flight:
         launched, engine, request = next(iter(self._requests.values()))
         return (
             f"sample {request.sample_id.index} of prompt {request.sample_id.prompt_id}, on engine "
-            f"{engine} for {self._clock() - launched:.1f} s, sent with {len(request.token_ids)} "
+            f"{engine} for {self._clock() - launched:.1f} s, sent with {request.num_tokens} "
             f"tokens ({request.start} of them of its response) and {request.max_tokens} to go; "
             f"{len(self._requests)} requests are in flight"
         )

@@ -26,7 +26,7 @@ def memory_settings(config: TrainConfig, layout: Layout) -> MemorySettings:
         device=layout.device,
         num_workers=layout.num_workers,
         shard_size=learner.shard_size or layout.num_workers,
-        offload=learner.offload.name,
+        offload="none" if layout.device == "cpu" else learner.offload.name,  # as the learner's
         lora_rank=config.lora.rank,
         has_reference=config.algorithm.kl is not Kl.none,
         compute_bytes=_BYTES[learner.compute_dtype],
@@ -105,7 +105,7 @@ def check_plan(facts: ModelFacts, settings: MemorySettings, room: Room) -> Memor
 def _too_small_a_share(facts: ModelFacts, settings: MemorySettings, room: Room) -> list[str]:
     """What to say when the engine has no room for more than its weights."""
     share = settings.gpu_memory_utilization * room.device
-    weights = facts.num_parameters * settings.engine_bytes / settings.tensor_parallel_size
+    weights = _engine_weights(facts, settings)
     if weights < share:
         return []
     return [
@@ -115,11 +115,16 @@ def _too_small_a_share(facts: ModelFacts, settings: MemorySettings, room: Room) 
     ]
 
 
+def _engine_weights(facts: ModelFacts, settings: MemorySettings) -> float:
+    """Bytes on one of the workers of an engine."""
+    return facts.num_parameters * settings.engine_bytes / settings.tensor_parallel_size
+
+
 def _remedies(
     facts: ModelFacts, settings: MemorySettings, phase: Phase, room: Room
 ) -> Iterator[str]:
     """Settings that make `phase` smaller, each with what it would be then."""
-    for key, changed in _changes(settings, phase, room):
+    for key, changed in _changes(facts, settings, phase, room):
         again = plan_memory(facts, changed, device_bytes=room.device)
         total = next(other.total for other in again.phases if other.name == phase.name)
         if total < _TOO_LITTLE * phase.total:
@@ -127,7 +132,7 @@ def _remedies(
 
 
 def _changes(
-    settings: MemorySettings, phase: Phase, room: Room
+    facts: ModelFacts, settings: MemorySettings, phase: Phase, room: Room
 ) -> Iterator[tuple[str, MemorySettings]]:
     """What could be set otherwise, and the settings as they are then."""
     if settings.device == "cpu":
@@ -136,9 +141,10 @@ def _changes(
     else:
         yield "learner.offload=all", replace(settings, offload="all")
         share = settings.gpu_memory_utilization - (phase.total - room.free) / room.device
-        share = max(0.0, math.floor(100 * share) / 100)
-        key = f"engine.gpu_memory_utilization={share:g}"
-        yield key, replace(settings, gpu_memory_utilization=share)
+        share = math.floor(100 * share) / 100
+        if share * room.device > _engine_weights(facts, settings):
+            key = f"engine.gpu_memory_utilization={share:g}"
+            yield key, replace(settings, gpu_memory_utilization=share)
     yield (
         "learner.activation_checkpointing=true",
         replace(settings, activation_checkpointing=True),

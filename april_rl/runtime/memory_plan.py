@@ -219,13 +219,16 @@ class _Sizes:
         return _GRADIENT * self._trained / self._settings.shard_size
 
     def _gathered(self) -> float:
-        """The root's unit stays gathered; of layers there are one at work and the next. The
-        gradient of a unit is first whole, then copied into float32 to be reduced.
+        """The root's unit stays gathered; of layers there are one at work and the next, or all of
+        them, on CPU with a whole copy. The gradient of a unit is first whole, then copied into
+        float32 to be reduced.
         """
         facts, c = self._facts, self._settings.compute_bytes
         root, layer = facts.embedding_parameters, facts.layer_parameters
+        is_kept = self._settings.device == "cpu" and self._settings.shard_size == 1
+        num_layers = facts.num_layers if is_kept else 2
         gradient = 0 if self._frozen else (c + _GRADIENT) * max(root, layer)
-        return c * (root + 2 * layer) + gradient
+        return c * (root + num_layers * layer) + gradient
 
     def _activations(self) -> float:
         """Estimate, of what autograd keeps of the layers of a Llama- or Qwen-like decoder.

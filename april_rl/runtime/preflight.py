@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
 from huggingface_hub import constants
 from transformers import AutoConfig, PreTrainedConfig
 
 from april_rl.errors import RunError
+from april_rl.runtime.host_memory import host_memory
 
 _GIB = 1 << 30
 _ENGINE_BYTES = 2  # of a parameter: the engine's own 16-bit copy
@@ -49,12 +49,15 @@ class ModelFacts:
         return (self.num_parameters - embeddings) // self.num_layers
 
 
-def num_gpus() -> int:
-    """GPUs of this machine that may be used, by their device files: asking CUDA would start it in
-    the controller.
+def num_gpus(
+    *, devices: Path = Path("/dev"), nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")
+) -> int:
+    """GPUs of this machine that may be used, by their device files and by AMD's kernel driver:
+    asking CUDA would start it in the controller.
     """
-    nvidia = [p for p in Path("/dev").glob("nvidia*") if p.name[len("nvidia") :].isdigit()]
-    amd = list(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/mem_banks/0"))
+    nvidia = [p for p in devices.glob("nvidia*") if p.name[len("nvidia") :].isdigit()]
+    # The driver's nodes are GPUs and processors; those have 0 here.
+    amd = [node for node in nodes.glob("*/gpu_id") if node.read_text().strip() != "0"]
     return num_visible(len(nvidia) or len(amd), os.environ)
 
 
@@ -141,17 +144,13 @@ def _too_small_by_name(model_path: str, per_parameter: int) -> list[str]:
 def _no_memory(num_parameters: float, per_parameter: int, how: str = "") -> list[str]:
     """What to say when this machine's free memory does not hold the training state."""
     needed = num_parameters * per_parameter
-    free = _free_bytes()
+    free = host_memory().free
     if needed <= free:
         return []
     return [
         f"memory: {num_parameters / 1e9:.1f} billion parameters{how} train in about "
         f"{needed / _GIB:.0f} GiB, and this machine has {free / _GIB:.0f} GiB free"
     ]
-
-
-def _free_bytes() -> int:
-    return int(psutil.virtual_memory().available)
 
 
 def without_network_go_offline() -> None:

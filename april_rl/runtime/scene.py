@@ -13,7 +13,7 @@ from april_rl.runtime.calls import (
     memory_advice,
 )
 from april_rl.runtime.pulse import Member
-from april_rl.runtime.sentry import Machine, Vitals
+from april_rl.runtime.sentry import UNSEEN, Machine, Vitals
 
 GIB = 1 << 30
 
@@ -46,11 +46,12 @@ class Scene:
         return [rank for rank, vitals in enumerate(self.vitals) if vitals.is_dead]
 
     def at_fault(self) -> list[int]:
-        """The ranks that the others wait for: dead ones, else stopped ones, else those that have
-        come least far in a call which others run too.
+        """The ranks that the others wait for: dead ones, else stopped ones, else those of a node
+        that does not answer, else those that have come least far in a call which others run too.
         """
         stopped = [rank for rank, vitals in enumerate(self.vitals) if vitals.is_stopped]
-        return self.dead() or stopped or self._behind()
+        unseen = [rank for rank, vitals in enumerate(self.vitals) if vitals.state == UNSEEN]
+        return self.dead() or stopped or unseen or self._behind()
 
     def waiting(self) -> str:
         """Who waits for whom, as a sentence; empty when nobody knows."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -13,10 +14,10 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from april_rl.runtime.pulse import Activity, Member
-from april_rl.runtime.sentry import Findings, Machine, Sentry, Vitals
+from april_rl.runtime.sentry import UNSEEN, Findings, Machine, Sentry, Vitals
 
 _NODE_ANSWERS_S = 5.0
-_UNSEEN = Vitals(state="?", rss_bytes=0, activity=Activity())
+_NOT_YET = Vitals(state=UNSEEN, rss_bytes=0, activity=Activity())
 _NO_FINDINGS = Findings(stacks="no stacks: the node does not answer\n", log_tail="")
 _NO_MACHINE = Machine(total_bytes=0, free_bytes=0, oom_kills=0)
 
@@ -28,7 +29,7 @@ class Sentries:
         """`members` by rank."""
         self.members = tuple(members)
         here = ray.get_runtime_context().get_node_id() if members else ""
-        self._last = [_UNSEEN] * len(members)
+        self._last = [_NOT_YET] * len(members)
         ranks: dict[str, list[int]] = {}
         for rank, member in enumerate(members):
             ranks.setdefault(member.node_id, []).append(rank)
@@ -37,12 +38,16 @@ class Sentries:
         self._there = [_There(node, [(r, members[r]) for r in of]) for node, of in ranks.items()]
 
     def look(self) -> list[Vitals]:
-        """Of every worker, by rank; of another node's what its sentry said last. Never waits."""
+        """Of every worker, by rank; of another node's what its sentry said last, and that it is
+        not seen when that is too long ago. Never waits.
+        """
         for rank, vitals in zip(self._here, self._sentry.look(), strict=True):
             self._last[rank] = vitals
         for there in self._there:
             for rank, vitals in there.look():
                 self._last[rank] = vitals
+            for rank in there.ranks if there.is_silent else ():
+                self._last[rank] = replace(self._last[rank], state=UNSEEN)
         return list(self._last)
 
     def findings(self, wait_s: float) -> list[Findings]:
@@ -88,21 +93,28 @@ class _There:
 
     def __init__(self, node_id: str, ranked: Sequence[tuple[int, Member]]) -> None:
         self.ranks = [rank for rank, _ in ranked]
+        # Without one its workers would seem silent, whatever they do.
         actor = ray.remote(Sentry).options(
             num_cpus=0,
-            max_restarts=0,
+            max_restarts=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
         self._actor: Any = actor.remote([member for _, member in ranked])
-        self._asked = self.ask("look")
+        self.is_silent = False  # it does not answer
+        self._ask_again()
 
     def look(self) -> list[tuple[int, Vitals]]:
         """By rank, when the last question has been answered; it is asked again then."""
         if not ray.wait([self._asked], timeout=0)[0]:
+            self.is_silent = time.monotonic() - self._asked_at > _NODE_ANSWERS_S
             return []
         vitals: list[Vitals] = self.answer(self._asked, [], 0.0)
-        self._asked = self.ask("look")
+        self.is_silent = not vitals
+        self._ask_again()
         return list(zip(self.ranks, vitals, strict=False))
+
+    def _ask_again(self) -> None:
+        self._asked, self._asked_at = self.ask("look"), time.monotonic()
 
     def ask(self, method: str, *args: object) -> ray.ObjectRef[Any]:
         call: ray.ObjectRef[Any] = getattr(self._actor, method).remote(*args)

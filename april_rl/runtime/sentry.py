@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from april_rl.runtime.host_memory import host_memory
 from april_rl.runtime.pulse import STACKS_SIGNAL, Activity, Member, PulseReader, stat_of
 
 _LOG_TAIL_BYTES = 4096
@@ -21,13 +22,14 @@ _WORKERS_END_S = 0.5
 _CHILDREN_END_S = 1.0
 _POLL_S = 0.05
 _DEAD = "ZX"
+UNSEEN = "?"  # in the place of a state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
     """How a worker's process is."""
 
-    state: str  # the letter of /proc/<pid>/stat; empty: there is no process
+    state: str  # the letter of /proc/<pid>/stat; empty: there is no process; or UNSEEN
     rss_bytes: int  # 0 when it is dead
     activity: Activity
 
@@ -52,7 +54,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The memory of a node."""
+    """The memory of a node, or of the container or job on it."""
 
     total_bytes: int
     free_bytes: int
@@ -74,10 +76,10 @@ class Sentry:
 
     def machine(self) -> Machine:
         """Memory as it is now."""
-        memory = psutil.virtual_memory()
+        memory = host_memory()
         lines = Path("/proc/vmstat").read_text().splitlines()
         kills = next((line.split()[1] for line in lines if line.startswith("oom_kill ")), "0")
-        return Machine(total_bytes=memory.total, free_bytes=memory.available, oom_kills=int(kills))
+        return Machine(total_bytes=memory.total, free_bytes=memory.free, oom_kills=int(kills))
 
     def findings(self, wait_s: float) -> list[Findings]:
         """Of each worker, within `wait_s`. A stopped process is let go on: it writes its stacks

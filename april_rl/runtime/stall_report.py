@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from april_rl.runtime.scene import GIB, Scene
-from april_rl.runtime.sentry import Findings, Vitals
+from april_rl.runtime.sentry import UNSEEN, Findings, Vitals
 
 _STATES = {
     "": "dead",
-    "?": "not seen: its node does not answer",
+    UNSEEN: "not seen: its node does not answer",
     "D": "waiting for a device",
     "R": "running",
     "S": "sleeping",

@@ -59,6 +59,11 @@ class Watchdog:
         self._met([])
         self.has_failed = False  # some worker did
 
+    @property
+    def longest_s(self) -> float:
+        """For how long a worker may be silent in the calls that may be so for longest."""
+        return self._other.timeout_s
+
     def meet(self, actors: Sequence[Any]) -> None:
         """Learn where the workers are, by rank. Before this a dead one is only noticed by a call to
         it, and the limit for calls without progress holds for each call as a whole.
@@ -128,9 +133,11 @@ class Watchdog:
     def end(self) -> None:
         """End every worker's process and its children, whatever they are doing."""
         self._sentries.mark()
-        for actor in self._actors:
-            ray.kill(actor, no_restart=True)
-        self._sentries.end()
+        try:
+            for actor in self._actors:
+                ray.kill(actor, no_restart=True)
+        finally:  # also when there is no Ray any more to be asked
+            self._sentries.end()
 
     def _met(self, members: Sequence[Any]) -> None:
         self._sentries = Sentries(members)
@@ -222,13 +229,17 @@ class Watchdog:
         )
 
     def _fail(self, error: RunError, scene: Scene) -> NoReturn:
-        """Write the report and raise `error`, which names it."""
-        self._write(error, scene)
-        raise type(error)(f"{error}\nWho waited for whom, and where: {self._report}") from None
+        """Write the report and raise `error`, which says where it is."""
+        raise type(error)(f"{error}\n{self._write(error, scene)}") from None
 
-    def _write(self, error: RunError, scene: Scene) -> None:
+    def _write(self, error: RunError, scene: Scene) -> str:
+        """A line about the report, which a full disk must not put in the place of `error`."""
         self.has_failed = True
         findings = self._sentries.findings(_STACKS_S)
         text = report_text(error, scene, findings=findings, oldest_request=self._oldest_request())
-        self._report.parent.mkdir(parents=True, exist_ok=True)
-        self._report.write_text(text, encoding="utf-8")
+        try:
+            self._report.parent.mkdir(parents=True, exist_ok=True)
+            self._report.write_text(text, encoding="utf-8")
+        except OSError as why:
+            return f"The report could not be written ({why}):\n{text}"
+        return f"Who waited for whom, and where: {self._report}"

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import ray
 
 from april_rl.metrics import Max, Metrics
 from april_rl.runtime.cluster import Place
+from april_rl.runtime.host_memory import host_memory
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
 from april_rl.runtime.parent import end_with_parent
 from april_rl.runtime.pulse import Member, Pulse, told
@@ -70,7 +72,7 @@ class Worker:
             node_id=ray.get_runtime_context().get_node_id(),
             device_bytes=device_bytes,
             free_bytes=free_bytes,
-            host_free_bytes=int(psutil.virtual_memory().available),
+            host_free_bytes=host_memory().free,
         )
 
     def listen(self, world_size: int) -> tuple[str, int]:
@@ -91,10 +93,15 @@ class Worker:
         return host, int(store.port)
 
     @told
-    def join(self, address: tuple[str, int], *, rank: int, world_size: int) -> None:
-        """Become rank `rank` of the process group that meets at `address`."""
+    def join(
+        self, address: tuple[str, int], *, rank: int, world_size: int, timeout_s: float
+    ) -> None:
+        """Become rank `rank` of the process group that meets at `address`. A collective, also of a
+        group that is made later, that has waited for `timeout_s` fails.
+        """
         import torch
         import torch.distributed as dist
+        from torch.distributed import distributed_c10d
 
         host, port = address
         os.environ.update(
@@ -109,12 +116,19 @@ class Worker:
             torch.set_num_threads(self._settings.threads)
         if rank > 0:
             self._store = dist.TCPStore(host, port, world_size, is_master=False)  # type: ignore[attr-defined]
+        timeout = timedelta(seconds=timeout_s)
+        self._store.set_timeout(timeout)
+        # FSDP's meshes and vLLM make groups of their own and leave the timeout to torch, which ends
+        # a worker that waits in one after 10 or 30 minutes.
+        distributed_c10d.default_pg_timeout = timeout
+        distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
         backend = "cuda:nccl,cpu:gloo" if self._settings.device == "cuda" else "gloo"
         dist.init_process_group(backend, store=self._store, rank=rank, world_size=world_size)
 
     @told
-    def build_learner(self) -> int:
-        """Load this rank's shard of the model; returns the number of parameters of the whole.
+    def build_learner(self) -> tuple[int, int]:
+        """Load this rank's shard of the model; returns how many parameters the whole has, and how
+        many are trained.
 
         What the learner offloads is away when the engine looks how much memory there is.
         """
@@ -131,7 +145,7 @@ class Worker:
             **asdict(self._settings.learner),
         )
         self._learner.offload()
-        return self._learner.num_parameters
+        return self._learner.num_parameters, self._learner.num_trained_parameters
 
     @told
     def build_engine(self) -> None:
@@ -184,23 +198,33 @@ class Worker:
         them from now on. What the learner offloads leaves before the KV cache needs room.
         """
         started = time.perf_counter()
-        self._engine.wake_weights()
-        sent = _Counted(self.pulse.counted(self._learner.weights()))
-        self._engine.load_weights(sent, policy_version=policy_version)
-        self._learner.offload()
-        self._engine.wake_kv_cache()
+        num_bytes = self._send_weights(policy_version)
         return Metrics(
             {
                 "time/weight_sync_s": Max(time.perf_counter() - started),
-                "sync/bytes": Max(sent.num_bytes),
+                "sync/bytes": Max(num_bytes),
             }
         )
 
     @told
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder (rank 0 writes, every rank gathers)."""
+        """Write a Hugging Face folder (rank 0 writes, every rank gathers).
+
+        The engine sleeps meanwhile and is given its weights again, so that a checkpoint needs less
+        memory than a weight sync: beside a KV cache it could fail at the end of a run.
+        """
+        self._engine.sleep()
         self._learner.export(path)
+        self._send_weights(self._engine.policy_version)
+
+    def _send_weights(self, policy_version: int) -> int:
+        """From the learner to the engine, which wakes for it; returns the bytes that were sent."""
+        self._engine.wake_weights()
+        sent = _Counted(self.pulse.counted(self._learner.weights()))
+        self._engine.load_weights(sent, policy_version=policy_version)
         self._learner.offload()
+        self._engine.wake_kv_cache()
+        return sent.num_bytes
 
 
 class _Counted:

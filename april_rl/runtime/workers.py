@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import ray
 from april_rl.batch.packing import Batch
 from april_rl.metrics import Metrics, merge
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
+from april_rl.runtime.host_memory import pinned_environment
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.settings import WorkerSettings
 from april_rl.runtime.threads import thread_environment
@@ -44,6 +46,8 @@ class Workers:
         env = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         if settings.threads:
             env |= thread_environment(settings.threads)
+        if layout.device == "cuda":
+            env |= pinned_environment(os.environ)
         actor = ray.remote(Worker)
         self.actors: list[Any] = [
             actor.options(
@@ -56,19 +60,19 @@ class Workers:
             for strategy in self._placement.strategies()
         ]  # by rank, once they have started
 
-    def start(self, on_stage: Callable[[str], None]) -> int:
+    def start(self, on_stage: Callable[[str], None]) -> tuple[int, int]:
         """Form the process group, load the learner, start the engines; returns the number of
-        parameters.
+        parameters, and of those that are trained.
 
         Raises what `Watchdog.results` does.
         """
         on_stage("joining the process group")
         self._join()
         on_stage("loading the learner")
-        num_parameters = self._all("build_learner")[0]
+        num_parameters, num_trained = self._all("build_learner")[0]
         on_stage("starting vLLM")
         self._all("build_engine")
-        return int(num_parameters)
+        return int(num_parameters), int(num_trained)
 
     def memory(self) -> list[WorkerMemory]:
         """What each worker has, before `start`."""
@@ -79,10 +83,12 @@ class Workers:
         self.actors = [self.actors[index] for index in rank_order(self._all("place"))]
         self.watchdog.meet(self.actors)
         world_size = len(self.actors)
+        # The watchdog comes first: it knows who is at fault, a collective that gives up does not.
+        timeout_s = 2 * self.watchdog.longest_s
         [address] = self.watchdog.results([self.actors[0].listen.remote(world_size)])
         self.watchdog.results(
             [
-                actor.join.remote(address, rank=rank, world_size=world_size)
+                actor.join.remote(address, rank=rank, world_size=world_size, timeout_s=timeout_s)
                 for rank, actor in enumerate(self.actors)
             ]
         )

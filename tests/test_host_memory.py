@@ -1,0 +1,81 @@
+"""Memory under a limit: containers and batch jobs, in either version of Linux's control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from april_rl.runtime.host_memory import host_memory, pinned_environment
+
+GIB = 1 << 30
+LIMITS = {"v2": "memory.max", "v1": "memory.limit_in_bytes"}
+USED = {"v2": "memory.current", "v1": "memory.usage_in_bytes"}
+CACHE = {"v2": "inactive_file", "v1": "total_inactive_file"}
+
+
+def write_group(folder: Path, version: str, *, limit: object, used: float, cache: float) -> None:
+    """A group with `used` and, of that, `cache` MiB."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / LIMITS[version]).write_text(f"{limit}\n")
+    (folder / USED[version]).write_text(f"{int(used * 2**20)}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{CACHE[version]} {int(cache * 2**20)}\n")
+
+
+def seen(folder: Path, version: str, *, path: str):
+    own = folder / "own"
+    lines = {"v2": f"0::{path}\n", "v1": f"9:cpu:/elsewhere\n4:memory:{path}\n"}
+    own.write_text(lines[version])
+    return host_memory(groups=folder / "groups", own=own)
+
+
+def mount(folder: Path, version: str) -> Path:
+    return folder / "groups" / {"v2": "", "v1": "memory"}[version]
+
+
+@pytest.mark.parametrize("version", LIMITS)
+def test_the_tightest_group_around_a_process_decides(tmp_path, version):
+    """A job of 64 MiB with a task without a limit. Fails when the machine's memory is told, when
+    only the innermost group is asked, or when the kernel's cache of files counts as used.
+    """
+    top = mount(tmp_path, version)
+    none = {"v2": "max", "v1": 2**63 - 4096}[version]
+    write_group(top / "job", version, limit=64 << 20, used=50, cache=20)
+    write_group(top / "job" / "task", version, limit=none, used=50, cache=20)
+    found = seen(tmp_path, version, path="/job/task")
+    assert (found.total, found.free) == (64 << 20, 34 << 20)
+
+
+@pytest.mark.parametrize("version", LIMITS)
+def test_in_a_container_the_group_is_the_mount_itself(tmp_path, version):
+    """The path is the machine's and leads nowhere. Fails when the limit is looked for there."""
+    write_group(mount(tmp_path, version), version, limit=64 << 20, used=80, cache=0)
+    found = seen(tmp_path, version, path="/kubepods/pod/container")
+    assert (found.total, found.free) == (64 << 20, 0)
+
+
+def test_without_a_limit_it_is_the_machines(tmp_path):
+    (tmp_path / "groups").mkdir()
+    found = seen(tmp_path, "v2", path="/")
+    assert found.total == psutil.virtual_memory().total
+    assert found.free == pytest.approx(psutil.virtual_memory().available, abs=GIB)
+    assert host_memory().free <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "pinned_max_round_threshold_mb:1"),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            "max_split_size_mb:64,pinned_max_round_threshold_mb:1",
+        ),
+        ({"PYTORCH_ALLOC_CONF": "pinned_max_round_threshold_mb:8"}, None),
+    ],
+)
+def test_what_a_user_sets_of_the_allocators_stays_beside_pinned_memory_of_the_size_asked_for(
+    given, expected
+):
+    """Fails when one variable hides the settings of another: torch reads the first that is set."""
+    assert pinned_environment(given).get("PYTORCH_ALLOC_CONF") == expected

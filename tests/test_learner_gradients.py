@@ -1,0 +1,71 @@
+"""When gradients are shared out over ranks: what is left behind by a backward pass that is not a
+minibatch's last. Other ranks are imagined, so what a rank computes with their weights is no number.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from learner_setup import TEMPERATURE, make_examples, pack, write_model
+from torch.distributed.tensor import DTensor
+
+from april_rl.learner.mesh import build_mesh
+from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.row import PackedRow
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """With matrices this small, threads only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def one_more_pass(policy: Policy, row: PackedRow, *, is_last: bool) -> None:
+    policy.set_last_backward(is_last)
+    torch.autograd.backward(policy(row)[0].sum())
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "shard_size", "is_shared_out"), [(2, 2, True), (1, 1, False), (3, 1, False)]
+)
+def test_no_backward_pass_leaves_more_than_a_shard_of_the_gradients(
+    path, num_ranks, shard_size, is_shared_out
+):
+    """Where weights are shards, so are gradients after the first of several passes. Fails when
+    FSDP2 is told not to reduce before the last: every rank then holds float32 gradients of all
+    parameters. A rank with a whole copy holds them anyway, and reduces them once.
+    """
+    row = PackedRow.of(pack(make_examples(path, noise=0.0, age=0), total=1), device=CPU)
+    dist.init_process_group("fake", rank=0, world_size=num_ranks)
+    try:
+        policy = build_policy(
+            Path(path),
+            mesh=build_mesh("cpu", shard_size=shard_size),
+            device=CPU,
+            compute_dtype=torch.float32,
+            activation_checkpointing=False,
+            temperature=TEMPERATURE,
+        )
+        shards = policy.trained()  # before a pass leaves gathered weights in their place
+        one_more_pass(policy, row, is_last=False)
+        first = [shard.grad for shard in shards]
+        one_more_pass(policy, row, is_last=True)
+        last = [shard.grad for shard in shards]
+    finally:
+        dist.destroy_process_group()
+    kind = DTensor if is_shared_out else type(None)
+    assert all(isinstance(grad, kind) for grad in first)
+    assert all(isinstance(grad, DTensor) for grad in last)

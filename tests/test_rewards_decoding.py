@@ -1,0 +1,172 @@
+"""Token ids become text in the reward processes, and the same text as in the controller."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from character_decoder import NeverLoads, printable, process_id
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from april_rl.data.decoder import BackendDecoder
+from april_rl.data.tokenizer import Tokenizer, load_tokenizer
+from april_rl.rewards.check import check_reward
+from april_rl.rewards.pool import RewardPool
+from april_rl.rewards.processes import RewardError
+from april_rl.tiny.tokenizer import build_tokenizer
+from april_rl.types import Completion, Prompt, Sample, SampleId
+
+LIMITS = {"soft_timeout_s": 5.0, "hard_timeout_s": 10.0, "memory_gib": 4.0}
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each: é is two of them
+
+
+def byte_tokenizer(**settings):
+    """Byte-level BPE without merges, as Qwen and Llama have it with them."""
+    vocabulary = {token: i for i, token in enumerate(BYTES)}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", **settings)
+
+
+def word_tokenizer(**settings):
+    """Words and punctuation: decoding joins them with spaces."""
+    words = ("<unk>", "it", "is", "\\boxed{2}", ".", "n't", "!")
+    vocabulary = {word: i for i, word in enumerate(words)}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **settings)
+
+
+TOKENIZERS = {
+    "tiny": build_tokenizer,
+    "bytes": byte_tokenizer,
+    "bytes, spaces asked to go": lambda: byte_tokenizer(clean_up_tokenization_spaces=True),
+    "words": word_tokenizer,
+    "words, spaces go": lambda: word_tokenizer(clean_up_tokenization_spaces=True),
+}
+TEXTS = ["", "\\boxed{2}", "a é \N{GRINNING FACE} .", "it is n't ! .", "<|im_end|>it <eos><unk>"]
+
+
+def tokenizer(name, folder):
+    TOKENIZERS[name]().save_pretrained(folder)
+    return load_tokenizer(str(folder))
+
+
+def responses(loaded):
+    """The ids of the texts, and each cut in its middle: inside of a character, where it has many
+    tokens.
+    """
+    whole = loaded.encode(TEXTS, add_special_tokens=False)
+    return [*whole, *(ids[: len(ids) // 2] for ids in whole), *(ids[:-2] for ids in whole)]
+
+
+def sample(number, token_ids, answer):
+    completion = Completion(
+        sample_id=SampleId(number, 0),
+        start=0,
+        policy_version=0,
+        context_version=0,
+        token_ids=tuple(token_ids),
+        logprobs=(-0.1,) * len(token_ids),
+        finish_reason="stop",
+    )
+    prompt = Prompt(id=number, token_ids=(1,), text="1 + 1 = ", answer=answer, source="f:1")
+    return Sample(prompt=prompt, index=0, completions=(completion,))
+
+
+def pool(decode, function="reward_functions:exact"):
+    return closing(RewardPool(function=function, decode=decode, num_processes=1, **LIMITS))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_copy_of_the_tokenizer_decodes_as_the_tokenizer(name, tmp_path):
+    """Fails when special tokens stay, when spaces before punctuation differ, or when the copy
+    is of the file and not of what transformers made of it.
+    """
+    loaded = tokenizer(name, tmp_path)
+    copy = pickle.loads(pickle.dumps(loaded.decoder()))
+    expected = [loaded.decode(ids) for ids in responses(loaded)]
+    assert [copy(ids) for ids in responses(loaded)] == expected
+    assert len(set(expected)) > 3
+
+
+def test_characters_of_many_tokens_come_back_whole_and_special_tokens_do_not(tmp_path):
+    loaded = tokenizer("bytes", tmp_path)
+    (ids,) = loaded.encode(["é<|im_end|>"], add_special_tokens=False)
+    assert len(ids) == 3
+    assert loaded.decoder()(ids) == "é"
+    assert loaded.decoder()(ids[:1]) == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_only_a_tokenizer_that_needs_transformers_brings_it_along(tmp_path):
+    light = {name: tokenizer(name, tmp_path / name).decoder() for name in TOKENIZERS}
+    kept = {name for name, decode in light.items() if isinstance(decode, BackendDecoder)}
+    assert kept == TOKENIZERS.keys() - {"words, spaces go"}
+    (tmp_path / "decoder").write_bytes(pickle.dumps(light["bytes"]))
+    code = (
+        "import pickle, sys; from pathlib import Path;"
+        f"decode = pickle.loads(Path({str(tmp_path / 'decoder')!r}).read_bytes());"
+        "print(decode([0, 1]), *sorted({'transformers', 'torch'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == [light["bytes"]([0, 1])], done.stderr
+
+
+def test_a_tokenizer_with_decoding_of_its_own_is_loaded_again(tmp_path):
+    class Shouting(PreTrainedTokenizerFast):
+        def _decode(self, *args, **kwargs):
+            return super()._decode(*args, **kwargs).upper()
+
+    made = Shouting(tokenizer_object=byte_tokenizer().backend_tokenizer)
+    shouting = Tokenizer(made, path=str(tmp_path))
+    assert shouting.decoder()(made("é")["input_ids"]) == "É"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_reward_function_gets_the_text_the_controller_would_decode(name, tmp_path):
+    """`exact` gives 1 for the answer itself: here what the controller's tokenizer decodes."""
+    loaded = tokenizer(name, tmp_path)
+    with pool(loaded.decoder()) as scorer:
+        for number, ids in enumerate(responses(loaded)):
+            scorer.submit(sample(number, ids, loaded.decode(ids)))
+        scorer.submit(sample(99, responses(loaded)[1], "something else"))
+        values = [score.value for score in scorer.collect(None)]
+    assert values == [1.0] * (len(values) - 1) + [0.0]
+
+
+def test_math_verify_reads_the_box_of_decoded_tokens(tmp_path):
+    loaded = tokenizer("tiny", tmp_path)
+    right, wrong = loaded.encode(["1+1 \\boxed{2}<eos>", "\\boxed{3}"], add_special_tokens=False)
+    with pool(loaded.decoder(), "math_verify") as scorer:
+        for number, ids in enumerate((right, wrong, ())):
+            scorer.submit(sample(number, ids, "2"))
+        assert [score.value for score in scorer.collect(None)] == [1.0, 0.0, 0.0]
+
+
+def test_nothing_is_decoded_in_the_controller():
+    """A tokenizer takes a millisecond for a long response: `submit` must not wait for it."""
+    with pool(process_id) as scorer:
+        scorer.submit(sample(0, (50,), str(os.getpid())))
+        assert [score.value for score in scorer.collect(None)] == [0.0]
+
+
+def test_a_response_that_cannot_be_decoded_is_not_the_functions_fault():
+    """Fails when it becomes a crash of one sample, which drops its group and goes on."""
+    with pool(printable) as scorer:
+        scorer.submit(sample(0, (50, 7), "2"))
+        message = r"turn a response's token ids into text, before .*exact was called: .* token: 7"
+        with pytest.raises(RewardError, match=message):
+            scorer.collect(None)
+
+
+def test_a_tokenizer_that_does_not_load_is_found_before_training():
+    message = r"token ids into text, before .*with reward\.memory_gib = 4: OSError: the vocabulary"
+    with pytest.raises(RewardError, match=message):
+        check_reward("reward_functions:exact", decode=NeverLoads(), **LIMITS)
