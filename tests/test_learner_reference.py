@@ -68,3 +68,14 @@ def test_without_a_coefficient_there_is_no_reference(path):
     """Fails when a second model is loaded for nothing."""
     assert make_learner(path, kl="k3", kl_coefficient=0.0)._reference is None
     assert make_learner(path)._reference is None
+
+
+def test_every_forward_pass_is_a_sign_of_progress(path):
+    """Fails when a long pass of the reference looks like a worker that hangs."""
+    passes: list[int] = []
+    learner = make_learner(
+        path, kl="k3", kl_coefficient=0.1, on_forward=lambda: passes.append(len(passes))
+    )
+    examples = make_examples(path, noise=0.0, age=1)
+    learner.update([pack_minibatch([examples[:3], examples[3:]])])
+    assert len(passes) == 2 * 2  # two rows, each through the reference and the policy

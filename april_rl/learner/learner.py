@@ -84,7 +84,7 @@ class Learner:
         and optimizer state the method `offload` moves. `temperature` is that of sampling;
         `max_mismatch` is in nats.
         With `lora` the model is frozen, in the precision of computation, and its adapters trained.
-        `on_forward` is called after each forward pass of the policy: a sign of progress.
+        `on_forward` is called after each forward pass of policy or reference: a sign of progress.
         Raises CheckpointError when `model_path` cannot be loaded.
         """
         self._device = torch.device(device)
@@ -110,6 +110,8 @@ class Learner:
         self._objective, self._max_mismatch = objective, max_mismatch
         self._lora, self._model_path = lora, model_path
         self._reference = self._build_reference(mesh, _DTYPES[compute_dtype], temperature)
+        if on_forward is not None and isinstance(self._reference, Reference):
+            self._reference.on_forward(on_forward)
 
     @property
     def num_parameters(self) -> int:

@@ -6,7 +6,7 @@ Legend: [N] response tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -46,6 +46,10 @@ class Reference:
             temperature=temperature,
         ).requires_grad_(False)
         self._policy.to("cpu")
+
+    def on_forward(self, call: Callable[[], None]) -> None:
+        """Have `call` called after each forward pass."""
+        self._policy.register_forward_hook(lambda *_: call())
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[PackedRow]]) -> list[list[Tensor]]:
