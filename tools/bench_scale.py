@@ -1,8 +1,8 @@
 """What a step costs the controller with 1, 8, 64 and 512 engines, against the rollout's own time.
 
 In a simulation of the tick protocol the real collector drives simulated engines on a virtual clock;
-with few engines the same goes over real Ray, and what a tick and a token cost there is carried over
-to the larger ones. All figures are CPU seconds of the controller's process.
+with few engines the same goes over real Ray, and what a tick and a sample cost there is carried
+over to the larger ones. All figures are CPU seconds of the controller's process.
 """
 
 from __future__ import annotations
@@ -92,13 +92,12 @@ def _row(
     }
     ray = over_ray.get(num_engines, largest)
     if ray is not None:
-        tokens = row["generated_tokens"] + row["resent_tokens"]
         row |= {
             "is_ray_extrapolated": num_engines not in over_ray,
             "ray_ticks_s": row["ticks"] * ray.empty_tick_s,
-            "ray_tokens_s": tokens * ray.token_s,
+            "ray_samples_s": samples * ray.sample_s,
         }
-        total_s = row["controller_s"] + row["ray_ticks_s"] + row["ray_tokens_s"]
+        total_s = row["controller_s"] + row["ray_ticks_s"] + row["ray_samples_s"]
         row["share_with_ray"] = total_s / row["rollout_s"]
     return row
 
@@ -112,7 +111,7 @@ def _show(
     )
     parts = ("fill", "generate", "park", "reward", "plan", "metrics")
     heads = ("engines", "rollout", "ticks", "of steps", *parts)
-    for head in (*heads, "share", "a tick", "a sample", "Ray: ticks", "tokens", "with Ray"):
+    for head in (*heads, "share", "a tick", "a sample", "Ray: ticks", "samples", "with Ray"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -128,11 +127,11 @@ def _show(
         )
     console = Console(width=160)
     console.print(table)
-    console.print("* what a tick and a token cost over Ray, carried over from fewer engines")
+    console.print("* what a tick and a sample cost over Ray, carried over from fewer engines")
     for num_engines, cost in over_ray.items():
         console.print(
             f"{num_engines} over real Ray: {1e6 * cost.empty_tick_s:.0f} µs a tick, "
-            f"{1e9 * cost.token_s:.0f} ns a token, {cost.ticks} ticks in {cost.rollout_s:.1f} s; "
+            f"{1e6 * cost.sample_s:.0f} µs a sample, {cost.ticks} ticks in {cost.rollout_s:.1f} s; "
             f"stopped and parked {cost.stop_s:.2f} s after the last group was ready"
         )
     over = [row["engines"] for row in rows if row["share"] > LIMIT]
@@ -149,6 +148,6 @@ def _ray_cells(row: dict[str, Any]) -> tuple[str, ...]:
     mark = "*" if row["is_ray_extrapolated"] else ""
     return (
         f"{row['ray_ticks_s']:.3f}{mark}",
-        f"{row['ray_tokens_s']:.3f}{mark}",
+        f"{row['ray_samples_s']:.3f}{mark}",
         f"{100 * row['share_with_ray']:.1f} %{mark}",
     )

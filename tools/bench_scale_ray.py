@@ -1,9 +1,10 @@
-"""The same collector over real Ray: what a tick and a token cost on their way, and how long a stop
+"""The same collector over real Ray: what a tick and a sample cost on their way, and how long a stop
 takes.
 
-The engines are simulated ones in actors that sleep until their ticks end, so that two cores carry
-eight of them; tokens and log-probabilities are as various as real ones. Responses are short, so
-that a step takes seconds: what a tick or a token costs does not depend on that.
+A tick is measured without requests, a sample in ticks whose requests are answered at once, with
+responses of the whole length and tokens as various as real ones. The step that shows the stop runs
+on simulated engines in actors that sleep until their ticks end, so that two cores carry eight of
+them; responses are short there, so that it takes seconds.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from bench_scale_engines import TimedEngines, collector_of, simulated_engine
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.watchdog import Watchdog
-from april_rl.types import Completion, Request, Tick
+from april_rl.types import Completion, Request, SampleId, Tick
 
 _VOCABULARY = 151_936  # of Qwen3
 _SHORTER = 9.0  # responses than in the simulated steps
 _EMPTY_TICKS = 400
+_ANSWERED_TICKS, _ANSWERS = 8, 32  # measured, and requests in each
 _PATIENCE_S = 120.0
 
 
@@ -65,13 +67,59 @@ class SleepingEngine:
         )
 
 
-class SleepingWorkers:
+class AnsweringEngine:
+    """Finishes each request in the tick it comes with, after the mean number of tokens."""
+
+    def __init__(self, args: argparse.Namespace, number: int) -> None:
+        """Engine `number` of the benchmark."""
+        random, count = Random(number), round(args.mean_tokens)
+        self._token_ids = [random.randrange(_VOCABULARY) for _ in range(count)]
+        self._logprobs = [-random.random() for _ in range(count)]
+
+    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:  # noqa: ARG002
+        """All of it finished."""
+        return Tick(
+            finished=tuple(map(self._answer, submit)),
+            num_running=0,
+            num_queued=0,
+            engine_steps=1,
+            slot_steps=len(submit),
+            context_token_steps=0,
+            generated_tokens=len(submit) * len(self._token_ids),
+            prefilled_tokens=0,
+            elapsed_s=0.0,
+        )
+
+    def abort(self) -> list[Completion]:
+        """Nothing is left."""
+        return []
+
+    def _answer(self, request: Request) -> Completion:
+        return Completion(
+            sample_id=request.sample_id,
+            start=request.start,
+            policy_version=0,
+            context_version=0,
+            token_ids=tuple(self._token_ids),  # its own, or pickle would send one for all
+            logprobs=tuple(self._logprobs),
+            finish_reason="stop",
+        )
+
+
+class BenchWorkers:
     """What `RayEngines` asks of the workers: an engine each, and a watchdog."""
 
-    def __init__(self, args: argparse.Namespace, num_engines: int, *, folder: Path) -> None:
+    def __init__(
+        self,
+        engine: type[SleepingEngine | AnsweringEngine],
+        args: argparse.Namespace,
+        num_engines: int,
+        *,
+        folder: Path,
+    ) -> None:
         """`folder` for the watchdog's report, should there be one."""
         env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
-        actor = ray.remote(SleepingEngine).options(num_cpus=0, runtime_env=env)
+        actor = ray.remote(engine).options(num_cpus=0, runtime_env=env)
         self.actors: list[Any] = [actor.remote(args, number) for number in range(num_engines)]
         self.engines = [[each] for each in self.actors]
         self.watchdog = Watchdog(
@@ -94,48 +142,72 @@ class SleepingWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayCost:
-    """What Ray cost the controller's process in a step, in CPU seconds of all its threads."""
+    """What Ray costs the controller's process, in CPU seconds of all its threads."""
 
-    ticks: int
-    tokens: int  # that went to the engines or came back, these with a log-probability each
-    rollout_s: float
-    calls_s: float  # in launching, waiting and aborting
     empty_tick_s: float  # each, of ticks without a request
+    sample_s: float  # each, there with prompt and half a response, and back with a whole one
+    ticks: int  # of the step that was run
+    rollout_s: float  # of that step
     stop_s: float  # from the last group wanted until everything is parked
-
-    @property
-    def token_s(self) -> float:
-        """Each, of what the ticks by themselves do not cost."""
-        return max(0.0, self.calls_s - self.ticks * self.empty_tick_s) / self.tokens
 
 
 def measure_ray(
     args: argparse.Namespace, num_engines: int, *, on_progress: Callable[[int], None]
 ) -> RayCost:
     """One step over Ray, after one that fills the buffer; `on_progress` is told of ready groups."""
+    with _workers(AnsweringEngine, args, num_engines) as workers:
+        sample_s = _sample_s(TimedEngines(_ray_engines(workers)), args)
     short = argparse.Namespace(**vars(args))
     short.mean_tokens, short.max_tokens = args.mean_tokens / _SHORTER, int(args.max_tokens / 9)
-    with _sleeping_workers(short, num_engines) as workers:
-        engines = TimedEngines(RayEngines(workers, deterministic=False))  # type: ignore[arg-type]
+    with _workers(SleepingEngine, short, num_engines) as workers:
+        engines = TimedEngines(_ray_engines(workers))
         empty_tick_s = _empty_tick_s(engines)
         collector = collector_of(short, engines, clock=time.perf_counter)
         for version in range(2):
             workers.set_version(version)
-            unfinished = [s for g in collector.buffer.open_groups() for s in g.unfinished]
-            resent = sum(args.prompt_tokens + sample.num_tokens for sample in unfinished)
             engines.begin()
-            before_s = engines.spent_s
             collection = collector.collect(version, on_progress=lambda n, _: on_progress(n))
-            calls_s = engines.spent_s - before_s
-        stats = collection.stats
         return RayCost(
-            ticks=engines.num_ticks,
-            tokens=resent + stats.generated_tokens,
-            rollout_s=stats.time_s,
-            calls_s=calls_s,
             empty_tick_s=empty_tick_s,
-            stop_s=stats.stop_s,
+            sample_s=sample_s,
+            ticks=engines.num_ticks,
+            rollout_s=collection.stats.time_s,
+            stop_s=collection.stats.stop_s,
         )
+
+
+def _ray_engines(workers: BenchWorkers) -> RayEngines:
+    return RayEngines(workers, deterministic=False)  # type: ignore[arg-type]
+
+
+def _sample_s(engines: TimedEngines, args: argparse.Namespace) -> float:
+    """CPU seconds of a request and its completion, ticks included; one round is a warm-up."""
+    random = Random(0)
+    half = tuple(random.randrange(_VOCABULARY) for _ in range(round(args.mean_tokens / 2)))
+    prompt = tuple(random.randrange(_VOCABULARY) for _ in range(args.prompt_tokens))
+    for number in range(1 + _ANSWERED_TICKS):
+        if number == 1:
+            before_s = engines.spent_s
+        for engine in range(engines.num_engines):
+            ids = (SampleId(number, engine * _ANSWERS + index) for index in range(_ANSWERS))
+            submit = [_request(id_, prompt=[*prompt], so_far=[*half]) for id_ in ids]
+            engines.launch(engine, submit, slots=_ANSWERS, max_steps=1)
+        ended = 0
+        while ended < engines.num_engines:
+            ended += len(engines.wait(_PATIENCE_S))
+    return (engines.spent_s - before_s) / (_ANSWERED_TICKS * _ANSWERS * engines.num_engines)
+
+
+def _request(sample_id: SampleId, *, prompt: list[int], so_far: list[int]) -> Request:
+    """With tokens of its own, or pickle would send one for all."""
+    return Request(
+        sample_id=sample_id,
+        prompt_token_ids=tuple(prompt),
+        start=len(so_far),
+        max_tokens=len(so_far),
+        seed=0,
+        parts=(tuple(so_far),),
+    )
 
 
 def _empty_tick_s(engines: TimedEngines) -> float:
@@ -154,11 +226,13 @@ def _empty_tick_s(engines: TimedEngines) -> float:
 
 
 @contextmanager
-def _sleeping_workers(args: argparse.Namespace, num_engines: int) -> Iterator[SleepingWorkers]:
+def _workers(
+    engine: type[SleepingEngine | AnsweringEngine], args: argparse.Namespace, num_engines: int
+) -> Iterator[BenchWorkers]:
     """Embedded Ray and its actors, and nothing left of them."""
     start_ray(num_workers=num_engines, address=None)
     with tempfile.TemporaryDirectory() as folder:
-        workers = SleepingWorkers(args, num_engines, folder=Path(folder))
+        workers = BenchWorkers(engine, args, num_engines, folder=Path(folder))
         try:
             yield workers
         finally:

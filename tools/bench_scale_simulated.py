@@ -23,7 +23,7 @@ from bench_scale_engines import (
 from april_rl.algorithm.advantages import by_group, grpo
 from april_rl.algorithm.shaping import soft_overlong_penalty
 from april_rl.batch.plan import plan_micro_batches
-from april_rl.rollout.collector import Collection, Collector
+from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.virtual import ParallelEngines, VirtualClock
 from april_rl.types import ScoredGroup
@@ -47,7 +47,6 @@ class StepCost:
     finished_samples: int
     aborted_samples: int
     generated_tokens: int
-    resent_tokens: int  # prompts and responses so far, in the requests of resumed samples
 
     @property
     def collect_s(self) -> float:
@@ -73,7 +72,6 @@ class SimulatedRun:
 
     def step(self, on_progress: Callable[[int], None]) -> StepCost:
         """One step; `on_progress` is told how many groups are ready."""
-        resent = _tokens_to_resend(self.collector, self._args.prompt_tokens)
         for engine in self._each:
             engine.set_version(self._version)
         self.engines.begin()
@@ -99,7 +97,6 @@ class SimulatedRun:
             finished_samples=stats.finished_samples,
             aborted_samples=len(stats.progress) - stats.finished_samples,
             generated_tokens=stats.generated_tokens,
-            resent_tokens=resent,
         )
 
     def _metrics(self, collection: Collection) -> None:
@@ -120,12 +117,6 @@ def _seconds(part: Callable[[], object]) -> float:
     started = time.process_time()
     part()
     return time.process_time() - started
-
-
-def _tokens_to_resend(collector: Collector, prompt_tokens: int) -> int:
-    """Tokens of the requests that the parked samples of the buffer will come with."""
-    unfinished = [s for group in collector.buffer.open_groups() for s in group.unfinished]
-    return sum(prompt_tokens + sample.num_tokens for sample in unfinished)
 
 
 def _advantages(groups: Sequence[ScoredGroup], max_tokens: int) -> None:
