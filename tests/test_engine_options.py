@@ -59,12 +59,12 @@ def test_options_are_those_of_vllm_and_none_is_on_unasked():
 
 
 @pytest.mark.slow
-def test_the_ranks_of_an_engine_add_up_by_nccl_alone():
+def test_the_ranks_of_an_engine_add_up_by_nccl_alone(tmp_path):
     """vLLM's other ways are on where a GPU has them. Fails when one of them is left on."""
     code = (
         "from april_rl.engine.lockstep import parallel_args\n"
         "from vllm import EngineArgs, envs\n"
-        "args = EngineArgs(model='any', **parallel_args(2))\n"
+        f"args = EngineArgs(model={str(tmp_path)!r}, **parallel_args(2))\n"
         "fused = args.compilation_config.pass_config.fuse_allreduce_rms\n"
         "ways = (envs.VLLM_ALLREDUCE_USE_SYMM_MEM, envs.VLLM_ALLREDUCE_USE_FLASHINFER)\n"
         "print(args.disable_custom_all_reduce, fused, *ways)\n"
