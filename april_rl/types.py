@@ -103,21 +103,18 @@ class Sample:
     prompt: Prompt
     index: int
     completions: tuple[Completion, ...] = ()
+    id: SampleId = field(init=False, repr=False)  # prompt id and index; every event asks for it
     num_tokens: int = field(init=False)  # of the response so far, R: where the last completion ends
     finish_reason: FinishReason | None = field(init=False)  # None while the sample is unfinished
 
     def __post_init__(self) -> None:
+        self.id = SampleId(self.prompt.id, self.index)
         if not self.completions:
             self.num_tokens, self.finish_reason = 0, None
             return
         last = self.completions[-1]
         self.num_tokens = last.start + len(last.token_ids)
         self.finish_reason = last.finish_reason
-
-    @property
-    def id(self) -> SampleId:
-        """Prompt id and index."""
-        return SampleId(self.prompt.id, self.index)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -150,7 +147,7 @@ class Sample:
         """The sample with one completion more; a completion that does not start where the sample
         ends is refused.
         """
-        assert completion.sample_id == (self.prompt.id, self.index), (completion.sample_id, self.id)
+        assert completion.sample_id == self.id, (completion.sample_id, self.id)
         assert self.finish_reason is None, (
             f"sample {self.id} is finished and got another completion"
         )

@@ -132,3 +132,16 @@ def test_a_buffer_of_no_tokens_turns_the_overlong_penalty_off():
         [1, 100, 150], max_response_tokens=100, buffer_tokens=0, penalty=1.0
     )
     assert penalty.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("advantages", [grpo, dr_grpo, rloo])
+@given(st.integers(1, 12), st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6))
+def test_a_batch_of_groups_of_one_size_is_what_each_group_by_itself_is(advantages, size, seeds):
+    """To the last bit, one group in two of equal rewards. Fails when mean or spread is the whole
+    batch's, or a group of equal rewards gets what rounding leaves.
+    """
+    drawn = [np.random.default_rng(seed).normal(size=size) for seed in seeds]
+    groups = [rewards if i % 2 else np.full(size, rewards[0]) for i, rewards in enumerate(drawn)]
+    found = by_group(advantages)(groups, [True] * len(groups))
+    for group, together in zip(groups, found, strict=True):
+        assert together.tolist() == advantages(group).tolist()

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_runs import Run, Setup, constant
 
+from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.ledger import Ledger, LedgerError, State
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
-from april_rl.types import Request, SampleId, Tick
+from april_rl.types import Completion, Prompt, Request, SampleId, Tick
 
 FINAL = {State.trained, State.rejected, State.dropped}
 
@@ -171,3 +172,39 @@ def test_occupancy_is_slot_time_over_the_time_of_the_engine_that_worked_longest(
 def test_a_step_without_engine_work_has_no_requests_in_flight():
     """Fails when a step that only takes ready groups divides by its engines' time."""
     assert StepStats(num_slots=4, policy_version=0, clock=lambda: 0.0).in_flight_mean == 0.0
+
+
+def completion(index: int, *, start: int, num_tokens: int, version: int) -> Completion:
+    return Completion(
+        sample_id=SampleId(1, index),
+        start=start,
+        policy_version=version,
+        context_version=version,
+        token_ids=(7,) * num_tokens,
+        logprobs=(-1.0,) * num_tokens,
+        finish_reason=None,
+    )
+
+
+def test_progress_is_the_latest_of_every_sample_whenever_it_is_asked_for():
+    """Fails when what comes after the first question is not in the answer to the second."""
+    stats = StepStats(num_slots=4, policy_version=0, clock=lambda: 0.0)
+    stats.add_completion(completion(0, start=0, num_tokens=3, version=0), num_prompt_tokens=5)
+    assert stats.progress == {SampleId(1, 0): (5, 3, False)}
+    stats.add_completion(completion(0, start=3, num_tokens=4, version=0), num_prompt_tokens=5)
+    stats.add_completion(completion(2, start=0, num_tokens=1, version=0), num_prompt_tokens=5)
+    assert stats.progress == {SampleId(1, 0): (5, 7, False), SampleId(1, 2): (5, 1, False)}
+
+
+def test_fresh_samples_are_the_shortest_of_those_with_tokens_of_this_version():
+    """Of equal ones the first. Fails when a sample without tokens or one of an earlier version is
+    taken, or a group's tokens are counted wrongly as it grows.
+    """
+    buffer = Buffer()
+    group = buffer.open(Prompt(id=1, token_ids=(1, 2), text="", answer="", source=""), 6)
+    for index, (num_tokens, version) in enumerate([(5, 3), (2, 2), (4, 3), (3, 3), (3, 3)]):
+        part = completion(index, start=0, num_tokens=num_tokens, version=version)
+        buffer.extend(group, group.samples[index].extended(part))
+    assert [s.index for s in buffer.fresh_samples(3, limit=3)] == [3, 4, 2]
+    assert [s.index for s in buffer.fresh_samples(3, limit=9)] == [3, 4, 2, 0]
+    assert buffer.open_tokens == 17

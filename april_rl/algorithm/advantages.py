@@ -1,8 +1,9 @@
 """Rewards of groups to advantages, one for each sample; what a group is, is always said by the
 caller.
 
-Legend: [G] samples of a group. `valid` says which samples count: one that failed has no reward (its
-number may be anything, also NaN), gets advantage 0, and enters no mean and no standard deviation.
+Legend: [G] samples of a group, [K] groups of equal size. `valid` says which samples count: one that
+failed has no reward (its number may be anything, also NaN), gets advantage 0, and enters no mean
+and no standard deviation.
 """
 
 from __future__ import annotations
@@ -50,14 +51,21 @@ def rloo(rewards: ArrayLike, valid: ArrayLike = True) -> Floats:
     it is n / (n - 1) times `dr_grpo`; zeros when only one is valid.
     """
     values, is_valid = _checked(rewards, valid)
-    num_valid = int(is_valid.sum())
-    return _centred(values, is_valid) * (num_valid / max(num_valid - 1, 1))
+    num_valid = is_valid.sum(axis=-1, keepdims=True)
+    scale: Floats = num_valid / np.maximum(num_valid - 1, 1)
+    return _centred(values, is_valid) * scale
 
 
 def by_group(advantages: GroupAdvantages) -> BatchAdvantages:
-    """The estimator that treats every group of a batch by itself with `advantages`."""
+    """The estimator that treats every group of a batch by itself with `advantages`, which is one of
+    the three above.
+    """
 
     def of_batch(groups: Sequence[ArrayLike], valid: Sequence[ArrayLike]) -> list[Floats]:
+        # Thousands of groups, as a rule of one size and without a failed sample: all at once.
+        is_whole = len(valid) == len(groups) and all(mask is True for mask in valid)
+        if is_whole and len({np.shape(group) for group in groups}) == 1:
+            return list(advantages(np.asarray(groups), True))  # [K, G]
         return [advantages(group, mask) for group, mask in zip(groups, valid, strict=True)]
 
     return of_batch
@@ -90,17 +98,22 @@ def reinforce_pp_baseline(groups: Sequence[ArrayLike], valid: Sequence[ArrayLike
 
 
 def _checked(rewards: ArrayLike, valid: ArrayLike) -> tuple[Floats, Mask]:
-    """Rewards [G] and validity [G] as arrays; one validity stands for all."""
+    """Rewards and validity as arrays, [G] both, or [K, G] when all are valid; one validity stands
+    for all.
+    """
     values = np.asarray(rewards, dtype=np.float64)
-    assert values.ndim == 1, values.shape
     assert values.size > 0, "a group without samples"
     is_valid = np.broadcast_to(np.asarray(valid, dtype=np.bool_), values.shape)
+    assert values.ndim == 1 or (values.ndim == 2 and is_valid.all()), values.shape
     assert np.isfinite(values[is_valid]).all(), "a valid sample's reward must be a number"
     return values, is_valid
 
 
 def _centred(values: Floats, is_valid: Mask) -> Floats:
-    """Values less their mean, both over the valid ones; exactly zeros when those are equal."""
+    """Values less their group's mean, both over valid ones; exactly zeros when those are equal."""
+    if is_valid.all():
+        is_equal = (values == values[..., :1]).all(axis=-1, keepdims=True)
+        return np.where(is_equal, 0.0, values - values.mean(axis=-1, keepdims=True))
     chosen = values[is_valid]
     centred = np.zeros_like(values)
     if chosen.size and not np.all(chosen == chosen[0]):
@@ -109,9 +122,12 @@ def _centred(values: Floats, is_valid: Mask) -> Floats:
 
 
 def _scaled(centred: Floats, is_valid: Mask) -> Floats:
-    """`centred` over the sample standard deviation of its valid ones; zeros stay zeros."""
+    """`centred` over the sample standard deviation of its group's valid ones; zeros stay zeros."""
     if not centred.any():
         return centred
+    if is_valid.all():
+        spread: Floats = np.std(centred, axis=-1, ddof=1, keepdims=True)
+        return centred / (spread + STD_EPS)
     return centred / (float(np.std(centred[is_valid], ddof=1)) + STD_EPS)
 
 

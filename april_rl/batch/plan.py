@@ -40,17 +40,19 @@ def _fill(
     bin.
     """
     bins: Bins = [[] for _ in range(num_bins)]
-    room = [max_tokens] * num_bins
-    heap = [(0.0, b) for b in range(num_bins)]
-    for i in sorted(range(len(lengths)), key=lambda i: -costs[i]):
-        full = []
-        while heap and room[heap[0][1]] < lengths[i]:
-            full.append(heapq.heappop(heap))
+    heap = [(0.0, b, max_tokens) for b in range(num_bins)]  # cost, bin, room
+    full: list[tuple[int, float, int]] = []  # -room, cost, bin: without room for the last sequence
+    for i in sorted(range(len(lengths)), key=costs.__getitem__, reverse=True):
+        length = lengths[i]
+        while full and -full[0][0] >= length:  # they get shorter, so that it may fit again
+            room, cost, b = heapq.heappop(full)
+            heapq.heappush(heap, (cost, b, -room))
+        while heap and heap[0][2] < length:
+            cost, b, room = heapq.heappop(heap)
+            heapq.heappush(full, (-room, cost, b))
         if not heap:
             return None
-        cost, b = heapq.heappop(heap)
+        cost, b, room = heap[0]
         bins[b].append(i)
-        room[b] -= lengths[i]
-        for entry in (*full, (cost + costs[i], b)):
-            heapq.heappush(heap, entry)
+        heapq.heapreplace(heap, (cost + costs[i], b, room - length))
     return bins

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from heapq import nsmallest
-from itertools import chain
+from itertools import chain, islice
 from typing import Self
+
+import numpy as np
 
 from april_rl.rollout.state import (
     Plain,
@@ -29,11 +31,13 @@ class OpenGroup:
         self.samples = [Sample(prompt=prompt, index=i) for i in range(group_size)]  # [G]
         self.scores: dict[int, Score] = {}
         self.oldest_version: int | None = None  # of the group's oldest token
+        self.num_tokens = 0  # response tokens of all samples
+        self.num_unfinished = group_size  # samples
 
     @property
     def is_complete(self) -> bool:
         """Whether every sample is finished."""
-        return all(sample.is_finished for sample in self.samples)
+        return not self.num_unfinished
 
     @property
     def is_scored(self) -> bool:
@@ -43,12 +47,7 @@ class OpenGroup:
     @property
     def unfinished(self) -> list[Sample]:
         """The samples that still need tokens."""
-        return [sample for sample in self.samples if not sample.is_finished]
-
-    @property
-    def num_tokens(self) -> int:
-        """Response tokens of all samples."""
-        return sum(sample.num_tokens for sample in self.samples)
+        return [sample for sample in self.samples if sample.finish_reason is None]
 
     def failure(self) -> Score | None:
         """Why the group cannot be trained: a failed score; None when all are valid."""
@@ -75,6 +74,8 @@ class OpenGroup:
         group = cls(restored.prompt, len(restored.samples))
         group.samples = list(restored.samples)
         group.oldest_version = restored.oldest_version
+        group.num_tokens = sum(sample.num_tokens for sample in group.samples)
+        group.num_unfinished = len(group.unfinished)
         scores = (restore_score(score, prompt_id=group.prompt.id) for score in state["scores"])
         group.scores = {score.sample_id.index: score for score in scores}
         return group
@@ -110,6 +111,8 @@ class Buffer:
 
     def extend(self, group: OpenGroup, sample: Sample) -> Sample:
         """Have `sample`, one of `group` with a completion more, in its place; returns it."""
+        group.num_tokens += sample.num_tokens - group.samples[sample.index].num_tokens
+        group.num_unfinished -= sample.finish_reason is not None
         group.samples[sample.index] = sample
         if group.oldest_version is None and sample.num_tokens:
             group.oldest_version = sample.oldest_version  # later ones are not older
@@ -171,16 +174,23 @@ class Buffer:
         """At most `limit` samples that end in tokens which that version sampled on a cache of its
         own, the shortest sequences first.
         """
-        samples = chain(
-            (sample for group in self.open_groups() for sample in group.samples),
-            (sample for scored in self.ready_groups() for sample in scored.group.samples),
+        groups: Iterator[OpenGroup | Group] = chain(
+            self.open_groups(), (scored.group for scored in self.ready_groups())
         )
+        samples: list[Sample] = []
+        lengths = array("i")
+        for group in groups:
+            num_prompt_tokens = len(group.prompt.token_ids)
+            samples += group.samples
+            lengths.extend([num_prompt_tokens + sample.num_tokens for sample in group.samples])
+        # There are as many as the engines hold, and of most the length is all that is looked at.
+        in_order = (samples[place] for place in np.argsort(lengths, kind="stable"))
         fresh = (
-            s
-            for s in samples
-            if s.completions and s.completions[-1].context_version == policy_version
+            sample
+            for sample in in_order
+            if sample.completions and sample.completions[-1].context_version == policy_version
         )
-        return nsmallest(limit, fresh, key=lambda s: len(s.prompt.token_ids) + s.num_tokens)
+        return list(islice(fresh, limit))
 
     @property
     def num_open(self) -> int:

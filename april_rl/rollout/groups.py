@@ -62,11 +62,12 @@ class Groups:
         sample = group.samples[completion.sample_id.index]
         if completion.start != sample.num_tokens:
             return None
-        if not completion.token_ids and completion.finish_reason is None:
+        finish_reason = completion.finish_reason
+        if finish_reason is None and not completion.token_ids:
             return sample
         stats.add_completion(completion, num_prompt_tokens=len(group.prompt.token_ids))
         sample = self.buffer.extend(group, sample.extended(completion))
-        if sample.finish_reason is not None:
+        if finish_reason is not None:
             self._scorer.submit(sample)
         return sample
 

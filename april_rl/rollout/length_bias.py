@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from april_rl.metrics import Mean, Metrics
 from april_rl.rollout.buffer import Buffer
@@ -105,7 +106,7 @@ class LengthBias:
             if id(self._opened_in[group.prompt.id]) not in window:
                 continue
             for sample in group.samples:
-                (ended if sample.is_finished else unfinished).append(sample.num_tokens)
+                (unfinished if sample.finish_reason is None else ended).append(sample.num_tokens)
         finished = np.concatenate([ended, *(step.lengths for step in self._steps)])
         opened = restricted_mean(finished, unfinished)
         num_scored = sum(step.num_scored for step in self._steps)
@@ -144,7 +145,7 @@ def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
     length seen, so what is above that is left out; 0 of nothing. Leaving the unfinished ones out,
     or taking them for finished, gives a mean that is too small.
     """
-    ends, num_ended = np.unique(np.asarray(finished, float), return_counts=True)
+    ends, num_ended = _counted(np.asarray(finished))
     cuts = np.sort(np.asarray(unfinished, float))
     longest = max([*ends[-1:], *cuts[-1:]], default=0.0)
     # What is as long or longer: an unfinished one of the same length counts among them.
@@ -152,6 +153,15 @@ def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
     survival = np.cumprod(1 - num_ended / at_risk)
     edges = np.concatenate([[0.0], ends, [longest]])
     return float((np.concatenate([[1.0], survival]) * np.diff(edges)).sum())
+
+
+def _counted(lengths: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The distinct lengths, rising, and how many there are of each."""
+    if not np.issubdtype(lengths.dtype, np.integer):
+        return np.unique(lengths, return_counts=True)
+    counts = np.bincount(lengths)  # without the search of millions that sorting is
+    distinct = np.flatnonzero(counts)
+    return distinct, counts[distinct]
 
 
 def _of_something(values: dict[str, Mean]) -> Metrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from april_rl.rollout.least_loaded import LeastLoaded
 from april_rl.types import SampleId
@@ -28,15 +28,14 @@ class Slots:
         """
         base, rest = divmod(num_slots, num_engines)
         self._slots = [base + (engine < rest) for engine in range(num_engines)]
-        self._lookahead = lookahead
+        self._limits = [slots + lookahead if slots else 0 for slots in self._slots]  # with queue
         self._prompts = {prompt_id: _Placed(engines) for prompt_id, engines in home.items()}
         self._in_flight = [0] * num_engines
         self._outstanding = [0.0] * num_engines
         self._home = home
         self._is_offered = [True] * num_engines
         self._free, self._queueing = LeastLoaded(), LeastLoaded()  # a slot free; room to queue
-        for engine in range(num_engines):
-            self._place(engine)
+        self._changed = set(range(num_engines))  # engines that these two may not know as they are
 
     def slots(self, engine: int) -> int:
         """How many requests `engine` may compute together."""
@@ -72,13 +71,12 @@ class Slots:
     def offer(self, engine: int) -> None:
         """From now on `engine` may be chosen."""
         self._is_offered[engine] = True
-        self._place(engine)
+        self._changed.add(engine)
 
     def withdraw(self, engine: int) -> None:
         """From now on `engine` is not chosen."""
         self._is_offered[engine] = False
-        self._free.discard(engine)
-        self._queueing.discard(engine)
+        self._changed.add(engine)
 
     def put(self, sample_id: SampleId, *, work: float) -> int | None:
         """Count a request of `work` tokens as submitted; returns the engine chosen for it, None
@@ -96,7 +94,7 @@ class Slots:
         placed.engines[index] = placed.latest = engine
         self._in_flight[engine] += 1
         self._outstanding[engine] += work
-        self._place(engine)
+        self._changed.add(engine)
         return engine
 
     def free(self, sample_id: SampleId) -> None:
@@ -109,7 +107,7 @@ class Slots:
         engine = placed.engines[index]
         self._in_flight[engine] -= 1
         self._outstanding[engine] -= work
-        self._place(engine)
+        self._changed.add(engine)
 
     def _choose(self, home: int | None, siblings: int | None) -> int | None:
         """The engine for a sample; None when none of those on offer has room.
@@ -118,32 +116,32 @@ class Slots:
         have its state before others, then the siblings', then the one with the least work
         outstanding.
         """
-        for engines in (self._free, self._queueing):
-            if home in engines.loads:
-                return home
-            if siblings in engines.loads:
-                return siblings
+        for limits, engines in ((self._slots, self._free), (self._limits, self._queueing)):
+            for known in (home, siblings):
+                if known is not None and self._has_room(known, limits):
+                    return known
+            self._note_changes()
             least = engines.least()
             if least is not None:
                 return least
         return None
 
-    def _place(self, engine: int) -> None:
-        """Among those with a free slot, with room to queue, or neither: an engine without slots (C
-        < engines) never computes.
+    def _has_room(self, engine: int, limits: Sequence[int]) -> bool:
+        """Whether `engine` is on offer with fewer requests than its limit."""
+        return self._in_flight[engine] < limits[engine] and self._is_offered[engine]
+
+    def _note_changes(self) -> None:
+        """Have every engine among those with a free slot, with room to queue, or neither: one
+        without slots (C < engines) never computes.
         """
-        if not self._is_offered[engine]:
-            return
-        slots, in_flight = self._slots[engine], self._in_flight[engine]
-        if in_flight < slots:
-            self._free.put(engine, self._outstanding[engine])
+        for engine in self._changed:
+            self._free.discard(engine)
             self._queueing.discard(engine)
-            return
-        self._free.discard(engine)
-        if slots > 0 and in_flight < slots + self._lookahead:
-            self._queueing.put(engine, self._outstanding[engine])
-        else:
-            self._queueing.discard(engine)
+            if self._has_room(engine, self._slots):
+                self._free.put(engine, self._outstanding[engine])
+            elif self._has_room(engine, self._limits):
+                self._queueing.put(engine, self._outstanding[engine])
+        self._changed.clear()
 
 
 class _Placed:

@@ -36,7 +36,8 @@ class StepStats:
         self._clock = clock
         self.started = clock()
         self.ticks: list[Tick] = []
-        self.progress: dict[SampleId, Progress] = {}  # of the samples that came back
+        self._progress: dict[SampleId, Progress] = {}  # of the samples that came back
+        self._latest: list[tuple[SampleId, Progress]] = []  # of these, not yet in there
         self._worked_s: defaultdict[int, float] = defaultdict(float)  # by engine
         self._slot_s = 0.0  # Σ over slots of the time they had a request
         self.time_s = 0.0
@@ -69,9 +70,8 @@ class StepStats:
     def add_completion(self, completion: Completion, *, num_prompt_tokens: int) -> None:
         """Count what came back for one request."""
         num_tokens, is_finished = len(completion.token_ids), completion.finish_reason is not None
-        self.progress[completion.sample_id] = Progress(
-            num_prompt_tokens, completion.start + num_tokens, is_finished
-        )
+        progress = Progress(num_prompt_tokens, completion.start + num_tokens, is_finished)
+        self._latest.append((completion.sample_id, progress))
         self.generated_tokens += num_tokens
         self.finished_samples += is_finished
         if completion.start:
@@ -94,6 +94,13 @@ class StepStats:
                 "rollout/ready_groups": Sum(buffer.num_ready),
             }
         )
+
+    @property
+    def progress(self) -> dict[SampleId, Progress]:
+        """Of the samples that came back, how far they are; put together when somebody asks."""
+        self._progress.update(self._latest)
+        self._latest.clear()
+        return self._progress
 
     @property
     def elapsed_s(self) -> float:
