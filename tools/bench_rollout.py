@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -32,11 +33,12 @@ from bench_modes import (
 from bench_table import show
 from rich.progress import track
 
-from april_rl.rollout.cost import fit_cost
+from april_rl.rollout.cost import EngineCost, fit_cost
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.forecast import Rules
 from april_rl.rollout.self_tuning import AutoFactor, Budgets, largest_factor
 from april_rl.rollout.simulation import Scenario, simulate
+from april_rl.types import Tick
 
 # The benchmark's model is the tests' random one.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -171,9 +173,7 @@ def add_simulated(
 
     The rows of the limit get none: nothing collects there.
     """
-    every = [part for parts in slices.values() for part in parts]
-    cost = fit_cost([tick for part in every for tick in part.ticks])
-    print(f"fitted on {sum(len(part.ticks) for part in every)} ticks: {cost}")
+    cost = measured_cost([tick for parts in slices.values() for p in parts for tick in p.ticks])
     collected = [
         part for mode in modes if isinstance(mode, CollectorMode) for part in slices[id(mode)]
     ]
@@ -207,6 +207,25 @@ def add_simulated(
         measured = median(part.finished / part.time_s for part in slices[id(mode)])
         row["simulated_samples_per_s"] = outcome.finished_samples_per_s
         row["simulation_error"] = outcome.finished_samples_per_s / measured - 1
+
+
+def measured_cost(ticks: Sequence[Tick]) -> EngineCost:
+    """What explains the ticks, and all of their time: the fit leaves out what the machine held up,
+    the modes' seconds have it.
+    """
+    cost = fit_cost(ticks)
+    expected_s = sum(
+        cost.seconds(
+            engine_steps=tick.engine_steps,
+            slot_steps=tick.slot_steps,
+            context_token_steps=tick.context_token_steps,
+            prefilled_tokens=tick.prefilled_tokens,
+        )
+        for tick in ticks
+    )
+    held_up = sum(tick.elapsed_s for tick in ticks) / expected_s
+    print(f"{len(ticks)} ticks, {100 * (held_up - 1):+.0f} % against what fits most: {cost}")
+    return EngineCost(**{name: held_up * seconds for name, seconds in asdict(cost).items()})
 
 
 def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[[], None]]:
