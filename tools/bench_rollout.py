@@ -44,7 +44,7 @@ from april_rl.types import Tick
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 _SHORT_WARMUP_STEPS = 3
-FACTORS = (1.0, 1.5, 2.0, 3.0)
+FACTORS = (1.0, 1.5, 2.0)
 MAX_BATCHED_TOKENS = 1024  # on CPU, short parts of a prefill stay in the cache
 
 

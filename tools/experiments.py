@@ -147,14 +147,13 @@ def table(args: argparse.Namespace, written: Mapping[str, str]) -> Iterator[str]
         "| weight | largest ratio | largest gradient | mismatch |"
     )
     yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
-    first: Mapping[int, float] | None = None
+    first: Mapping[int, float] = {}
     for name in SET_UPS:
         runs = {seed: read(folder(args, name, seed), steps=args.steps) for seed in args.seeds}
         found = {
             seed: statistics(run, steps=args.steps) for seed, run in runs.items() if run is not None
         }
-        if first is None:
-            first = {seed: columns["speed"] for seed, columns in found.items()}
+        first = first or {seed: columns["speed"] for seed, columns in found.items()}
         if found:
             yield row_of(name, found, first)
         elif name in written:
@@ -162,7 +161,9 @@ def table(args: argparse.Namespace, written: Mapping[str, str]) -> Iterator[str]
 
 
 def row_of(name: str, found: Mapping[int, Mapping[str, float]], first: Mapping[int, float]) -> str:
-    """A set-up's row; its speed as a ratio to the first set-up's with the same seed."""
+    """A set-up's row; its speed as a ratio to that of the first set-up that has runs, of the same
+    seed.
+    """
 
     def average(key: str) -> float:
         return mean(columns[key] for columns in found.values())
