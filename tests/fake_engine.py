@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from april_rl.rollout.serial import SerialEngines
+from april_rl.rollout.siblings import Siblings
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score, Tick
 
 Law = Callable[[SampleId], int]  # the length of a sample's response, were there no budget
@@ -122,8 +124,10 @@ class FakeEngine:
             start=start,
             policy_version=self.policy_version,
             context_version=self.contexts.get(sample_id, self.policy_version),
-            token_ids=tuple(tokens),
-            logprobs=tuple(logprob(sample_id, p, self.policy_version) for p in range(start, end)),
+            token_ids=array("i", tokens),
+            logprobs=array(
+                "d", (logprob(sample_id, p, self.policy_version) for p in range(start, end))
+            ),
             finish_reason="stop" if is_stop else "length" if end == self.budget else None,
         )
 
@@ -172,7 +176,9 @@ class FakeEngines(SerialEngines):
     def generated(self) -> int:
         return sum(engine.generated for engine in self.each)
 
-    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
+    def launch(
+        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
+    ) -> None:
         self.under_way[engine] += 1
         self.most_under_way = max(self.most_under_way, *self.under_way)
         super().launch(engine, submit, slots=slots, max_steps=max_steps)

@@ -14,9 +14,10 @@ from datetime import timedelta
 
 import ray
 
+from april_rl.rollout.siblings import Siblings
 from april_rl.runtime.parent import end_with_parent
 from april_rl.runtime.pulse import Member, Pulse, told
-from april_rl.types import Request, Tick
+from april_rl.types import Tick
 
 LONG_S = 600.0
 
@@ -62,7 +63,7 @@ class LightWorker:
         return self._num_ranks()
 
     @told
-    def advance(self, submit: list[Request], *, slots: int, max_steps: int) -> Tick:
+    def advance(self, submit: list[Siblings], *, slots: int, max_steps: int) -> Tick:
         """A tick that comes back at once and has done nothing."""
         return Tick(
             finished=(),

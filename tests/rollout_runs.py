@@ -183,9 +183,9 @@ def check_sample(sample: Sample) -> None:
     versions = sample.policy_versions
     count = len(sample.token_ids)
     assert len(sample.behaviour_logprobs) == len(versions) == sample.num_tokens == count
-    assert sample.token_ids == tuple(token(sample.id, p) for p in range(count))
-    expected = tuple(logprob(sample.id, p, v) for p, v in enumerate(versions))
-    assert sample.behaviour_logprobs == expected
+    assert sample.token_ids.tolist() == [token(sample.id, p) for p in range(count)]
+    expected = [logprob(sample.id, p, v) for p, v in enumerate(versions)]
+    assert sample.behaviour_logprobs.tolist() == expected
     assert list(versions) == sorted(versions)
 
 

@@ -15,7 +15,8 @@ from april_rl.errors import RunError
 from april_rl.rollout.ledger import LedgerError, State
 from april_rl.rollout.lost import NoSignalError
 from april_rl.rollout.ports import EngineStalledError
-from april_rl.types import Completion, Request, Score, Tick
+from april_rl.rollout.siblings import Siblings, requests_of
+from april_rl.types import Completion, Score, Tick
 
 
 class FaultyEngines(FakeEngines):
@@ -26,11 +27,13 @@ class FaultyEngines(FakeEngines):
         self.is_stuck = False
         self.loses_samples = False
         self.reports_twice = False  # first as a version before would have
-        self.submitted: list[tuple[Request, ...]] = []  # to the engine while it hung
+        self.submitted: list[tuple[Siblings, ...]] = []  # to the engine while it hung
         self.late: list[tuple[int, Tick]] = []
         self.timeouts_s: list[float] = []
 
-    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
+    def launch(
+        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
+    ) -> None:
         if engine == 0 and self.is_stuck:
             self.submitted.append(tuple(submit))
             return
@@ -54,7 +57,7 @@ class FaultyEngines(FakeEngines):
 
     def recover(self) -> None:
         """Engine 0 answers again, first with what it did while nobody waited any more."""
-        requests = [request for submit in self.submitted for request in submit]
+        requests = [request for submit in self.submitted for request in requests_of(submit)]
         self.submitted, self.is_stuck = [], False
         if requests:
             tick = self.each[0].advance(requests, slots=len(requests), max_steps=10**6)
@@ -143,7 +146,7 @@ def test_a_late_completion_does_not_stand_for_the_one_that_an_abort_brings():
     run, engines = faulty(law=lognormal(20, 0.9))
     engines.reports_twice = True
     for _ in range(4):
-        assert run.step().stats.progress
+        assert run.step().stats.completions
         assert run.num_tokens_held() == engines.generated
     assert any(sample.num_tokens and not sample.is_finished for sample in run.alive)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import replace
 
@@ -31,8 +32,8 @@ def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredG
                 start=0,
                 policy_version=version,
                 context_version=version,
-                token_ids=tuple(token(sample_id, p) for p in length),
-                logprobs=tuple(logprob(sample_id, p, version) for p in length),
+                token_ids=array("i", (token(sample_id, p) for p in length)),
+                logprobs=array("d", (logprob(sample_id, p, version) for p in length)),
                 finish_reason="stop" if natural <= setup.budget else "length",
             )
             samples.append(Sample(prompt=prompt, index=index).extended(completion))

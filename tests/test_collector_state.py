@@ -234,8 +234,8 @@ def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
 def test_a_state_of_another_format_is_refused_by_name():
     """Fails when the format is not looked at."""
     run = start(LONG)
-    with pytest.raises(StateError, match=r"has format 2, .* reads format 1"):
-        run.collector.restore({**run.collector.save(), "format": 2})
+    with pytest.raises(StateError, match=r"has format 1, .* reads format 2"):
+        run.collector.restore({**run.collector.save(), "format": 1})
     with pytest.raises(StateError, match="has format None"):
         run.collector.restore({})
 
@@ -255,6 +255,24 @@ def test_settings_with_which_saved_groups_cannot_be_completed_are_refused(change
     assert state["buffer"]["open"]
     with pytest.raises(StateError, match=message):
         start(replace(run.setup, **changes)).collector.restore(state)
+
+
+def test_a_run_goes_on_with_fewer_engines_than_it_was_saved_with():
+    """Fails when a sample is sent to the engine it was on, which is no more."""
+    run = start(replace(LONG, num_engines=3))
+    run.steps(3)
+    saved = save(run)
+    homes = [group["homes"] for group in json.loads(saved)["collector"]["buffer"]["open"]]
+    assert {home for of_group in homes for home in of_group} >= {0, 1, 2}
+    run.setup = replace(run.setup, num_engines=1)
+    again = restore(saved, run, trained=len(run.trained), rejected=len(run.rejected))
+    again.steps(3)
+    again.drain()
+    for scored in again.trained:
+        check_trainable(scored, again.setup)
+        for sample in scored.group.samples:
+            check_sample(sample)
+    assert len(again.trained) == len(again.prompts.taken)
 
 
 def test_a_state_is_not_saved_in_the_middle_of_a_step():

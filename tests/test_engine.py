@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -92,10 +94,10 @@ def finish(engine: VllmEngine, requests: list[Request], *, slots: int = 16) -> l
 
 
 def reference_logprobs(
-    model: PreTrainedModel, prompt: tuple[int, ...], response: tuple[int, ...]
+    model: PreTrainedModel, prompt: Sequence[int], response: Sequence[int]
 ) -> torch.Tensor:
     """float32 log-probabilities of the response at the sampling temperature, [R]."""
-    ids = torch.tensor([prompt + response])
+    ids = torch.tensor([[*prompt, *response]])
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
     return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
@@ -125,6 +127,21 @@ def test_behaviour_logprobs_are_those_of_the_model_at_the_sampling_temperature(
     completions = finish(engine, [request(i) for i in range(32)])
     assert len(completions) == 32
     assert mean_mismatch(folders["tied"], completions) < 0.02
+
+
+def test_completions_are_arrays_without_room_to_grow(engine: VllmEngine) -> None:
+    """Finished ones and aborted ones: twelve bytes a token. Fails when they come as tuples, or as
+    the arrays that grew with them.
+    """
+    tick = engine.advance([request(i, max_tokens=20 + i) for i in range(8)], slots=8, max_steps=23)
+    aborted = engine.abort()
+    assert tick.finished
+    assert aborted
+    for completion in (*tick.finished, *aborted):
+        for held, code in ((completion.token_ids, "i"), (completion.logprobs, "d")):
+            assert isinstance(held, array)
+            assert held.typecode == code
+            assert sys.getsizeof(held) == sys.getsizeof(held[:])
 
 
 def test_long_prompts_are_prefilled_in_parts_and_once(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,7 @@ def load(engine: VllmEngine, folder: Path) -> None:
     engine.load_weights(iter(weights.items()), policy_version=engine.policy_version + 1)
 
 
-def request(prompt_id: int, so_far: tuple[int, ...] = (), *, length: int = 20) -> Request:
+def request(prompt_id: int, so_far: Sequence[int] = (), *, length: int = 20) -> Request:
     prompt = tuple(5 + (prompt_id * 31 + i * 7) % 80 for i in range(length))
     return Request(
         sample_id=SampleId(prompt_id, 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -137,7 +137,7 @@ def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator
     for completion in completions:
         prompt = prompt_ids(completion.sample_id.prompt_id)
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + completion.token_ids])).logits[0]
+            logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0]
         yield (logits[len(prompt) - 1 : -1] / TEMPERATURE).log_softmax(-1)
 
 
@@ -194,5 +194,5 @@ def test_an_fp8_cache_is_further_from_the_learner_than_the_engine_is_by_itself(f
     assert 2 * off[0] < off[1] < 0.5
 
 
-def tokens_of(tick: Tick) -> dict[SampleId, tuple[int, ...]]:
+def tokens_of(tick: Tick) -> dict[SampleId, Sequence[int]]:
     return {completion.sample_id: completion.token_ids for completion in tick.finished}

@@ -5,13 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import EOS_ID, write_tiny_qwen3
 
+from april_rl.engine.memory_errors import lacks_memory
 from april_rl.engine.protocol import EngineStartError
 from april_rl.engine.stop import stop_token_ids
 from april_rl.engine.vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lack"),
+    [
+        (torch.OutOfMemoryError("of a device"), True),
+        (MemoryError(), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            True,
+        ),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (
+            ValueError("Free memory on device cuda:0 (9/80 GiB) on startup is less than desired"),
+            True,
+        ),
+        (ValueError("Cannot auto-fit max_model_len: not enough GPU memory available"), True),
+        (ValueError("weights (70 GiB) exceed the desired GPU memory utilization (0.5)"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("unsupported memory format option Preserve"), False),
+        (ValueError("gpu_memory_utilization must be a number"), False),
+        (ValueError("shared memory name too long"), False),
+    ],
+)
+def test_a_lack_of_memory_is_told_from_what_only_mentions_it(error, is_lack) -> None:
+    """Fails when any error that has the word is shown as a lack, without its traceback."""
+    assert lacks_memory(error) is is_lack
 
 
 @pytest.mark.parametrize("kv_cache_gib", [1e-5, 100_000.0])

@@ -7,11 +7,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from april_rl.runtime.host_memory import host_memory, pinned_environment
+from april_rl.runtime.host_memory import host_memory, oom_counter, oom_kills, pinned_environment
 
 GIB = 1 << 30
 LIMITS = {"v2": "memory.max", "v1": "memory.limit_in_bytes"}
 USED = {"v2": "memory.current", "v1": "memory.usage_in_bytes"}
+KILLS = {"v2": "memory.events", "v1": "memory.oom_control"}
 CACHE = {"v2": "inactive_file", "v1": "total_inactive_file"}
 
 
@@ -23,11 +24,16 @@ def write_group(folder: Path, version: str, *, limit: object, used: float, cache
     (folder / "memory.stat").write_text(f"anon 5\n{CACHE[version]} {int(cache * 2**20)}\n")
 
 
-def seen(folder: Path, version: str, *, path: str):
+def where(folder: Path, version: str, *, path: str) -> dict[str, Path]:
+    """A process whose group is `path`."""
     own = folder / "own"
     lines = {"v2": f"0::{path}\n", "v1": f"9:cpu:/elsewhere\n4:memory:{path}\n"}
     own.write_text(lines[version])
-    return host_memory(groups=folder / "groups", own=own)
+    return {"groups": folder / "groups", "own": own}
+
+
+def seen(folder: Path, version: str, *, path: str):
+    return host_memory(**where(folder, version, path=path))
 
 
 def mount(folder: Path, version: str) -> Path:
@@ -61,6 +67,22 @@ def test_without_a_limit_it_is_the_machines(tmp_path):
     assert found.total == psutil.virtual_memory().total
     assert found.free == pytest.approx(psutil.virtual_memory().available, abs=GIB)
     assert host_memory().free <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("version", LIMITS)
+def test_kills_are_counted_in_the_group_of_a_process_where_it_counts_them(tmp_path, version):
+    """Fails when those of the whole machine are, on which other jobs run, or failures to allocate;
+    without a group that counts it is the machine's, and without that none.
+    """
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("nr_free_pages 7\noom_kill 40\n")
+    task = mount(tmp_path, version) / "job"
+    write_group(task, version, limit=64 << 20, used=50, cache=20)
+    process = where(tmp_path, version, path="/job")
+    assert oom_kills(oom_counter(**process, machine=vmstat)) == 40
+    (task / KILLS[version]).write_text("oom 9\noom_kill_disable 1\noom_kill 2\n")
+    assert oom_kills(oom_counter(**process, machine=vmstat)) == 2
+    assert oom_kills(tmp_path / "none") == 0
 
 
 @pytest.mark.parametrize(

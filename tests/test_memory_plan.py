@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from accelerate import init_empty_weights
+from planned_models import GPU, LAYERS, MODELS, SETTINGS, facts_of, worker
 from test_config import load
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -16,48 +18,14 @@ from april_rl.learner import attention
 from april_rl.learner.attention import Packing
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.memory_check import Room, check_memory, check_plan, memory_settings
-from april_rl.runtime.memory_plan import GIB, MemorySettings, Phase, plan_memory
+from april_rl.runtime.memory_plan import GIB, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError, model_facts
-from april_rl.runtime.worker_memory import WorkerMemory
-
-GPU = 80 * GIB
-# Sizes of Qwen3's dense models.
-LAYERS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
-MODELS = {
-    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
-    | {"num_attention_heads": 32, "tie_word_embeddings": False},
-    "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
-    | {"num_attention_heads": 64, "tie_word_embeddings": False},
-}
-SETTINGS = MemorySettings(
-    device="cuda",
-    num_workers=8,
-    shard_size=8,
-    offload="none",
-    lora_rank=0,
-    has_reference=False,
-    compute_bytes=2,
-    activation_checkpointing=True,
-    max_tokens=16384,
-    longest_tokens=10000,
-    num_minibatches=1,
-    engine_bytes=2,
-    tensor_parallel_size=1,
-    gpu_memory_utilization=0.5,
-    kv_cache_gib=1.0,
-    cuda_graphs=True,
-)
 
 
 @pytest.fixture
 def facts(tmp_path):
     """The facts of a model by its size."""
-
-    def of(name: str) -> ModelFacts:
-        Qwen3Config(**MODELS[name], **LAYERS).save_pretrained(tmp_path / name)
-        return model_facts(str(tmp_path / name))
-
-    return of
+    return partial(facts_of, tmp_path)
 
 
 def phase(facts: ModelFacts, name: str, **changes: object) -> Phase:
@@ -228,25 +196,6 @@ def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights(fa
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
     assert "learner.offload=all makes it" in rollout
     assert "gpu_memory_utilization" not in rollout
-
-
-def worker(node: str, *, free: float = 79 * GIB, host: float = 500 * GIB) -> WorkerMemory:
-    return WorkerMemory(
-        node_id=node, device_bytes=GPU, free_bytes=int(free), host_free_bytes=int(host)
-    )
-
-
-def test_the_worker_with_the_least_memory_decides_and_a_node_is_shared(facts):
-    """Fails when each worker counts on all host memory of its node."""
-    model, offloads = facts("8B"), replace(SETTINGS, offload="all")
-    assert check_memory(model, SETTINGS, [worker("a"), worker("b")])
-    with pytest.raises(PreflightError, match=r"has 20\.0 GiB free"):
-        check_memory(model, SETTINGS, [worker("a"), worker("b", free=20 * GIB)])
-    need = plan_memory(model, offloads, device_bytes=GPU).host.total
-    apart = [worker("a", host=1.1 * need), worker("b", host=1.1 * need)]
-    assert check_memory(model, offloads, apart)
-    with pytest.raises(PreflightError, match=r"host memory: .* learner\.offload=optimizer or none"):
-        check_memory(model, offloads, [replace(each, node_id="a") for each in apart])
 
 
 def test_on_cpu_the_host_holds_learner_and_engine_at_once(facts):

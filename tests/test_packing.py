@@ -4,6 +4,7 @@ to one.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,8 +46,8 @@ def make_sample(prompt: Prompt, index: int, parts: list[tuple[int, int]]) -> Sam
                 start=sample.num_tokens,
                 policy_version=version,
                 context_version=version,
-                token_ids=tuple(token(sample.id, p) for p in positions),
-                logprobs=tuple(logprob(sample.id, p, version) for p in positions),
+                token_ids=array("i", (token(sample.id, p) for p in positions)),
+                logprobs=array("d", (logprob(sample.id, p, version) for p in positions)),
                 finish_reason="stop" if i == len(parts) - 1 else None,
             )
         )
@@ -119,7 +120,7 @@ def test_every_sequence_is_in_one_row_with_each_token_labelled_where_it_is_predi
     where the last sequence's response ended.
     """
     batch, groups = pack(plan)
-    expected = {s.prompt.token_ids + s.token_ids: s for g in groups for s in g.group.samples}
+    expected = {(*s.prompt.token_ids, *s.token_ids): s for g in groups for s in g.group.samples}
     seen = []
     for row in rows_of(batch):
         start = 0
@@ -131,17 +132,16 @@ def test_every_sequence_is_in_one_row_with_each_token_labelled_where_it_is_predi
             sample = expected[tuple(row.token_ids[part].tolist())]
             seen.append(sample.id)
             first = len(sample.prompt.token_ids) - 1
-            mask = [False] * first + [True] * sample.num_tokens + [False]
             where = row.response_mask[part]
-            assert where.tolist() == mask
+            assert where.tolist() == [False] * first + [True] * sample.num_tokens + [False]
             assert row.position_ids[part].tolist() == list(range(length))
             assert row.labels[part][where].tolist() == list(sample.token_ids)
             assert np.allclose(row.behaviour_logprobs[part][where], sample.behaviour_logprobs)
             ages = [VERSION - version for version in sample.policy_versions]
             assert row.ages[part][where].tolist() == ages
             assert set(row.advantages[part][where].tolist()) == {advantage(sample.id)}
-            for array in (row.labels, row.behaviour_logprobs, row.ages, row.loss_weights):
-                assert not array[part][~where].any()
+            for values in (row.labels, row.behaviour_logprobs, row.ages, row.loss_weights):
+                assert not values[part][~where].any()
     assert sorted(seen) == sorted(sample.id for sample in expected.values())
 
 
@@ -186,8 +186,8 @@ def test_loss_weights_are_aggregated_over_all_ranks_and_without_probes(name, num
     }[name]
     found = dict(item for row in rows_of(batch) for item in loss_weights_of(row).items())
     samples = [sample for scored in groups for sample in scored.group.samples]
-    assert [found[s.token_ids] for s in samples] == [pytest.approx(w) for w in expected]
-    assert found[probe.token_ids] == [0.0] * 9
+    assert [found[tuple(s.token_ids)] for s in samples] == [pytest.approx(w) for w in expected]
+    assert found[tuple(probe.token_ids)] == [0.0] * 9
 
 
 @quick

@@ -22,12 +22,14 @@ from transformers import (
 from april_rl.runtime.preflight import PreflightError, check_start, model_facts, num_gpus
 
 
-def start(path, *, window_tokens, window_key, learner_bytes=16, tensor_parallel_size=1):
+def start(
+    path, *, window_tokens, window_key, learner_bytes=16, tensor_parallel_size=1, is_cluster=False
+):
     return check_start(
         model_path=str(path),
         device="cpu",
         num_workers=1,
-        is_cluster=False,
+        is_cluster=is_cluster,
         tensor_parallel_size=tensor_parallel_size,
         window_tokens=window_tokens,
         window_key=window_key,
@@ -124,6 +126,13 @@ def test_what_the_learner_holds_counts_as_memory_beside_the_engine(learner_bytes
     expected = f"train in about {90_000e9 * bytes_each / 2**30:.0f} GiB"
     with pytest.raises(PreflightError, match=expected):
         start("no_such/Model-90000B", **size)
+
+
+def test_the_memory_of_this_machine_is_not_held_against_workers_elsewhere():
+    """A cluster's. Fails when a model that is not here is called too large for the head."""
+    with pytest.raises(PreflightError, match="model: ") as caught:
+        start("no_such/Model-90000B", window_tokens=1, window_key="", is_cluster=True)
+    assert "memory" not in str(caught.value)
 
 
 def test_gpus_are_counted_without_asking_them(tmp_path, monkeypatch):

@@ -6,7 +6,10 @@ import os
 import pickle
 import subprocess
 import sys
+from array import array
 from contextlib import closing
+from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 from character_decoder import NeverLoads, printable, process_id
@@ -73,8 +76,8 @@ def sample(number, token_ids, answer):
         start=0,
         policy_version=0,
         context_version=0,
-        token_ids=tuple(token_ids),
-        logprobs=(-0.1,) * len(token_ids),
+        token_ids=array("i", token_ids),
+        logprobs=array("d", [-0.1] * len(token_ids)),
         finish_reason="stop",
     )
     prompt = Prompt(id=number, token_ids=(1,), text="1 + 1 = ", answer=answer, source="f:1")
@@ -155,6 +158,19 @@ def test_nothing_is_decoded_in_the_controller():
     with pool(process_id) as scorer:
         scorer.submit(sample(0, (50,), str(os.getpid())))
         assert [score.value for score in scorer.collect(None)] == [0.0]
+
+
+def test_responses_travel_as_arrays_however_many_parts_they_have():
+    """Fails when the controller pickles them number by number."""
+    whole = sample(0, (50, 60), "i")
+    first = replace(whole.completions[0], finish_reason=None)
+    rest = replace(first, start=2, token_ids=(70,), logprobs=(-0.1,), finish_reason="stop")
+    prompt = Prompt(id=0, token_ids=(1,), text="1 + 1 = ", answer="i", source="f:1")
+    parted = Sample(prompt=prompt, index=0, completions=(first, rest))
+    with pool(attrgetter("typecode")) as scorer:
+        scorer.submit(whole)
+        scorer.submit(parted)
+        assert [score.value for score in scorer.collect(None)] == [1.0, 1.0]
 
 
 def test_a_response_that_cannot_be_decoded_is_not_the_functions_fault():

@@ -21,9 +21,9 @@ from april_rl.rollout.slots import Slots
 from april_rl.types import SampleId
 
 ROLLOUT = Path(collector.__file__).parent
-NOT_THE_CONTROLLER = {"serial.py", "ports.py"}
+NOT_THE_CONTROLLER = {"serial.py", "ports.py", "siblings.py", "seeds.py"}
 
-LOADS = st.integers(0, 3).map(float)
+LOADS = st.tuples(st.booleans(), st.integers(0, 1).map(float))
 # Long enough for outdated entries to be removed, which asking for the least does as well.
 CHANGES = st.lists(st.tuples(st.integers(0, 3), st.none() | LOADS), min_size=60, max_size=120)
 
@@ -49,9 +49,9 @@ def test_the_least_loaded_is_the_minimum_whatever_changes(changes, asked_every):
 def test_outdated_loads_do_not_pile_up():
     """Fails when outdated entries stay for the whole step."""
     engines = LeastLoaded()
-    engines.put(3, -1.0)  # the least, below which they would stay
+    engines.put(3, (False, -1.0))  # the least, below which they would stay
     for change in range(10_000):
-        engines.put(change % 3, float(change))
+        engines.put(change % 3, (False, float(change)))
         assert engines.least() == 3
     assert len(engines._heap) < 50
 
@@ -70,7 +70,7 @@ class PlainSlots:
         return min(
             (e for e in self.offered if self.num_held(e) < self.most(e)),
             key=lambda e: (
-                self.num_held(e) >= self.slots.slots(e),
+                self.queues(e),
                 e != self.home.get(sample_id),
                 e != self.siblings.get(sample_id.prompt_id),
                 sum(cost for engine, cost in self.held.values() if engine == e),
@@ -78,6 +78,25 @@ class PlainSlots:
             ),
             default=None,
         )
+
+    def put_all(self, ids: list[SampleId], cost: float) -> tuple[int, int] | None:
+        """One after another while they go to the slots of one engine, or to its queue: which, and
+        how many.
+        """
+        first, count = self.choose(ids[0]), 0
+        if first is None:
+            return None
+        queues = self.queues(first)
+        while (
+            count < len(ids) and self.choose(ids[count]) == first and self.queues(first) == queues
+        ):
+            self.held[ids[count]] = first, cost
+            self.home[ids[count]] = self.siblings[ids[count].prompt_id] = first
+            count += 1
+        return first, count
+
+    def queues(self, engine: int) -> bool:
+        return self.num_held(engine) >= self.slots.slots(engine)
 
     def num_held(self, engine: int) -> int:
         return sum(held == engine for held, _ in self.held.values())
@@ -89,7 +108,7 @@ class PlainSlots:
 
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("come"), st.integers(0, 5), st.integers(0, 3), st.integers(1, 4)),
+        st.tuples(st.just("come"), st.integers(0, 5), st.integers(1, 4), st.integers(1, 4)),
         st.tuples(st.just("back"), st.integers(0, 99)),
         st.tuples(st.sampled_from(["offer", "withdraw"]), st.integers(0, 2)),
     ),
@@ -105,22 +124,26 @@ def test_the_chosen_engine_is_that_of_a_search_through_all(
     """Fails when an engine that was withdrawn is chosen, one that is offered again stays unknown, a
     sample that comes back leaves the old load, or a queue comes before a free slot.
     """
-    slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead, home={})
+    slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
     plain = PlainSlots(slots, num_engines=num_engines, lookahead=lookahead)
     for kind, *what in events:
         if kind == "come":
-            sample_id, cost = SampleId(*what[:2]), float(what[2])
-            if sample_id in plain.held:
+            prompt_id, count, cost = what
+            ids = [SampleId(prompt_id, index) for index in range(6)]
+            ids = [id_ for id_ in ids if id_ not in plain.held][:count]
+            if not ids:
                 continue
-            engine = slots.put(sample_id, work=cost)
-            assert engine == plain.choose(sample_id)
-            if engine is not None:
-                plain.held[sample_id] = engine, cost
-                plain.home[sample_id] = plain.siblings[sample_id.prompt_id] = engine
+            homes = [plain.home.get(id_) for id_ in ids]
+            assert slots.has_room == (plain.choose(ids[0]) is not None)
+            chosen = slots.choose(homes, plain.siblings.get(prompt_id))
+            one_by_one = plain.put_all(ids, float(cost))
+            assert chosen == one_by_one
+            if chosen is not None:
+                slots.put(chosen[0], count=chosen[1], work=float(cost) * chosen[1])
         elif kind == "back" and plain.held:
             sample_id = sorted(plain.held)[what[0] % len(plain.held)]
-            slots.free(sample_id)
-            del plain.held[sample_id]
+            engine, work = plain.held.pop(sample_id)
+            slots.free(engine, count=1, work=work)
         elif kind == "offer" and what[0] < num_engines:
             slots.offer(what[0])
             plain.offered.add(what[0])
@@ -219,11 +242,3 @@ def test_what_a_rollout_leaves_behind_is_not_searched_at_once():
     old = {id(each) for each in gc.get_objects(generation=2)}
     assert old.issuperset(map(id, made))
     assert gc.get_freeze_count() == 0
-
-
-def test_the_ticks_that_a_step_remembers_hold_no_completions():
-    """Fails when a step's tokens are kept a second time, until the next one begins."""
-    run = Run(Setup(alpha=2.0))
-    stats = run.step().stats
-    assert stats.finished_samples > 0
-    assert not any(tick.finished for tick in stats.ticks)

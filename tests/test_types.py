@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import sys
+from array import array
 from dataclasses import FrozenInstanceError, replace
+from random import Random
 
 import pytest
 
+from april_rl.rollout.state import restore_sample, save_sample
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
 PROMPT = Prompt(id=3, token_ids=(1, 2), text="", answer="", source="")
@@ -27,8 +33,8 @@ def test_a_sample_is_its_completions_one_behind_the_other():
     empty = Sample(prompt=PROMPT, index=0)
     assert (empty.num_tokens, empty.oldest_version, empty.is_finished) == (0, None, False)
     sample = empty.extended(PART).extended(END)
-    assert sample.token_ids == (5, 6, 7)
-    assert sample.behaviour_logprobs == (-0.5, -0.25, -1.0)
+    assert sample.token_ids == array("i", (5, 6, 7))
+    assert sample.behaviour_logprobs == array("d", (-0.5, -0.25, -1.0))
     assert sample.policy_versions == (1, 1, 4)
     assert (sample.oldest_version, sample.finish_reason) == (1, "stop")
 
@@ -48,6 +54,45 @@ def test_a_finished_sample_takes_no_more():
 def test_a_token_without_its_logprob_is_an_error():
     with pytest.raises(ValueError, match=r"2 tokens came with 1 behaviour log-probabilities"):
         replace(PART, logprobs=(-0.5,))
+
+
+def drawn(count: int) -> Completion:
+    """As an engine gives it, of a vocabulary as large as may be."""
+    random = Random(count)
+    return replace(
+        PART,
+        token_ids=array("i", (random.randrange(2**31) for _ in range(count))),
+        logprobs=array("d", (-random.expovariate(1.0) for _ in range(count))),
+    )
+
+
+def held_bytes(completion: Completion) -> int:
+    return sys.getsizeof(completion.token_ids) + sys.getsizeof(completion.logprobs)
+
+
+def test_a_completion_takes_thirteen_bytes_a_token_where_it_is_held_and_on_the_wire():
+    """Fails when tokens or log-probabilities are Python's numbers at either end."""
+    count = 2_700
+    sent = pickle.dumps(drawn(count), protocol=5)
+    received = pickle.loads(sent)
+    assert received == drawn(count)
+    assert len(sent) <= 13 * count
+    assert held_bytes(received) <= 13 * count
+
+
+def test_a_saved_sample_comes_back_to_the_last_bit_and_as_small():
+    """Through JSON. Fails when a log-probability is rounded, or what is restored is larger than
+    what engines give.
+    """
+    logprobs = array("d", (-1 / 3, -5e-324, -1.7976931348623157e308, -0.0, -0.1))
+    first = replace(PART, token_ids=array("i", (0, 1, 2, 3, 2**31 - 1)), logprobs=logprobs)
+    rest = replace(drawn(2_700), start=5, policy_version=4, finish_reason="length")
+    sample = Sample(prompt=PROMPT, index=0, completions=(first, rest))
+    saved = json.dumps(save_sample(sample), allow_nan=False)
+    restored = restore_sample(json.loads(saved), prompt=PROMPT, index=0)
+    assert restored == sample
+    assert restored.behaviour_logprobs.tobytes() == sample.behaviour_logprobs.tobytes()
+    assert held_bytes(restored.completions[1]) <= 13 * 2_700
 
 
 def test_a_group_is_complete_when_all_its_samples_are_finished():

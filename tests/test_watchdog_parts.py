@@ -7,42 +7,19 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from scenes import member, vitals
 
-from april_rl.runtime.calls import WorkerMemoryError, WorkerStalledError, failure_of
+from april_rl.rollout.siblings import Siblings
+from april_rl.runtime.calls import WorkerStalledError
 from april_rl.runtime.flight import Flight
-from april_rl.runtime.pulse import Activity, Member, Pulse, PulseReader, stat_of, told
-from april_rl.runtime.scene import GIB, Scene, died, failed, out_of_memory, silent
-from april_rl.runtime.sentry import UNSEEN, Findings, Machine, Sentry, Vitals
+from april_rl.runtime.pulse import Activity, Pulse, PulseReader, stat_of, told
+from april_rl.runtime.sentry import Sentry, Vitals
 from april_rl.runtime.silence import Silence
-from april_rl.runtime.stall_report import report_text
 from april_rl.runtime.watchdog import Watchdog
-from april_rl.types import Completion, Request, SampleId, Tick
-
-
-def member(pid: int = 100, *, born: str = "1") -> Member:
-    return Member(node_id="a" * 56, host="node-a", pid=pid, born=born, pulse_fd=-1, stacks_fd=-1)
-
-
-def vitals(state="S", *, call="update", call_beats=3, is_running=True, beats=10) -> Vitals:
-    activity = Activity(
-        beats=beats, call=call, is_running=is_running, call_beats=call_beats, call_s=12.5
-    )
-    return Vitals(state=state, rss_bytes=3 * GIB, activity=activity)
-
-
-def scene(*of_ranks: Vitals, oom_kills: int = 0) -> Scene:
-    ranks = range(len(of_ranks))
-    machine = Machine(total_bytes=64 * GIB, free_bytes=GIB, oom_kills=oom_kills)
-    return Scene(
-        members=[member(100 + rank) for rank in ranks],
-        vitals=of_ranks,
-        machines=[machine for _ in ranks],
-        oom_kills=[oom_kills for _ in ranks],
-        most_rss_bytes=[5 * GIB for _ in ranks],
-    )
+from april_rl.types import Completion, SampleId, Tick
 
 
 def watched(silence: Silence, *of_ranks: Vitals, passed_s=1.0, waited_for=(0, 1)) -> None:
@@ -70,74 +47,19 @@ def test_a_controller_that_was_itself_suspended_does_not_blame_its_workers():
     assert silence.stopped_s(1) == 0.0
 
 
-def test_those_who_wait_wait_for_the_dead_then_the_stopped_then_the_one_behind():
-    """Fails when the order is another, or one that runs no call waits for anybody."""
-    even, behind, idle = vitals(), vitals(call_beats=2), vitals(is_running=False)
-    assert scene(even, behind, vitals(UNSEEN), vitals("T")).waiting().endswith("for worker 3")
-    assert scene(even, behind, vitals(UNSEEN)).waiting() == "workers 0, 1 for worker 2"
-    assert scene(even, behind, vitals("T"), vitals("")).waiting() == "workers 0, 1, 2 for worker 3"
-    assert scene(even, behind, vitals("T")).waiting() == "workers 0, 1 for worker 2"
-    assert scene(even, behind, even).waiting() == "workers 0, 2 for worker 1"
-    assert scene(even, even, idle).waiting() == "workers 0, 1 for worker 2"
-    assert scene(even, even).waiting() == ""
-    assert scene(idle, idle).waiting() == ""
-
-
-def test_a_death_for_want_of_memory_says_so_and_what_to_lower():
-    """The kernel says it by its counter only, Ray in its own words, which are these."""
-    assert not isinstance(died(scene(vitals("")), 0), WorkerMemoryError)
-    by_kernel = died(scene(vitals("", call="advance"), oom_kills=1), 0)
-    assert isinstance(by_kernel, WorkerMemoryError)
-    assert "worker 0 (pid 100 on node-a) ran out of memory in advance" in str(by_kernel)
-    assert "It held 5.00 GiB; 1.0 of the 64.0 GiB of its machine" in str(by_kernel)
-    assert "engine.kv_cache_gib" in str(by_kernel)
-    said = "1 worker(s) were killed due to the node running low on memory.\nMore\nof it"
-    for error in (OutOfMemoryError("killed"), RayActorError(error_msg=said)):
-        by_ray = failed(scene(vitals("")), 0, failure_of(error))
-        assert isinstance(by_ray, WorkerMemoryError), error
-    assert "(1 worker(s) were killed due to the node running low on memory.)" in str(by_ray)
-
-
-def test_what_allocators_say_is_understood_as_want_of_memory():
-    """Of torch on CUDA and CPU, and of Python. Fails when only one exception class is known."""
-    for cause in (
-        MemoryError(),
-        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
-    ):
-        error = RayTaskError("update", "its traceback", cause)
-        assert failure_of(error).is_memory, cause
-    assert not failure_of(RayTaskError("update", "its traceback", IndexError("row"))).is_memory
-
-
-def test_each_call_has_its_own_advice_and_a_worker_nobody_has_met_has_some():
-    assert "learner.max_tokens" in str(out_of_memory(scene(vitals()), 0, "said"))
-    unmet = Scene(members=(), vitals=(), machines=(), oom_kills=(), most_rss_bytes=())
-    assert "in its start" in str(out_of_memory(unmet, None, "said"))
-    assert str(silent(unmet, None, key="runtime.call_timeout_s", limit_s=9)).startswith(
-        "a worker has shown no progress for runtime.call_timeout_s = 9 s in its start"
-    )
-
-
-def test_the_report_says_who_waits_where_everyone_stands_and_what_is_oldest():
-    found = [Findings(stacks=f"stack {rank}", log_tail=f"log {rank}") for rank in range(2)]
-    text = report_text(
-        RuntimeError("what happened"),
-        scene(vitals("R"), vitals("", call="abort", is_running=False)),
-        findings=found,
-        oldest_request="sample 3 of prompt 7",
-    )
-    for wanted in (
-        "what happened\n",
-        "waiting: worker 0 for worker 1\n",
-        "oldest request in flight: sample 3 of prompt 7\n",
-        "running               update             12.5 s",
-        "dead                  (abort)",
-        "memory of node-a: 1.0 of 64.0 GiB free",
-        "worker 0 (pid 100 on node-a): stacks, the innermost call first\nstack 0",
-        "worker 1 (pid 101 on node-a): end of its log\nlog 1",
-    ):
-        assert wanted in text, text
+def test_only_kills_since_a_worker_was_met_are_counted(tmp_path):
+    """Three before. Fails when the counter itself is told, or counted from where a sentry begins:
+    Ray may start it anew, after the kill. A counter that is gone tells of none.
+    """
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom 9\noom_kill 3\n")
+    met = member(counter=str(counter), kills=3)
+    assert Sentry([met]).machine().oom_kills == 0
+    counter.write_text("low 0\noom 9\noom_kill 5\n")
+    assert Sentry([met, member(counter=str(counter), kills=4)]).machine().oom_kills == 2
+    counter.unlink()
+    assert Sentry([met]).machine().oom_kills == 0
+    assert Sentry([]).machine().oom_kills == 0
 
 
 def test_a_report_that_cannot_be_written_does_not_hide_the_error(tmp_path):
@@ -161,15 +83,8 @@ class Clock:
         return self.now_s
 
 
-def request(index: int) -> Request:
-    return Request(
-        sample_id=SampleId(7, index),
-        prompt_token_ids=(1,) * 8,
-        parts=((1,) * 4,),
-        start=4,
-        max_tokens=20,
-        seed=0,
-    )
+def siblings(*indices: int) -> Siblings:
+    return Siblings(7, (1,) * 8, [*indices], [((1,) * 4,)] * len(indices), 24, 0)
 
 
 def tick(*indices: int, engine_steps: int) -> Tick:
@@ -203,9 +118,9 @@ def test_the_oldest_request_is_the_one_launched_first_of_those_not_finished():
     clock = Clock()
     flight = Flight(clock=clock)
     assert flight.oldest() == ""
-    flight.launch(2, [request(0), request(1)])
+    flight.launch(2, [siblings(0, 1)])
     clock.now_s += 30
-    flight.launch(1, [request(2)])
+    flight.launch(1, [siblings(2)])
     flight.absorb(tick(0, engine_steps=4))
     clock.now_s += 5
     assert flight.oldest() == (
@@ -221,13 +136,13 @@ def test_engines_are_stuck_from_the_last_engine_step_while_something_is_in_fligh
     clock = Clock()
     flight = Flight(clock=clock)
     clock.now_s += 1000
-    flight.launch(0, [request(0)])
+    flight.launch(0, [siblings(0)])
     assert flight.stuck_s == 0.0
     clock.now_s += 10
     flight.absorb(tick(engine_steps=8))
     clock.now_s += 10
     flight.absorb(tick(engine_steps=0))
-    flight.launch(0, [request(1)])
+    flight.launch(0, [siblings(1)])
     assert flight.stuck_s == 10.0
     flight.absorb(tick(0, 1, engine_steps=1))
     clock.now_s += 1000
@@ -289,3 +204,35 @@ def test_a_sentry_sees_a_process_stop_and_end_and_never_kills_the_next_of_its_nu
         assert sentry.look()[0].rss_bytes == 0
         [found] = sentry.findings(0.1)
         assert "no stacks: the process is dead" in found.stacks
+
+
+@pytest.mark.parametrize(("stderr", "expected"), [("log", "last words"), ("/proc/self/mem", "")])
+def test_the_end_of_a_log_is_found_and_one_that_cannot_be_read_is_no_error(
+    tmp_path, stderr, expected
+):
+    """Reading memory where there is none is an OSError, as of a disk that has gone. Fails when
+    that ends the report.
+    """
+    code = (
+        "import sys, time\n"
+        "from april_rl.runtime.pulse import Pulse\n"
+        "found = Pulse().member('here')\n"
+        "print(found.born, found.pulse_fd, found.stacks_fd, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    log = tmp_path / stderr
+    if expected:
+        log.write_text(expected)
+    with log.open() as file, ExitStack() as exits:
+        command = [sys.executable, "-c", code]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
+        exits.enter_context(process)
+        exits.callback(process.kill)
+        born, *fds = process.stdout.readline().split()
+        pulse_fd, stacks_fd = map(int, fds)
+        found = replace(
+            member(process.pid, born=born.decode()), pulse_fd=pulse_fd, stacks_fd=stacks_fd
+        )
+        [findings] = Sentry([found]).findings(5.0)
+    assert "<module>" in findings.stacks
+    assert findings.log_tail == expected

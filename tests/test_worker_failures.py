@@ -21,11 +21,11 @@ import ray
 from light_groups import Group, Watch
 
 from april_rl.rollout.ports import EngineStalledError
+from april_rl.rollout.siblings import Siblings
 from april_rl.runtime.calls import WorkerDiedError, WorkerMemoryError, WorkerStalledError
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.watchdog import Watchdog
-from april_rl.types import Request, SampleId
 
 pytestmark = pytest.mark.slow
 
@@ -98,9 +98,7 @@ def test_ticks_that_come_back_without_an_engine_step_are_a_stall(lasting, tmp_pa
     watch = Watch(lasting, tmp_path)
     crew = Crew(engines=[lasting.actors[:1]], policy_version=0, watchdog=watch)
     engines = RayEngines(crew, deterministic=True)
-    stuck = Request(
-        sample_id=SampleId(7, 2), prompt_token_ids=(1, 2, 3), start=0, max_tokens=4, seed=0
-    )
+    stuck = Siblings(7, (1, 2, 3), [2], [()], 4, 0)
     engines.launch(0, [stuck], slots=1, max_steps=8)
     with pytest.raises(EngineStalledError, match="no engine has made an engine step"):
         keep_ticking(engines)
@@ -233,7 +231,7 @@ def test_a_killed_controller_leaves_no_worker_not_even_a_stopped_one(tmp_path):
 def test_a_worker_of_another_node_is_watched_and_ended_by_that_node(tmp_path):
     """Two raylets. Fails when only processes of this machine's own node are looked at, when stacks
     and logs of the other one are not brought here, or when its workers seem silent because the
-    process that watches them has ended.
+    process that watches them has ended; or when their end starts anew a Ray that has been left.
     """
     script = (
         "import os, signal, sys, time\n"
@@ -266,6 +264,8 @@ def test_a_worker_of_another_node_is_watched_and_ended_by_that_node(tmp_path):
         "group.wait_for_end()\n"
         "print(len(nodes), group.alive())\n"
         "ray.shutdown()\n"
+        "watch.end()\n"
+        "print('a Ray of its own:', ray.is_initialized())\n"
         "cluster.shutdown()\n"
     )
     done = subprocess.run(
@@ -277,7 +277,9 @@ def test_a_worker_of_another_node_is_watched_and_ended_by_that_node(tmp_path):
         timeout=200,
         check=False,
     )
-    assert "2 []" in done.stdout.splitlines(), done.stdout[-2000:] + done.stderr[-3000:]
+    assert {"2 []", "a Ray of its own: False"} <= set(done.stdout.splitlines()), (
+        done.stdout[-2000:] + done.stderr[-3000:]
+    )
     report = (tmp_path / "stall_report.txt").read_text()
     assert "stopped by a signal" in report
     assert report.count("light_workers.py") >= 2, "the stacks of both"

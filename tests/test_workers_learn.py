@@ -26,6 +26,7 @@ from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGr
 
 pytestmark = pytest.mark.slow
 NUM_RANKS, NUM_UPDATES = 2, 3
+_MMAP_THRESHOLD = -3  # of malloc.h
 REWARDS = (0.0, 1.0)
 LARGEST = 48_000 * 512  # parameters of the embedding of the model below
 
@@ -148,10 +149,14 @@ def resident() -> int:
 
 
 def run_stream(rank: int, folder: str) -> None:
+    libc = ctypes.CDLL("libc.so.6")
+    # Tensors go back as soon as they are freed. Left alone the allocator learns to keep what is as
+    # large as the first ones, for itself: up to one and a half times the largest tensor.
+    libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
     join(rank, folder)
     learner = make_learner(f"{folder}/model")
     # What the loading has freed goes back first: a stream that keeps everything could hide in it.
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    libc.malloc_trim(0)
     memory = PeakMemory()
     memory.start()
     sizes = [tensor.nbytes for _, tensor in learner.weights()]

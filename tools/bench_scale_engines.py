@@ -16,6 +16,7 @@ from april_rl.rollout.dispatch import auto_tick_steps
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.lengths import Lognormal, median_for, uniform
 from april_rl.rollout.ports import Engines
+from april_rl.rollout.siblings import Siblings
 from april_rl.rollout.simulated_engine import SimulatedEngine
 from april_rl.rollout.virtual import NumberedPrompts
 from april_rl.types import Completion, Request, Sample, Score, Tick
@@ -81,7 +82,9 @@ class TimedEngines:
         """CPU seconds of this process outside the engines."""
         return time.process_time() - self.spent_s
 
-    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
+    def launch(
+        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
+    ) -> None:
         """As the engines do."""
         started = time.process_time()
         self._engines.launch(engine, submit, slots=slots, max_steps=max_steps)
@@ -111,18 +114,16 @@ class InstantScorer:
 
     def __init__(self) -> None:
         """Nothing submitted."""
-        self._known: list[Score] = []
+        self._submitted: list[Sample] = []
 
     def submit(self, sample: Sample) -> None:
         """Known at the next call of `collect`."""
-        sample_id = sample.id
-        value = float(sample_id.index % 2)
-        self._known.append(Score(sample_id=sample_id, value=value, outcome="scored"))
+        self._submitted.append(sample)
 
     def collect(self, timeout_s: float | None) -> list[Score]:  # noqa: ARG002 (nothing to wait for)
         """What was submitted since the last call."""
-        known, self._known = self._known, []
-        return known
+        samples, self._submitted = self._submitted, []
+        return [Score(sample.id, float(sample.index % 2), "scored") for sample in samples]
 
 
 def simulated_engine(args: argparse.Namespace, number: int) -> SimulatedEngine:

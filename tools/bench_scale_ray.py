@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from typing import Any
 import ray
 from bench_scale_engines import TimedEngines, collector_of, simulated_engine
 
+from april_rl.rollout.siblings import Siblings, requests_of
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.watchdog import Watchdog
@@ -45,10 +47,10 @@ class SleepingEngine:
         """As the engine does."""
         self._engine.set_version(policy_version)
 
-    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """As the engine does, and no sooner."""
+    def advance(self, submit: Sequence[Siblings], *, slots: int, max_steps: int) -> Tick:
+        """As the worker does, and no sooner than an engine would."""
         ends = time.monotonic()
-        tick = self._engine.advance(submit, slots=slots, max_steps=max_steps)
+        tick = self._engine.advance(requests_of(submit), slots=slots, max_steps=max_steps)
         ends += tick.elapsed_s
         tick = replace(tick, finished=tuple(map(self._various, tick.finished)))
         time.sleep(max(0.0, ends - time.monotonic()))
@@ -62,8 +64,8 @@ class SleepingEngine:
         count, random = len(completion.token_ids), self._random
         return replace(
             completion,
-            token_ids=tuple(random.randrange(_VOCABULARY) for _ in range(count)),
-            logprobs=tuple(-random.random() for _ in range(count)),
+            token_ids=array("i", (random.randrange(_VOCABULARY) for _ in range(count))),
+            logprobs=array("d", (-random.random() for _ in range(count))),
         )
 
 
@@ -73,19 +75,20 @@ class AnsweringEngine:
     def __init__(self, args: argparse.Namespace, number: int) -> None:
         """Engine `number` of the benchmark."""
         random, count = Random(number), round(args.mean_tokens)
-        self._token_ids = [random.randrange(_VOCABULARY) for _ in range(count)]
-        self._logprobs = [-random.random() for _ in range(count)]
+        self._token_ids = array("i", (random.randrange(_VOCABULARY) for _ in range(count)))
+        self._logprobs = array("d", (-random.random() for _ in range(count)))
 
-    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:  # noqa: ARG002
+    def advance(self, submit: Sequence[Siblings], *, slots: int, max_steps: int) -> Tick:  # noqa: ARG002
         """All of it finished."""
+        requests = requests_of(submit)
         return Tick(
-            finished=tuple(map(self._answer, submit)),
+            finished=tuple(map(self._answer, requests)),
             num_running=0,
             num_queued=0,
             engine_steps=1,
-            slot_steps=len(submit),
+            slot_steps=len(requests),
             context_token_steps=0,
-            generated_tokens=len(submit) * len(self._token_ids),
+            generated_tokens=len(requests) * len(self._token_ids),
             prefilled_tokens=0,
             elapsed_s=0.0,
         )
@@ -100,8 +103,8 @@ class AnsweringEngine:
             start=request.start,
             policy_version=0,
             context_version=0,
-            token_ids=tuple(self._token_ids),  # its own, or pickle would send one for all
-            logprobs=tuple(self._logprobs),
+            token_ids=self._token_ids[:],  # its own, or pickle would send one for all
+            logprobs=self._logprobs[:],
             finish_reason="stop",
         )
 
@@ -183,14 +186,14 @@ def _ray_engines(workers: BenchWorkers) -> RayEngines:
 def _sample_s(engines: TimedEngines, args: argparse.Namespace) -> float:
     """CPU seconds of a request and its completion, ticks included; one round is a warm-up."""
     random = Random(0)
-    half = tuple(random.randrange(_VOCABULARY) for _ in range(round(args.mean_tokens / 2)))
+    half = array("i", (random.randrange(_VOCABULARY) for _ in range(round(args.mean_tokens / 2))))
     prompt = tuple(random.randrange(_VOCABULARY) for _ in range(args.prompt_tokens))
     for number in range(1 + _ANSWERED_TICKS):
         if number == 1:
             before_s = engines.spent_s
         for engine in range(engines.num_engines):
             ids = (SampleId(number, engine * _ANSWERS + index) for index in range(_ANSWERS))
-            submit = [_request(id_, prompt=[*prompt], so_far=[*half]) for id_ in ids]
+            submit = [_siblings(id_, prompt=[*prompt], so_far=half[:]) for id_ in ids]
             engines.launch(engine, submit, slots=_ANSWERS, max_steps=1)
         ended = 0
         while ended < engines.num_engines:
@@ -198,15 +201,15 @@ def _sample_s(engines: TimedEngines, args: argparse.Namespace) -> float:
     return (engines.spent_s - before_s) / (_ANSWERED_TICKS * _ANSWERS * engines.num_engines)
 
 
-def _request(sample_id: SampleId, *, prompt: list[int], so_far: list[int]) -> Request:
-    """With tokens of its own, or pickle would send one for all."""
-    return Request(
-        sample_id=sample_id,
+def _siblings(sample_id: SampleId, *, prompt: list[int], so_far: array[int]) -> Siblings:
+    """One sample, with tokens of its own, or pickle would send one for all."""
+    return Siblings(
+        prompt_id=sample_id.prompt_id,
         prompt_token_ids=tuple(prompt),
-        start=len(so_far),
-        max_tokens=len(so_far),
-        seed=0,
-        parts=(tuple(so_far),),
+        indices=[sample_id.index],
+        parts=[(so_far,)],
+        max_response_tokens=2 * len(so_far),
+        run_seed=0,
     )
 
 

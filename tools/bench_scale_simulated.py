@@ -95,7 +95,7 @@ class SimulatedRun:
             metrics_s=metrics_s,
             ticks=self.engines.num_ticks,
             finished_samples=stats.finished_samples,
-            aborted_samples=len(stats.progress) - stats.finished_samples,
+            aborted_samples=len(stats.completions) - stats.finished_samples,
             generated_tokens=stats.generated_tokens,
         )
 

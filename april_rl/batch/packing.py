@@ -221,7 +221,8 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
     start = 0
     for row, loss_weights in weighed:
         prompt, response = row.sample.prompt.token_ids, row.sample.token_ids
-        token_ids[start : start + row.num_tokens] = prompt + response
+        token_ids[start : start + len(prompt)] = prompt
+        token_ids[start + len(prompt) : start + row.num_tokens] = response
         predicting = slice(start + len(prompt) - 1, start + row.num_tokens - 1)
         labels[predicting] = response
         mask[predicting] = True

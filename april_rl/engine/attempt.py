@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass, field
 
 from vllm.v1.engine import EngineCoreOutput
@@ -16,8 +17,8 @@ class Attempt:
 
     request: Request
     context_version: int  # of the policy that began to compute its KV cache
-    token_ids: list[int] = field(default_factory=list)  # [R of this completion]
-    logprobs: list[float] = field(default_factory=list)  # [R of this completion]
+    token_ids: array[int] = field(default_factory=lambda: array("i"))  # [R of this completion]
+    logprobs: array[float] = field(default_factory=lambda: array("d"))  # [R of this completion]
     is_continued: bool = False  # it goes on with the KV cache of an earlier request
 
     def take(self, output: EngineCoreOutput) -> int:
@@ -40,8 +41,8 @@ class Attempt:
                 f"sample {self.request.sample_id}: the log-probabilities of {token_ids} are "
                 f"{logprobs}; the engine's weights are broken"
             )
-        self.token_ids += token_ids
-        self.logprobs += logprobs
+        self.token_ids.fromlist(token_ids)
+        self.logprobs.fromlist(logprobs)
         return len(token_ids)
 
     @property
@@ -65,7 +66,7 @@ class Attempt:
             start=self.request.start,
             policy_version=policy_version,
             context_version=self.context_version,
-            token_ids=tuple(self.token_ids),
-            logprobs=tuple(self.logprobs),
+            token_ids=self.token_ids[:],  # of its own, and without the room to grow
+            logprobs=self.logprobs[:],
             finish_reason=finish_reason,
         )

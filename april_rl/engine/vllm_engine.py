@@ -14,6 +14,7 @@ from vllm.v1.engine.core_client import InprocClient
 from april_rl.engine.attempt import Attempt
 from april_rl.engine.device import this_device
 from april_rl.engine.lockstep import executor_class, parallel_args
+from april_rl.engine.memory_errors import lacks_memory
 from april_rl.engine.options import EngineOptions
 from april_rl.engine.parked import Parked
 from april_rl.engine.protocol import EngineStartError
@@ -277,8 +278,7 @@ def _start_core(args: EngineArgs) -> InprocClient:
     try:
         return InprocClient(config, executor_class(config), log_stats=False)
     except (ValueError, RuntimeError, MemoryError) as error:
-        said = str(error).lower()
-        if "memory" not in said or "illegal memory access" in said:  # that is a fault, not a lack
+        if not lacks_memory(error):
             raise
         raise EngineStartError(
             "the engine found no room for weights and KV cache: change engine.kv_cache_gib (on "

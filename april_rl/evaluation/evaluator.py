@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -12,8 +14,8 @@ import numpy as np
 from april_rl.evaluation.estimators import avg_at_k, pass_at_k
 from april_rl.metrics import Metrics
 from april_rl.rollout.ports import Engines, Scorer
-from april_rl.rollout.seeds import request_seed
-from april_rl.types import Completion, Prompt, Request, Sample, SampleId
+from april_rl.rollout.siblings import Siblings
+from april_rl.types import Completion, Prompt, Sample, SampleId
 
 
 class CountingScorer(Scorer, Protocol):
@@ -86,29 +88,37 @@ class Evaluator:
     def _generate(
         self, prompts: dict[int, Prompt], on_progress: Callable[[int], None]
     ) -> list[Sample]:
-        requests = deque(
-            self._request(prompt, i)
-            for prompt in prompts.values()
-            for i in range(self._num_samples)
+        waiting = deque(
+            SampleId(prompt_id, index)
+            for prompt_id in prompts
+            for index in range(self._num_samples)
         )
-        samples = []
-        for completion in self._completions(requests):
-            sample_id = completion.sample_id
-            sample = Sample(prompt=prompts[sample_id.prompt_id], index=sample_id.index)
-            samples.append(sample.extended(completion))
+        samples: list[Sample] = []
+        for completion in self._completions(waiting, prompts):
+            prompt_id, index = completion.sample_id
+            sample = Sample(prompt=prompts[prompt_id], index=index, completions=(completion,))
+            samples.append(sample)
             on_progress(len(samples))
         return sorted(samples, key=lambda sample: (-sample.prompt.id, sample.index))
 
-    def _completions(self, requests: deque[Request]) -> Iterable[Completion]:
+    def _completions(
+        self, waiting: deque[SampleId], prompts: dict[int, Prompt]
+    ) -> Iterable[Completion]:
         """Everything to the end: each engine is given as many as it has slots for."""
         room = [self._slots] * self._engines.num_engines
-        while requests or min(room) < self._slots:
+        while waiting or min(room) < self._slots:
             for engine, free in enumerate(room):
-                submit = [requests.popleft() for _ in range(min(free, len(requests)))]
-                room[engine] -= len(submit)
+                taken = [waiting.popleft() for _ in range(min(free, len(waiting)))]
+                room[engine] -= len(taken)
                 if room[engine] < self._slots:
                     self._engines.launch(
-                        engine, submit, slots=self._slots, max_steps=self._tick_steps
+                        engine,
+                        [
+                            self._siblings(prompts[prompt_id], [index for _, index in of_prompt])
+                            for prompt_id, of_prompt in groupby(taken, key=itemgetter(0))
+                        ],
+                        slots=self._slots,
+                        max_steps=self._tick_steps,
                     )
             busy = sum(free < self._slots for free in room)
             while busy:
@@ -117,12 +127,12 @@ class Evaluator:
                     room[engine] += len(tick.finished)
                     yield from tick.finished
 
-    def _request(self, prompt: Prompt, index: int) -> Request:
-        sample_id = SampleId(prompt.id, index)
-        return Request(
-            sample_id=sample_id,
+    def _siblings(self, prompt: Prompt, indices: list[int]) -> Siblings:
+        return Siblings(
+            prompt_id=prompt.id,
             prompt_token_ids=prompt.token_ids,
-            start=0,
-            max_tokens=self._max_response_tokens,
-            seed=request_seed(self._seed, sample_id, 0),
+            indices=indices,
+            parts=[()] * len(indices),
+            max_response_tokens=self._max_response_tokens,
+            run_seed=self._seed,
         )

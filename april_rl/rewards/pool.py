@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from array import array
 from collections import Counter
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -90,7 +89,7 @@ class RewardPool:
             self._last_sign_s = time.monotonic()
         job = Job(
             prompt=sample.prompt.text,
-            token_ids=array("i", sample.token_ids),
+            token_ids=sample.token_ids,
             answer=sample.prompt.answer,
         )
         place = self._num_submitted

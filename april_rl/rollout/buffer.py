@@ -2,83 +2,15 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
-from typing import Self
+from itertools import islice
 
 import numpy as np
 
-from april_rl.rollout.state import (
-    Plain,
-    restore_prompt,
-    restore_sample,
-    restore_score,
-    save_prompt,
-    save_sample,
-    save_score,
-)
-from april_rl.types import Group, Prompt, Sample, Score, ScoredGroup
-
-
-class OpenGroup:
-    """A group in the making: its samples grow by completions, its scores arrive one by one."""
-
-    def __init__(self, prompt: Prompt, group_size: int) -> None:
-        """All G samples empty."""
-        self.prompt = prompt
-        self.samples = [Sample(prompt=prompt, index=i) for i in range(group_size)]  # [G]
-        self.scores: dict[int, Score] = {}
-        self.oldest_version: int | None = None  # of the group's oldest token
-        self.num_tokens = 0  # response tokens of all samples
-        self.num_unfinished = group_size  # samples
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every sample is finished."""
-        return not self.num_unfinished
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether every sample has its score."""
-        return len(self.scores) == len(self.samples)
-
-    @property
-    def unfinished(self) -> list[Sample]:
-        """The samples that still need tokens."""
-        return [sample for sample in self.samples if sample.finish_reason is None]
-
-    def failure(self) -> Score | None:
-        """Why the group cannot be trained: a failed score; None when all are valid."""
-        return next((score for score in self.scores.values() if not score.is_valid), None)
-
-    def scored(self) -> ScoredGroup:
-        """The group as a value, when it is complete and scored."""
-        assert self.is_complete
-        assert self.is_scored
-        rewards = tuple(self.scores[i].value for i in range(len(self.samples)))
-        return ScoredGroup(
-            group=Group(prompt=self.prompt, samples=tuple(self.samples)), rewards=rewards
-        )
-
-    def save(self) -> Plain:
-        """Prompt, samples, and the scores so far."""
-        scores = [save_score(self.scores[index]) for index in sorted(self.scores)]
-        return {**_save_group(self.prompt, self.samples), "scores": scores}
-
-    @classmethod
-    def restore(cls, state: Plain) -> Self:
-        """The group that `save` was called of."""
-        restored = _restore_group(state)
-        group = cls(restored.prompt, len(restored.samples))
-        group.samples = list(restored.samples)
-        group.oldest_version = restored.oldest_version
-        group.num_tokens = sum(sample.num_tokens for sample in group.samples)
-        group.num_unfinished = len(group.unfinished)
-        scores = (restore_score(score, prompt_id=group.prompt.id) for score in state["scores"])
-        group.scores = {score.sample_id.index: score for score in scores}
-        return group
+from april_rl.rollout.open_group import OpenGroup, lengths_of, restore_group, save_group
+from april_rl.rollout.state import Plain
+from april_rl.types import Completion, Prompt, Sample, Score, ScoredGroup
 
 
 class Buffer:
@@ -109,24 +41,26 @@ class Buffer:
         """Whether a complete group waits for scores."""
         return any(group.is_complete for group in self._open.values())
 
-    def extend(self, group: OpenGroup, sample: Sample) -> Sample:
-        """Have `sample`, one of `group` with a completion more, in its place; returns it."""
-        group.num_tokens += sample.num_tokens - group.samples[sample.index].num_tokens
-        group.num_unfinished -= sample.finish_reason is not None
-        group.samples[sample.index] = sample
-        if group.oldest_version is None and sample.num_tokens:
-            group.oldest_version = sample.oldest_version  # later ones are not older
+    def extend(self, group: OpenGroup, completion: Completion) -> Sample | None:
+        """Have a sample of `group` grow; returns it when it is finished by that."""
+        was_empty = group.oldest_version is None
+        sample = group.extend(completion)
+        if was_empty:
             self._open_versions[None] -= 1
             self._open_versions[group.oldest_version] += 1
         return sample
 
-    def score(self, score: Score) -> OpenGroup | None:
-        """Note a score; returns the group when it was the last one missing."""
-        group = self._open.get(score.sample_id.prompt_id)
-        if group is None:
-            return None
-        group.scores[score.sample_id.index] = score
-        return group if group.is_scored and group.is_complete else None
+    def score(self, scores: Iterable[Score]) -> list[OpenGroup]:
+        """Note scores; returns the groups whose last missing one was among them."""
+        scored: list[OpenGroup] = []
+        for score in scores:
+            group = self._open.get(score.sample_id.prompt_id)
+            if group is None:
+                continue
+            group.note(score)
+            if group.is_scored:
+                scored.append(group)
+        return scored
 
     def make_ready(self, scored: ScoredGroup) -> None:
         """From open to ready."""
@@ -174,23 +108,27 @@ class Buffer:
         """At most `limit` samples that end in tokens which that version sampled on a cache of its
         own, the shortest sequences first.
         """
-        groups: Iterator[OpenGroup | Group] = chain(
-            self.open_groups(), (scored.group for scored in self.ready_groups())
-        )
-        samples: list[Sample] = []
-        lengths = array("i")
-        for group in groups:
-            num_prompt_tokens = len(group.prompt.token_ids)
-            samples += group.samples
-            lengths.extend([num_prompt_tokens + sample.num_tokens for sample in group.samples])
-        # There are as many as the engines hold, and of most the length is all that is looked at.
-        in_order = (samples[place] for place in np.argsort(lengths, kind="stable"))
-        fresh = (
-            sample
-            for sample in in_order
-            if sample.completions and sample.completions[-1].context_version == policy_version
-        )
-        return list(islice(fresh, limit))
+        ready = (s for scored in self.ready_groups() for s in scored.group.samples)
+        fresh_ready = [s for s in ready if s.completions[-1].context_version == policy_version]
+        fresh_ready.sort(key=_sequence_length)
+        fresh_open = islice(self._fresh_open(policy_version), limit)
+        return sorted([*fresh_open, *fresh_ready[:limit]], key=_sequence_length)[:limit]
+
+    def _fresh_open(self, policy_version: int) -> Iterator[Sample]:
+        """Those of open groups, one after another: there are as many samples as the engines hold,
+        and of most the length is all that is looked at.
+        """
+        groups = list(self.open_groups())
+        lengths, _ = lengths_of(groups)
+        sizes = [len(group.lengths) for group in groups]
+        prompts = np.repeat([len(group.prompt.token_ids) for group in groups], sizes)
+        first = np.cumsum([0, *sizes])  # row of each group's first sample
+        begun = np.flatnonzero(lengths)
+        for row in begun[np.argsort((prompts + lengths)[begun], kind="stable")]:
+            number = int(np.searchsorted(first, row, side="right")) - 1
+            group, index = groups[number], int(row - first[number])
+            if group.completions[index][-1].context_version == policy_version:
+                yield group.sample(index)
 
     @property
     def num_open(self) -> int:
@@ -205,25 +143,25 @@ class Buffer:
     @property
     def open_tokens(self) -> int:
         """Response tokens of all open groups."""
-        return sum(group.num_tokens for group in self._open.values())
+        return int(lengths_of(self._open.values())[0].sum(dtype=np.int64))
 
     def save(self) -> Plain:
         """Every group with its prompt, tokens, log-probabilities, versions, scores or rewards."""
         ready = [
             {
-                **_save_group(scored.group.prompt, scored.group.samples),
+                **save_group(scored.group.prompt, scored.group.samples),
                 "rewards": list(scored.rewards),
             }
             for scored in self.ready_groups()
         ]
         return {"open": [group.save() for group in self.open_groups()], "ready": ready}
 
-    def restore(self, state: Plain) -> None:
-        """Hold what was saved, and nothing else."""
-        opened = [OpenGroup.restore(group) for group in state["open"]]
+    def restore(self, state: Plain, *, num_engines: int) -> None:
+        """Hold what was saved, and nothing else; engines beyond `num_engines` are no more."""
+        opened = [OpenGroup.restore(group, num_engines=num_engines) for group in state["open"]]
         self._open = {group.prompt.id: group for group in opened}
         ready = [
-            ScoredGroup(group=_restore_group(group), rewards=tuple(group["rewards"]))
+            ScoredGroup(group=restore_group(group), rewards=tuple(group["rewards"]))
             for group in state["ready"]
         ]
         self._ready = {
@@ -233,14 +171,5 @@ class Buffer:
         self._ready_versions = Counter(oldest for oldest, _ in self._ready.values())
 
 
-def _save_group(prompt: Prompt, samples: Iterable[Sample]) -> Plain:
-    return {"prompt": save_prompt(prompt), "samples": [save_sample(sample) for sample in samples]}
-
-
-def _restore_group(state: Plain) -> Group:
-    prompt = restore_prompt(state["prompt"])
-    samples = (
-        restore_sample(sample, prompt=prompt, index=index)
-        for index, sample in enumerate(state["samples"])
-    )
-    return Group(prompt=prompt, samples=tuple(samples))
+def _sequence_length(sample: Sample) -> int:
+    return len(sample.prompt.token_ids) + sample.num_tokens

@@ -30,10 +30,11 @@ from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.lost import is_reached, notes_of, nothing_to_train
 from april_rl.rollout.no_cycles import cycle_search_put_off
+from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
 from april_rl.rollout.state import FORMAT, Plain, check_state
 from april_rl.rollout.stats import StepStats
-from april_rl.types import Completion, Sample, Score, ScoredGroup
+from april_rl.types import Score, ScoredGroup
 
 # What an abort may take after Ctrl-C: a tick of a few engine steps, seldom more.
 _INTERRUPTED_ABORT_S = 3.0
@@ -161,14 +162,18 @@ class Collector:
         """
         check_state(state, num_groups=self._num_groups, max_staleness=self._max_staleness)
         self._dispatch.restore(state["dispatch"])
-        self._groups.restore(state, max_response_tokens=self._dispatch.max_response_tokens)
+        self._groups.restore(
+            state,
+            max_response_tokens=self._dispatch.max_response_tokens,
+            num_engines=self._dispatch.num_engines,
+        )
 
     # The phases of a step.
 
     def _begin(self, policy_version: int, may_open: bool) -> None:
         num_slots = round(self._over_sampling.factor * self._num_groups * self._group_size)
         self._waiting = deque(self._groups.resume())
-        self._dispatch.begin(num_slots=num_slots, unfinished={s.prompt.id for s in self._waiting})
+        self._dispatch.begin(num_slots=num_slots)
         self._version, self._may_open = policy_version, may_open
         # One-shot over-provisioning starts C samples and no more; a rejected or dropped group gives
         # its slots back.
@@ -211,24 +216,25 @@ class Collector:
 
     def _launch(self) -> None:
         """Hand out samples while engines have room, and keep ticks under way."""
-        while self._allowance > 0 and (sample := self._next_sample()) is not None:
-            if not self._dispatch.submit(sample):
-                break
-            self._waiting.popleft()
-            self._allowance -= 1
+        while (
+            self._allowance > 0
+            and self._dispatch.has_room
+            and (group := self._next_group()) is not None
+        ):
+            self._allowance -= self._dispatch.submit(group, limit=self._allowance)
+            if not group.waiting:
+                self._waiting.popleft()
         self._dispatch.launch()
 
-    def _next_sample(self) -> Sample | None:
-        """The head of the queue: samples of parked groups, the oldest first, then those of a new
-        prompt.
-        """
+    def _next_group(self) -> OpenGroup | None:
+        """The head of the queue: parked groups, the oldest first, then those of new prompts."""
         if not self._waiting:
             is_full = self.buffer.num_open + self.buffer.num_ready >= self._max_alive
             has_enough = self.buffer.num_ready >= self._num_groups
             is_lost = is_reached(self._max_rejected_groups, self._stats)
             if not self._may_open or is_full or has_enough or is_lost:
                 return None
-            self._waiting.extend(self._groups.open(self._prompts.take()))
+            self._waiting.append(self._groups.open(self._prompts.take()))
         return self._waiting[0]
 
     def _advance(self) -> None:
@@ -237,8 +243,9 @@ class Collector:
         self._stats.waited_s += self._clock() - started
         for engine, tick in ticks:
             self._stats.add_tick(tick, engine=engine)
-            for completion in tick.finished:
-                self._absorb(completion, engine)
+            completions, work = self._groups.extend(tick.finished, self._stats, engine=engine)
+            self._dispatch.free(engine, count=len(completions), work=work)
+            self._dispatch.learn(completions)
         self._take_scores(self._known_scores(wait_s=0.0))
 
     def _await_scores(self) -> bool:
@@ -257,16 +264,16 @@ class Collector:
     def _start_more(self) -> bool:
         """One-shot, and all is used up: start another group; False when there is none."""
         self._allowance += self._group_size
-        return self._next_sample() is not None
+        return self._next_group() is not None
 
     def _abort_and_park(self, timeout_s: float) -> None:
         started = self._clock()
         completions, stalled = self._dispatch.abort(timeout_s)
         self._stats.abort_s = self._clock() - started
         self._stats.waited_s += self._stats.abort_s
-        for completion in completions:
-            self._append(completion)
-        self._groups.park()
+        awaited, _ = self._groups.extend(completions, self._stats)
+        self._dispatch.learn(awaited)
+        self._groups.park(stalled=stalled)
         self._stats.stop_s = self._clock() - started
         if stalled:
             raise EngineStalledError(
@@ -274,20 +281,6 @@ class Collector:
                 f"rollout.abort_timeout_s = {timeout_s:g} s; they are parked with the "
                 "tokens they had before this step"
             )
-
-    # Single events.
-
-    def _absorb(self, completion: Completion, engine: int) -> None:
-        """Append what an engine returned, unless it has the sample no more."""
-        if self._dispatch.has(completion.sample_id, engine=engine) and self._append(completion):
-            self._dispatch.free(completion.sample_id)
-
-    def _append(self, completion: Completion) -> bool:
-        """Append a completion to its sample; False when it came late."""
-        sample = self._groups.extend(completion, self._stats)
-        if completion.finish_reason is not None and sample is not None:
-            self._dispatch.learn(sample.num_tokens)
-        return sample is not None
 
     def _known_scores(self, *, wait_s: float) -> list[Score]:
         """What the scorer knows after `wait_s`; with `deterministic` all it was given."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 
-from april_rl.rollout.ledger import LedgerError
+from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.ports import Engines
-from april_rl.rollout.seeds import request_seed
-from april_rl.rollout.slots import Home, Slots
+from april_rl.rollout.siblings import Siblings
+from april_rl.rollout.slots import Slots
 from april_rl.rollout.state import Plain
-from april_rl.types import Completion, Request, Sample, SampleId, Tick
+from april_rl.types import Completion, Tick
 
 # The controller is asked at most as often as by 64 engines every 8 steps.
 _SHORTEST_TICK, _ENGINES_PER_STEP = 8, 8
@@ -34,10 +34,7 @@ def auto_tick_steps(*, num_engines: int, max_response_tokens: int) -> int:
 
 
 class Dispatch:
-    """Owner of slots and ticks: hands requests to engines, and knows what has to come back.
-
-    A sample goes to the engine it was on in the step before: its state may be there.
-    """
+    """Owner of slots and ticks: hands requests to engines, where they have room."""
 
     def __init__(
         self,
@@ -52,58 +49,63 @@ class Dispatch:
         """
         self._engines, self._tick_steps = engines, tick_steps
         self.max_response_tokens, self._seed = max_response_tokens, seed
-        self._home: Home = {}
         self._expected_tokens = 1.0  # of a response: the running mean of finished ones
-        self.begin(num_slots=0, unfinished=frozenset())
+        self.begin(num_slots=0)
 
-    def begin(self, *, num_slots: int, unfinished: AbstractSet[int]) -> None:
-        """A new step with C = `num_slots` over all engines, which have nothing to do; samples of
-        the prompts with the ids `unfinished` will come again.
-        """
+    @property
+    def num_engines(self) -> int:
+        """How many there are."""
+        return self._engines.num_engines
+
+    def begin(self, *, num_slots: int) -> None:
+        """A new step with C = `num_slots` over all engines, which have nothing to do."""
         num_engines = self._engines.num_engines
         # A quarter of the slots queues behind them: more than finishes within two ticks of any
         # length law whose mean is above eight ticks, and what does not get a slot costs nothing.
         lookahead = max(1, math.ceil(num_slots / num_engines) // 4)
-        self._home = {id_: engines for id_, engines in self._home.items() if id_ in unfinished}
-        self._slots = Slots(
-            num_engines=num_engines, num_slots=num_slots, lookahead=lookahead, home=self._home
-        )
+        self._slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
         self._ticks = [0] * num_engines
         self._num_under_way = 0  # ticks, on all engines
         self._due: set[int] = set()  # engines that may need another tick
-        self._submit: list[list[Request]] = [[] for _ in range(num_engines)]
+        self._submit: list[list[Siblings]] = [[] for _ in range(num_engines)]
 
     @property
     def is_idle(self) -> bool:
         """Whether no tick is under way."""
         return not self._num_under_way
 
-    def has(self, sample_id: SampleId, *, engine: int) -> bool:
-        """Whether `engine` is to give the sample back."""
-        return self._slots.has(sample_id, engine=engine)
+    @property
+    def has_room(self) -> bool:
+        """Whether `submit` would send something."""
+        return self._slots.has_room
 
-    def submit(self, sample: Sample) -> bool:
-        """Send what the sample still needs with the next tick of an engine that has room; False
-        when none has.
+    def submit(self, group: OpenGroup, *, limit: float) -> int:
+        """Send what the first waiting samples of a group, at most `limit`, still need with the next
+        tick of an engine that has room; returns how many, 0 when none has.
+
+        A sample goes to the engine it was on before: its state may be there.
         """
-        sample_id, num_tokens = sample.id, sample.num_tokens
-        to_prefill = len(sample.prompt.token_ids) + num_tokens
-        engine = self._slots.put(sample_id, work=to_prefill + self._expected_tokens)
-        if engine is None:
-            return False
-        completions = sample.completions
+        homes = group.homes
+        most = len(group.waiting) if limit > len(group.waiting) else int(limit)
+        chosen = self._slots.choose([homes[i] for i in group.waiting[:most]], group.latest)
+        if chosen is None:
+            return 0
+        engine, count = chosen
+        sent, work = group.send(count, engine=engine, expected_tokens=self._expected_tokens)
+        self._slots.put(engine, count=count, work=work)
+        prompt, completions = group.prompt, group.completions
         self._submit[engine].append(
-            Request(
-                sample_id=sample_id,
-                prompt_token_ids=sample.prompt.token_ids,
-                start=num_tokens,
-                max_tokens=self.max_response_tokens - num_tokens,
-                seed=request_seed(self._seed, sample_id, len(completions)),
-                parts=tuple([completion.token_ids for completion in completions]),
+            Siblings(
+                prompt.id,
+                prompt.token_ids,
+                sent,
+                [tuple([part.token_ids for part in completions[index]]) for index in sent],
+                self.max_response_tokens,
+                self._seed,
             )
         )
         self._due.add(engine)
-        return True
+        return count
 
     def launch(self) -> None:
         """Have two ticks under way on every engine that has work."""
@@ -130,40 +132,25 @@ class Dispatch:
             self._due.add(engine)
         return ended
 
-    def free(self, sample_id: SampleId) -> None:
-        """The sample came back."""
-        self._slots.free(sample_id)
+    def free(self, engine: int, *, count: int, work: float) -> None:
+        """`count` samples came back from `engine`, which had `work` tokens to compute for them."""
+        self._slots.free(engine, count=count, work=work)
 
-    def learn(self, num_tokens: int) -> None:
-        """A finished response is so long: that counts for what to expect."""
-        self._expected_tokens += 0.05 * (num_tokens - self._expected_tokens)
+    def learn(self, completions: Iterable[Completion]) -> None:
+        """The lengths of responses that are finished by these count for what to expect."""
+        for completion in completions:
+            if completion.finish_reason is not None:
+                num_tokens = completion.start + len(completion.token_ids)
+                self._expected_tokens += 0.05 * (num_tokens - self._expected_tokens)
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
-        """Stop everything: what comes back of what engines have, and the stalled engines.
-
-        Raises LedgerError when an engine that did answer kept a sample.
-        """
-        completions, stalled = self._engines.abort(timeout_s)
-        known = [c for c in completions if self._slots.is_held(c.sample_id)]
-        for completion in known:  # of a sample there may be a late one, too
-            self._slots.free(completion.sample_id)
-        lost = self._slots.held_by(set(range(len(self._ticks))) - set(stalled))
-        if lost:
-            raise LedgerError(f"the engines gave back nothing for samples {sorted(lost)[:5]}")
-        return known, stalled
+        """Stop everything: what comes back of what engines have, and the stalled engines."""
+        return self._engines.abort(timeout_s)
 
     def save(self) -> Plain:
-        """The expected length, and [prompt id, index, engine] of the samples of the last step."""
-        home = [
-            [prompt_id, index, engine]
-            for prompt_id, engines in self._home.items()
-            for index, engine in engines.items()
-        ]
-        return {"expected_tokens": self._expected_tokens, "home": home}
+        """The expected length of a response."""
+        return {"expected_tokens": self._expected_tokens}
 
     def restore(self, state: Plain) -> None:
-        """Expect what was saved, and send samples where they were."""
+        """Expect what was saved."""
         self._expected_tokens = state["expected_tokens"]
-        self._home = {}
-        for prompt_id, index, engine in state["home"]:
-            self._home.setdefault(prompt_id, {})[index] = engine

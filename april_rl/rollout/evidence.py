@@ -44,10 +44,9 @@ class Evidence:
         self._groups.append((num_groups, stats.rejected_groups))
         if stats.resumed_samples:
             self._resumed.append((stats.resumed_samples, stats.kept_samples))
-        if stats.progress:
-            self._lengths.observe(stats.progress)
-            prompts = [progress.num_prompt_tokens for progress in stats.progress.values()]
-            self._prompt_tokens = sum(prompts) / len(prompts)
+        if stats.completions:
+            self._lengths.observe(stats.completions)
+            self._prompt_tokens = stats.prompt_tokens / len(stats.completions)
         ticks = [tick for tick in stats.ticks if tick.engine_steps]
         if ticks:
             of_load = self._ticks.setdefault(stats.num_slots, deque(maxlen=_COST_STEPS))

@@ -4,15 +4,16 @@ or dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
-from april_rl.rollout.buffer import Buffer, OpenGroup
-from april_rl.rollout.ledger import Ledger, State
+from april_rl.rollout.buffer import Buffer
+from april_rl.rollout.ledger import Ledger, LedgerError, State
 from april_rl.rollout.length_bias import LengthBias
+from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.ports import Scorer
 from april_rl.rollout.state import Plain, StateError
 from april_rl.rollout.stats import StepStats
-from april_rl.types import Completion, Prompt, Sample, Score, ScoredGroup
+from april_rl.types import Completion, Prompt, SampleId, Score, ScoredGroup
 
 
 class Groups:
@@ -27,54 +28,81 @@ class Groups:
         self._rejected_before = self._dropped_before = 0  # groups, up to the last `take`
         self._scorer, self._group_size, self._keep = scorer, group_size, keep
 
-    def open(self, prompt: Prompt) -> list[Sample]:
-        """A new group's samples, all empty."""
+    def open(self, prompt: Prompt) -> OpenGroup:
+        """A new group, all its samples empty."""
         self.ledger.open(prompt.id)
         self.length_bias.open(prompt.id)
-        return self.buffer.open(prompt, self._group_size).samples
+        return self.buffer.open(prompt, self._group_size)
 
-    def resume(self) -> list[Sample]:
-        """A new step: parked groups are in flight again; returns their unfinished samples, the
+    def resume(self) -> list[OpenGroup]:
+        """A new step: parked groups are in flight again; returns those with unfinished samples, the
         oldest first.
         """
         self.length_bias.begin_step()
-        unfinished: list[Sample] = []
+        unfinished: list[OpenGroup] = []
+        self.ledger.move_all(State.parked, to=State.in_flight)
         for group in self.buffer.open_groups():
-            self.ledger.move(group.prompt.id, State.in_flight)
-            unfinished += group.unfinished
+            group.begin_step()
+            if group.num_unfinished:
+                unfinished.append(group)
         return unfinished
 
-    def park(self) -> None:
-        """The groups in flight outlive their step."""
-        for group in self.buffer.open_groups():
-            self.ledger.move(group.prompt.id, State.parked)
-
-    def extend(self, completion: Completion, stats: StepStats) -> Sample | None:
-        """Append a completion to its sample, count it in `stats`, and have it scored when it is
-        finished; returns the sample as it stands now.
-
-        None, and nothing is done, when it comes late: of a version before that of `stats`, or to be
-        put where the sample no longer ends.
+    def park(self, *, stalled: Container[int]) -> None:
+        """The groups in flight outlive their step; what the `stalled` engines have is theirs no
+        more. Raises LedgerError when another one kept a sample.
         """
-        group = self.buffer.group(completion.sample_id.prompt_id)
-        if group is None or completion.policy_version < stats.policy_version:
-            return None
-        sample = group.samples[completion.sample_id.index]
-        if completion.start != sample.num_tokens:
-            return None
-        finish_reason = completion.finish_reason
-        if finish_reason is None and not completion.token_ids:
-            return sample
-        stats.add_completion(completion, num_prompt_tokens=len(group.prompt.token_ids))
-        sample = self.buffer.extend(group, sample.extended(completion))
-        if finish_reason is not None:
-            self._scorer.submit(sample)
-        return sample
+        lost: list[SampleId] = []
+        self.ledger.move_all(State.in_flight, to=State.parked)
+        for group in self.buffer.open_groups():
+            if any(group.work):
+                held = [index for index, work in enumerate(group.work) if work]
+                lost += [
+                    SampleId(group.prompt.id, index)
+                    for index in held
+                    if group.homes[index] not in stalled
+                ]
+                group.work = [0.0] * len(group.work)
+        if lost:
+            raise LedgerError(f"the engines gave back nothing for samples {lost[:5]}")
+
+    def extend(
+        self, completions: Iterable[Completion], stats: StepStats, *, engine: int | None = None
+    ) -> tuple[list[Completion], float]:
+        """Append what came back of requests to their samples, count it in `stats`, and have those
+        scored that are finished by it. Returns the completions that were awaited, and the tokens of
+        work that went with their requests.
+
+        The others came late and are passed over: of a version before that of `stats`, to be put
+        where the sample no longer ends, or from another engine than the one that has it (any may
+        have it when `engine` is None).
+        """
+        awaited: list[Completion] = []
+        work_back = 0.0
+        for completion in completions:
+            prompt_id, index = completion.sample_id
+            group = self.buffer.group(prompt_id)
+            if (
+                group is None
+                or not group.work[index]
+                or completion.start != group.lengths[index]
+                or completion.policy_version < stats.policy_version
+                or (engine is not None and group.homes[index] != engine)
+            ):
+                continue
+            work_back += group.work[index]
+            group.work[index] = 0.0
+            awaited.append(completion)
+            if completion.finish_reason is None and not completion.token_ids:
+                continue  # it never had a slot
+            stats.add_completion(completion, num_prompt_tokens=len(group.prompt.token_ids))
+            sample = self.buffer.extend(group, completion)
+            if sample is not None:
+                self._scorer.submit(sample)
+        return awaited, work_back
 
     def score(self, scores: Iterable[Score]) -> int:
         """Note scores; returns how many groups were rejected or dropped, whose slots are free."""
-        last = (self.buffer.score(score) for score in scores)
-        return sum(not self._settle(group) for group in last if group is not None)
+        return sum([not self._settle(group) for group in self.buffer.score(scores)])
 
     def count(self, stats: StepStats) -> None:
         """Groups rejected and dropped since the last `take`: in this step, or between the two."""
@@ -96,17 +124,17 @@ class Groups:
 
     def _settle(self, group: OpenGroup) -> bool:
         """Whether a complete, scored group becomes ready; else it is rejected or dropped."""
-        prompt_id, failure = group.prompt.id, group.failure()
+        prompt_id, failure = group.prompt.id, group.failure
         if failure is not None:
             self.buffer.remove(prompt_id)
             self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure.outcome}")
             self.last_failure = (
                 f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
             )
-            self.length_bias.close(prompt_id, group.samples, rewards=())
+            self.length_bias.close(prompt_id, group.lengths.tolist(), rewards=())
             return False
         scored = group.scored()
-        self.length_bias.close(prompt_id, group.samples, rewards=scored.rewards)
+        self.length_bias.close(prompt_id, group.lengths.tolist(), rewards=scored.rewards)
         if not self._keep(scored):
             self.buffer.remove(prompt_id)
             self.ledger.move(prompt_id, State.rejected)
@@ -126,13 +154,14 @@ class Groups:
             "last_failure": self.last_failure,
         }
 
-    def restore(self, state: Plain, *, max_response_tokens: int) -> None:
-        """Go on where `state` was saved; finished samples without a score are submitted again.
+    def restore(self, state: Plain, *, max_response_tokens: int, num_engines: int) -> None:
+        """Go on where `state` was saved, with `num_engines` engines now; finished samples without a
+        score are submitted again.
 
         Raises StateError when the run has other settings than those groups can go on with.
         """
         assert not self.ledger.opened, "a state is restored before the first step"
-        self.buffer.restore(state["buffer"])
+        self.buffer.restore(state["buffer"], num_engines=num_engines)
         self.ledger.restore(state["ledger"])
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
         self._rejected_before = self.ledger.count(State.rejected) - state["num_rejected"]
@@ -144,18 +173,18 @@ class Groups:
         )
         for group in open_groups:
             self._check_settings(group, max_response_tokens)
-            for sample in group.samples:
-                if sample.is_finished and sample.index not in group.scores:
+            for sample, score in zip(group.finished, group.scores, strict=True):
+                if sample is not None and score is None:
                     self._scorer.submit(sample)
 
     def _check_settings(self, group: OpenGroup, max_response_tokens: int) -> None:
         """Raise StateError unless the group can be completed."""
-        if len(group.samples) != self._group_size:
+        if len(group.lengths) != self._group_size:
             raise StateError(
                 f"rollout.group_size={self._group_size}, but the saved groups have "
-                f"{len(group.samples)} samples: resume with the same"
+                f"{len(group.lengths)} samples: resume with the same"
             )
-        longest = max((sample.num_tokens for sample in group.unfinished), default=0)
+        longest = max((group.lengths[index] for index in group.waiting), default=0)
         if longest >= max_response_tokens:
             raise StateError(
                 f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "

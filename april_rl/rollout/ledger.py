@@ -19,6 +19,9 @@ class State(Enum):
     rejected = "rejected"  # no signal
     dropped = "dropped"  # with a reason: its reward failed
 
+    # An enum's own hash is a call into Python, and every event of a group looks states up.
+    __hash__ = object.__hash__
+
 
 _MOVES = {
     State.in_flight: {State.parked, State.ready, State.rejected, State.dropped},
@@ -64,6 +67,14 @@ class Ledger:
         self._final[to] += 1
         if to is State.dropped:
             self._drop_reasons[reason] += 1
+
+    def move_all(self, now: State, *, to: State) -> None:
+        """Record that every prompt in the live state `now` goes to the live state `to`."""
+        assert to in _MOVES
+        assert to in _MOVES[now], (now, to)
+        for prompt_id, state in self._live.items():
+            if state is now:
+                self._live[prompt_id] = to
 
     def state(self, prompt_id: int) -> State | None:
         """Where a live prompt is; None when it is final or was never opened."""

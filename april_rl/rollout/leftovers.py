@@ -23,7 +23,8 @@ def leftover_lines(buffer: Buffer, *, under_way: Sequence[ScoredGroup]) -> Itera
     ):
         for samples in groups:
             for sample in samples:
-                yield json.dumps({"state": state, **_plain(sample)}, ensure_ascii=False)
+                plain = {"state": state, **_plain(sample)}
+                yield json.dumps(plain, ensure_ascii=False, default=list)  # arrays
 
 
 def _plain(sample: Sample) -> dict[str, object]:

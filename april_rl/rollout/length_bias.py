@@ -19,8 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from april_rl.metrics import Mean, Metrics
 from april_rl.rollout.buffer import Buffer
+from april_rl.rollout.open_group import lengths_of
 from april_rl.rollout.state import Plain
-from april_rl.types import Sample, ScoredGroup
+from april_rl.types import ScoredGroup
 
 # More steps than a group may live, so that the longest responses of the window are known.
 _WINDOW_STEPS = 20
@@ -71,11 +72,13 @@ class LengthBias:
         step = self._opened_in[prompt_id] = self._steps[-1]
         step.opened[prompt_id] = []
 
-    def close(self, prompt_id: int, samples: Iterable[Sample], *, rewards: Sequence[float]) -> None:
-        """A complete group has its rewards; none when it is dropped without."""
+    def close(self, prompt_id: int, lengths: list[int], *, rewards: Sequence[float]) -> None:
+        """A complete group of these response lengths [G] has its rewards; none when it is dropped
+        without.
+        """
         # Of a group opened before the window, the entry goes to a step that counts no more.
         step = self._opened_in.pop(prompt_id)
-        step.close(prompt_id, [sample.num_tokens for sample in samples])
+        step.close(prompt_id, lengths)
         self._steps[-1].num_scored += len(rewards)
         self._steps[-1].scored_reward += sum(rewards)
 
@@ -100,15 +103,15 @@ class LengthBias:
         Without a filter all pairs agree when nothing is biased, but for the first steps; a filter
         chooses by reward, so with it they differ by what it chooses.
         """
-        ended, unfinished = array("i"), array("i")  # of the groups that are open
         window = {id(step) for step in self._steps}
-        for group in buffer.open_groups():
-            if id(self._opened_in[group.prompt.id]) not in window:
-                continue
-            for sample in group.samples:
-                (unfinished if sample.finish_reason is None else ended).append(sample.num_tokens)
-        finished = np.concatenate([ended, *(step.lengths for step in self._steps)])
-        opened = restricted_mean(finished, unfinished)
+        open_groups = [
+            group
+            for group in buffer.open_groups()
+            if id(self._opened_in[group.prompt.id]) in window
+        ]
+        lengths, is_finished = lengths_of(open_groups)
+        finished = np.concatenate([lengths[is_finished], *(step.lengths for step in self._steps)])
+        opened = restricted_mean(finished, lengths[~is_finished])
         num_scored = sum(step.num_scored for step in self._steps)
         num_trained = sum(step.num_trained for step in self._steps)
         return _of_something(

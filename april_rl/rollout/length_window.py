@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.rollout.stats import Progress
-from april_rl.types import SampleId
+from april_rl.types import Completion
 
 
 class LengthWindow:
@@ -29,14 +28,15 @@ class LengthWindow:
         """Groups held."""
         return len(self._groups)
 
-    def observe(self, samples: Mapping[SampleId, Progress]) -> None:
-        """Take in how far samples have come."""
-        for sample_id, progress in samples.items():
-            group = self._groups.get(sample_id.prompt_id)
+    def observe(self, completions: Iterable[Completion]) -> None:
+        """Take in how far samples have come by these."""
+        for completion in completions:
+            prompt_id, index = completion.sample_id
+            group = self._groups.get(prompt_id)
             if group is None:
-                group = self._groups[sample_id.prompt_id] = _Group(self._group_size)
-            group.lengths[sample_id.index] = progress.num_tokens
-            group.is_finished[sample_id.index] = progress.is_finished
+                group = self._groups[prompt_id] = _Group(self._group_size)
+            group.lengths[index] = completion.start + len(completion.token_ids)
+            group.is_finished[index] = completion.finish_reason is not None
         surplus = sorted(self._groups)[: max(0, len(self._groups) - self._num_groups)]
         for prompt_id in surplus:
             del self._groups[prompt_id]

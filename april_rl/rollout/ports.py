@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from april_rl.errors import RunError
-from april_rl.types import Completion, Prompt, Request, Sample, Score, Tick
+from april_rl.rollout.siblings import Siblings
+from april_rl.types import Completion, Prompt, Sample, Score, Tick
 
 
 class EngineStalledError(RunError):
@@ -22,12 +23,14 @@ class Engines(Protocol):
     def num_engines(self) -> int:
         """How many there are; engines are named 0 … num_engines - 1."""
 
-    def launch(self, engine: int, submit: Sequence[Request], *, slots: int, max_steps: int) -> None:
+    def launch(
+        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
+    ) -> None:
         """Start a tick, or queue it behind the one that runs; returns at once.
 
-        The engine queues `submit`, computes at most `slots` requests together, taking queued ones
-        in order as slots fall free, and returns after `max_steps` engine steps or when it has
-        nothing to do.
+        The engine queues the requests of `submit`, computes at most `slots` requests together,
+        taking queued ones in order as slots fall free, and returns after `max_steps` engine steps
+        or when it has nothing to do.
         """
 
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:

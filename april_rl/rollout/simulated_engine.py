@@ -8,6 +8,7 @@ closed form, so a response of 16,384 tokens costs as little as one of ten.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -228,8 +229,8 @@ class SimulatedEngine:
             start=running.request.start,
             policy_version=self._policy_version,
             context_version=running.context_version,
-            token_ids=(0,) * num_tokens,
-            logprobs=(0.0,) * num_tokens,
+            token_ids=array("i", bytes(4 * num_tokens)),
+            logprobs=array("d", bytes(8 * num_tokens)),
             finish_reason=reason,
         )
 

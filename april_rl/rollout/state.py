@@ -6,13 +6,14 @@ A float is written so that it reads back to the same bits; token ids stay token 
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import asdict
 from typing import Any
 
 from april_rl.errors import RunError
 from april_rl.types import Completion, Prompt, Sample, SampleId, Score
 
-FORMAT = 1  # of what Collector.save returns
+FORMAT = 2  # of what Collector.save returns
 
 Plain = dict[str, Any]  # as json.loads returns it: string keys
 
@@ -75,8 +76,8 @@ def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
                 start=sample.num_tokens,
                 policy_version=completion["policy_version"],
                 context_version=completion["context_version"],
-                token_ids=tuple(completion["token_ids"]),
-                logprobs=tuple(completion["logprobs"]),
+                token_ids=array("i", completion["token_ids"]),  # as engines give them
+                logprobs=array("d", completion["logprobs"]),
                 finish_reason=completion["finish_reason"],
             )
         )

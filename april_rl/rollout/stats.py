@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import NamedTuple
+from dataclasses import asdict
 
 import numpy as np
 
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.cost import MIN_TICKS, fit_cost
-from april_rl.types import Completion, SampleId, ScoredGroup, Tick
+from april_rl.types import Completion, ScoredGroup, Tick
 
 # Ticks of a step that the engine's cost is fitted on, evenly spread: a fit takes a millisecond.
 _FITTED_TICKS = 256
-
-
-class Progress(NamedTuple):
-    """How far a sample is."""
-
-    num_prompt_tokens: int
-    num_tokens: int  # of the response
-    is_finished: bool
 
 
 class StepStats:
@@ -36,8 +27,8 @@ class StepStats:
         self._clock = clock
         self.started = clock()
         self.ticks: list[Tick] = []
-        self._progress: dict[SampleId, Progress] = {}  # of the samples that came back
-        self._latest: list[tuple[SampleId, Progress]] = []  # of these, not yet in there
+        self.completions: list[Completion] = []  # what came back of samples, one of each
+        self.prompt_tokens = 0  # Σ over them
         self._worked_s: defaultdict[int, float] = defaultdict(float)  # by engine
         self._slot_s = 0.0  # Σ over slots of the time they had a request
         self.time_s = 0.0
@@ -61,7 +52,7 @@ class StepStats:
 
     def add_tick(self, tick: Tick, *, engine: int) -> None:
         """Count an engine's tick."""
-        self.ticks.append(replace(tick, finished=()) if tick.finished else tick)
+        self.ticks.append(tick)
         self._worked_s[engine] += tick.elapsed_s
         self._slot_s += tick.elapsed_s * tick.slot_steps / max(tick.engine_steps, 1)
         self.engine_steps += tick.engine_steps
@@ -69,11 +60,10 @@ class StepStats:
 
     def add_completion(self, completion: Completion, *, num_prompt_tokens: int) -> None:
         """Count what came back for one request."""
-        num_tokens, is_finished = len(completion.token_ids), completion.finish_reason is not None
-        progress = Progress(num_prompt_tokens, completion.start + num_tokens, is_finished)
-        self._latest.append((completion.sample_id, progress))
-        self.generated_tokens += num_tokens
-        self.finished_samples += is_finished
+        self.completions.append(completion)
+        self.prompt_tokens += num_prompt_tokens
+        self.generated_tokens += len(completion.token_ids)
+        self.finished_samples += completion.finish_reason is not None
         if completion.start:
             self.resumed_samples += 1
             self.kept_samples += completion.is_kept
@@ -94,13 +84,6 @@ class StepStats:
                 "rollout/ready_groups": Sum(buffer.num_ready),
             }
         )
-
-    @property
-    def progress(self) -> dict[SampleId, Progress]:
-        """Of the samples that came back, how far they are; put together when somebody asks."""
-        self._progress.update(self._latest)
-        self._latest.clear()
-        return self._progress
 
     @property
     def elapsed_s(self) -> float:

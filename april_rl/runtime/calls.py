@@ -40,6 +40,10 @@ _ANY_ADVICE = "Lower learner.max_tokens or engine.kv_cache_gib, or use a machine
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # Ray's tracebacks are made for terminals
+# Of what Ray says of a death: its guesses, and names that only it knows.
+_GUESSES = re.compile(
+    r" Some common causes include:.*|^\t(class_name|actor_id|namespace): .*\n", re.M
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ def failure_of(error: RayError) -> Failure:
     if not isinstance(error, RayTaskError):
         was_killed = isinstance(error, OutOfMemoryError) or "running low on memory" in message
         is_death = was_killed or isinstance(error, RayActorError)
+        message = _GUESSES.sub("", message)
         summary = message.strip().partition("\n")[0]
         return Failure(message=message, summary=summary, is_memory=was_killed, is_death=is_death)
     if isinstance(error.cause, RunError):

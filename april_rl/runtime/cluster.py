@@ -114,7 +114,8 @@ class Placement:
             self.remove()
             raise RunError(
                 f"runtime.num_workers={num_workers} wants {num_workers} times {bundle}, of which "
-                f"the Ray cluster has { {k: free.get(k, 0.0) for k in bundle} } free"
+                f"the Ray cluster has { {k: free.get(k, 0.0) for k in bundle} } free: ask for "
+                "fewer, or wait for the other runs on it"
             )
 
     def strategies(self) -> list[PlacementGroupSchedulingStrategy]:

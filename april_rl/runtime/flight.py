@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from april_rl.types import Request, SampleId, Tick
+from april_rl.rollout.siblings import Siblings
+from april_rl.types import SampleId, Tick
 
 
 class Flight:
@@ -14,16 +15,18 @@ class Flight:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` reads seconds."""
         self._clock = clock
-        self._requests: dict[SampleId, tuple[float, int, Request]] = {}  # the oldest first
+        self._requests: dict[SampleId, tuple[float, int, Siblings]] = {}  # the oldest first
         self._stepped = clock()
 
-    def launch(self, engine: int, requests: Sequence[Request]) -> None:
-        """`requests` go to `engine`."""
+    def launch(self, engine: int, submit: Sequence[Siblings]) -> None:
+        """The requests of `submit` go to `engine`."""
         now = self._clock()
         if not self._requests:
             self._stepped = now
-        for request in requests:
-            self._requests[request.sample_id] = (now, engine, request)
+        for siblings in submit:
+            sent = (now, engine, siblings)
+            for index in siblings.indices:
+                self._requests[SampleId(siblings.prompt_id, index)] = sent
 
     def absorb(self, tick: Tick) -> None:
         """A tick has ended."""
@@ -45,7 +48,9 @@ class Flight:
         """In a line: the request that has been in flight for longest; empty when there is none."""
         if not self._requests:
             return ""
-        launched, engine, request = next(iter(self._requests.values()))
+        sample_id, (launched, engine, siblings) = next(iter(self._requests.items()))
+        requests = {request.sample_id: request for request in siblings.requests()}
+        request = requests[sample_id]
         return (
             f"sample {request.sample_id.index} of prompt {request.sample_id.prompt_id}, on engine "
             f"{engine} for {self._clock() - launched:.1f} s, sent with {request.num_tokens} "

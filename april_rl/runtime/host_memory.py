@@ -1,10 +1,12 @@
 """The memory that a process may have on its machine: of a container or a job it has the limit, of
-which the machine as a whole knows nothing. And how torch takes what is page-locked of it.
+which the machine as a whole knows nothing. How many processes the kernel has killed for want of it,
+and how torch takes what is page-locked of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,22 +25,25 @@ class _Names(NamedTuple):
 
     limit: str
     used: str
+    kills: str
     reclaimable: str  # a line of the statistics
 
 
 _STATISTICS = "memory.stat"
 # Of Linux (its documentation: admin-guide/cgroup-v2 and cgroup-v1/memory).
-_V2 = _Names("memory.max", "memory.current", "inactive_file")
-_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Names("memory.max", "memory.current", "memory.events", "inactive_file")
+_V1 = _Names(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"
+)
+_KILLS = "oom_kill"  # a line of the file that counts them
+_GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 # Of torch: the first that is set counts.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _ROUNDED = "pinned_max_round_threshold_mb"  # what is larger is not rounded up
 
 
-def host_memory(
-    *, groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> HostMemory:
+def host_memory(*, groups: Path = _GROUPS, own: Path = _OWN) -> HostMemory:
     """As it is now: the machine's, or what the tightest of this process's control groups leaves.
 
     `groups`: where they are mounted; `own`: which of them this process is in.
@@ -49,12 +54,30 @@ def host_memory(
         limit = (folder / names.limit).read_text().strip()
         if limit == "max" or int(limit) >= machine.total:
             continue
-        lines = (folder / _STATISTICS).read_text().splitlines()
-        reclaimable = int(dict(line.split() for line in lines).get(names.reclaimable, 0))
+        reclaimable = _line(folder / _STATISTICS, names.reclaimable)
         used = int((folder / names.used).read_text()) - reclaimable
         free = max(0, int(limit) - used)
         found = HostMemory(total=min(found.total, int(limit)), free=min(found.free, free))
     return found
+
+
+def oom_counter(
+    *, groups: Path = _GROUPS, own: Path = _OWN, machine: Path = Path("/proc/vmstat")
+) -> Path:
+    """The file that `oom_kills` reads for this process: its control group's, or where none counts
+    them the `machine`'s, which other jobs and containers share.
+    """
+    counters = (folder / names.kills for folder, names in _folders(groups, own))
+    return next((counter for counter in counters if counter.exists()), machine)
+
+
+def oom_kills(counter: Path) -> int:
+    """Processes the kernel has killed for want of memory, by `counter`: since the group was made,
+    or the machine started. 0 where they are not counted.
+    """
+    with suppress(OSError):
+        return _line(counter, _KILLS)
+    return 0
 
 
 def pinned_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -70,6 +93,12 @@ def pinned_environment(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     settings = f"{given},{_ROUNDED}:1" if given else f"{_ROUNDED}:1"
     return {_ALLOCATOR_VARIABLES[0]: settings}
+
+
+def _line(file: Path, name: str) -> int:
+    """The number behind `name` in a file of such lines; 0 when it is not there."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return next((int(words[1]) for words in lines if words[:1] == [name]), 0)
 
 
 def _folders(groups: Path, own: Path) -> Iterator[tuple[Path, _Names]]:

@@ -63,14 +63,25 @@ def check_memory(
     least = min(workers, key=lambda worker: worker.free_bytes)
     found = Room(device=least.device_bytes, free=least.free_bytes)
     plan = check_plan(facts, settings, found)
-    host_room = min(map(room, workers))
+    # Which node has rank 0, and the file of a checkpoint, is not settled yet: it may be any.
+    host_room = min(room(worker) - plan.file_bytes / on_node[worker.node_id] for worker in workers)
     if plan.host.total > host_room:
         raise PreflightError(
             f"host memory: a worker would hold {plan.host.total / GIB:.1f} GiB ({plan.host}) and "
-            f"its part of what its node has free is {host_room / GIB:.1f} GiB; "
-            "learner.offload=optimizer or none takes less, algorithm.kl=none has no reference"
+            f"its part of what its node has free is {max(0.0, host_room) / GIB:.1f} GiB, without "
+            f"the {plan.file_bytes / GIB:.1f} GiB of a checkpoint's file; "
+            + (", ".join(_host_remedies(settings)) or _LAST_RESORT)
         )
     return plan
+
+
+def _host_remedies(settings: MemorySettings) -> Iterator[str]:
+    """What takes less host memory on a GPU."""
+    if settings.offload != "none":
+        less = "optimizer or none" if settings.offload == "all" else "none"
+        yield f"learner.offload={less} takes less"
+    if settings.has_reference and not settings.lora_rank:
+        yield "algorithm.kl=none has no reference"
 
 
 class Room(NamedTuple):

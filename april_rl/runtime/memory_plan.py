@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from april_rl.learner.export import SHARD_BYTES
 from april_rl.learner.logprobs import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS
 from april_rl.runtime.preflight import ModelFacts
 
@@ -18,7 +19,7 @@ _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all floa
 _SYNC = 2  # bytes of a number on its way to the engine
 _COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and as the engine takes it
 _LOGIT_BLOCKS = 3  # logits, their exponentials and the 16-bit product they came from
-_FILE_BYTES = 2 * GIB  # of a checkpoint, in host memory
+_EXPORTED = 2  # bytes of a number in a file of a checkpoint
 # Estimates: what NCCL holds and allocators waste; what vLLM keeps while it sleeps.
 _OVERHEAD, _ASLEEP, _GRAPHS = int(1.5 * GIB), int(0.5 * GIB), GIB
 
@@ -69,6 +70,7 @@ class MemoryPlan:
 
     phases: tuple[Phase, ...]
     host: Phase
+    file_bytes: float  # of a checkpoint, in host memory while it is written: of rank 0 alone
 
     def __str__(self) -> str:
         """A table: a line an item that can be seen in GiB, a column a phase."""
@@ -92,7 +94,8 @@ def plan_memory(
     """The plan of a model; `device_bytes`: the whole memory of a GPU, of which vLLM has a share."""
     sizes = _Sizes(facts, settings)
     if settings.device == "cpu":
-        return MemoryPlan(phases=(sizes.on_cpu(),), host=Phase(name="host", items={}))
+        nothing = Phase(name="host", items={})
+        return MemoryPlan(phases=(sizes.on_cpu(),), host=nothing, file_bytes=sizes.file())
     return MemoryPlan(
         phases=(
             sizes.rollout(settings.gpu_memory_utilization * device_bytes),
@@ -101,6 +104,7 @@ def plan_memory(
             sizes.weight_sync(),
         ),
         host=sizes.host(),
+        file_bytes=sizes.file(),
     )
 
 
@@ -181,12 +185,18 @@ class _Sizes:
                 "masters": self._masters() if offload == "all" else 0.0,
                 "Adam moments": 0.0 if offload == "none" else self._moments(),
                 "reference": self._reference(),
-                "checkpoint file": _FILE_BYTES,
             },
         )
 
+    def file(self) -> float:
+        """The largest file of a checkpoint: tensors are put into one until it is full."""
+        largest = max(SHARD_BYTES, _EXPORTED * self._facts.embedding_parameters)
+        return min(largest, _EXPORTED * self._facts.num_parameters)
+
     def on_cpu(self) -> Phase:
-        """Nothing sleeps or leaves: one memory holds the peaks of learner and engine."""
+        """Nothing sleeps or leaves: one memory holds the peaks of learner and engine. A checkpoint
+        is written when gradients and activations are gone, and its file goes in their place.
+        """
         learner = self.backward().items
         del learner["engine, asleep"], learner["overhead"]
         return Phase(

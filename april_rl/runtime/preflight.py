@@ -108,7 +108,8 @@ def check_start(
         facts = model_facts(model_path)
     except PreflightError as error:
         missing.append(f"model: {error}")
-        missing += _too_small_by_name(model_path, per_parameter)
+        if device == "cpu" and not is_cluster:  # else the memory of this host is not what counts
+            missing += _too_small_by_name(model_path, per_parameter)
     if facts is not None:
         missing += _too_short(facts, window_tokens, window_key)
         missing += _not_divisible(facts, tensor_parallel_size)

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from april_rl.runtime.host_memory import oom_counter, oom_kills
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -43,6 +45,8 @@ class Member:
     born: str  # when the process started: another one may have the number later
     pulse_fd: int  # of its process
     stacks_fd: int  # of its process; the signal writes the stacks of all threads there
+    oom_counter: str  # the file of its node that counts kills for want of memory around it
+    oom_kills: int  # what that said when the worker was met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ class Pulse:
 
     def member(self, node_id: str) -> Member:
         """Where others find it, on Ray's node `node_id`."""
+        counter = oom_counter()
         return Member(
             node_id=node_id,
             host=socket.gethostname(),
@@ -96,6 +101,8 @@ class Pulse:
             born=stat_of(os.getpid()).born,
             pulse_fd=self._pulse_fd,
             stacks_fd=self._stacks_fd,
+            oom_counter=str(counter),
+            oom_kills=oom_kills(counter),
         )
 
     def begin(self, call: str) -> None:

@@ -25,7 +25,6 @@ class Scene:
     members: Sequence[Member]
     vitals: Sequence[Vitals]
     machines: Sequence[Machine]  # of each worker's node
-    oom_kills: Sequence[int]  # on its node, since the workers were met
     most_rss_bytes: Sequence[int]  # each was seen with
 
     def name(self, rank: int | None) -> str:
@@ -40,6 +39,19 @@ class Scene:
     def call(self, rank: int | None) -> str:
         """The method it runs, or ran last."""
         return "" if rank is None or not self.vitals else self.vitals[rank].activity.call
+
+    def is_node_dead(self, rank: int) -> bool:
+        """Whether its node had several workers and all of them are dead."""
+        node_id = self.members[rank].node_id
+        beside = [r for r, member in enumerate(self.members) if member.node_id == node_id]
+        return len(beside) > 1 and set(beside) <= set(self.dead())
+
+    def memory(self, rank: int) -> str:
+        """That of its machine, in words; empty when it is not known."""
+        machine = self.machines[rank]
+        if not machine.total_bytes:
+            return ""
+        return f"{machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB"
 
     def dead(self) -> list[int]:
         """The ranks without a process."""
@@ -81,12 +93,14 @@ class Scene:
 
 def died(scene: Scene, rank: int) -> WorkerDiedError:
     """A process has ended."""
-    if scene.oom_kills[rank]:
-        return out_of_memory(scene, rank, "the kernel killed it for want of memory")
-    return WorkerDiedError(
-        f"{scene.name(rank)} died in {scene.call(rank) or 'no call'}: its process was killed or "
-        "crashed"
-    )
+    kills = scene.machines[rank].oom_kills
+    if kills:
+        said = f"processes killed there for want of memory since the start: {kills}"
+        return out_of_memory(scene, rank, said)
+    why = "its process was killed or crashed"
+    if scene.is_node_dead(rank):
+        why += " like all workers of its node: they end with Ray's own process there (raylet)"
+    return WorkerDiedError(f"{scene.name(rank)} died in {scene.call(rank) or 'no call'}: {why}")
 
 
 def failed(scene: Scene, rank: int | None, failure: Failure) -> WorkerDiedError:
@@ -94,7 +108,8 @@ def failed(scene: Scene, rank: int | None, failure: Failure) -> WorkerDiedError:
     if failure.is_memory:
         return out_of_memory(scene, rank, failure.summary)
     verb = "died" if failure.is_death else "failed"
-    in_call = f" in {scene.call(rank)}" if scene.call(rank) else ""
+    call = scene.call(rank) or ("" if scene.members else "its start")
+    in_call = f" in {call}" if call else ""
     return WorkerDiedError(f"{scene.name(rank)} {verb}{in_call}: {failure.message.strip()}")
 
 
@@ -102,12 +117,9 @@ def out_of_memory(scene: Scene, rank: int | None, said: str) -> WorkerMemoryErro
     """`said`: what Ray, torch, the kernel or Python say of it."""
     held = ""
     if rank is not None and scene.machines:
-        machine = scene.machines[rank]
-        held = (
-            f" It held {scene.most_rss_bytes[rank] / GIB:.2f} GiB;"
-            f" {machine.free_bytes / GIB:.1f} of the {machine.total_bytes / GIB:.1f} GiB of its "
-            "machine are free now."
-        )
+        held = f" It held {scene.most_rss_bytes[rank] / GIB:.2f} GiB"
+        memory = scene.memory(rank)
+        held += f"; {memory} of its machine are free now." if memory else "."
     call = scene.call(rank)
     return WorkerMemoryError(
         f"{scene.name(rank)} ran out of memory in {call or 'its start'} ({said}).{held} "

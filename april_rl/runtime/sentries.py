@@ -56,9 +56,9 @@ class Sentries:
         calls = [there.ask("findings", wait_s) for there in self._there]
         for rank, findings in zip(self._here, self._sentry.findings(wait_s), strict=True):
             found[rank] = findings
-        for there, call in zip(self._there, calls, strict=True):
-            answer = there.answer(call, [_NO_FINDINGS] * len(there.ranks), wait_s)
-            for rank, findings in zip(there.ranks, answer, strict=True):
+        for there, answer in zip(self._there, _answers(calls, wait_s), strict=True):
+            of_node = answer or [_NO_FINDINGS] * len(there.ranks)
+            for rank, findings in zip(there.ranks, of_node, strict=True):
                 found[rank] = findings
         return found
 
@@ -66,26 +66,28 @@ class Sentries:
         """Of every worker, by rank: the memory of its node."""
         found = [self._sentry.machine()] * len(self.members)
         calls = [there.ask("machine") for there in self._there]
-        for there, call in zip(self._there, calls, strict=True):
-            machine = there.answer(call, _NO_MACHINE, 0.0)
+        for there, machine in zip(self._there, _answers(calls), strict=True):
             for rank in there.ranks:
-                found[rank] = machine
+                found[rank] = machine or _NO_MACHINE
         return found
 
     def mark(self) -> None:
         """Before the workers are told to go: note what `end` is to end."""
-        calls = [there.ask("mark") for there in self._there]
+        calls = [there.ask("mark") for there in self._reachable()]
         self._sentry.mark()
-        for there, call in zip(self._there, calls, strict=True):
-            there.answer(call, None, 0.0)
+        _answers(calls)
 
     def end(self) -> None:
         """SIGKILL to every worker that does not go, and to its children."""
-        calls = [there.ask("end") for there in self._there]
+        calls = [there.ask("end") for there in self._reachable()]
         self._sentry.end()
-        for there, call in zip(self._there, calls, strict=True):
-            there.answer(call, None, 0.0)
+        _answers(calls)
+        for there in self._reachable():
             there.end()
+
+    def _reachable(self) -> list[_There]:
+        """Those of other nodes; none when Ray has been left: asking them would start it anew."""
+        return self._there if ray.is_initialized() else []
 
 
 class _There:
@@ -108,7 +110,7 @@ class _There:
         if not ray.wait([self._asked], timeout=0)[0]:
             self.is_silent = time.monotonic() - self._asked_at > _NODE_ANSWERS_S
             return []
-        vitals: list[Vitals] = self.answer(self._asked, [], 0.0)
+        vitals: list[Vitals] = _answer(self._asked) or []
         self.is_silent = not vitals
         self._ask_again()
         return list(zip(self.ranks, vitals, strict=False))
@@ -120,13 +122,22 @@ class _There:
         call: ray.ObjectRef[Any] = getattr(self._actor, method).remote(*args)
         return call
 
-    def answer(self, call: ray.ObjectRef[Any], otherwise: Any, wait_s: float) -> Any:  # noqa: ANN401
-        """What came of `call`, or `otherwise` when the node is silent or gone."""
-        until = time.monotonic() + wait_s + _NODE_ANSWERS_S
-        try:
-            return ray.get(call, timeout=max(0.0, until - time.monotonic()))
-        except RayError:
-            return otherwise
-
     def end(self) -> None:
         ray.kill(self._actor, no_restart=True)
+
+
+def _answers(calls: Sequence[ray.ObjectRef[Any]], wait_s: float = 0.0) -> list[Any]:
+    """What came of each call; None where the node is silent or gone. They all have the same
+    `wait_s` and what a node may take: a cluster of which much is gone is not waited for in turn.
+    """
+    if calls:
+        ray.wait(list(calls), num_returns=len(calls), timeout=wait_s + _NODE_ANSWERS_S)
+    return [_answer(call) for call in calls]
+
+
+def _answer(call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401
+    """What has come of a call by now; None when nothing has, or it failed."""
+    try:
+        return ray.get(call, timeout=0)
+    except RayError:
+        return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from april_rl.runtime.host_memory import host_memory
+from april_rl.runtime.host_memory import host_memory, oom_kills
 from april_rl.runtime.pulse import STACKS_SIGNAL, Activity, Member, PulseReader, stat_of
 
 _LOG_TAIL_BYTES = 4096
@@ -56,9 +56,9 @@ class Findings:
 class Machine:
     """The memory of a node, or of the container or job on it."""
 
-    total_bytes: int
+    total_bytes: int  # 0: it is not known
     free_bytes: int
-    oom_kills: int  # processes the kernel has killed for want of memory since it started
+    oom_kills: int  # processes the kernel has killed for want of it since the workers were met
 
 
 class Sentry:
@@ -77,9 +77,9 @@ class Sentry:
     def machine(self) -> Machine:
         """Memory as it is now."""
         memory = host_memory()
-        lines = Path("/proc/vmstat").read_text().splitlines()
-        kills = next((line.split()[1] for line in lines if line.startswith("oom_kill ")), "0")
-        return Machine(total_bytes=memory.total, free_bytes=memory.free, oom_kills=int(kills))
+        # Counted from what each member says: a sentry may have been started anew since.
+        kills = max((watched.oom_kills() for watched in self._watched), default=0)
+        return Machine(total_bytes=memory.total, free_bytes=memory.free, oom_kills=kills)
 
     def findings(self, wait_s: float) -> list[Findings]:
         """Of each worker, within `wait_s`. A stopped process is let go on: it writes its stacks
@@ -115,6 +115,7 @@ class _Watched:
     def __init__(self, member: Member) -> None:
         self._pid, self._born, self._reader = member.pid, member.born, None
         self._log, self._offset = "", 0
+        self._oom_counter, self._oom_kills = Path(member.oom_counter), member.oom_kills
         with suppress(OSError):  # it may be dead already
             self._reader = PulseReader(member)
             self._log = os.readlink(f"/proc/{member.pid}/fd/2")
@@ -127,6 +128,10 @@ class _Watched:
                 rss_bytes = stat.resident_pages * os.sysconf("SC_PAGE_SIZE")
                 return Vitals(state=stat.state, rss_bytes=rss_bytes, activity=activity)
         return Vitals(state="", rss_bytes=0, activity=activity)
+
+    def oom_kills(self) -> int:
+        """Around it, since it was met."""
+        return max(0, oom_kills(self._oom_counter) - self._oom_kills)
 
     def ask_for_stacks(self) -> bool:
         """Whether it can answer."""
@@ -154,13 +159,14 @@ class _Watched:
         return self._reader.stacks_from(self._offset)
 
     def log_tail(self) -> str:
-        """The end of its stderr; empty when that is no file."""
+        """The end of its stderr; empty when that is no file, or cannot be read."""
         path = Path(self._log)
-        if not path.is_file():
-            return ""
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
+        with suppress(OSError):
+            if path.is_file():
+                with path.open("rb") as file:
+                    file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+                    return file.read().decode(errors="replace")
+        return ""
 
     def processes(self) -> list[tuple[psutil.Process, bool]]:
         """It and its children, which may outlive it, with whether each is a child."""

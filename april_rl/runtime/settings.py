@@ -10,7 +10,7 @@ from april_rl.engine.options import EngineOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """The arguments of `learner.Learner`, but for device, objective and adapters."""
+    """The arguments of `learner.Learner` but for device, objective, adapters, signs of progress."""
 
     model_path: str
     compute_dtype: str  # of the forward and backward pass

@@ -42,6 +42,8 @@ def report_text(
 
 
 def _table(scene: Scene) -> str:
+    if not scene.members:
+        return "the workers had not been met yet: nothing is known of them"
     rows = [_ROW.format(*_HEADER)]
     for rank, (member, vitals) in enumerate(zip(scene.members, scene.vitals, strict=True)):
         seen = vitals.activity
@@ -69,14 +71,10 @@ def _gib(vitals: Vitals) -> str:
 
 def _memory(scene: Scene) -> list[str]:
     """A line a node."""
-    of_host = {
-        member.host: (machine, kills)
-        for member, machine, kills in zip(
-            scene.members, scene.machines, scene.oom_kills, strict=True
-        )
-    }
-    return [
-        f"memory of {host}: {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB "
-        f"free; processes killed by the kernel for want of it since the start: {kills}"
-        for host, (machine, kills) in of_host.items()
-    ]
+    rank_of_host = {member.host: rank for rank, member in enumerate(scene.members)}
+    lines = []
+    for host, rank in rank_of_host.items():
+        memory, kills = scene.memory(rank), scene.machines[rank].oom_kills
+        known = f"{memory} free; processes killed for want of it since the start: {kills}"
+        lines.append(f"memory of {host}: {known if memory else 'not known, nobody answers there'}")
+    return lines

@@ -134,15 +134,14 @@ class Watchdog:
         """End every worker's process and its children, whatever they are doing."""
         self._sentries.mark()
         try:
-            for actor in self._actors:
+            for actor in self._actors if ray.is_initialized() else ():  # Ray would start for it
                 ray.kill(actor, no_restart=True)
-        finally:  # also when there is no Ray any more to be asked
+        finally:  # whatever Ray says to that, or a person who waits
             self._sentries.end()
 
     def _met(self, members: Sequence[Any]) -> None:
         self._sentries = Sentries(members)
         self._silence = Silence(len(members))
-        self._oom_kills = [machine.oom_kills for machine in self._sentries.machines()]
 
     def _ended(
         self, calls: Sequence[ray.ObjectRef[T]], timeout_s: float
@@ -218,13 +217,11 @@ class Watchdog:
 
     def _scene(self) -> Scene:
         """Everything as it is now."""
-        members, machines = self._sentries.members, self._sentries.machines()
-        kills = [m.oom_kills - before for m, before in zip(machines, self._oom_kills, strict=True)]
+        members = self._sentries.members
         return Scene(
             members=members,
             vitals=self._sentries.look(),
-            machines=machines,
-            oom_kills=kills,
+            machines=self._sentries.machines(),
             most_rss_bytes=[self._silence.most_rss_bytes(rank) for rank in range(len(members))],
         )
 

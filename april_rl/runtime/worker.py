@@ -16,6 +16,7 @@ import psutil
 import ray
 
 from april_rl.metrics import Max, Metrics
+from april_rl.rollout.siblings import Siblings, requests_of
 from april_rl.runtime.cluster import Place
 from april_rl.runtime.host_memory import host_memory
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
@@ -24,7 +25,7 @@ from april_rl.runtime.pulse import Member, Pulse, told
 from april_rl.runtime.settings import WorkerSettings
 from april_rl.runtime.shared_memory import forget_names
 from april_rl.runtime.worker_memory import WorkerMemory
-from april_rl.types import Completion, Request, Tick
+from april_rl.types import Completion, Tick
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,9 +162,9 @@ class Worker:
         return self._engine.kv_cache_tokens
 
     @told
-    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
+    def advance(self, submit: Sequence[Siblings], *, slots: int, max_steps: int) -> Tick:
         """One tick of the engine."""
-        tick = self._engine.advance(submit, slots=slots, max_steps=max_steps)
+        tick = self._engine.advance(requests_of(submit), slots=slots, max_steps=max_steps)
         self.pulse.beat(engine_steps=tick.engine_steps, generated_tokens=tick.generated_tokens)
         return tick
 
@@ -173,7 +174,7 @@ class Worker:
         return self._engine.abort()
 
     def follow_advance(
-        self, submit: Sequence[Request], *, slots: int, max_steps: int
+        self, submit: Sequence[Siblings], *, slots: int, max_steps: int
     ) -> Fingerprint:
         """The same tick as that of the engine's first rank, of which this one shows enough to
         compare them.

@@ -122,11 +122,14 @@ class Workers:
 
     def close(self) -> None:
         """End every worker, and Ray if it was started here. Never waits for a worker."""
-        self.watchdog.end()  # a stopped process does not hear Ray
-        for actor in self.actors:  # the watchdog may not have met them
-            ray.kill(actor, no_restart=True)
-        self._placement.remove()
-        stop_ray()
+        try:
+            self.watchdog.end()  # a stopped process does not hear Ray
+            if ray.is_initialized():
+                for actor in self.actors:  # the watchdog may not have met them
+                    ray.kill(actor, no_restart=True)
+                self._placement.remove()
+        finally:
+            stop_ray()
 
     def _all(self, method: str, *args: object) -> list[Any]:
         calls = [getattr(actor, method).remote(*args) for actor in self.actors]

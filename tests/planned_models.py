@@ -1,0 +1,51 @@
+"""Models and settings whose memory the tests plan, and workers to hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import Qwen3Config
+
+from april_rl.runtime.memory_plan import GIB, MemorySettings
+from april_rl.runtime.preflight import ModelFacts, model_facts
+from april_rl.runtime.worker_memory import WorkerMemory
+
+GPU = 80 * GIB
+# Sizes of Qwen3's dense models.
+LAYERS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+MODELS = {
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    | {"num_attention_heads": 32, "tie_word_embeddings": False},
+    "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
+    | {"num_attention_heads": 64, "tie_word_embeddings": False},
+}
+SETTINGS = MemorySettings(
+    device="cuda",
+    num_workers=8,
+    shard_size=8,
+    offload="none",
+    lora_rank=0,
+    has_reference=False,
+    compute_bytes=2,
+    activation_checkpointing=True,
+    max_tokens=16384,
+    longest_tokens=10000,
+    num_minibatches=1,
+    engine_bytes=2,
+    tensor_parallel_size=1,
+    gpu_memory_utilization=0.5,
+    kv_cache_gib=1.0,
+    cuda_graphs=True,
+)
+
+
+def facts_of(folder: Path, name: str) -> ModelFacts:
+    """Of the model of `MODELS` by its size; its configuration is written into `folder`."""
+    Qwen3Config(**MODELS[name], **LAYERS).save_pretrained(folder / name)
+    return model_facts(str(folder / name))
+
+
+def worker(node: str, *, free: float = 79 * GIB, host: float = 500 * GIB) -> WorkerMemory:
+    return WorkerMemory(
+        node_id=node, device_bytes=GPU, free_bytes=int(free), host_free_bytes=int(host)
+    )

@@ -1,0 +1,67 @@
+"""Host memory: what the workers of a node share, and what is said when it is too little."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from planned_models import GPU, SETTINGS, facts_of, worker
+
+from april_rl.runtime.memory_check import check_memory
+from april_rl.runtime.memory_plan import GIB, plan_memory
+from april_rl.runtime.preflight import PreflightError
+
+
+@pytest.fixture
+def facts(tmp_path):
+    """The facts of a model by its size."""
+    return partial(facts_of, tmp_path)
+
+
+def test_the_worker_with_the_least_memory_decides_and_a_node_is_shared(facts):
+    """Fails when each worker counts on all host memory of its node."""
+    model, offloads = facts("8B"), replace(SETTINGS, offload="all")
+    assert check_memory(model, SETTINGS, [worker("a"), worker("b")])
+    with pytest.raises(PreflightError, match=r"has 20\.0 GiB free"):
+        check_memory(model, SETTINGS, [worker("a"), worker("b", free=20 * GIB)])
+    plan = plan_memory(model, offloads, device_bytes=GPU)
+    need = plan.host.total + plan.file_bytes
+    apart = [worker("a", host=1.1 * need), worker("b", host=1.1 * need)]
+    assert check_memory(model, offloads, apart)
+    with pytest.raises(PreflightError, match=r"host memory: .* learner\.offload=optimizer or none"):
+        check_memory(model, offloads, [replace(each, node_id="a") for each in apart])
+
+
+def test_the_file_of_a_checkpoint_is_in_host_memory_once_a_node(facts):
+    """Rank 0 alone writes. Fails when each worker has one, or none has."""
+    model, offloads = facts("8B"), replace(SETTINGS, offload="all")
+    plan = plan_memory(model, offloads, device_bytes=GPU)
+    assert plan.file_bytes == 2 * GIB
+    assert plan.host.total == 12 * model.num_parameters / 8
+    enough = 3 * plan.host.total + plan.file_bytes
+    assert check_memory(model, offloads, [worker("a", host=enough + 9)] * 3)
+    with pytest.raises(PreflightError, match=r"without the 2\.0 GiB of a checkpoint's file"):
+        check_memory(model, offloads, [worker("a", host=enough - 9)] * 3)
+
+
+def test_no_file_of_a_checkpoint_is_larger_than_the_model_or_smaller_than_a_tensor(facts):
+    small = replace(facts("8B"), num_parameters=1000, embedding_parameters=600)
+    assert plan_memory(small, SETTINGS).file_bytes == 2000
+    wide = replace(facts("8B"), embedding_parameters=2 * GIB)
+    assert plan_memory(wide, SETTINGS).file_bytes == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"offload": "optimizer"}, "; learner.offload=none takes less"),
+        ({"has_reference": True}, "; algorithm.kl=none has no reference"),
+        ({"has_reference": True, "lora_rank": 8}, "; no setting is enough by itself"),
+    ],
+)
+def test_what_takes_less_host_memory_is_proposed_where_it_is_set(facts, changes, expected):
+    """Fails when a setting is proposed that the run has already, or that changes nothing."""
+    with pytest.raises(PreflightError) as caught:
+        check_memory(facts("8B"), replace(SETTINGS, **changes), [worker("a", host=GIB)])
+    assert str(caught.value).endswith(expected)

@@ -1,0 +1,100 @@
+"""The end of workers where Ray does not help, and what a terminal shows of a killed one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import ray
+from scenes import member
+
+from april_rl.runtime.cluster import start_ray, stop_ray
+from april_rl.runtime.pulse import Member, stat_of
+from april_rl.runtime.watchdog import Watchdog
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def embedded_ray() -> Iterator[None]:
+    start_ray(num_workers=1, address=None)
+    yield
+    stop_ray()
+
+
+@dataclass
+class Call:
+    """A method of an actor, whose result is there."""
+
+    result: Member
+
+    def remote(self) -> ray.ObjectRef:
+        return ray.put(self.result)
+
+
+@dataclass
+class NoActor:
+    """A worker that Ray refuses to end, as it knows nothing of it."""
+
+    member: Call
+    _actor_id: str = "none"
+
+
+@pytest.mark.usefixtures("embedded_ray")
+def test_a_worker_that_ray_does_not_end_is_ended_all_the_same(tmp_path):
+    """Fails when what Ray raises is all that happens; it is still raised."""
+    code = "import time; print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        here = ray.get_runtime_context().get_node_id()
+        found = replace(member(process.pid, born=stat_of(process.pid).born), node_id=here)
+        watchdog = Watchdog(report=tmp_path / "report", stall_timeout_s=60, call_timeout_s=60)
+        watchdog.meet([NoActor(Call(found))])
+        try:
+            with pytest.raises(ValueError, match="only supported for actors"):
+                watchdog.end()
+            assert process.wait(timeout=20) == -signal.SIGKILL
+        finally:
+            process.kill()
+
+
+def test_of_a_killed_worker_a_terminal_shows_nothing_but_what_the_watchdog_says(tmp_path):
+    """Ray prints pages about a worker, and about its own raylet. Fails when it is let do so."""
+    script = (
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "import psutil\n"
+        "from april_rl.errors import RunError\n"
+        "from april_rl.runtime.cluster import start_ray\n"
+        "from light_groups import Group, Watch\n"
+        "start_ray(num_workers=2, address=None)\n"
+        "group = Group()\n"
+        "watch = Watch(group, Path(sys.argv[1]))\n"
+        "os.kill(group.pids[1], signal.SIGKILL)\n"
+        "try:\n"
+        "    watch.results(group.update())\n"
+        "except RunError as error:\n"
+        "    print(str(error).partition(':')[0])\n"
+        "mine = psutil.Process().children(recursive=True)\n"
+        "[raylet] = [p for p in mine if p.name() == 'raylet']\n"
+        "time.sleep(2)\n"
+        "raylet.kill()\n"
+        "time.sleep(3)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    [line] = done.stdout.splitlines()
+    assert line.startswith("worker 1 (pid "), done.stderr
+    assert "raylet" not in done.stderr.lower()
