@@ -48,6 +48,10 @@ class RayEngines:
         self._engines = workers.engines
         self._deterministic = deterministic
         self._ticks: list[deque[_Call]] = [deque() for _ in self._engines]
+        # Of the oldest tick of every engine: what has not come yet, with the engine, and what has
+        # of those not whole. Kept up, for a tick must not cost a look at hundreds of engines.
+        self._awaited: dict[ray.ObjectRef[Any], int] = {}
+        self._found: dict[ray.ObjectRef[Any], Any] = {}
         self._flight = Flight()
         self._watchdog.report_also(self._flight.oldest)
 
@@ -66,6 +70,8 @@ class RayEngines:
         call = first.advance.remote(submit, **what)
         follow = [rank.follow_advance.remote(submit, **what) for rank in others]
         self._ticks[engine].append(_Call(call, follow))
+        if len(self._ticks[engine]) == 1:
+            self._await_oldest(engine)
 
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
         """The oldest tick of every engine whose oldest tick has ended; waits for at least one.
@@ -75,19 +81,19 @@ class RayEngines:
         engine differ, and WeightVersionError when it samples with other weights than it was given
         last.
         """
-        heads = {engine: ticks[0] for engine, ticks in enumerate(self._ticks) if ticks}
-        engine_of = {ref: engine for engine, call in heads.items() for ref in call.refs}
-        missing = {engine: len(call.refs) for engine, call in heads.items()}
-        wanted = len(heads) if self._deterministic else 1
-        found: dict[ray.ObjectRef[Any], Any] = {}
-        while sum(not count for count in missing.values()) < wanted:
-            waiting = list(engine_of.keys() - found.keys())
-            ended = self._watchdog.wait(waiting, is_steady=True)
-            found |= ended
-            for ref in ended:
-                missing[engine_of[ref]] -= 1
-        whole = sorted(engine for engine, count in missing.items() if not count)
-        ticks = [(engine, self._tick(engine, found)) for engine in whole]
+        wanted = sum(map(bool, self._ticks)) if self._deterministic else 1
+        whole: list[int] = []
+        while len(whole) < wanted:
+            ended = self._watchdog.wait(list(self._awaited), is_steady=True)
+            self._found |= ended
+            engines = {self._awaited.pop(ref) for ref in ended}
+            whole += [engine for engine in engines if self._is_whole(engine)]
+        ticks = []
+        for engine in sorted(whole):
+            found = {ref: self._found.pop(ref) for ref in self._ticks[engine][0].refs}
+            ticks.append((engine, self._tick(engine, found)))
+            if self._ticks[engine]:
+                self._await_oldest(engine)
         if self._flight.stuck_s >= timeout_s:
             self._watchdog.stalled(
                 f"no engine has made an engine step for {timeout_s:g} s "
@@ -102,6 +108,8 @@ class RayEngines:
         if self._watchdog.has_failed:
             timeout_s = min(timeout_s, _AFTER_FAILURE_S)
         deadline = time.monotonic() + timeout_s
+        self._awaited.clear()
+        self._found.clear()
         calls = [self._launch_abort(ranks) for ranks in self._engines]
         completions: list[Completion] = []
         stalled: list[int] = []
@@ -120,6 +128,14 @@ class RayEngines:
             self._watchdog.report(f"engine {stalled[0]} does not give its samples back")
         self._flight.abort()
         return completions, stalled
+
+    def _await_oldest(self, engine: int) -> None:
+        for ref in self._ticks[engine][0].refs:
+            self._awaited[ref] = engine
+
+    def _is_whole(self, engine: int) -> bool:
+        """Whether every rank has answered the oldest tick."""
+        return all(ref in self._found for ref in self._ticks[engine][0].refs)
 
     def _launch_abort(self, ranks: Sequence[Any]) -> _Call:
         first, *others = ranks

@@ -1,0 +1,157 @@
+"""Which ticks `RayEngines` waits for, with calls that end when the test says so."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from april_rl.runtime.engines import RayEngines
+from april_rl.runtime.lockstep import fingerprint
+from april_rl.types import Tick
+
+TICK = Tick(
+    finished=(),
+    num_running=0,
+    num_queued=0,
+    engine_steps=1,
+    slot_steps=0,
+    context_token_steps=0,
+    generated_tokens=0,
+    prefilled_tokens=0,
+    elapsed_s=0.0,
+)
+
+
+class Method:
+    """A worker's method: each call gets a reference of its own, which the test can find."""
+
+    def __init__(self, result: Any) -> None:
+        self._result, self.calls = result, deque[Call]()
+
+    def remote(self, *_: Any, **__: Any) -> Call:
+        self.calls.append(Call(self._result))
+        return self.calls[-1]
+
+
+class Call:
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+
+class Rank:
+    def __init__(self) -> None:
+        self.advance, self.follow_advance = Method(TICK), Method(fingerprint(()))
+        self.abort, self.follow_abort = Method([]), Method(fingerprint(()))
+
+
+class Script:
+    """A watchdog to which calls end as `ends` says; it must be waiting for them."""
+
+    has_failed = False
+
+    def __init__(self) -> None:
+        self.ends: deque[list[Call]] = deque()
+        self.num_waits = 0
+        self.waited: set[Call] = set()  # for which, the last time
+
+    def report_also(self, _: Callable[[], str]) -> None:
+        pass
+
+    def wait(self, calls: Sequence[Call], *, is_steady: bool) -> dict[Call, Any]:
+        assert is_steady
+        self.num_waits, self.waited = self.num_waits + 1, set(calls)
+        assert self.num_waits < 100, "waits for ever"
+        ended = self.ends.popleft() if self.ends else calls[:1]
+        assert set(ended) <= set(calls)
+        return {call: call.result for call in ended}
+
+    def within(self, calls: Sequence[Call], _: float) -> list[Any]:
+        return [call.result for call in calls]
+
+
+@dataclass
+class Crew:
+    engines: list[list[Rank]]
+    policy_version: int = 0
+    watchdog: Script = field(default_factory=Script)
+
+
+def crew_of(num_engines: int, num_ranks: int) -> Crew:
+    return Crew([[Rank() for _ in range(num_ranks)] for _ in range(num_engines)])
+
+
+def launch(engines: RayEngines, *which: int) -> None:
+    for engine in which:
+        engines.launch(engine, [], slots=1, max_steps=1)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_tick_is_over_when_every_rank_has_answered_and_what_came_early_is_kept(deterministic):
+    """Fails when one rank's answer stands for the engine, is forgotten until the others', or the
+    tick behind is waited for before it is the oldest.
+    """
+    crew = crew_of(2, 2)
+    engines = RayEngines(crew, deterministic=deterministic)  # type: ignore[arg-type]
+    launch(engines, 0, 0, 1)
+    (first, follower), (other, others_follower) = (
+        (leader.advance.calls, second.follow_advance.calls) for leader, second in crew.engines
+    )
+    crew.watchdog.ends += [[first[0]], [other[0], others_follower[0]], [follower[0]]]
+    if deterministic:
+        assert [engine for engine, _ in engines.wait(1.0)] == [0, 1]
+    else:
+        assert [engine for engine, _ in engines.wait(1.0)] == [1]
+        assert [engine for engine, _ in engines.wait(1.0)] == [0]
+    assert crew.watchdog.waited.isdisjoint({first[1], follower[1]})
+    crew.watchdog.ends += [[follower[1], first[1]]]
+    assert [engine for engine, _ in engines.wait(1.0)] == [0]
+
+
+def test_after_an_abort_nothing_of_the_ticks_before_is_waited_for():
+    """Fails when half a tick is left, or the ticks of a new step are not waited for."""
+    crew = crew_of(2, 2)
+    engines = RayEngines(crew, deterministic=False)  # type: ignore[arg-type]
+    launch(engines, 0, 0, 1)
+    leader, follower = crew.engines[0]
+    ones_leader, ones_follower = crew.engines[1]
+    crew.watchdog.ends += [
+        [leader.advance.calls[0]],
+        [ones_leader.advance.calls[0], ones_follower.follow_advance.calls[0]],
+    ]
+    assert [engine for engine, _ in engines.wait(1.0)] == [1]
+    assert engines.abort(1.0) == ([], [])
+    launch(engines, 0)
+    new = [leader.advance.calls[2], follower.follow_advance.calls[2]]
+    crew.watchdog.ends.append(new)
+    assert [engine for engine, _ in engines.wait(1.0)] == [0]
+    assert crew.watchdog.waited == set(new)
+
+
+def lines_per_tick(num_engines: int) -> float:
+    """Lines of engines.py that run for a tick, with two under way on each engine."""
+    engines = RayEngines(crew_of(num_engines, 1), deterministic=False)  # type: ignore[arg-type]
+    launch(engines, *range(num_engines), *range(num_engines))
+    lines = 0
+
+    def count(frame: Any, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count if frame.f_code.co_filename.endswith("runtime/engines.py") else None
+
+    sys.settrace(count)
+    try:
+        for _ in range(20):
+            launch(engines, *(engine for engine, _ in engines.wait(60.0)))
+    finally:
+        sys.settrace(None)
+    return lines / 20
+
+
+def test_a_tick_costs_the_same_however_many_engines_there_are():
+    """Fails when every engine is looked at."""
+    assert lines_per_tick(256) < 1.1 * lines_per_tick(4)
