@@ -16,7 +16,7 @@ from april_rl.rollout.ledger import LedgerError, State
 from april_rl.rollout.lost import NoSignalError
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.siblings import Siblings, requests_of
-from april_rl.types import Completion, Score, Tick
+from april_rl.types import Completion, Sample, Score, Tick
 
 
 class FaultyEngines(FakeEngines):
@@ -256,6 +256,22 @@ def test_what_is_in_flight_is_parked_whatever_ends_the_step(error):
     with pytest.raises(type(error)):
         run.steps(5)
     assert run.fakes.generated == run.num_tokens_held()
+    assert_parked_and_accounted_for(run)
+
+
+def test_what_engines_gave_back_is_kept_when_the_scorer_takes_no_sample():
+    """Fails when a scorer that raises loses the other completions of a tick, or of the abort, and
+    its error with them.
+    """
+    run = Run(Setup(law=lambda s: 3 if s.prompt_id == 0 else 30, group_size=4, computes_on=False))
+
+    def submit(_: Sample) -> None:
+        raise RunError("the reward is broken")
+
+    run.scorer.submit = submit  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="the reward is broken"):
+        run.step()
+    assert run.fakes.generated == run.num_tokens_held() > 0
     assert_parked_and_accounted_for(run)
 
 

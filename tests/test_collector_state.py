@@ -275,6 +275,16 @@ def test_a_run_goes_on_with_fewer_engines_than_it_was_saved_with():
     assert len(again.trained) == len(again.prompts.taken)
 
 
+def test_a_saved_state_stays_as_it_was_while_the_run_goes_on():
+    """Fails when what is saved is the run's own list."""
+    run = start(replace(LONG, num_engines=3))
+    run.steps(3)
+    state = run.collector.save()
+    saved = json.dumps(state)
+    run.steps(2)
+    assert json.dumps(state) == saved
+
+
 def test_a_state_is_not_saved_in_the_middle_of_a_step():
     """Fails when in-flight groups are saved as if they were parked."""
     run = start(LONG)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import chain
-
 import pytest
 from fake_engine import FakeEngines
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_runs import Run, Setup, constant
 
-from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.ledger import Ledger, LedgerError, State
-from april_rl.rollout.open_group import OpenGroup, lengths_of
-from april_rl.rollout.seeds import request_seed
 from april_rl.rollout.siblings import Siblings
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
-from april_rl.types import Completion, Prompt, SampleId, Score, Tick
+from april_rl.types import SampleId, Tick
 
 FINAL = {State.trained, State.rejected, State.dropped}
 
@@ -137,47 +131,6 @@ def test_a_run_of_siblings_ends_where_another_engine_was_home_to_one():
     assert slots.choose([1, 0], None) == (0, 2)
 
 
-def open_group(*num_tokens: int | None, size: int = 4) -> OpenGroup:
-    """Prompt 1 of two tokens; samples unfinished with so many tokens, finished with none more."""
-    group = OpenGroup(Prompt(id=1, token_ids=(1, 2), text="", answer="", source=""), size)
-    for index, count in enumerate(num_tokens):
-        if count is None:
-            part = completion(index, start=0, num_tokens=3, version=0)
-            group.extend(replace(part, finish_reason="stop"))
-        elif count:
-            group.extend(completion(index, start=0, num_tokens=count, version=0))
-    group.begin_step()
-    return group
-
-
-def test_what_is_sent_waits_no_more_and_says_what_it_has_to_compute():
-    """Fails when a finished sample is sent, one is sent twice, or the response so far is not among
-    the tokens to prefill.
-    """
-    group = open_group(5, None, 0, 7)
-    assert group.send(2, engine=3, expected_tokens=10.0) == ([0, 2], 2 + 5 + 10.0 + 2 + 10.0)
-    assert (group.waiting, group.latest, group.homes) == ([3], 3, [3, None, 3, None])
-    assert group.send(1, engine=0, expected_tokens=1.0) == ([3], 2 + 7 + 1.0)
-    assert group.work == [17.0, 0.0, 12.0, 10.0]
-    group.begin_step()
-    assert (group.waiting, group.latest, group.homes) == ([0, 2, 3], None, [3, None, 3, 0])
-
-
-@given(st.integers(1, 5), st.lists(st.integers(1, 9), max_size=3))
-def test_siblings_are_the_requests_of_their_samples(count, lengths):
-    """Fails when a sample goes on elsewhere than where it ends, gets another budget, or the seed of
-    another sample or part.
-    """
-    parts = [tuple((n,) * n for n in lengths[: index % 4]) for index in range(count)]
-    siblings = Siblings(7, (1, 2, 3), [*range(count)], parts, 40, 11)
-    for index, request in enumerate(siblings.requests()):
-        assert request.sample_id == SampleId(7, index)
-        assert request.token_ids == [1, 2, 3, *chain.from_iterable(parts[index])]
-        assert request.start + request.max_tokens == 40
-        assert request.num_tokens == len(request.token_ids)
-        assert request.seed == request_seed(11, request.sample_id, len(parts[index]))
-
-
 def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
     """Fails when an abort forgets what is on its way to an engine."""
     engines = FakeEngines(constant(5), num_engines=2, budget=8, computes_on=False)
@@ -191,9 +144,9 @@ def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
 
 
 def test_step_statistics_count_what_the_engines_did():
-    """Fails when tokens of the abort, resumed samples or truncated ones are left out."""
+    """Fails when tokens of the abort, finished samples, resumed or truncated ones are left out."""
     run = Run(Setup(num_groups=2, alpha=2.0, budget=6, law=lambda s: 3 if s.prompt_id % 2 else 9))
-    generated = 0
+    generated = finished = 0
     for _ in range(3):
         resumable = sum(sample.num_tokens > 0 and not sample.is_finished for sample in run.alive)
         collection = run.step()
@@ -201,6 +154,8 @@ def test_step_statistics_count_what_the_engines_did():
         samples = [s for scored in collection.groups for s in scored.group.samples]
         assert collection.stats.generated_tokens == run.fakes.generated - generated
         generated = run.fakes.generated
+        assert collection.stats.finished_samples == len(run.scorer.submitted) - finished
+        finished = len(run.scorer.submitted)
         assert read["rollout/resumed_samples"] <= resumable
         truncated = [sample.num_tokens == 6 for sample in samples]
         assert read["rollout/truncated_frac"] == sum(truncated) / len(truncated)
@@ -208,6 +163,19 @@ def test_step_statistics_count_what_the_engines_did():
         assert read["rollout/over_sampling_factor"] == 2.0
         assert read["rollout/parked_tokens"] == run.collector.buffer.open_tokens
         assert 0 <= read["rollout/occupancy"] <= 1
+
+
+def test_the_expected_length_is_the_running_mean_of_all_responses_that_finished():
+    """Fails when those that an abort brings are left out, or only the last part of one counts."""
+    run, expected, in_abort = Run(Setup(alpha=2.5, num_engines=2, tick_steps=9)), 1.0, 0
+    for _ in range(4):
+        stats = run.step().stats
+        lengths = [c.start + len(c.token_ids) for c in stats.completions if c.finish_reason]
+        for length in lengths:
+            expected += (length - expected) / 20
+        in_abort += len(lengths) - sum(len(each.finished) for each in stats.ticks)
+        assert run.collector.save()["dispatch"]["expected_tokens"] == pytest.approx(expected)
+    assert in_abort > 0
 
 
 def tick(*, engine_steps: int, slot_steps: int, elapsed_s: float) -> Tick:
@@ -243,54 +211,3 @@ def test_occupancy_is_slot_time_over_the_time_of_the_engine_that_worked_longest(
 def test_a_step_without_engine_work_has_no_requests_in_flight():
     """Fails when a step that only takes ready groups divides by its engines' time."""
     assert StepStats(num_slots=4, policy_version=0, clock=lambda: 0.0).in_flight_mean == 0.0
-
-
-def completion(index: int, *, start: int, num_tokens: int, version: int) -> Completion:
-    return Completion(
-        sample_id=SampleId(1, index),
-        start=start,
-        policy_version=version,
-        context_version=version,
-        token_ids=(7,) * num_tokens,
-        logprobs=(-1.0,) * num_tokens,
-        finish_reason=None,
-    )
-
-
-def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
-    """Fails when a score that comes twice counts twice, a failed one is forgotten, or rewards are
-    in the order of their arrival.
-    """
-    group = open_group(None, None, None, size=3)
-    right, wrong = (Score(SampleId(1, i), float(i), "scored") for i in (0, 2))
-    group.note(wrong)
-    group.note(wrong)
-    group.note(right)
-    assert not group.is_scored
-    failed = Score(SampleId(1, 1), 7.0, "timeout")
-    group.note(failed)
-    assert group.is_scored
-    assert group.failure == failed
-    assert group.scored().rewards == (0.0, 7.0, 2.0)
-
-
-def test_lengths_of_groups_are_those_of_their_samples():
-    """Fails when a finished sample counts as unfinished, or a group's samples are left out."""
-    groups = [open_group(5, None, 0), open_group(None, size=1)]
-    lengths, is_finished = lengths_of(groups)
-    assert lengths.tolist() == [5, 3, 0, 0, 3]
-    assert is_finished.tolist() == [False, True, False, False, True]
-    assert [array.size for array in lengths_of([])] == [0, 0]
-
-
-def test_fresh_samples_are_the_shortest_of_those_with_tokens_of_this_version():
-    """Of equal ones the first. Fails when a sample without tokens or one of an earlier version is
-    taken, or a group's tokens are counted wrongly as it grows.
-    """
-    buffer = Buffer()
-    group = buffer.open(Prompt(id=1, token_ids=(1, 2), text="", answer="", source=""), 6)
-    for index, (num_tokens, version) in enumerate([(5, 3), (2, 2), (4, 3), (3, 3), (3, 3)]):
-        buffer.extend(group, completion(index, start=0, num_tokens=num_tokens, version=version))
-    assert [s.index for s in buffer.fresh_samples(3, limit=3)] == [3, 4, 2]
-    assert [s.index for s in buffer.fresh_samples(3, limit=9)] == [3, 4, 2, 0]
-    assert buffer.open_tokens == 17

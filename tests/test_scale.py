@@ -155,7 +155,7 @@ def test_the_chosen_engine_is_that_of_a_search_through_all(
 @pytest.mark.parametrize("reject_every", [0, 3])
 def test_versions_are_counted_as_the_groups_have_them(reject_every):
     """Fails when a group that becomes ready, is rejected, trained or restored stays counted, or one
-    that gets its first token does not move.
+    that gets its first token does not move, or versions of the past are kept.
     """
     setup = Setup(alpha=2.5, law=lognormal(30, 0.9), budget=200, reject_every=reject_every)
     run = Run(setup)
@@ -171,6 +171,8 @@ def test_versions_are_counted_as_the_groups_have_them(reject_every):
         assert +buffer.ready_versions() == Counter(
             scored.group.oldest_version for scored in buffer.ready_groups()
         )
+        assert len(buffer.open_versions(policy_version=run.version)) <= setup.max_staleness + 2
+        assert len(buffer.ready_versions()) <= setup.max_staleness + 1
         seen |= expected.keys()
     assert len(seen) > 5
 

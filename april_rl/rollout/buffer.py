@@ -52,15 +52,15 @@ class Buffer:
 
     def score(self, scores: Iterable[Score]) -> list[OpenGroup]:
         """Note scores; returns the groups whose last missing one was among them."""
-        scored: list[OpenGroup] = []
+        scored: dict[int, OpenGroup] = {}  # each once, also when a score comes twice
         for score in scores:
             group = self._open.get(score.sample_id.prompt_id)
             if group is None:
                 continue
             group.note(score)
             if group.is_scored:
-                scored.append(group)
-        return scored
+                scored[group.prompt.id] = group
+        return list(scored.values())
 
     def make_ready(self, scored: ScoredGroup) -> None:
         """From open to ready."""
@@ -80,6 +80,8 @@ class Buffer:
         for scored in taken:
             oldest, _ = self._ready.pop(scored.group.prompt.id)
             self._ready_versions[oldest] -= 1
+        # Without the versions that no group has any more: a run has as many as steps.
+        self._open_versions, self._ready_versions = +self._open_versions, +self._ready_versions
         return taken
 
     def open_groups(self) -> Iterator[OpenGroup]:

@@ -246,6 +246,7 @@ class Collector:
             completions, work = self._groups.extend(tick.finished, self._stats, engine=engine)
             self._dispatch.free(engine, count=len(completions), work=work)
             self._dispatch.learn(completions)
+        self._groups.submit()
         self._take_scores(self._known_scores(wait_s=0.0))
 
     def _await_scores(self) -> bool:
@@ -274,6 +275,7 @@ class Collector:
         awaited, _ = self._groups.extend(completions, self._stats)
         self._dispatch.learn(awaited)
         self._groups.park(stalled=stalled)
+        self._groups.submit()
         self._stats.stop_s = self._clock() - started
         if stalled:
             raise EngineStalledError(

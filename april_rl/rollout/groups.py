@@ -4,6 +4,7 @@ or dropped.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Container, Iterable
 
 from april_rl.rollout.buffer import Buffer
@@ -13,7 +14,7 @@ from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.ports import Scorer
 from april_rl.rollout.state import Plain, StateError
 from april_rl.rollout.stats import StepStats
-from april_rl.types import Completion, Prompt, SampleId, Score, ScoredGroup
+from april_rl.types import Completion, Prompt, Sample, SampleId, Score, ScoredGroup
 
 
 class Groups:
@@ -27,6 +28,7 @@ class Groups:
         self.last_failure = ""  # why the last dropped group has no reward
         self._rejected_before = self._dropped_before = 0  # groups, up to the last `take`
         self._scorer, self._group_size, self._keep = scorer, group_size, keep
+        self._unsubmitted: deque[Sample] = deque()  # finished, and unknown to the scorer
 
     def open(self, prompt: Prompt) -> OpenGroup:
         """A new group, all its samples empty."""
@@ -68,9 +70,9 @@ class Groups:
     def extend(
         self, completions: Iterable[Completion], stats: StepStats, *, engine: int | None = None
     ) -> tuple[list[Completion], float]:
-        """Append what came back of requests to their samples, count it in `stats`, and have those
-        scored that are finished by it. Returns the completions that were awaited, and the tokens of
-        work that went with their requests.
+        """Append what came back of requests to their samples and count it in `stats`; `submit` has
+        those scored that are finished by it. Returns the completions that were awaited, and the
+        tokens of work that went with their requests.
 
         The others came late and are passed over: of a version before that of `stats`, to be put
         where the sample no longer ends, or from another engine than the one that has it (any may
@@ -97,8 +99,15 @@ class Groups:
             stats.add_completion(completion, num_prompt_tokens=len(group.prompt.token_ids))
             sample = self.buffer.extend(group, completion)
             if sample is not None:
-                self._scorer.submit(sample)
+                self._unsubmitted.append(sample)
         return awaited, work_back
+
+    def submit(self) -> None:
+        """Have the samples scored that were finished since the last call. Apart from `extend`, for
+        the scorer may raise, and then all that engines gave back is in its place.
+        """
+        while self._unsubmitted:
+            self._scorer.submit(self._unsubmitted.popleft())
 
     def score(self, scores: Iterable[Score]) -> int:
         """Note scores; returns how many groups were rejected or dropped, whose slots are free."""

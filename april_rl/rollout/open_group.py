@@ -143,7 +143,7 @@ class OpenGroup:
         scores = [save_score(score) for score in self.scores if score is not None]
         return {
             **save_group(self.prompt, self.samples),
-            "homes": self.homes,
+            "homes": list(self.homes),
             "scores": scores,
         }
 

@@ -1,4 +1,4 @@
-"""Which engine computes which sample, and how many samples each engine holds."""
+"""How many samples each engine holds, and which one gets the next."""
 
 from __future__ import annotations
 
