@@ -118,7 +118,8 @@ def test_lengths_of_groups_are_those_of_their_samples():
 
 def test_fresh_samples_are_the_shortest_of_those_with_tokens_of_this_version():
     """Of equal ones the first. Fails when a sample without tokens or one of an earlier version is
-    taken, or a group's tokens are counted wrongly as it grows.
+    taken, the version of a sample's first part stands for its last, or a group's tokens are counted
+    wrongly as it grows.
     """
     buffer = Buffer()
     group = buffer.open(PROMPT, 6)
@@ -127,6 +128,8 @@ def test_fresh_samples_are_the_shortest_of_those_with_tokens_of_this_version():
     assert [s.index for s in buffer.fresh_samples(3, limit=3)] == [3, 4, 2]
     assert [s.index for s in buffer.fresh_samples(3, limit=9)] == [3, 4, 2, 0]
     assert buffer.open_tokens == 17
+    buffer.extend(group, completion(1, start=2, num_tokens=7, version=4))
+    assert [s.index for s in buffer.fresh_samples(4, limit=9)] == [1]
 
 
 def test_a_restored_group_is_as_old_as_its_oldest_token():
