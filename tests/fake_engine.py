@@ -201,6 +201,7 @@ class FakeEngines(SerialEngines):
 
     def _look(self, engine: FakeEngine, slots: int) -> None:
         assert len(engine.running) <= slots
+        assert len(engine.running) + len(engine.queue) <= slots + max(1, (slots + 1) // 4)
         self.most_running = max(self.most_running, sum(len(e.running) for e in self.each))
 
 

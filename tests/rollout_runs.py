@@ -201,6 +201,15 @@ def check_trainable(scored: ScoredGroup, setup: Setup) -> None:
     assert scored.rewards == tuple(reward(sample.id) for sample in group.samples)
 
 
+def check_drained(run: Run) -> None:
+    """Every prompt taken is trained, once, and every sample is what it should be."""
+    for scored in run.trained:
+        check_trainable(scored, run.setup)
+        for sample in scored.group.samples:
+            check_sample(sample)
+    assert len(run.trained) == len(run.prompts.taken)
+
+
 LAWS = st.one_of(
     st.integers(1, 30).map(constant),
     st.builds(lognormal, st.floats(2, 12), st.floats(0.2, 1.5)),

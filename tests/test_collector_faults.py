@@ -9,7 +9,14 @@ from dataclasses import replace
 
 import pytest
 from fake_engine import FakeEngines
-from rollout_runs import Run, Setup, check_sample, check_trainable, constant, lognormal
+from rollout_runs import (
+    Run,
+    Setup,
+    check_drained,
+    check_sample,
+    constant,
+    lognormal,
+)
 
 from april_rl.errors import RunError
 from april_rl.rollout.ledger import LedgerError, State
@@ -109,11 +116,7 @@ def test_after_a_replaced_engine_the_run_goes_on_where_it_was():
     engines.submitted, engines.is_stuck = [], False
     run.steps(3)
     run.drain()
-    for scored in run.trained:
-        check_trainable(scored, run.setup)
-        for sample in scored.group.samples:
-            check_sample(sample)
-    assert len(run.trained) == len(run.prompts.taken)
+    check_drained(run)
 
 
 def test_what_a_stalled_engine_reports_a_step_later_is_ignored():

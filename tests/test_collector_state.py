@@ -15,7 +15,7 @@ import pytest
 from fake_engine import FakeEngines, FakePrompts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rollout_runs import SETUPS, Run, Setup, check_sample, check_trainable, lognormal
+from rollout_runs import SETUPS, Run, Setup, check_drained, check_sample, check_trainable, lognormal
 
 from april_rl.data.stream import PromptStream
 from april_rl.rollout.ledger import State
@@ -268,11 +268,7 @@ def test_a_run_goes_on_with_fewer_engines_than_it_was_saved_with():
     again = restore(saved, run, trained=len(run.trained), rejected=len(run.rejected))
     again.steps(3)
     again.drain()
-    for scored in again.trained:
-        check_trainable(scored, again.setup)
-        for sample in scored.group.samples:
-            check_sample(sample)
-    assert len(again.trained) == len(again.prompts.taken)
+    check_drained(again)
 
 
 def test_a_saved_state_stays_as_it_was_while_the_run_goes_on():

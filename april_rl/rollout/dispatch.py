@@ -96,12 +96,12 @@ class Dispatch:
         prompt, completions = group.prompt, group.completions
         self._submit[engine].append(
             Siblings(
-                prompt.id,
-                prompt.token_ids,
-                sent,
-                [tuple([part.token_ids for part in completions[index]]) for index in sent],
-                self.max_response_tokens,
-                self._seed,
+                prompt_id=prompt.id,
+                prompt_token_ids=prompt.token_ids,
+                indices=sent,
+                parts=[tuple([part.token_ids for part in completions[index]]) for index in sent],
+                max_response_tokens=self.max_response_tokens,
+                run_seed=self._seed,
             )
         )
         self._due.add(engine)
@@ -114,9 +114,9 @@ class Dispatch:
                 continue
             self._slots.withdraw(engine)
             while self._ticks[engine] < _TICKS_IN_FLIGHT:
-                requests, self._submit[engine] = self._submit[engine], []
+                submit, self._submit[engine] = self._submit[engine], []
                 slots = self._slots.slots(engine)
-                self._engines.launch(engine, requests, slots=slots, max_steps=self._tick_steps)
+                self._engines.launch(engine, submit, slots=slots, max_steps=self._tick_steps)
                 self._ticks[engine] += 1
                 self._num_under_way += 1
         self._due.clear()
