@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -40,6 +43,19 @@ class Group:
         deadline = time.monotonic() + 5
         while self.alive() and time.monotonic() < deadline:
             time.sleep(0.05)
+
+
+def run_alone(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """`script` in a process and a Ray of its own, in `folder`, which is its argument."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(folder)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
 
 
 class Watch(Watchdog):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import ray
+from light_groups import run_alone
 from scenes import member
 
 from april_rl.runtime.cluster import start_ray, stop_ray
@@ -87,14 +86,7 @@ def test_of_a_killed_worker_a_terminal_shows_nothing_but_what_the_watchdog_says(
         "raylet.kill()\n"
         "time.sleep(3)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_alone(script, tmp_path)
     [line] = done.stdout.splitlines()
     assert line.startswith("worker 1 (pid "), done.stderr
     assert "raylet" not in done.stderr.lower()

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from light_groups import Group, Watch
+from light_groups import Group, Watch, run_alone
 
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.siblings import Siblings
@@ -268,15 +268,7 @@ def test_a_worker_of_another_node_is_watched_and_ended_by_that_node(tmp_path):
         "print('a Ray of its own:', ray.is_initialized())\n"
         "cluster.shutdown()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = run_alone(script, tmp_path)
     assert {"2 []", "a Ray of its own: False"} <= set(done.stdout.splitlines()), (
         done.stdout[-2000:] + done.stderr[-3000:]
     )
