@@ -1,5 +1,4 @@
-"""The nouns of the system: prompt, completion, sample, group, score, and what travels to and from
-engines.
+"""The nouns of the system: prompt, request, completion, sample, group, score.
 
 Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are in
 nats, of the sampled token, at the sampling temperature, as the engine reported them when it sampled
@@ -220,29 +219,3 @@ class ScoredGroup:
     def has_signal(self) -> bool:
         """Whether the rewards differ: equal ones give no sample an advantage over its siblings."""
         return max(self.rewards) != min(self.rewards)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """What one engine did in one call of `advance`."""
-
-    finished: tuple[Completion, ...]
-    num_running: int  # requests in a slot at the end
-    num_queued: int  # requests still waiting for a slot
-    engine_steps: int
-    slot_steps: int  # Σ over engine steps of requests in a slot
-    context_token_steps: int  # Σ over engine steps of tokens held by requests in a slot
-    generated_tokens: int
-    prefilled_tokens: int  # prompt tokens and response tokens computed again
-    elapsed_s: float
-
-
-@dataclass(slots=True)
-class TickCounts:
-    """What an engine counts from the beginning of a tick; the fields are those of Tick."""
-
-    engine_steps: int = 0
-    slot_steps: int = 0
-    context_token_steps: int = 0
-    generated_tokens: int = 0
-    prefilled_tokens: int = 0

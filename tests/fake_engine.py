@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from april_rl.rollout.serial import SerialEngines
 from april_rl.rollout.siblings import Siblings
-from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score
 
 Law = Callable[[SampleId], int]  # the length of a sample's response, were there no budget
 MAX_TICKS = 5_000  # no test needs so many: one that gets there would loop for ever
@@ -78,7 +79,7 @@ class FakeEngine:
             steps, slot_steps = steps + 1, slot_steps + len(self.running)
             finished += self._step()
         return Tick(
-            finished=tuple(finished),
+            finished=Completions(finished),
             num_running=len(self.running),
             num_queued=len(self.queue),
             engine_steps=steps,
@@ -97,14 +98,14 @@ class FakeEngine:
         self.contexts[sample_id] = context if is_kept else self.policy_version
         self.running[sample_id] = (request, [])
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         for sample_id, (request, tokens) in self.running.items():
             if request.start + len(tokens):
                 self.kept[sample_id] = (request.start + len(tokens), self.contexts[sample_id])
         held = [*self.running.values(), *((request, []) for request in self.queue)]
         self.running.clear()
         self.queue.clear()
-        return [self._completion(request, tokens) for request, tokens in held]
+        return Completions(self._completion(request, tokens) for request, tokens in held)
 
     def _step(self) -> list[Completion]:
         self.generated += len(self.running)
@@ -183,21 +184,21 @@ class FakeEngines(SerialEngines):
         self.most_under_way = max(self.most_under_way, *self.under_way)
         super().launch(engine, submit, slots=slots, max_steps=max_steps)
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
         self.num_ticks += 1
         assert self.num_ticks < MAX_TICKS, "the collector loops for ever"
-        ended = super().wait(timeout_s)
+        ended = super().wait(timeout_s, gather_s=gather_s)
         for engine, _ in ended:
             self.under_way[engine] -= 1
         return ended
 
-    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
-        finished: list[Completion] = []
+    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
+        finished: list[Completions] = []
         while self._computes_on and any(self.under_way):
-            finished += [c for _, tick in FakeEngines.wait(self, timeout_s) for c in tick.finished]
+            finished += [tick.finished for _, tick in FakeEngines.wait(self, timeout_s)]
         self.under_way = [0] * self.num_engines
         rest, stalled = super().abort(timeout_s)
-        return finished + rest, stalled
+        return Completions.joined([*finished, rest]), stalled
 
     def _look(self, engine: FakeEngine, slots: int) -> None:
         assert len(engine.running) <= slots

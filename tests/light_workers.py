@@ -17,7 +17,7 @@ import ray
 from april_rl.rollout.siblings import Siblings
 from april_rl.runtime.parent import end_with_parent
 from april_rl.runtime.pulse import Member, Pulse, told
-from april_rl.types import Tick
+from april_rl.ticks import Completions, Tick
 
 LONG_S = 600.0
 
@@ -66,7 +66,7 @@ class LightWorker:
     def advance(self, submit: list[Siblings], *, slots: int, max_steps: int) -> Tick:
         """A tick that comes back at once and has done nothing."""
         return Tick(
-            finished=(),
+            finished=Completions(),
             num_running=len(submit[:slots]),
             num_queued=0,
             engine_steps=0 * max_steps,

@@ -30,6 +30,7 @@ from source_tree import (
 LAYERS = (  # the floors of the house, the ground first
     {"errors"},
     {"types", "metrics", "config", "interrupts"},
+    {"ticks"},
     {"algorithm", "rollout", "batch"},
     {"data", "rewards", "engine", "learner", "evaluation", "tracking", "tiny", "scheduling"},
     {"runtime"},
@@ -39,7 +40,7 @@ LAYERS = (  # the floors of the house, the ground first
     {"train", "evaluate", "simulate"},
 )
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
-PURE = LAYERS[0] | LAYERS[1] | LAYERS[2]  # tested in seconds, without GPU or process
+PURE = LAYERS[0] | LAYERS[1] | LAYERS[2] | LAYERS[3]  # tested in seconds, without GPU or process
 HYDRA_USERS = {"config", "train", "evaluate", "simulate"}
 OWNERS = {
     "vllm": {"engine"},

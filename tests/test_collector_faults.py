@@ -23,7 +23,8 @@ from april_rl.rollout.ledger import LedgerError, State
 from april_rl.rollout.lost import NoSignalError
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.siblings import Siblings, requests_of
-from april_rl.types import Completion, Sample, Score, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Sample, Score
 
 
 class FaultyEngines(FakeEngines):
@@ -46,20 +47,20 @@ class FaultyEngines(FakeEngines):
             return
         super().launch(engine, submit, slots=slots, max_steps=max_steps)
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
         if not any(self.under_way):
             raise EngineStalledError("engine 0 has not answered")
         late, self.late = self.late, []
-        return late + super().wait(timeout_s)
+        return late + super().wait(timeout_s, gather_s=gather_s)
 
-    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
         self.timeouts_s.append(timeout_s)
         completions, _ = super().abort(timeout_s)
         if self.reports_twice:
             late = [replace(each, policy_version=each.policy_version - 1) for each in completions]
-            return late + completions, []
+            return Completions([*late, *completions]), []
         if not self.is_stuck or not self.submitted:
-            return (completions[1:] if self.loses_samples else completions), []
+            return (Completions(completions[1:]) if self.loses_samples else completions), []
         return completions, [0]
 
     def recover(self) -> None:

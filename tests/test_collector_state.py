@@ -20,7 +20,8 @@ from rollout_runs import SETUPS, Run, Setup, check_drained, check_sample, check_
 from april_rl.data.stream import PromptStream
 from april_rl.rollout.ledger import State
 from april_rl.rollout.state import StateError
-from april_rl.types import Completion, Prompt, Request, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Prompt, Request
 
 NUM_PROMPTS = 7  # of the data: a run goes through it several times
 PROMPTS = [
@@ -60,11 +61,11 @@ class MortalEngines(FakeEngines):
         )
         self.calls_left = math.inf
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
         self._live()
-        return super().wait(timeout_s)
+        return super().wait(timeout_s, gather_s=gather_s)
 
-    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
         self._live()
         return super().abort(timeout_s)
 

@@ -12,7 +12,7 @@ from april_rl.rollout.cost import MIN_TICKS, EngineCost, fit_cost
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.lengths import Lognormal
 from april_rl.rollout.simulation import Scenario, simulate
-from april_rl.types import Tick
+from april_rl.ticks import Completions, Tick
 
 COST = EngineCost(step_s=3e-3, sample_s=4e-5, context_token_s=6e-8, prefill_token_s=2e-5)
 
@@ -22,7 +22,7 @@ def tick(
 ) -> Tick:
     """A tick with `samples` in flight that hold `context` tokens."""
     return Tick(
-        finished=(),
+        finished=Completions(),
         num_running=samples,
         num_queued=0,
         engine_steps=steps,

@@ -210,7 +210,7 @@ def test_abort_returns_every_running_and_queued_request_once(engine: VllmEngine)
     lengths = [len(c.token_ids) for c in aborted]
     assert sum(map(bool, lengths)) == tick.num_running
     assert lengths.count(0) == tick.num_queued
-    assert engine.abort() == []
+    assert engine.abort() == ()
     assert engine.advance([], slots=4, max_steps=5).engine_steps == 0
 
 
@@ -234,7 +234,7 @@ def test_a_request_that_cannot_fit_is_refused_by_name(engine: VllmEngine) -> Non
     too_long = request(7, max_tokens=MAX_MODEL_LEN - 5)
     with pytest.raises(ValueError, match=r"prompt_id=7.*engine.max_model_len = 192"):
         engine.advance([request(0), too_long], slots=4, max_steps=1)
-    assert engine.abort() == []
+    assert engine.abort() == ()
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])

@@ -17,7 +17,8 @@ from tiny_models import write_tiny_qwen3
 from transformers import AutoModelForCausalLM
 
 from april_rl.engine.options import EngineOptions
-from april_rl.types import Completion, Request, SampleId, Tick
+from april_rl.ticks import Tick
+from april_rl.types import Completion, Request, SampleId
 
 TEMPERATURE = 0.3
 BUDGET, NUM_SAMPLES = 80, 32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import chain
 
@@ -10,59 +9,42 @@ import pytest
 from fake_engine import FakeEngines, FakeScorer, reward
 from hypothesis import given
 from hypothesis import strategies as st
+from light_samples import PROMPT, completion
 from rollout_runs import lognormal
 
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.metrics import Metrics
 from april_rl.rollout.buffer import Buffer
-from april_rl.rollout.dispatch import Dispatch
-from april_rl.rollout.groups import Groups
-from april_rl.rollout.ledger import LedgerError, State
-from april_rl.rollout.open_group import OpenGroup, lengths_of
+from april_rl.rollout.open_group import OpenGroup
+from april_rl.rollout.returned import awaited
+from april_rl.rollout.sample_table import view
 from april_rl.rollout.seeds import request_seed
 from april_rl.rollout.siblings import Siblings
-from april_rl.rollout.stats import StepStats
-from april_rl.types import Completion, Prompt, SampleId, Score
-
-PROMPT = Prompt(id=1, token_ids=(1, 2), text="", answer="", source="")
+from april_rl.ticks import Completions
+from april_rl.types import Completion, SampleId, Score
 
 
-def completion(index: int, *, start: int, num_tokens: int, version: int) -> Completion:
-    return Completion(
-        sample_id=SampleId(1, index),
-        start=start,
-        policy_version=version,
-        context_version=version,
-        token_ids=(7,) * num_tokens,
-        logprobs=(-1.0,) * num_tokens,
-        finish_reason=None,
-    )
+def grown(buffer: Buffer, *completions: Completion) -> None:
+    """Have samples grow as if these had been awaited, each by its version."""
+    for each in completions:
+        came = Completions([each])
+        rows = buffer.rows_of(came)
+        view(buffer.table.work)[rows] = 1.0
+        returned = awaited(came, rows, buffer.table, policy_version=0)
+        view(buffer.table.work)[rows] = 0.0
+        buffer.extend(returned, policy_version=each.policy_version)
 
 
-def open_group(*num_tokens: int | None, size: int = 4) -> OpenGroup:
+def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
     """Prompt 1 of two tokens; samples unfinished with so many tokens, finished with none more."""
-    group = OpenGroup(PROMPT, size)
+    group = buffer.open(PROMPT)
     for index, count in enumerate(num_tokens):
         if count is None:
             part = completion(index, start=0, num_tokens=3, version=0)
-            group.extend(replace(part, finish_reason="stop"))
+            grown(buffer, replace(part, finish_reason="stop"))
         elif count:
-            group.extend(completion(index, start=0, num_tokens=count, version=0))
-    group.begin_step()
+            grown(buffer, completion(index, start=0, num_tokens=count, version=0))
     return group
-
-
-def test_what_is_sent_waits_no_more_and_says_what_it_has_to_compute():
-    """Fails when a finished sample is sent, one is sent twice, or the response so far is not among
-    the tokens to prefill.
-    """
-    group = open_group(5, None, 0, 7)
-    assert group.send(2, engine=3, expected_tokens=10.0) == ([0, 2], 2 + 5 + 10.0 + 2 + 10.0)
-    assert (group.waiting, group.latest, group.homes) == ([3], 3, [3, None, 3, None])
-    assert group.send(1, engine=0, expected_tokens=1.0) == ([3], 2 + 7 + 1.0)
-    assert group.work == [17.0, 0.0, 12.0, 10.0]
-    group.begin_step()
-    assert (group.waiting, group.latest, group.homes) == ([0, 2, 3], None, [3, None, 3, 0])
 
 
 @given(st.integers(1, 5), st.lists(st.integers(1, 9), max_size=3))
@@ -84,14 +66,13 @@ def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
     """Fails when a score that comes twice counts twice, a failed one is forgotten, or rewards are
     in the order of their arrival.
     """
-    group = open_group(None, None, None, size=3)
+    buffer = Buffer(3)
+    group = open_group(buffer, None, None, None)
     right, wrong = (Score(SampleId(1, i), float(i), "scored") for i in (0, 2))
-    group.note(wrong)
-    group.note(wrong)
-    group.note(right)
+    assert buffer.score([wrong, wrong, right]) == []
     assert not group.is_scored
     failed = Score(SampleId(1, 1), 7.0, "timeout")
-    group.note(failed)
+    assert buffer.score([failed]) == [group]
     assert group.is_scored
     assert group.failure == failed
     assert group.scored().rewards == (0.0, 7.0, 2.0)
@@ -99,21 +80,24 @@ def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
 
 def test_a_group_is_scored_once_also_when_a_score_comes_twice():
     """Fails when a group is returned for each of its scores after the last missing one."""
-    buffer = Buffer()
-    group = buffer.open(PROMPT, 1)
-    buffer.extend(
-        group, replace(completion(0, start=0, num_tokens=3, version=0), finish_reason="stop")
-    )
+    buffer = Buffer(1)
+    group = open_group(buffer, None)
     assert buffer.score([Score(SampleId(1, 0), 1.0, "scored")] * 2) == [group]
 
 
-def test_lengths_of_groups_are_those_of_their_samples():
-    """Fails when a finished sample counts as unfinished, or a group's samples are left out."""
-    groups = [open_group(5, None, 0), open_group(None, size=1)]
-    lengths, is_finished = lengths_of(groups)
-    assert lengths.tolist() == [5, 3, 0, 0, 3]
-    assert is_finished.tolist() == [False, True, False, False, True]
-    assert [array.size for array in lengths_of([])] == [0, 0]
+def test_lengths_are_those_of_the_open_groups_samples():
+    """Fails when a finished sample counts as unfinished, a group's samples are left out, or those
+    of one that is open no more are not.
+    """
+    buffer = Buffer(3)
+    buffer.open(replace(PROMPT, id=7))
+    open_group(buffer, 5, None, 0)
+    buffer.remove(7)
+    lengths, is_finished = buffer.lengths()
+    assert lengths.tolist() == [5, 3, 0]
+    assert is_finished.tolist() == [False, True, False]
+    assert [array.size for array in buffer.lengths(without=[1])] == [0, 0]
+    assert buffer.unfinished().tolist() == [3, 5]
 
 
 def test_fresh_samples_are_the_shortest_of_those_with_tokens_of_this_version():
@@ -121,94 +105,42 @@ def test_fresh_samples_are_the_shortest_of_those_with_tokens_of_this_version():
     taken, the version of a sample's first part stands for its last, or a group's tokens are counted
     wrongly as it grows.
     """
-    buffer = Buffer()
-    group = buffer.open(PROMPT, 6)
+    buffer = Buffer(6)
+    buffer.open(PROMPT)
     for index, (num_tokens, version) in enumerate([(5, 3), (2, 2), (4, 3), (3, 3), (3, 3)]):
-        buffer.extend(group, completion(index, start=0, num_tokens=num_tokens, version=version))
+        grown(buffer, completion(index, start=0, num_tokens=num_tokens, version=version))
     assert [s.index for s in buffer.fresh_samples(3, limit=3)] == [3, 4, 2]
     assert [s.index for s in buffer.fresh_samples(3, limit=9)] == [3, 4, 2, 0]
     assert buffer.open_tokens == 17
-    buffer.extend(group, completion(1, start=2, num_tokens=7, version=4))
+    grown(buffer, completion(1, start=2, num_tokens=7, version=4))
     assert [s.index for s in buffer.fresh_samples(4, limit=9)] == [1]
 
 
 def test_a_restored_group_is_as_old_as_its_oldest_token():
     """Fails when it is as old as the first token that is read back."""
-    group = OpenGroup(PROMPT, 2)
-    group.extend(completion(1, start=0, num_tokens=3, version=2))
-    group.extend(completion(0, start=0, num_tokens=3, version=4))
-    again = OpenGroup.restore(group.save(), num_engines=1)
-    assert (again.oldest_version, group.oldest_version) == (2, 2)
-    assert (again.lengths, again.waiting) == (group.lengths, [0, 1])
+    buffer, again = Buffer(2), Buffer(2)
+    group = buffer.open(PROMPT)
+    grown(
+        buffer,
+        completion(1, start=0, num_tokens=3, version=2),
+        completion(0, start=0, num_tokens=3, version=4),
+    )
+    restored = OpenGroup.restore(group.save(), again.table, num_engines=1)
+    assert (restored.oldest_version, group.oldest_version) == (2, 2)
+    assert restored.lengths == group.lengths == [3, 3]
 
 
 def test_fresh_samples_are_put_in_order_by_prompt_and_response():
     """Fails when a longer prompt does not count, or a sample is taken from another group's row."""
-    buffer = Buffer()
+    buffer = Buffer(2)
     for prompt_id, num_tokens in ((1, 9), (2, 1)):
         prompt = replace(PROMPT, id=prompt_id, token_ids=(5,) * num_tokens)
-        group = buffer.open(prompt, 2)
+        buffer.open(prompt)
         for index in range(2):
             part = completion(index, start=0, num_tokens=2 + prompt_id + index, version=3)
-            buffer.extend(group, replace(part, sample_id=SampleId(prompt_id, index)))
+            grown(buffer, replace(part, sample_id=SampleId(prompt_id, index)))
     fresh = buffer.fresh_samples(3, limit=3)
     assert [sample.id for sample in fresh] == [(2, 0), (2, 1), (1, 0)]
-
-
-def test_no_more_of_a_group_is_sent_than_may_be_started():
-    """Fails when the limit is passed over, or counts as sent what is not."""
-    engines = FakeEngines(lognormal(9, 0.9), num_engines=1, budget=40)
-    dispatch = Dispatch(engines, tick_steps=4, max_response_tokens=40, seed=0)
-    dispatch.begin(num_slots=8)
-    group = OpenGroup(PROMPT, 4)
-    assert dispatch.submit(group, limit=2.0) == 2
-    assert group.waiting == [2, 3]
-    assert dispatch.submit(group, limit=math.inf) == 2
-
-
-def sent_to(engine: int, *, policy_version: int) -> tuple[Groups, OpenGroup, StepStats]:
-    """A group of two samples that `engine` has, with 10 tokens to compute for each."""
-    groups = Groups(FakeScorer(), group_size=2, keep=lambda _: True)
-    group = groups.open(PROMPT)
-    assert group.send(2, engine=engine, expected_tokens=8.0) == ([0, 1], 20.0)
-    return groups, group, StepStats(num_slots=2, policy_version=policy_version, clock=lambda: 0.0)
-
-
-def test_a_sample_grows_once_and_only_by_the_engine_that_has_it():
-    """Fails when a completion counts that comes from another engine, of an older version, for
-    another place or a second time, or for a sample that no engine has.
-    """
-    groups, group, stats = sent_to(1, policy_version=3)
-    part = completion(0, start=0, num_tokens=4, version=3)
-    assert groups.extend([part], stats, engine=0) == ([], 0.0)
-    late = [replace(part, policy_version=2), replace(part, start=1)]
-    assert groups.extend(late, stats, engine=1) == ([], 0.0)
-    assert groups.extend([part, part], stats, engine=1) == ([part], 10.0)
-    assert (group.work, group.lengths.tolist()) == ([0.0, 10.0], [4, 0])
-    more = completion(0, start=4, num_tokens=4, version=3)
-    assert groups.extend([more], stats) == ([], 0.0)
-    queued = completion(1, start=0, num_tokens=0, version=3)
-    assert groups.extend([queued], stats) == ([queued], 10.0)
-    assert (stats.completions, stats.generated_tokens, stats.prompt_tokens) == ([part], 4, 2)
-    assert group.oldest_version == 3
-    groups.park(stalled=())
-
-
-def test_what_a_stalled_engine_had_is_asked_for_again_and_what_another_kept_is_lost():
-    """Fails when what a stalled engine has counts as lost or stays with it, or what another engine
-    did not give back does not.
-    """
-    groups, group, stats = sent_to(1, policy_version=3)
-    groups.park(stalled=[1])
-    assert groups.ledger.state(1) is State.parked
-    assert (group.work, group.homes) == ([0.0, 0.0], [1, 1])
-    part = completion(0, start=0, num_tokens=4, version=3)
-    assert groups.extend([part], stats, engine=1) == ([], 0.0)
-    assert groups.resume() == [group]
-    assert group.send(1, engine=0, expected_tokens=8.0) == ([0], 10.0)
-    assert groups.extend([part], stats, engine=1) == ([], 0.0)
-    with pytest.raises(LedgerError, match=r"nothing for samples \[.*index=0\)\]"):
-        groups.park(stalled=[1])
 
 
 class CountingScorer(FakeScorer):

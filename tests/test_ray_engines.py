@@ -12,10 +12,10 @@ import pytest
 
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.lockstep import fingerprint
-from april_rl.types import Tick
+from april_rl.ticks import Completions, Tick
 
 TICK = Tick(
-    finished=(),
+    finished=Completions(),
     num_running=0,
     num_queued=0,
     engine_steps=1,
@@ -46,7 +46,7 @@ class Call:
 class Rank:
     def __init__(self) -> None:
         self.advance, self.follow_advance = Method(TICK), Method(fingerprint(()))
-        self.abort, self.follow_abort = Method([]), Method(fingerprint(()))
+        self.abort, self.follow_abort = Method(Completions()), Method(fingerprint(()))
 
 
 class Script:
@@ -124,7 +124,7 @@ def test_after_an_abort_nothing_of_the_ticks_before_is_waited_for():
         [ones_leader.advance.calls[0], ones_follower.follow_advance.calls[0]],
     ]
     assert [engine for engine, _ in engines.wait(1.0)] == [1]
-    assert engines.abort(1.0) == ([], [])
+    assert engines.abort(1.0) == ((), [])
     launch(engines, 0)
     new = [leader.advance.calls[2], follower.follow_advance.calls[2]]
     crew.watchdog.ends.append(new)

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from rollout_runs import Run, Setup, constant
 
 from april_rl.rollout.ledger import Ledger, LedgerError, State
+from april_rl.rollout.sample_table import NOBODY
 from april_rl.rollout.siblings import Siblings
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
-from april_rl.types import SampleId, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import SampleId
 
 FINAL = {State.trained, State.rejected, State.dropped}
 
@@ -88,7 +90,7 @@ def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, lookahe
     assert sum(shares) == num_slots
     assert max(shares) - min(shares) <= 1
     submitted = 0
-    while (chosen := slots.choose([None], None)) is not None:
+    while (chosen := slots.choose([NOBODY], NOBODY)) is not None:
         slots.put(chosen[0], count=1, work=13.0)
         submitted += 1
     busy = sum(share > 0 for share in shares)
@@ -101,21 +103,21 @@ def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     siblings are kept together beyond the room of their engine.
     """
     slots = Slots(num_engines=2, num_slots=4, lookahead=1)
-    assert slots.choose([None], None) == (0, 1)
+    assert slots.choose([NOBODY], NOBODY) == (0, 1)
     slots.put(0, count=1, work=10.0)
-    assert slots.choose([None] * 3, None) == (1, 2)
+    assert slots.choose([NOBODY] * 3, NOBODY) == (1, 2)
     slots.put(1, count=1, work=1.0)
-    assert slots.choose([None] * 3, 0) == (0, 1)
+    assert slots.choose([NOBODY] * 3, 0) == (0, 1)
     slots.put(0, count=1, work=4.0)
-    assert slots.choose([None] * 3, 0) == (1, 1)
+    assert slots.choose([NOBODY] * 3, 0) == (1, 1)
     slots.put(1, count=1, work=1.0)
     slots.withdraw(1)
-    assert slots.choose([None] * 3, 1) == (0, 1)
+    assert slots.choose([NOBODY] * 3, 1) == (0, 1)
     slots.put(0, count=1, work=1.0)
-    assert slots.choose([None], 0) is None
+    assert slots.choose([NOBODY], 0) is None
     slots.free(0, count=2, work=14.0)
     assert slots.in_flight(0) == 1
-    assert slots.choose([None] * 3, None) == (0, 1)
+    assert slots.choose([NOBODY] * 3, NOBODY) == (0, 1)
 
 
 def test_a_run_of_siblings_ends_where_another_engine_was_home_to_one():
@@ -123,12 +125,12 @@ def test_a_run_of_siblings_ends_where_another_engine_was_home_to_one():
     the run short.
     """
     slots = Slots(num_engines=2, num_slots=16, lookahead=1)
-    assert slots.choose([0, 0, 1, 0], None) == (0, 2)
-    assert slots.choose([0, None, 0, 1], 1) == (0, 3)
-    assert slots.choose([None, 1], 0) == (0, 1)
+    assert slots.choose([0, 0, 1, 0], NOBODY) == (0, 2)
+    assert slots.choose([0, NOBODY, 0, 1], 1) == (0, 3)
+    assert slots.choose([NOBODY, 1], 0) == (0, 1)
     slots.withdraw(1)
-    assert slots.choose([0, 0, 1, 0], None) == (0, 4)
-    assert slots.choose([1, 0], None) == (0, 2)
+    assert slots.choose([0, 0, 1, 0], NOBODY) == (0, 4)
+    assert slots.choose([1, 0], NOBODY) == (0, 2)
 
 
 def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
@@ -180,7 +182,7 @@ def test_the_expected_length_is_the_running_mean_of_all_responses_that_finished(
 
 def tick(*, engine_steps: int, slot_steps: int, elapsed_s: float) -> Tick:
     return Tick(
-        finished=(),
+        finished=Completions(),
         num_running=0,
         num_queued=0,
         engine_steps=engine_steps,

@@ -17,6 +17,7 @@ from rollout_runs import Run, Setup, constant, lognormal
 from april_rl.rollout import collector
 from april_rl.rollout.least_loaded import LeastLoaded
 from april_rl.rollout.no_cycles import cycle_search_put_off
+from april_rl.rollout.sample_table import NOBODY
 from april_rl.rollout.slots import Slots
 from april_rl.types import SampleId
 
@@ -133,9 +134,9 @@ def test_the_chosen_engine_is_that_of_a_search_through_all(
             ids = [id_ for id_ in ids if id_ not in plain.held][:count]
             if not ids:
                 continue
-            homes = [plain.home.get(id_) for id_ in ids]
+            homes = [plain.home.get(id_, NOBODY) for id_ in ids]
             assert slots.has_room == (plain.choose(ids[0]) is not None)
-            chosen = slots.choose(homes, plain.siblings.get(prompt_id))
+            chosen = slots.choose(homes, plain.siblings.get(prompt_id, NOBODY))
             one_by_one = plain.put_all(ids, float(cost))
             assert chosen == one_by_one
             if chosen is not None:

@@ -19,7 +19,8 @@ from april_rl.runtime.pulse import Activity, Pulse, PulseReader, stat_of, told
 from april_rl.runtime.sentry import Sentry, Vitals
 from april_rl.runtime.silence import Silence
 from april_rl.runtime.watchdog import Watchdog
-from april_rl.types import Completion, SampleId, Tick
+from april_rl.ticks import Tick
+from april_rl.types import Completion, SampleId
 
 
 def watched(silence: Silence, *of_ranks: Vitals, passed_s=1.0, waited_for=(0, 1)) -> None:

@@ -20,7 +20,8 @@ from april_rl.runtime.cluster import start_ray
 from april_rl.runtime.engines import RayEngines, WeightVersionError
 from april_rl.runtime.lockstep import Fingerprint, LockstepError, fingerprint
 from april_rl.runtime.watchdog import Watchdog
-from april_rl.types import Completion, Request, SampleId, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Completion, Request, SampleId
 
 pytestmark = pytest.mark.slow
 NUM_RANKS, SIZE = 4, 2  # two engines of two workers
@@ -44,7 +45,7 @@ class Rank:
         *finished, last = self._held
         self._held = [last]
         return Tick(
-            finished=tuple(self._completion(request, "stop") for request in finished),
+            finished=Completions(self._completion(request, "stop") for request in finished),
             num_running=min(1, slots),
             num_queued=0,
             engine_steps=max_steps,
@@ -55,9 +56,9 @@ class Rank:
             elapsed_s=0.0,
         )
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         held, self._held = self._held, []
-        return [self._completion(request, None) for request in held]
+        return Completions(self._completion(request, None) for request in held)
 
     def follow_advance(self, submit: list[Siblings], *, slots: int, max_steps: int) -> Fingerprint:
         return fingerprint(self.advance(submit, slots=slots, max_steps=max_steps).finished)
@@ -118,8 +119,8 @@ def test_an_engine_of_several_ranks_gives_back_everything_once(tmp_path):
         engines.launch(engine, [siblings(engine, 0, 1, 2)], slots=4, max_steps=2)
     ticks = engines.wait(60.0)
     assert [engine for engine, _ in ticks] == [0, 1]
-    finished = [[(c.sample_id, c.token_ids) for c in tick.finished] for _, tick in ticks]
-    assert finished == [[(SampleId(e, i), (7 + e,)) for i in range(2)] for e in range(2)]
+    finished = [[(c.sample_id, [*c.token_ids]) for c in tick.finished] for _, tick in ticks]
+    assert finished == [[(SampleId(e, i), [7 + e]) for i in range(2)] for e in range(2)]
     engines.launch(0, [siblings(0, 3)], slots=4, max_steps=2)
     completions, stalled = engines.abort(60.0)
     assert stalled == []

@@ -11,7 +11,8 @@ from dataclasses import replace
 from bench_modes import KeepingEngine, LawfulEngine, LengthLaw, Prompts, Slice
 
 from april_rl.rollout.seeds import request_seed
-from april_rl.types import Request, Sample, SampleId, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Request, Sample, SampleId
 
 _PREFILL_STEPS = 12  # enough to put every sample of the limit back before the clock starts
 _LIMIT_STEP_S = 1.5  # a slice of the limit lasts about as long as one of the collector
@@ -58,7 +59,7 @@ class Limit:
             generated=sum(tick.generated_tokens for tick in ticks),
             slot_s=time_s * self._slots,
             occupied_slot_s=time_s * slot_steps / engine_steps,
-            ticks=[replace(tick, finished=()) for tick in ticks],
+            ticks=[replace(tick, finished=Completions()) for tick in ticks],
         )
 
     def _advance(self, live: dict[SampleId, Sample], max_steps: int) -> Tick:

@@ -19,7 +19,8 @@ from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.serial import SerialEngines, SingleEngine
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.virtual import DelayedScorer, VirtualClock
-from april_rl.types import Completion, Prompt, Request, SampleId, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Completion, Prompt, Request, SampleId
 
 PROMPT_TOKENS = 12
 NO_SIGNAL_FRAC = 0.5  # of the groups, which the filtered modes reject
@@ -74,14 +75,14 @@ class LawfulEngine:
         """As the engine does."""
         lawful = [r._replace(max_tokens=self._law(r.sample_id) - r.start) for r in submit]
         tick = self._engine.advance(lawful, slots=slots, max_steps=max_steps)
-        return replace(tick, finished=tuple(map(self._as_mode, tick.finished)))
+        return replace(tick, finished=Completions(map(self._as_mode, tick.finished)))
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         """As the engine does."""
         completions = self._engine.abort()
         if not self._keeps:
             self._engine.release_parked()
-        return [self._as_mode(completion) for completion in completions]
+        return Completions(map(self._as_mode, completions))
 
     def name_version(self, policy_version: int) -> None:
         """What the engine samples now was sampled by `policy_version` of this mode."""

@@ -38,7 +38,7 @@ from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.forecast import Rules
 from april_rl.rollout.self_tuning import AutoFactor, Budgets, largest_factor
 from april_rl.rollout.simulation import Scenario, simulate
-from april_rl.types import Tick
+from april_rl.ticks import Tick
 
 # The benchmark's model is the tests' random one.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

@@ -19,7 +19,8 @@ from april_rl.rollout.ports import Engines
 from april_rl.rollout.siblings import Siblings
 from april_rl.rollout.simulated_engine import SimulatedEngine
 from april_rl.rollout.virtual import NumberedPrompts
-from april_rl.types import Completion, Request, Sample, Score, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Completion, Request, Sample, Score
 
 _SPEEDS_DIFFER_BY = 0.02
 _MAX_BATCHED_TOKENS = 8192  # of one engine step
@@ -45,11 +46,13 @@ class LeanEngine:
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """As the engine does."""
         tick = self._engine.advance(submit, slots=slots, max_steps=max_steps)
-        return replace(tick, finished=tuple(map(_lean, tick.finished))) if tick.finished else tick
+        if not tick.finished:
+            return tick
+        return replace(tick, finished=Completions(map(_lean, tick.finished)))
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         """As the engine does."""
-        return [_lean(completion) for completion in self._engine.abort()]
+        return Completions(map(_lean, self._engine.abort()))
 
 
 def _lean(completion: Completion) -> Completion:
@@ -90,17 +93,17 @@ class TimedEngines:
         self._engines.launch(engine, submit, slots=slots, max_steps=max_steps)
         self.spent_s += time.process_time() - started
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
         """As the engines do."""
         started = time.process_time()
         if not self.fill_s:
             self.fill_s = self.controller_s() - self._began_s
-        ended = self._engines.wait(timeout_s)
+        ended = self._engines.wait(timeout_s, gather_s=gather_s)
         self.num_ticks += len(ended)
         self.spent_s += time.process_time() - started
         return ended
 
-    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
         """As the engines do."""
         started = time.process_time()
         self.until_stop_s = self.controller_s() - self._began_s

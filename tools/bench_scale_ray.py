@@ -27,7 +27,8 @@ from april_rl.rollout.siblings import Siblings, requests_of
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.watchdog import Watchdog
-from april_rl.types import Completion, Request, SampleId, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Completion, Request, SampleId
 
 _VOCABULARY = 151_936  # of Qwen3
 _SHORTER = 9.0  # responses than in the simulated steps
@@ -52,13 +53,13 @@ class SleepingEngine:
         ends = time.monotonic()
         tick = self._engine.advance(requests_of(submit), slots=slots, max_steps=max_steps)
         ends += tick.elapsed_s
-        tick = replace(tick, finished=tuple(map(self._various, tick.finished)))
+        tick = replace(tick, finished=Completions(map(self._various, tick.finished)))
         time.sleep(max(0.0, ends - time.monotonic()))
         return tick
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         """As the engine does."""
-        return [self._various(completion) for completion in self._engine.abort()]
+        return Completions(map(self._various, self._engine.abort()))
 
     def _various(self, completion: Completion) -> Completion:
         count, random = len(completion.token_ids), self._random
@@ -82,7 +83,7 @@ class AnsweringEngine:
         """All of it finished."""
         requests = requests_of(submit)
         return Tick(
-            finished=tuple(map(self._answer, requests)),
+            finished=Completions(map(self._answer, requests)),
             num_running=0,
             num_queued=0,
             engine_steps=1,
@@ -93,7 +94,7 @@ class AnsweringEngine:
             elapsed_s=0.0,
         )
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         """Nothing is left."""
         return []
 

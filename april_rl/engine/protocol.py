@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from april_rl.errors import RunError
-from april_rl.types import Completion, Request, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Request
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ class Engine(Protocol):
         nothing waits. Raises ValueError, and queues nothing, when a request cannot fit the engine.
         """
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         """One completion for every request `advance` has not returned, with `finish_reason` None.
 
         Those that were running come first, with the tokens they have; those that never had a slot

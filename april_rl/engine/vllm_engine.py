@@ -19,7 +19,8 @@ from april_rl.engine.options import EngineOptions
 from april_rl.engine.parked import Parked
 from april_rl.engine.protocol import EngineStartError
 from april_rl.engine.stop import stop_token_ids
-from april_rl.types import Completion, Request, SampleId, Tick, TickCounts
+from april_rl.ticks import Completions, Tick, TickCounts
+from april_rl.types import Completion, Request, SampleId
 
 
 class VllmEngine:
@@ -125,7 +126,7 @@ class VllmEngine:
                 break
             finished += self._step(counts)
         return Tick(
-            finished=tuple(finished),
+            finished=Completions(finished),
             num_running=len(self._running),
             num_queued=len(self._queue),
             engine_steps=counts.engine_steps,
@@ -136,7 +137,7 @@ class VllmEngine:
             elapsed_s=time.perf_counter() - started,
         )
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         """One completion for every request `advance` has not returned, with `finish_reason` None.
 
         Running ones first, then queued ones, each part in the order of submission. With
@@ -153,7 +154,7 @@ class VllmEngine:
         self._running.clear()
         self._queue.clear()
         self._context_tokens = 0
-        return [attempt.completion(self._policy_version, None) for attempt in attempts]
+        return Completions(attempt.completion(self._policy_version, None) for attempt in attempts)
 
     def release_parked(self) -> None:
         """Give up the KV cache of all aborted samples: they will be prefilled again."""

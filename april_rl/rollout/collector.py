@@ -30,10 +30,10 @@ from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.lost import is_reached, notes_of, nothing_to_train
 from april_rl.rollout.no_cycles import cycle_search_put_off
-from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
 from april_rl.rollout.state import FORMAT, Plain, check_state
 from april_rl.rollout.stats import StepStats
+from april_rl.ticks import Completions
 from april_rl.types import Score, ScoredGroup
 
 # What an abort may take after Ctrl-C: a tick of a few engine steps, seldom more.
@@ -80,6 +80,7 @@ class Collector:
         self.length_bias = self._groups.length_bias
         self._dispatch = Dispatch(
             engines,
+            self.buffer.table,
             tick_steps=tick_steps,
             max_response_tokens=max_response_tokens,
             seed=seed,
@@ -172,7 +173,7 @@ class Collector:
 
     def _begin(self, policy_version: int, may_open: bool) -> None:
         num_slots = round(self._over_sampling.factor * self._num_groups * self._group_size)
-        self._waiting = deque(self._groups.resume())
+        waiting = self._groups.resume()
         self._dispatch.begin(num_slots=num_slots)
         self._version, self._may_open = policy_version, may_open
         # One-shot over-provisioning starts C samples and no more; a rejected or dropped group gives
@@ -182,6 +183,8 @@ class Collector:
             num_slots=num_slots, policy_version=policy_version, clock=self._clock
         )
         self._groups.count(self._stats)
+        self._waiting = deque(self._dispatch.send_home(waiting, limit=self._allowance).tolist())
+        self._allowance -= len(waiting) - len(self._waiting)
 
     def _generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
         """Launch, wait, absorb, score until it is enough or nothing is left to do."""
@@ -216,26 +219,22 @@ class Collector:
 
     def _launch(self) -> None:
         """Hand out samples while engines have room, and keep ticks under way."""
-        while (
-            self._allowance > 0
-            and self._dispatch.has_room
-            and (group := self._next_group()) is not None
-        ):
-            self._allowance -= self._dispatch.submit(group, limit=self._allowance)
-            if not group.waiting:
-                self._waiting.popleft()
+        while self._allowance > 0 and self._dispatch.has_room and self._has_waiting():
+            self._allowance -= self._dispatch.submit(self._waiting, limit=self._allowance)
         self._dispatch.launch()
 
-    def _next_group(self) -> OpenGroup | None:
-        """The head of the queue: parked groups, the oldest first, then those of new prompts."""
+    def _has_waiting(self) -> bool:
+        """Whether samples wait to be sent: those of parked groups, the oldest first, then those of
+        new prompts.
+        """
         if not self._waiting:
             is_full = self.buffer.num_open + self.buffer.num_ready >= self._max_alive
             has_enough = self.buffer.num_ready >= self._num_groups
             is_lost = is_reached(self._max_rejected_groups, self._stats)
             if not self._may_open or is_full or has_enough or is_lost:
-                return None
-            self._waiting.append(self._groups.open(self._prompts.take()))
-        return self._waiting[0]
+                return False
+            self._waiting += self._groups.open(self._prompts.take()).rows
+        return True
 
     def _advance(self) -> None:
         started = self._clock()
@@ -243,9 +242,12 @@ class Collector:
         self._stats.waited_s += self._clock() - started
         for engine, tick in ticks:
             self._stats.add_tick(tick, engine=engine)
-            completions, work = self._groups.extend(tick.finished, self._stats, engine=engine)
-            self._dispatch.free(engine, count=len(completions), work=work)
-            self._dispatch.learn(completions)
+        completions = Completions.joined([tick.finished for _, tick in ticks])
+        if completions:
+            engines = [engine for engine, tick in ticks for _ in tick.finished]
+            returned = self._groups.extend(completions, self._stats, engines=engines)
+            self._dispatch.free(returned)
+            self._dispatch.learn(returned)
         self._groups.submit()
         self._take_scores(self._known_scores(wait_s=0.0))
 
@@ -265,15 +267,14 @@ class Collector:
     def _start_more(self) -> bool:
         """One-shot, and all is used up: start another group; False when there is none."""
         self._allowance += self._group_size
-        return self._next_group() is not None
+        return self._has_waiting()
 
     def _abort_and_park(self, timeout_s: float) -> None:
         started = self._clock()
         completions, stalled = self._dispatch.abort(timeout_s)
         self._stats.abort_s = self._clock() - started
         self._stats.waited_s += self._stats.abort_s
-        awaited, _ = self._groups.extend(completions, self._stats)
-        self._dispatch.learn(awaited)
+        self._dispatch.learn(self._groups.extend(completions, self._stats))
         self._groups.park(stalled=stalled)
         self._groups.submit()
         self._stats.stop_s = self._clock() - started

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.types import Tick
+from april_rl.ticks import Tick
 
 Floats = NDArray[np.float64]
 

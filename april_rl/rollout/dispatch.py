@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 
-from april_rl.rollout.open_group import OpenGroup
+import numpy as np
+from numpy.typing import NDArray
+
 from april_rl.rollout.ports import Engines
+from april_rl.rollout.returned import Returned
+from april_rl.rollout.sample_table import NOBODY, SampleTable, view
 from april_rl.rollout.siblings import Siblings
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.state import Plain
-from april_rl.types import Completion, Tick
+from april_rl.ticks import Completions, Tick
 
 # The controller is asked at most as often as by 64 engines every 8 steps.
 _SHORTEST_TICK, _ENGINES_PER_STEP = 8, 8
 _TICKS_PER_BUDGET = 64  # most responses have several, though they take a part of it only
+
+# With many engines ticks end all the time, and what came of several is taken in together.
+_MANY_ENGINES, _GATHER_S = 64, 0.05
 
 # Ticks under way per engine: one runs while the controller prepares the next, so engines never wait
 # for it.
@@ -39,16 +48,18 @@ class Dispatch:
     def __init__(
         self,
         engines: Engines,
+        table: SampleTable,
         *,
         tick_steps: int,
         max_response_tokens: int,
         seed: int,
     ) -> None:
-        """`tick_steps`: engine steps of a tick; `max_response_tokens`: budget of a sample over all
-        its requests; `seed` of the run.
+        """`table` of the samples; `tick_steps`: engine steps of a tick; `max_response_tokens`:
+        budget of a sample over all its requests; `seed` of the run.
         """
-        self._engines, self._tick_steps = engines, tick_steps
+        self._engines, self._table, self._tick_steps = engines, table, tick_steps
         self.max_response_tokens, self._seed = max_response_tokens, seed
+        self._gather_s = _GATHER_S if self.num_engines >= _MANY_ENGINES else 0.0
         self._expected_tokens = 1.0  # of a response: the running mean of finished ones
         self.begin(num_slots=0)
 
@@ -67,7 +78,8 @@ class Dispatch:
         self._ticks = [0] * num_engines
         self._num_under_way = 0  # ticks, on all engines
         self._due: set[int] = set()  # engines that may need another tick
-        self._submit: list[list[Siblings]] = [[] for _ in range(num_engines)]
+        self._pending: list[list[int]] = [[] for _ in range(num_engines)]  # rows, to be launched
+        self._latest = (-1, NOBODY)  # the group that was sent last, and its engine
 
     @property
     def is_idle(self) -> bool:
@@ -79,31 +91,54 @@ class Dispatch:
         """Whether `submit` would send something."""
         return self._slots.has_room
 
-    def submit(self, group: OpenGroup, *, limit: float) -> int:
-        """Send what the first waiting samples of a group, at most `limit`, still need with the next
-        tick of an engine that has room; returns how many, 0 when none has.
+    def send_home(self, rows: NDArray[np.int64], *, limit: float) -> NDArray[np.int64]:
+        """Send samples, at most `limit`, to the engines that had them, as far as `Slots.at_home`
+        says so; returns the rows that still wait.
+
+        For all of them at once, as a step begins: `submit` would ask for one after another.
+        """
+        table = self._table
+        homes = view(table.homes)[rows]
+        goes = self._slots.at_home(homes, limit=limit)
+        sent, engines = rows[goes], homes[goes]
+        prompt_tokens = view(table.prompt_tokens)[sent // table.group_size]
+        work = prompt_tokens + view(table.lengths)[sent] + self._expected_tokens
+        view(table.work)[sent] = work
+        order = np.argsort(engines, kind="stable")
+        counts = np.bincount(engines, minlength=self.num_engines)
+        totals = np.bincount(engines, weights=work, minlength=self.num_engines)
+        by_engine = np.split(sent[order], np.cumsum(counts)[:-1])
+        for engine in np.flatnonzero(counts).tolist():
+            self._pending[engine] += by_engine[engine].tolist()
+            self._slots.put(engine, count=int(counts[engine]), work=float(totals[engine]))
+            self._due.add(engine)
+        return rows[~goes]
+
+    def submit(self, waiting: deque[int], *, limit: float) -> int:
+        """Send what the first samples of those that wait still need, at most `limit`, with the next
+        tick of an engine that has room, and take them off `waiting` (rows); returns how many, 0
+        when none has. They are of one group.
 
         A sample goes to the engine it was on before: its state may be there.
         """
-        homes = group.homes
-        most = len(group.waiting) if limit > len(group.waiting) else int(limit)
-        chosen = self._slots.choose([homes[i] for i in group.waiting[:most]], group.latest)
+        table, size = self._table, self._table.group_size
+        place = waiting[0] // size
+        most = size if limit > size else int(limit)
+        rows = [row for row in islice(waiting, most) if row // size == place]
+        siblings = self._latest[1] if self._latest[0] == place else NOBODY
+        chosen = self._slots.choose([table.homes[row] for row in rows], siblings)
         if chosen is None:
             return 0
         engine, count = chosen
-        sent, work = group.send(count, engine=engine, expected_tokens=self._expected_tokens)
+        each, work = table.prompt_tokens[place] + self._expected_tokens, 0.0
+        for row in rows[:count]:
+            waiting.popleft()
+            table.homes[row] = engine
+            table.work[row] = each + table.lengths[row]
+            work += table.work[row]
+        self._latest = place, engine
         self._slots.put(engine, count=count, work=work)
-        prompt, completions = group.prompt, group.completions
-        self._submit[engine].append(
-            Siblings(
-                prompt_id=prompt.id,
-                prompt_token_ids=prompt.token_ids,
-                indices=sent,
-                parts=[tuple([part.token_ids for part in completions[index]]) for index in sent],
-                max_response_tokens=self.max_response_tokens,
-                run_seed=self._seed,
-            )
-        )
+        self._pending[engine] += rows[:count]
         self._due.add(engine)
         return count
 
@@ -114,16 +149,43 @@ class Dispatch:
                 continue
             self._slots.withdraw(engine)
             while self._ticks[engine] < _TICKS_IN_FLIGHT:
-                submit, self._submit[engine] = self._submit[engine], []
+                submit, self._pending[engine] = self._siblings(self._pending[engine]), []
                 slots = self._slots.slots(engine)
                 self._engines.launch(engine, submit, slots=slots, max_steps=self._tick_steps)
                 self._ticks[engine] += 1
                 self._num_under_way += 1
         self._due.clear()
 
+    def _siblings(self, rows: list[int]) -> list[Siblings]:
+        """What an engine is told of the samples in these rows, the oldest prompt first."""
+        table, size = self._table, self._table.group_size
+        ids = table.prompt_ids
+        rows.sort(key=lambda row: (ids[row // size], row))
+        submit: list[Siblings] = []
+        latest = -1
+        for row in rows:
+            place, index = divmod(row, size)
+            if place != latest:
+                latest, prompt = place, table.prompt(row)
+                indices: list[int] = []
+                parts: list[tuple[Sequence[int], ...]] = []
+                submit.append(
+                    Siblings(
+                        prompt.id,
+                        prompt.token_ids,
+                        indices,
+                        parts,
+                        self.max_response_tokens,
+                        self._seed,
+                    )
+                )
+            indices.append(index)
+            parts.append(table.parts[row])
+        return submit
+
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
         """The ticks that have ended since the last call, at least one, with their engines."""
-        ended = self._engines.wait(timeout_s)
+        ended = self._engines.wait(timeout_s, gather_s=self._gather_s)
         for engine, _ in ended:
             is_known = self._ticks[engine] > 0  # not a late one, of an earlier step
             self._ticks[engine] -= is_known
@@ -132,19 +194,26 @@ class Dispatch:
             self._due.add(engine)
         return ended
 
-    def free(self, engine: int, *, count: int, work: float) -> None:
-        """`count` samples came back from `engine`, which had `work` tokens to compute for them."""
-        self._slots.free(engine, count=count, work=work)
+    def free(self, returned: Returned) -> None:
+        """These requests are back from their engines."""
+        counts = np.bincount(returned.homes, minlength=self.num_engines)
+        work = np.bincount(returned.homes, weights=returned.work)
+        for engine in np.flatnonzero(counts).tolist():
+            self._slots.free(engine, count=int(counts[engine]), work=float(work[engine]))
 
-    def learn(self, completions: Iterable[Completion]) -> None:
+    def learn(self, returned: Returned) -> None:
         """The lengths of responses that are finished by these count for what to expect."""
-        for completion in completions:
-            if completion.finish_reason is not None:
-                num_tokens = completion.start + len(completion.token_ids)
-                self._expected_tokens += 0.05 * (num_tokens - self._expected_tokens)
+        lengths = returned.starts + returned.num_tokens
+        for num_tokens in lengths[returned.is_finished].tolist():
+            self._expected_tokens += 0.05 * (num_tokens - self._expected_tokens)
 
-    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
-        """Stop everything: what comes back of what engines have, and the stalled engines."""
+    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
+        """Stop everything: what comes back of what engines have, and the stalled engines. What was
+        not launched yet no engine has.
+        """
+        for rows in self._pending:
+            view(self._table.work)[rows] = 0.0
+            rows.clear()
         return self._engines.abort(timeout_s)
 
     def save(self) -> Plain:

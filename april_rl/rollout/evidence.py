@@ -12,7 +12,7 @@ from april_rl.rollout.cost import MIN_TICKS, EngineCost, fit_cost
 from april_rl.rollout.forecast import Rules, Work, num_groups_played
 from april_rl.rollout.length_window import LengthWindow
 from april_rl.rollout.stats import StepStats
-from april_rl.types import Tick
+from april_rl.ticks import Completions, Tick
 
 _WINDOW_STEPS = 12  # groups opened in so many steps
 _MIN_WINDOW_GROUPS = 64
@@ -93,7 +93,7 @@ def _parts(ticks: Sequence[Tick], count: int) -> list[Sequence[Tick]]:
 def _sum(ticks: Sequence[Tick]) -> Tick:
     """One tick that did what all of them did."""
     return Tick(
-        finished=(),
+        finished=Completions(),
         num_running=ticks[-1].num_running,
         num_queued=ticks[-1].num_queued,
         engine_steps=sum(tick.engine_steps for tick in ticks),

@@ -5,16 +5,22 @@ or dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.ledger import Ledger, LedgerError, State
 from april_rl.rollout.length_bias import LengthBias
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.ports import Scorer
+from april_rl.rollout.returned import Returned, awaited
+from april_rl.rollout.sample_table import view
 from april_rl.rollout.state import Plain, StateError
 from april_rl.rollout.stats import StepStats
-from april_rl.types import Completion, Prompt, Sample, SampleId, Score, ScoredGroup
+from april_rl.ticks import Completions
+from april_rl.types import Prompt, Sample, Score, ScoredGroup
 
 
 class Groups:
@@ -24,83 +30,61 @@ class Groups:
         self, scorer: Scorer, *, group_size: int, keep: Callable[[ScoredGroup], bool]
     ) -> None:
         """`keep` is the filter: True for groups worth training."""
-        self.buffer, self.ledger, self.length_bias = Buffer(), Ledger(), LengthBias()
+        self.buffer, self.ledger = Buffer(group_size), Ledger()
+        self.length_bias = LengthBias()
         self.last_failure = ""  # why the last dropped group has no reward
         self._rejected_before = self._dropped_before = 0  # groups, up to the last `take`
-        self._scorer, self._group_size, self._keep = scorer, group_size, keep
+        self._scorer, self._keep = scorer, keep
         self._unsubmitted: deque[Sample] = deque()  # finished, and unknown to the scorer
 
     def open(self, prompt: Prompt) -> OpenGroup:
         """A new group, all its samples empty."""
         self.ledger.open(prompt.id)
         self.length_bias.open(prompt.id)
-        return self.buffer.open(prompt, self._group_size)
+        return self.buffer.open(prompt)
 
-    def resume(self) -> list[OpenGroup]:
-        """A new step: parked groups are in flight again; returns those with unfinished samples, the
-        oldest first.
+    def resume(self) -> NDArray[np.int64]:
+        """A new step: parked groups are in flight again; returns the rows of their unfinished
+        samples, those of the oldest prompt first.
         """
         self.length_bias.begin_step()
-        unfinished: list[OpenGroup] = []
         self.ledger.move_all(State.parked, to=State.in_flight)
-        for group in self.buffer.open_groups():
-            group.begin_step()
-            if group.num_unfinished:
-                unfinished.append(group)
-        return unfinished
+        return self.buffer.unfinished()
 
     def park(self, *, stalled: Container[int]) -> None:
         """The groups in flight outlive their step; what the `stalled` engines have is theirs no
         more. Raises LedgerError when another one kept a sample.
         """
-        lost: list[SampleId] = []
         self.ledger.move_all(State.in_flight, to=State.parked)
-        for group in self.buffer.open_groups():
-            if any(group.work):
-                held = [index for index, work in enumerate(group.work) if work]
-                lost += [
-                    SampleId(group.prompt.id, index)
-                    for index in held
-                    if group.homes[index] not in stalled
-                ]
-                group.work = [0.0] * len(group.work)
+        table = self.buffer.table
+        held = np.flatnonzero(view(table.work)).tolist()
+        view(table.work)[held] = 0.0
+        lost = [table.sample(row).id for row in held if table.homes[row] not in stalled]
         if lost:
-            raise LedgerError(f"the engines gave back nothing for samples {lost[:5]}")
+            raise LedgerError(f"the engines gave back nothing for samples {sorted(lost)[:5]}")
 
     def extend(
-        self, completions: Iterable[Completion], stats: StepStats, *, engine: int | None = None
-    ) -> tuple[list[Completion], float]:
+        self,
+        completions: Completions,
+        stats: StepStats,
+        *,
+        engines: Sequence[int] | None = None,
+    ) -> Returned:
         """Append what came back of requests to their samples and count it in `stats`; `submit` has
-        those scored that are finished by it. Returns the completions that were awaited, and the
-        tokens of work that went with their requests.
-
-        The others came late and are passed over: of a version before that of `stats`, to be put
-        where the sample no longer ends, or from another engine than the one that has it (any may
-        have it when `engine` is None).
+        those scored that are finished by it. Returns what was awaited of it (`returned.awaited`).
         """
-        awaited: list[Completion] = []
-        work_back = 0.0
-        for completion in completions:
-            prompt_id, index = completion.sample_id
-            group = self.buffer.group(prompt_id)
-            if (
-                group is None
-                or not group.work[index]
-                or completion.start != group.lengths[index]
-                or completion.policy_version < stats.policy_version
-                or (engine is not None and group.homes[index] != engine)
-            ):
-                continue
-            work_back += group.work[index]
-            group.work[index] = 0.0
-            awaited.append(completion)
-            if completion.finish_reason is None and not completion.token_ids:
-                continue  # it never had a slot
-            stats.add_completion(completion, num_prompt_tokens=len(group.prompt.token_ids))
-            sample = self.buffer.extend(group, completion)
-            if sample is not None:
-                self._unsubmitted.append(sample)
-        return awaited, work_back
+        returned = awaited(
+            completions,
+            self.buffer.rows_of(completions),
+            self.buffer.table,
+            policy_version=stats.policy_version,
+            engines=engines,
+        )
+        view(self.buffer.table.work)[returned.rows] = 0.0
+        brought = returned.with_slot
+        stats.add_returned(brought, prompt_tokens=self.buffer.prompt_tokens(brought.rows))
+        self._unsubmitted += self.buffer.extend(brought, policy_version=stats.policy_version)
+        return returned
 
     def submit(self) -> None:
         """Have the samples scored that were finished since the last call. Apart from `extend`, for
@@ -133,17 +117,17 @@ class Groups:
 
     def _settle(self, group: OpenGroup) -> bool:
         """Whether a complete, scored group becomes ready; else it is rejected or dropped."""
-        prompt_id, failure = group.prompt.id, group.failure
+        prompt_id, lengths, failure = group.prompt.id, group.lengths, group.failure
         if failure is not None:
             self.buffer.remove(prompt_id)
             self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure.outcome}")
             self.last_failure = (
                 f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
             )
-            self.length_bias.close(prompt_id, group.lengths.tolist(), rewards=())
+            self.length_bias.close(prompt_id, lengths, rewards=())
             return False
         scored = group.scored()
-        self.length_bias.close(prompt_id, group.lengths.tolist(), rewards=scored.rewards)
+        self.length_bias.close(prompt_id, lengths, rewards=scored.rewards)
         if not self._keep(scored):
             self.buffer.remove(prompt_id)
             self.ledger.move(prompt_id, State.rejected)
@@ -180,20 +164,15 @@ class Groups:
         self.length_bias.restore(
             state["length_bias"], open_ids=[group.prompt.id for group in open_groups]
         )
+        self._check_budget(max_response_tokens)
         for group in open_groups:
-            self._check_settings(group, max_response_tokens)
-            for sample, score in zip(group.finished, group.scores, strict=True):
-                if sample is not None and score is None:
-                    self._scorer.submit(sample)
+            for sample in group.unscored:
+                self._scorer.submit(sample)
 
-    def _check_settings(self, group: OpenGroup, max_response_tokens: int) -> None:
-        """Raise StateError unless the group can be completed."""
-        if len(group.lengths) != self._group_size:
-            raise StateError(
-                f"rollout.group_size={self._group_size}, but the saved groups have "
-                f"{len(group.lengths)} samples: resume with the same"
-            )
-        longest = max((group.lengths[index] for index in group.waiting), default=0)
+    def _check_budget(self, max_response_tokens: int) -> None:
+        """Raise StateError unless every unfinished sample may get another token."""
+        lengths, is_finished = self.buffer.lengths()
+        longest = lengths[~is_finished].max(initial=0)
         if longest >= max_response_tokens:
             raise StateError(
                 f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "

@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from april_rl.metrics import Mean, Metrics
 from april_rl.rollout.buffer import Buffer
-from april_rl.rollout.open_group import lengths_of
 from april_rl.rollout.state import Plain
 from april_rl.types import ScoredGroup
 
@@ -104,12 +103,8 @@ class LengthBias:
         chooses by reward, so with it they differ by what it chooses.
         """
         window = {id(step) for step in self._steps}
-        open_groups = [
-            group
-            for group in buffer.open_groups()
-            if id(self._opened_in[group.prompt.id]) in window
-        ]
-        lengths, is_finished = lengths_of(open_groups)
+        before = [id_ for id_, step in self._opened_in.items() if id(step) not in window]
+        lengths, is_finished = buffer.lengths(without=before)
         finished = np.concatenate([lengths[is_finished], *(step.lengths for step in self._steps)])
         opened = restricted_mean(finished, lengths[~is_finished])
         num_scored = sum(step.num_scored for step in self._steps)

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from april_rl.errors import RunError
 from april_rl.rollout.siblings import Siblings
-from april_rl.types import Completion, Prompt, Sample, Score, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Prompt, Sample, Score
 
 
 class EngineStalledError(RunError):
@@ -33,14 +34,14 @@ class Engines(Protocol):
         or when it has nothing to do.
         """
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
         """The ticks that have ended since the last call, at least one, in the order of their launch
-        per engine.
+        per engine; those too that end within `gather_s`, so that one call takes in several.
 
         Raises EngineStalledError when none ends within `timeout_s`.
         """
 
-    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
         """Stop everything: one completion for every request not yet reported by `wait`, and the
         stalled engines.
 

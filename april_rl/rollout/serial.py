@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from april_rl.rollout.siblings import Siblings, requests_of
-from april_rl.types import Completion, Request, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Request
 
 
 class SingleEngine(Protocol):
@@ -18,7 +19,7 @@ class SingleEngine(Protocol):
         together.
         """
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         """One completion for every request not yet returned; afterwards the engine is empty."""
 
 
@@ -41,17 +42,17 @@ class SerialEngines:
         """Queue a tick; `wait` computes it."""
         self._launched.append((engine, submit, slots, max_steps))
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:  # noqa: ARG002 (nothing to wait for)
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:  # noqa: ARG002 (nothing to wait for)
         """Compute the oldest launched tick."""
         engine, submit, slots, max_steps = self._launched.popleft()
         requests = requests_of(submit)
         return [(engine, self._engines[engine].advance(requests, slots=slots, max_steps=max_steps))]
 
-    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
+    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:  # noqa: ARG002
         """Give back what the engines hold; ticks that were not computed are submitted only to be
         returned.
         """
         for engine, submit, slots, _ in self._launched:
             self._engines[engine].advance(requests_of(submit), slots=slots, max_steps=0)
         self._launched.clear()
-        return [completion for engine in self._engines for completion in engine.abort()], []
+        return Completions.joined([engine.abort() for engine in self._engines]), []

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from april_rl.rollout.cost import EngineCost
 from april_rl.rollout.lengths import Law
-from april_rl.types import Completion, FinishReason, Request, SampleId, Tick, TickCounts
+from april_rl.ticks import Completions, Tick, TickCounts
+from april_rl.types import Completion, FinishReason, Request, SampleId
 
 _BLOCK_TOKENS = 16  # of vLLM's prefix cache: siblings share whole blocks of their prompt
 
@@ -98,7 +99,7 @@ class SimulatedEngine:
         elapsed_s = self._seconds(counts)
         self.now_s += elapsed_s
         return Tick(
-            finished=tuple(finished),
+            finished=Completions(finished),
             num_running=len(self._running),
             num_queued=len(self._queue),
             engine_steps=counts.engine_steps,
@@ -109,7 +110,7 @@ class SimulatedEngine:
             elapsed_s=elapsed_s,
         )
 
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         """One completion for every request not yet returned; afterwards the engine is empty."""
         if self._asked:  # a step that had its groups at once says nothing about who goes on
             for sample_id in self._kept.keys() - self._asked:
@@ -125,7 +126,7 @@ class SimulatedEngine:
         self._ends.clear()
         self._queue.clear()
         self._context_tokens = 0
-        return running + queued
+        return Completions(running + queued)
 
     def _seconds(self, counts: TickCounts) -> float:
         return self._cost.seconds(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from april_rl.rollout.least_loaded import LeastLoaded
+from april_rl.rollout.sample_table import NOBODY, rank_within
 
 
 class Slots:
@@ -67,7 +71,23 @@ class Slots:
         self._outstanding[engine] -= work
         self._note(engine)
 
-    def choose(self, homes: Sequence[int | None], siblings: int | None) -> tuple[int, int] | None:
+    def at_home(self, homes: NDArray[np.intc], *, limit: float) -> NDArray[np.bool_]:
+        """Which samples go where they were before as a step begins, all engines empty and on offer:
+        of the first that there is room for, at most `limit`, as many of a home as it has slots; and
+        when that fills all slots, as many as it has room. `homes` of all that wait, the oldest
+        first, or NOBODY [n].
+        """
+        most = min(sum(self._limits), limit, len(homes))
+        has_home = np.flatnonzero(homes[: int(most)] != NOBODY)
+        home = homes[has_home]
+        room, limits = np.array(self._slots), np.array(self._limits)
+        if (np.bincount(home, minlength=len(room)) >= room).all():
+            room = limits
+        goes = np.zeros(len(homes), np.bool_)
+        goes[has_home] = rank_within(home) < room[home]
+        return goes
+
+    def choose(self, homes: Sequence[int], siblings: int) -> tuple[int, int] | None:
         """The engine for the first of some samples of a group, and how many of them it gets when
         they are put one after another into its slots, or into its queue; None when none of the
         engines on offer has room.
@@ -75,31 +95,31 @@ class Slots:
         An engine with a free slot before one where they would queue, the one where the sample was
         and may have its state before others, then its siblings', then the one with the least work
         outstanding. `homes`: the engine each was on before; `siblings`: the one that a sample of
-        the group was sent to last.
+        the group was sent to last; NOBODY when there is none.
         """
         if not self._num_open:
             return None
         engine = homes[0]
-        if engine is None or not self._has_slot(engine):
+        if engine == NOBODY or not self._has_slot(engine):
             engine = self._choose_other(engine, siblings)
         takes, limits = self._has_slot, self._slots
         if not takes(engine):
             takes, limits = self._has_room, self._limits
         count = 1
         for home in homes[1 : limits[engine] - self._in_flight[engine]]:
-            if home is not None and home != engine and takes(home):
+            if home not in (engine, NOBODY) and takes(home):
                 break
             count += 1
         return engine, count
 
-    def _choose_other(self, home: int | None, siblings: int | None) -> int:
+    def _choose_other(self, home: int, siblings: int) -> int:
         """The engine for a sample whose home has no free slot."""
-        if siblings is not None and self._has_slot(siblings):
+        if siblings != NOBODY and self._has_slot(siblings):
             return siblings
         least = self._least_loaded()
         if not self._has_slot(least):
             for engine in (home, siblings):
-                if engine is not None and self._is_open[engine]:
+                if engine != NOBODY and self._is_open[engine]:
                     return engine
         return least
 

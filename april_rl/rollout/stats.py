@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.cost import MIN_TICKS, fit_cost
-from april_rl.types import Completion, ScoredGroup, Tick
+from april_rl.rollout.returned import Returned
+from april_rl.ticks import Tick
+from april_rl.types import Completion, ScoredGroup
 
 # Ticks of a step that the engine's cost is fitted on, evenly spread: a fit takes a millisecond.
 _FITTED_TICKS = 256
@@ -58,17 +61,17 @@ class StepStats:
         self.engine_steps += tick.engine_steps
         self.slot_steps += tick.slot_steps
 
-    def add_completion(self, completion: Completion, *, num_prompt_tokens: int) -> None:
-        """Count what came back for one request."""
-        self.completions.append(completion)
-        self.prompt_tokens += num_prompt_tokens
-        self.generated_tokens += len(completion.token_ids)
-        self.finished_samples += completion.finish_reason is not None
-        if completion.start:
-            self.resumed_samples += 1
-            self.kept_samples += completion.is_kept
-            if not completion.is_kept:
-                self.reprefill_tokens += num_prompt_tokens + completion.start
+    def add_returned(self, returned: Returned, *, prompt_tokens: NDArray[np.intc]) -> None:
+        """Count what came back of requests that had a slot; `prompt_tokens` of each [n]."""
+        self.completions += returned.completions
+        self.prompt_tokens += int(prompt_tokens.sum())
+        self.generated_tokens += int(returned.num_tokens.sum())
+        self.finished_samples += int(returned.is_finished.sum())
+        is_resumed = returned.starts > 0
+        is_computed_again = is_resumed & ~returned.is_kept
+        self.resumed_samples += int(is_resumed.sum())
+        self.kept_samples += int((is_resumed & returned.is_kept).sum())
+        self.reprefill_tokens += int((prompt_tokens + returned.starts)[is_computed_again].sum())
 
     def end(self, groups: Sequence[ScoredGroup], *, buffer: Buffer) -> None:
         """Stop the clock; take the lengths of what is returned and the size of what stays."""

@@ -11,7 +11,8 @@ from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.serial import SerialEngines
 from april_rl.rollout.siblings import Siblings, requests_of
 from april_rl.rollout.simulated_engine import SimulatedEngine
-from april_rl.types import Completion, Prompt, Sample, SampleId, Score, Tick
+from april_rl.ticks import Completions, Tick
+from april_rl.types import Prompt, Sample, SampleId, Score
 
 _NO_SIGNAL_STREAM = -2  # apart from what lengths are drawn from
 
@@ -67,28 +68,31 @@ class ParallelEngines:
         tick = _Launched(submit=submit, slots=slots, max_steps=max_steps, at_s=self._clock())
         self._launched[engine].append(tick)
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
-        """The ticks that end next, all at one moment, to which the clock moves."""
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
+        """The ticks that end next, all at one moment, to which the clock moves; with `gather_s` all
+        that end before it has passed.
+        """
         for engine in range(self.num_engines):
             if engine not in self._begun and self._launched[engine]:
                 self._begin(engine)
-        now_s = min(end_s for end_s, _ in self._begun.values())
+        first_s = min(end_s for end_s, _ in self._begun.values())
+        now_s = max(first_s, self._clock() + gather_s)
         if now_s > self._clock() + timeout_s:
             raise EngineStalledError(f"a simulated tick takes longer than {timeout_s:g} s")
         self._clock.move_to(now_s)
         ended = sorted(engine for engine, (end_s, _) in self._begun.items() if end_s <= now_s)
         return [(engine, self._begun.pop(engine)[1]) for engine in ended]
 
-    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
+    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:  # noqa: ARG002
         """Give back what the engines hold, when the last of them has come to its abort."""
-        completions: list[Completion] = []
+        given_back: list[Completions] = []
         for engine, simulated in enumerate(self._engines):
-            completions += self._end(engine)
+            given_back += self._end(engine)
             while self._launched[engine]:
                 self._begin(engine)
-                completions += self._end(engine)
-            completions += simulated.abort()
-        return completions, []
+                given_back += self._end(engine)
+            given_back.append(simulated.abort())
+        return Completions.joined(given_back), []
 
     def _begin(self, engine: int) -> None:
         """Compute the oldest launched tick."""
@@ -99,13 +103,13 @@ class ParallelEngines:
         end_s = self._free_s[engine] = max(tick.at_s, self._free_s[engine]) + done.elapsed_s
         self._begun[engine] = (end_s, done)
 
-    def _end(self, engine: int) -> tuple[Completion, ...]:
+    def _end(self, engine: int) -> list[Completions]:
         """Wait for the tick that has begun; what it finished."""
         if engine not in self._begun:
-            return ()
+            return []
         end_s, tick = self._begun.pop(engine)
         self._clock.move_to(end_s)
-        return tick.finished
+        return [tick.finished]
 
 
 class InProcessEngine(SerialEngines):
@@ -118,9 +122,9 @@ class InProcessEngine(SerialEngines):
         super().__init__([engine])
         self._clock, self._controller_s = clock, controller_s
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
         """Compute the oldest launched tick; the clock moves by what it took."""
-        ended = super().wait(timeout_s)
+        ended = super().wait(timeout_s, gather_s=gather_s)
         spent_s = sum(tick.elapsed_s + self._controller_s for _, tick in ended)
         self._clock.move_to(self._clock() + spent_s)
         return ended

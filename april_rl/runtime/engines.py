@@ -14,7 +14,7 @@ from april_rl.rollout.siblings import Siblings
 from april_rl.runtime.flight import Flight
 from april_rl.runtime.lockstep import Fingerprint, check_lockstep
 from april_rl.runtime.workers import Workers
-from april_rl.types import Completion, Tick
+from april_rl.ticks import Completions, Tick
 
 # Once workers have failed, for what the others still have.
 _AFTER_FAILURE_S = 3.0
@@ -73,8 +73,9 @@ class RayEngines:
         if len(self._ticks[engine]) == 1:
             self._await_oldest(engine)
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
-        """The oldest tick of every engine whose oldest tick has ended; waits for at least one.
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
+        """The oldest tick of every engine whose oldest tick has ended after `gather_s`; waits for
+        at least one.
 
         Raises what `Watchdog.results` does; EngineStalledError also when no engine has finished an
         engine step for `timeout_s` though ticks come back; LockstepError when the ranks of an
@@ -82,6 +83,7 @@ class RayEngines:
         last.
         """
         wanted = sum(map(bool, self._ticks)) if self._deterministic else 1
+        time.sleep(gather_s)
         whole: list[int] = []
         while len(whole) < wanted:
             ended = self._watchdog.wait(list(self._awaited), is_steady=True)
@@ -101,7 +103,7 @@ class RayEngines:
             )
         return ticks
 
-    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
         """What ticks under way still bring, then what each engine gives back; stalled engines give
         nothing. Once workers have failed, engines have little time for it.
         """
@@ -111,7 +113,7 @@ class RayEngines:
         self._awaited.clear()
         self._found.clear()
         calls = [self._launch_abort(ranks) for ranks in self._engines]
-        completions: list[Completion] = []
+        given_back: list[Completions] = []
         stalled: list[int] = []
         for engine, (ticks, call) in enumerate(zip(self._ticks, calls, strict=True)):
             refs = [ref for each in (*ticks, call) for ref in each.refs]
@@ -122,12 +124,12 @@ class RayEngines:
                 continue
             found = dict(zip(refs, results, strict=True))
             while ticks:
-                completions += self._tick(engine, found).finished
-            completions += self._checked(engine, call, found[call.first], found=found)
+                given_back.append(self._tick(engine, found).finished)
+            given_back.append(self._checked(engine, call, found[call.first], found=found))
         if stalled and timeout_s >= _REPORT_FROM_S:
             self._watchdog.report(f"engine {stalled[0]} does not give its samples back")
         self._flight.abort()
-        return completions, stalled
+        return Completions.joined(given_back), stalled
 
     def _await_oldest(self, engine: int) -> None:
         for ref in self._ticks[engine][0].refs:
@@ -150,8 +152,8 @@ class RayEngines:
         return tick
 
     def _checked(
-        self, engine: int, call: _Call, completions: Sequence[Completion], *, found: _Found
-    ) -> Sequence[Completion]:
+        self, engine: int, call: _Call, completions: Completions, *, found: _Found
+    ) -> Completions:
         """The `completions` of a call, when all ranks sampled them, and with the weights of now."""
         check_lockstep(
             completions,
@@ -159,10 +161,10 @@ class RayEngines:
             first_rank=engine * (1 + len(call.others)),
         )
         expected = self._workers.policy_version
-        for completion in completions:
-            if completion.policy_version != expected:
+        for version in set(completions.columns.policy_version.tolist()):
+            if version != expected:
                 raise WeightVersionError(
-                    f"engine {engine} samples with policy version {completion.policy_version}, the "
-                    f"controller is at {expected}: the last weight sync did not reach the engine"
+                    f"engine {engine} samples with policy version {version}, the controller is at "
+                    f"{expected}: the last weight sync did not reach the engine"
                 )
         return completions

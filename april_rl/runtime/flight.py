@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from april_rl.rollout.siblings import Siblings
-from april_rl.types import SampleId, Tick
+from april_rl.ticks import Tick
+from april_rl.types import SampleId
 
 
 class Flight:

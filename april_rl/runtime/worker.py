@@ -25,7 +25,7 @@ from april_rl.runtime.pulse import Member, Pulse, told
 from april_rl.runtime.settings import WorkerSettings
 from april_rl.runtime.shared_memory import forget_names
 from april_rl.runtime.worker_memory import WorkerMemory
-from april_rl.types import Completion, Tick
+from april_rl.ticks import Completions, Tick
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,7 +169,7 @@ class Worker:
         return tick
 
     @told
-    def abort(self) -> list[Completion]:
+    def abort(self) -> Completions:
         """Everything the engine still holds; it is empty afterwards."""
         return self._engine.abort()
 

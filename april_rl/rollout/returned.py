@@ -1,0 +1,83 @@
+"""What engines give back, in columns: which of it was awaited, and what it amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from april_rl.rollout.sample_table import SampleTable, rank_within, view
+from april_rl.ticks import Completions
+from april_rl.types import Completion
+
+
+class Returned(NamedTuple):
+    """Completions of requests that were awaited, one of a sample at most [n]."""
+
+    completions: Sequence[Completion]
+    rows: NDArray[np.int64]  # of their samples in the table
+    homes: NDArray[np.intc]  # engine each comes from
+    work: NDArray[np.float64]  # tokens that engine had to compute
+    starts: NDArray[np.int64]  # response tokens the sample had before
+    num_tokens: NDArray[np.int64]
+    is_kept: NDArray[np.bool_]  # sampled on a cache that an earlier policy computed
+    is_finished: NDArray[np.bool_]
+
+    @property
+    def with_slot(self) -> Returned:
+        """Those whose request had a slot: the others brought nothing."""
+        had_slot = self.is_finished | (self.num_tokens > 0)
+        return self if had_slot.all() else self.where(had_slot)
+
+    def where(self, chosen: NDArray[np.bool_]) -> Returned:
+        """Those."""
+        which = np.flatnonzero(chosen)
+        return Returned(
+            completions=[self.completions[number] for number in which.tolist()],
+            rows=self.rows[which],
+            homes=self.homes[which],
+            work=self.work[which],
+            starts=self.starts[which],
+            num_tokens=self.num_tokens[which],
+            is_kept=self.is_kept[which],
+            is_finished=self.is_finished[which],
+        )
+
+
+def awaited(
+    completions: Completions,
+    rows: NDArray[np.int64],
+    table: SampleTable,
+    *,
+    policy_version: int,
+    engines: Sequence[int] | None = None,
+) -> Returned:
+    """What of these is the answer to a request that is out, with the `rows` of their samples (below
+    0: of none) [n].
+
+    The others came late and are passed over: of a version before `policy_version`, to be put where
+    the sample no longer ends, a second time, or from another of `engines` [n] than the one that has
+    the sample (any may have it when None).
+    """
+    came = completions.columns
+    homes, work = view(table.homes)[rows], view(table.work)[rows]
+    is_due = (rows >= 0) & (work > 0.0) & (came.policy_version >= policy_version)
+    is_due &= came.start == view(table.lengths)[rows]
+    if engines is not None:
+        is_due &= homes == np.asarray(engines)
+    returned = Returned(
+        completions=completions,
+        rows=rows,
+        homes=homes,
+        work=work,
+        starts=came.start,
+        num_tokens=came.num_tokens,
+        is_kept=came.context_version < came.policy_version,
+        is_finished=came.is_finished,
+    )
+    if not is_due.all():
+        returned = returned.where(is_due)
+    is_first = rank_within(returned.rows) == 0
+    return returned if is_first.all() else returned.where(is_first)
