@@ -34,7 +34,8 @@ train: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
-	@$(BIN)/python -m pytest -m "slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not alone" -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m "alone" $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,12 +1,17 @@
-"""What every test module is promised: no process group of the one before it."""
+"""What every test module is promised: one thread, and no process group of the one before it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Of torch and vLLM, here and in what tests start; it is read when torch is loaded. With matrices
+# this small threads only wait for each other, spinning: on busy cores that is most of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A busy machine makes any example slow once; what is slow always shows in pytest's durations.
 settings.register_profile("april_rl", deadline=None)

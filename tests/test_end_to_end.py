@@ -121,6 +121,7 @@ def endless_run(task: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.alone
 def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_path):
     """SIGINT to the whole foreground group, as a terminal sends it, while steps are running."""
     with endless_run(task, tmp_path) as process:
@@ -137,6 +138,7 @@ def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_pa
     assert (tmp_path / "run" / "samples" / "leftover.jsonl").read_text(), "parked samples are kept"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_killed_or_stopped_ends_the_run_with_a_report_and_no_process(task, tmp_path, sent):
     """To the actor's process while steps are running. Fails when the run waits for its abort

@@ -210,5 +210,6 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, together):
             assert row["mismatch/logprob_abs_mean"] <= 0.02
     if together == 2:
         assert sum(row["rollout/kept_samples"] for row in rows) > 0
+    # Test files run two at a time: no other file may make names of these two kinds.
     left = {path.name for path in two_workers.shared_memory}
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []

@@ -19,6 +19,10 @@ class WorkerMemoryError(WorkerDiedError):
     """A worker did not get the memory it asked for, or was killed for what it had."""
 
 
+class HeadLostError(RunError):
+    """Ray's head process has ended, and its cluster with it; the message says what to do."""
+
+
 class WorkerStalledError(EngineStalledError):
     """A worker hangs; so does its engine, and every worker that waits for it."""
 

@@ -6,8 +6,10 @@ import ipaddress
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+import psutil
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -63,7 +65,23 @@ def start_ray(*, num_workers: int, address: str | None) -> None:
 
 def stop_ray() -> None:
     """Leave the cluster, or end the embedded one; nothing when there is none."""
+    below = _below_raylets()
     ray.shutdown()
+    # Without its head a raylet is killed, not asked, and its agents would outlive the run.
+    for raylet, process in below:
+        if not raylet.is_running():  # that of a cluster that was only joined goes on
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _below_raylets() -> list[tuple[psutil.Process, psutil.Process]]:
+    """Every process of a raylet that this process has started, behind that raylet."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "raylet":
+                found += [(child, process) for process in child.children(recursive=True)]
+    return found
 
 
 def cluster_gpus(address: str) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from april_rl.runtime.calls import (
     Failure,
+    HeadLostError,
     WorkerDiedError,
     WorkerMemoryError,
     WorkerStalledError,
@@ -124,6 +125,20 @@ def out_of_memory(scene: Scene, rank: int | None, said: str) -> WorkerMemoryErro
     return WorkerMemoryError(
         f"{scene.name(rank)} ran out of memory in {call or 'its start'} ({said}).{held} "
         f"{memory_advice(call)}"
+    )
+
+
+def head_lost(scene: Scene, address: str) -> HeadLostError:
+    """Nobody listens at the `address` of Ray's head process any more."""
+    kills = max((machine.oom_kills for machine in scene.machines), default=0)
+    memory = f" (processes killed for want of memory beside the workers: {kills})" if kills else ""
+    return HeadLostError(
+        f"Ray's head process (gcs_server at {address}) has ended: it was killed{memory}, crashed, "
+        "or was stopped with its cluster (`ray stop`). A Ray cluster does not outlive it, so the "
+        "run ends. gcs_server.out in the logs of Ray's session on its machine "
+        "(/tmp/ray/session_latest/logs) may say why. Start the run again; where "
+        "runtime.ray_address names a cluster, that first: `ray stop`, then `ray start`, on every "
+        "machine"
     )
 
 

@@ -18,13 +18,15 @@ from ray.exceptions import RayError
 
 from april_rl.errors import RunError
 from april_rl.runtime.calls import Failure, WorkerStalledError, failure_of
-from april_rl.runtime.scene import Scene, died, failed, silent, stopped
+from april_rl.runtime.head import Head
+from april_rl.runtime.scene import Scene, died, failed, head_lost, silent, stopped
 from april_rl.runtime.sentries import Sentries
 from april_rl.runtime.silence import Silence
 from april_rl.runtime.stall_report import report_text
 
 T = TypeVar("T")
 _LOOK_S = 1.0  # between two looks at every worker
+_HEAD_LOOK_S = 0.9  # a little less, for a wait may end a moment before its time
 _STOPPED_S = 4.0  # a process that a signal has stopped for so long will not go on
 _SETTLE_S = 1.0  # after a failed call, until the process that caused it is seen to be dead
 _STACKS_S = 2.0
@@ -55,8 +57,9 @@ class Watchdog:
         self._actors: list[Any] = []
         self._ranks: dict[object, int] = {}  # by Ray's actor id
         self._oldest_request: Callable[[], str] = str
-        self._looked = time.monotonic()
+        self._looked = self._looked_at_head = time.monotonic()
         self._met([])
+        self.head = Head()
         self.has_failed = False  # some worker did
 
     @property
@@ -80,7 +83,8 @@ class Watchdog:
         """The results, in order; `is_steady`: of calls that show progress while they run.
 
         Raises the RunError of a worker as it is; for everything else WorkerDiedError,
-        WorkerMemoryError or WorkerStalledError, with the worker and the report in the message.
+        WorkerMemoryError or WorkerStalledError, with the worker and the report in the message, or
+        HeadLostError.
         """
         found: dict[ray.ObjectRef[T], T] = {}
         while len(found) < len(calls):
@@ -98,6 +102,7 @@ class Watchdog:
             if failures:
                 self._conclude(calls, failures)
             self._look(calls, limit)
+            self._look_at_head()
             if found:
                 return found
             if not self._sentries.members and time.monotonic() - started >= limit.timeout_s:
@@ -182,6 +187,18 @@ class Watchdog:
                 self._fail(stopped(scene, rank), scene)
         if any(self._silence.silent_s(rank) >= limit.timeout_s for rank in range(len(vitals))):
             self._fail_silent(limit)
+
+    def _look_at_head(self) -> None:
+        """Once in a while: raise when Ray's head process has ended. Not in `within`: what the
+        workers still have to give comes without it.
+        """
+        if time.monotonic() - self._looked_at_head < _HEAD_LOOK_S:
+            return
+        self._looked_at_head = time.monotonic()
+        self.head.look()
+        if self.head.is_lost:
+            scene = self._scene()
+            self._fail(head_lost(scene, self.head.address), scene)
 
     def _fail_silent(self, limit: _Limit) -> NoReturn:
         """Raise who is silent: of all that are, the one that the others wait for."""

@@ -127,7 +127,9 @@ class Workers:
             if ray.is_initialized():
                 for actor in self.actors:  # the watchdog may not have met them
                     ray.kill(actor, no_restart=True)
-                self._placement.remove()
+                # Ray drops it with the run all the same, and a Ray without its head would hang.
+                if self.watchdog.head.listens():
+                    self._placement.remove()
         finally:
             stop_ray()
 
