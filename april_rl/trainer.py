@@ -142,16 +142,16 @@ class Trainer:
         """Of each group [G], of the rewards less the overlong penalty; every sample has a reward,
         for a group without one is dropped.
         """
-        rewards = [np.asarray(group.rewards) + self._penalty(group) for group in groups]
-        return self._parts.advantages(rewards, [True] * len(groups))
-
-    def _penalty(self, scored: ScoredGroup) -> NDArray[np.float64]:
-        return soft_overlong_penalty(
-            [sample.num_tokens for sample in scored.group.samples],
+        penalties = soft_overlong_penalty(
+            [sample.num_tokens for scored in groups for sample in scored.group.samples],
             max_response_tokens=self._config.rollout.max_response_tokens,
             buffer_tokens=self._config.algorithm.overlong_buffer_tokens,
             penalty=self._config.algorithm.overlong_penalty,
         )
+        ends = np.cumsum([len(scored.rewards) for scored in groups], dtype=np.int64)
+        by_group = zip(groups, np.split(penalties, ends)[:-1], strict=True)
+        rewards = [scored.rewards + penalty for scored, penalty in by_group]
+        return self._parts.advantages(rewards, [True] * len(groups))
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
         rewards = [reward for group in collection.groups for reward in group.rewards]

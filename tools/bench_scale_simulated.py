@@ -120,16 +120,15 @@ def _seconds(part: Callable[[], object]) -> float:
 
 
 def _advantages(groups: Sequence[ScoredGroup], max_tokens: int) -> None:
-    rewards = [
-        np.asarray(scored.rewards)
-        + soft_overlong_penalty(
-            [sample.num_tokens for sample in scored.group.samples],
-            max_response_tokens=max_tokens,
-            buffer_tokens=max_tokens // 4,
-            penalty=1.0,
-        )
-        for scored in groups
-    ]
+    penalties = soft_overlong_penalty(
+        [sample.num_tokens for scored in groups for sample in scored.group.samples],
+        max_response_tokens=max_tokens,
+        buffer_tokens=max_tokens // 4,
+        penalty=1.0,
+    )
+    ends = np.cumsum([len(scored.rewards) for scored in groups])
+    parts = zip(groups, np.split(penalties, ends)[:-1], strict=True)
+    rewards = [scored.rewards + penalty for scored, penalty in parts]
     by_group(grpo)(rewards, [True] * len(groups))
 
 

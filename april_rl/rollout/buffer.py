@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,6 @@ from april_rl.rollout.open_group import OpenGroup, restore_group, save_group
 from april_rl.rollout.returned import Returned
 from april_rl.rollout.sample_table import NO_VERSION, SampleTable, view
 from april_rl.rollout.state import Plain
-from april_rl.ticks import Completions
 from april_rl.types import Prompt, Sample, Score, ScoredGroup
 
 
@@ -22,40 +23,33 @@ class Buffer:
     def __init__(self, group_size: int) -> None:
         """Empty; of groups of `group_size` samples."""
         self.table = SampleTable(group_size)  # of the open groups' samples
-        self._open: dict[int, OpenGroup] = {}
-        self._first: dict[int, int] = {}  # row of an open group's first sample
+        self._num_open = 0
         self._ready: dict[int, tuple[int, ScoredGroup]] = {}  # with its oldest token's version
         # How many groups have their oldest token of which version; NO_VERSION: no token yet.
         self._open_versions: Counter[int] = Counter()
         self._ready_versions: Counter[int] = Counter()
 
     def open(self, prompt: Prompt) -> OpenGroup:
-        """A new group."""
-        assert prompt.id not in self._open, prompt.id
-        assert prompt.id not in self._ready, prompt.id
+        """A new group, of a prompt younger than all before it."""
         self._open_versions[NO_VERSION] += 1
-        return self._add(OpenGroup(self.table, self.table.open(prompt)))
-
-    def _add(self, group: OpenGroup) -> OpenGroup:
-        self._open[group.prompt.id] = group
-        self._first[group.prompt.id] = group.rows.start
-        return group
+        self._num_open += 1
+        return OpenGroup(self.table, self.table.open(prompt))
 
     def group(self, prompt_id: int) -> OpenGroup | None:
         """The open group of a prompt; None when there is none."""
-        return self._open.get(prompt_id)
+        place = int(self.table.places(np.array([prompt_id]))[0])
+        return None if place < 0 else OpenGroup(self.table, place)
 
     @property
     def has_unscored(self) -> bool:
         """Whether a complete group waits for scores."""
-        return any(group.is_complete for group in self._open.values())
+        return any(group.is_complete for group in self.open_groups())
 
-    def rows_of(self, completions: Completions) -> NDArray[np.int64]:
-        """Of the samples they belong to [n]; below 0 for those of no open group."""
-        first, none = self._first, -self.table.group_size
-        columns = completions.columns
-        found = [first.get(prompt_id, none) for prompt_id in columns.prompt_id.tolist()]
-        return np.array(found, np.int64) + columns.index
+    def rows_of(
+        self, prompt_ids: NDArray[np.int64], indices: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Of samples [n]; below 0 for those of no open group."""
+        return self.table.places(prompt_ids) * self.table.group_size + indices
 
     def prompt_tokens(self, rows: NDArray[np.int64]) -> NDArray[np.intc]:
         """Of the prompt of each sample [n]."""
@@ -63,6 +57,7 @@ class Buffer:
 
     def unfinished(self) -> NDArray[np.int64]:
         """Rows of the unfinished samples, those of the oldest prompt first."""
+        self.table.forget_closed()
         rows = self._open_rows()
         is_finished: NDArray[np.bool_] = view(self.table.is_finished)[rows]
         return rows[~is_finished]
@@ -71,46 +66,50 @@ class Buffer:
         """Have samples grow by what that version sampled; returns those that are finished by it."""
         table, rows = self.table, returned.rows
         view(table.lengths)[rows] += returned.num_tokens
-        places = np.unique(rows[returned.num_tokens > 0] // table.group_size)
-        versions = view(table.oldest_versions)
-        dated = places[versions[places] == NO_VERSION]
+        self._date(rows[returned.num_tokens > 0] // table.group_size, policy_version)
+        held, parts = table.completions, table.parts
+        came = zip(rows.tolist(), returned.completions, strict=True)
+        for row, completion in came:
+            held[row] += (completion,)
+            if completion.finish_reason is None:
+                parts[row] += (completion.token_ids,)
+        return table.finish(rows[returned.is_finished])
+
+    def _date(self, places: NDArray[np.int64], policy_version: int) -> None:
+        """Groups have tokens of that version, the first ones it may be."""
+        versions = view(self.table.oldest_versions)
+        dated = np.unique(places[versions[places] == NO_VERSION])
         versions[dated] = policy_version
         self._open_versions[NO_VERSION] -= len(dated)
         self._open_versions[policy_version] += len(dated)
-        ended: list[Sample] = []
-        came = zip(rows.tolist(), returned.completions, returned.is_finished.tolist(), strict=True)
-        for row, completion, is_finished in came:
-            if is_finished:
-                ended.append(table.finish(row, completion))
-            else:
-                table.completions[row] += (completion,)
-                table.parts[row] += (completion.token_ids,)
-        return ended
 
-    def score(self, scores: Iterable[Score]) -> list[OpenGroup]:
+    def score(self, scores: Sequence[Score]) -> list[OpenGroup]:
         """Note scores; returns the groups whose last missing one was among them."""
-        scored: dict[int, OpenGroup] = {}  # each once, also when a score comes twice
-        first, table = self._first, self.table
-        for score in scores:
-            prompt_id, index = score.sample_id
-            if prompt_id in first and table.note(first[prompt_id] + index, score):
-                scored[prompt_id] = self._open[prompt_id]
-        return list(scored.values())
+        table, flat = self.table, chain.from_iterable([score.sample_id for score in scores])
+        ids, indices = np.fromiter(flat, np.int64, 2 * len(scores)).reshape(-1, 2).T
+        rows = self.rows_of(ids, indices)
+        rewards = np.array([score.value for score in scores], np.float64)
+        failed = [number for number, score in enumerate(scores) if not score.is_valid]
+        for number in failed:
+            rewards[number] = math.nan
+            if rows[number] >= 0:
+                table.failures.setdefault(int(rows[number]) // table.group_size, scores[number])
+        is_open = rows >= 0
+        scored = table.note(rows[is_open], rewards[is_open])
+        return [OpenGroup(self.table, place) for place in scored.tolist()]
 
-    def make_ready(self, scored: ScoredGroup) -> None:
+    def make_ready(self, group: OpenGroup, scored: ScoredGroup) -> None:
         """From open to ready."""
-        prompt_id = scored.group.prompt.id
-        oldest = self._open[prompt_id].oldest_version or 0
-        self.remove(prompt_id)
-        self._ready[prompt_id] = oldest, scored
+        oldest = group.oldest_version or 0
+        self.remove(group)
+        self._ready[scored.group.prompt.id] = oldest, scored
         self._ready_versions[oldest] += 1
 
-    def remove(self, prompt_id: int) -> None:
+    def remove(self, group: OpenGroup) -> None:
         """Forget an open group: it was rejected or dropped."""
-        place = self._open.pop(prompt_id).place
-        del self._first[prompt_id]
-        self._open_versions[self.table.oldest_versions[place]] -= 1
-        self.table.close(place)
+        self._open_versions[self.table.oldest_versions[group.place]] -= 1
+        self._num_open -= 1
+        self.table.close(group.place)
 
     def take_ready(self, num_groups: int) -> list[ScoredGroup]:
         """Remove and return at most `num_groups` ready groups, the oldest first."""
@@ -124,7 +123,7 @@ class Buffer:
 
     def open_groups(self) -> Iterator[OpenGroup]:
         """The open groups, the oldest prompt first."""
-        return (self._open[prompt_id] for prompt_id in sorted(self._open))
+        return (OpenGroup(self.table, place) for place in self.table.open_places().tolist())
 
     def ready_groups(self) -> Iterator[ScoredGroup]:
         """The groups that wait to be trained, the oldest first."""
@@ -168,22 +167,26 @@ class Buffer:
                 fresh.append(sample)
         return fresh
 
-    def lengths(self, *, without: Iterable[int] = ()) -> tuple[NDArray[np.intc], NDArray[np.bool_]]:
+    def lengths(
+        self, *, without: Collection[int] = ()
+    ) -> tuple[NDArray[np.intc], NDArray[np.bool_]]:
         """Response tokens of all samples of open groups but those `without` [n], and whether those
         are finished.
         """
         rows = self._open_rows(without=without)
         return view(self.table.lengths)[rows], view(self.table.is_finished)[rows]
 
-    def _open_rows(self, *, without: Iterable[int] = ()) -> NDArray[np.int64]:
+    def _open_rows(self, *, without: Collection[int] = ()) -> NDArray[np.int64]:
         """Of all samples of open groups, those of the oldest prompt first."""
-        ids = self._open.keys() - set(without) if without else self._open
-        return self.table.rows([self._open[prompt_id].place for prompt_id in sorted(ids)])
+        places = self.table.open_places()
+        if without:
+            places = places[~np.isin(places, self.table.places(np.array([*without])))]
+        return self.table.rows(places)
 
     @property
     def num_open(self) -> int:
         """Groups that are unfinished or unscored."""
-        return len(self._open)
+        return self._num_open
 
     @property
     def num_ready(self) -> int:
@@ -208,10 +211,11 @@ class Buffer:
 
     def restore(self, state: Plain, *, num_engines: int) -> None:
         """Hold what was saved, when empty; engines beyond `num_engines` are no more."""
-        assert not self._open
+        assert not self._num_open
         assert not self._ready
         for group in state["open"]:
-            self._add(OpenGroup.restore(group, self.table, num_engines=num_engines))
+            OpenGroup.restore(group, self.table, num_engines=num_engines)
+        self._num_open = len(state["open"])
         ready = [
             ScoredGroup(group=restore_group(group), rewards=tuple(group["rewards"]))
             for group in state["ready"]
@@ -219,8 +223,8 @@ class Buffer:
         self._ready = {
             scored.group.prompt.id: (scored.group.oldest_version or 0, scored) for scored in ready
         }
-        places = [group.place for group in self._open.values()]
-        self._open_versions = Counter(self.table.oldest_versions[place] for place in places)
+        versions = view(self.table.oldest_versions)[self.table.open_places()]
+        self._open_versions = Counter(versions.tolist())
         self._ready_versions = Counter(oldest for oldest, _ in self._ready.values())
 
 

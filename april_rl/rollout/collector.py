@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -289,7 +289,7 @@ class Collector:
         """What the scorer knows after `wait_s`; with `deterministic` all it was given."""
         return self._scorer.collect(None if self._deterministic else wait_s)
 
-    def _take_scores(self, scores: Iterable[Score]) -> None:
+    def _take_scores(self, scores: Sequence[Score]) -> None:
         num_lost = self._groups.score(scores)
         if num_lost:
             self._allowance += self._group_size * num_lost

@@ -79,6 +79,7 @@ class Dispatch:
         self._num_under_way = 0  # ticks, on all engines
         self._due: set[int] = set()  # engines that may need another tick
         self._pending: list[list[int]] = [[] for _ in range(num_engines)]  # rows, to be launched
+        self._went_home = False  # samples did, and nothing was launched since
         self._latest = (-1, NOBODY)  # the group that was sent last, and its engine
 
     @property
@@ -112,6 +113,7 @@ class Dispatch:
             self._pending[engine] += by_engine[engine].tolist()
             self._slots.put(engine, count=int(counts[engine]), work=float(totals[engine]))
             self._due.add(engine)
+        self._went_home = True
         return rows[~goes]
 
     def submit(self, waiting: deque[int], *, limit: float) -> int:
@@ -144,6 +146,9 @@ class Dispatch:
 
     def launch(self) -> None:
         """Have two ticks under way on every engine that has work."""
+        if self._went_home:
+            self._went_home = False
+            self._sort_pending()
         for engine in sorted(self._due):
             if not self._slots.in_flight(engine):
                 continue
@@ -156,11 +161,17 @@ class Dispatch:
                 self._num_under_way += 1
         self._due.clear()
 
+    def _sort_pending(self) -> None:
+        """Those of the oldest prompts first, also where others joined samples that went home."""
+        ids = view(self._table.prompt_ids)
+        for engine, pending in enumerate(self._pending):
+            rows = np.array(pending, np.int64)
+            order = np.lexsort((rows, ids[rows // self._table.group_size]))
+            self._pending[engine] = rows[order].tolist()
+
     def _siblings(self, rows: list[int]) -> list[Siblings]:
-        """What an engine is told of the samples in these rows, the oldest prompt first."""
+        """What an engine is told of the samples in these rows."""
         table, size = self._table, self._table.group_size
-        ids = table.prompt_ids
-        rows.sort(key=lambda row: (ids[row // size], row))
         submit: list[Siblings] = []
         latest = -1
         for row in rows:

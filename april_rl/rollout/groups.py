@@ -5,7 +5,7 @@ or dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,9 +73,10 @@ class Groups:
         """Append what came back of requests to their samples and count it in `stats`; `submit` has
         those scored that are finished by it. Returns what was awaited of it (`returned.awaited`).
         """
+        columns = completions.columns
         returned = awaited(
             completions,
-            self.buffer.rows_of(completions),
+            self.buffer.rows_of(columns.prompt_id, columns.index),
             self.buffer.table,
             policy_version=stats.policy_version,
             engines=engines,
@@ -93,8 +94,10 @@ class Groups:
         while self._unsubmitted:
             self._scorer.submit(self._unsubmitted.popleft())
 
-    def score(self, scores: Iterable[Score]) -> int:
+    def score(self, scores: Sequence[Score]) -> int:
         """Note scores; returns how many groups were rejected or dropped, whose slots are free."""
+        if not scores:
+            return 0
         return sum([not self._settle(group) for group in self.buffer.score(scores)])
 
     def count(self, stats: StepStats) -> None:
@@ -119,7 +122,7 @@ class Groups:
         """Whether a complete, scored group becomes ready; else it is rejected or dropped."""
         prompt_id, lengths, failure = group.prompt.id, group.lengths, group.failure
         if failure is not None:
-            self.buffer.remove(prompt_id)
+            self.buffer.remove(group)
             self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure.outcome}")
             self.last_failure = (
                 f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
@@ -129,10 +132,10 @@ class Groups:
         scored = group.scored()
         self.length_bias.close(prompt_id, lengths, rewards=scored.rewards)
         if not self._keep(scored):
-            self.buffer.remove(prompt_id)
+            self.buffer.remove(group)
             self.ledger.move(prompt_id, State.rejected)
             return False
-        self.buffer.make_ready(scored)
+        self.buffer.make_ready(group, scored)
         self.ledger.move(prompt_id, State.ready)
         return True
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from april_rl.rollout.sample_table import NO_VERSION, NOBODY, SampleTable
 from april_rl.rollout.state import (
@@ -15,7 +18,7 @@ from april_rl.rollout.state import (
     save_sample,
     save_score,
 )
-from april_rl.types import Group, Prompt, Sample, Score, ScoredGroup
+from april_rl.types import Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
 
 class OpenGroup:
@@ -53,9 +56,12 @@ class OpenGroup:
     @property
     def unscored(self) -> list[Sample]:
         """The finished ones that have no score yet."""
-        scores = self._table.scores[self._rows]
-        finished = zip(self._table.finished[self._rows], scores, strict=True)
-        return [sample for sample, score in finished if sample is not None and score is None]
+        table = self._table
+        return [
+            table.sample(row)
+            for row in self.rows
+            if table.is_finished[row] and not table.is_scored[row]
+        ]
 
     @property
     def is_complete(self) -> bool:
@@ -81,20 +87,31 @@ class OpenGroup:
     def scored(self) -> ScoredGroup:
         """The group as a value, when it is complete and scored."""
         assert self.is_scored
-        scores, finished = self._table.scores[self._rows], self._table.finished[self._rows]
-        rewards = tuple([score.value for score in scores if score is not None])
+        finished = self._table.finished[self._rows]
         samples = tuple([sample for sample in finished if sample is not None])
         group = Group(prompt=self.prompt, samples=samples)
-        return ScoredGroup(group=group, rewards=rewards)
+        return ScoredGroup(group=group, rewards=tuple(self._table.rewards[self._rows]))
+
+    @property
+    def scores(self) -> list[Score]:
+        """Those that are known, by index; of several without value the first says why."""
+        found = []
+        for index, row in enumerate(self.rows):
+            if self._table.is_scored[row]:
+                value = self._table.rewards[row]
+                score = Score(SampleId(self.prompt.id, index), value, "scored")
+                if math.isnan(value) and self.failure is not None:
+                    score = self.failure._replace(sample_id=score.sample_id)
+                found.append(score)
+        return found
 
     def save(self) -> Plain:
         """Prompt, samples, which engine had each, and the scores so far."""
         homes = self._table.homes[self._rows]
-        scores = [score for score in self._table.scores[self._rows] if score is not None]
         return {
             **save_group(self.prompt, self.samples),
             "homes": [None if home == NOBODY else home for home in homes],
-            "scores": [save_score(score) for score in scores],
+            "scores": [save_score(score) for score in self.scores],
         }
 
     @classmethod
@@ -112,17 +129,20 @@ class OpenGroup:
         for row, sample, home in zip(group.rows, restored.samples, state["homes"], strict=True):
             table.lengths[row] = sample.num_tokens
             table.homes[row] = home if home is not None and home < num_engines else NOBODY
-            so_far = sample.completions[:-1] if sample.is_finished else sample.completions
-            table.completions[row] = so_far
-            table.parts[row] = tuple([part.token_ids for part in so_far])
-            if sample.is_finished:
-                table.finish(row, sample.completions[-1])
+            table.completions[row] = sample.completions
+            table.parts[row] = tuple([part.token_ids for part in sample.completions])
+        finished = [sample.is_finished for sample in restored.samples]
+        table.finish(np.array(group.rows)[finished])
         oldest = restored.oldest_version
         table.oldest_versions[group.place] = NO_VERSION if oldest is None else oldest
-        for score in state["scores"]:
-            table.note(
-                group.rows[score["index"]], restore_score(score, prompt_id=restored.prompt.id)
-            )
+        scores = [restore_score(score, prompt_id=restored.prompt.id) for score in state["scores"]]
+        for score in scores:
+            if not score.is_valid:
+                table.failures.setdefault(group.place, score)
+        table.note(
+            np.array([group.rows[score.sample_id.index] for score in scores], np.int64),
+            np.array([score.value if score.is_valid else math.nan for score in scores]),
+        )
         return group
 
 

@@ -13,6 +13,7 @@ from april_rl.types import Completion, Prompt, Sample, Score
 
 NOBODY = -1  # the home of a sample that no engine has had
 NO_VERSION = -1  # of a group without tokens
+_NONE = -1  # no place, or no prompt
 
 
 class SampleTable:
@@ -32,10 +33,11 @@ class SampleTable:
         self.homes = array("i")  # engine that has it, or had it last; NOBODY
         self.work = array("d")  # tokens its engine has to compute; 0: none has it
         self.is_finished = bytearray()  # 0 while it needs tokens
-        self.completions: list[tuple[Completion, ...]] = []  # in order, of an unfinished one
-        self.parts: list[tuple[Sequence[int], ...]] = []  # their token ids, as engines are told
+        self.completions: list[tuple[Completion, ...]] = []  # in order
+        self.parts: list[tuple[Sequence[int], ...]] = []  # token ids of each, as engines are told
         self.finished: list[Sample | None] = []
-        self.scores: list[Score | None] = []
+        self.is_scored = bytearray()
+        self.rewards = array("d")  # of the scored ones; nan: there is none
         # Of groups [places].
         self.prompts: list[Prompt | None] = []  # None: the place is free
         self.prompt_ids = array("q")
@@ -44,38 +46,45 @@ class SampleTable:
         self.num_unfinished = array("i")  # samples
         self.num_unscored = array("i")  # samples
         self.failures: dict[int, Score] = {}  # by place: why the group cannot be trained
-        # What a group's rows of a column are when it is opened; the first ones stay so unless a
-        # sample is unfinished.
+        # What a group's rows of a column are when it is opened.
         size = group_size
-        self._empty_when_finished: list[tuple[Any, Any]] = [
-            (self.work, array("d", [0.0]) * size),
-            (self.completions, [()] * size),
-            (self.parts, [()] * size),
-        ]
         self._empty: list[tuple[Any, Any]] = [
             (self.lengths, array("i", [0]) * size),
             (self.homes, array("i", [NOBODY]) * size),
+            (self.work, array("d", [0.0]) * size),
             (self.is_finished, bytes(size)),
+            (self.completions, [()] * size),
+            (self.parts, [()] * size),
             (self.finished, [None] * size),
-            (self.scores, [None] * size),
+            (self.is_scored, bytes(size)),
+            (self.rewards, array("d", [0.0]) * size),
         ]
+        # By prompt id, from that of `_first_id` on, the place; _NONE of what is open no more.
+        self._places, self._first_id = array("q"), 0
         self._free = [self._new_place()]  # places; one from the first, so that no column is empty
 
     def open(self, prompt: Prompt) -> int:
-        """The place of a new group, all its samples empty, and no engine has one."""
+        """The place of a new group, all its samples empty, and no engine has one. Its prompt is
+        younger than all before it.
+        """
         place = self._free.pop() if self._free else self._new_place()
         self.prompts[place] = prompt
         self.prompt_ids[place] = prompt.id
         self.prompt_tokens[place] = len(prompt.token_ids)
+        known = prompt.id - self._first_id - len(self._places)
+        assert known >= 0, prompt.id
+        self._places.extend([_NONE] * known)
+        self._places.append(place)
         return place
 
     def close(self, place: int) -> None:
-        """The complete group there is open no more, and its place is free."""
+        """The group there is open no more, and its place is free."""
         size = self.group_size
         rows = slice(place * size, (place + 1) * size)
         for column, empty in self._empty:
             column[rows] = empty
-        self.prompts[place] = None
+        self._places[self.prompt_ids[place] - self._first_id] = _NONE
+        self.prompts[place], self.prompt_ids[place] = None, _NONE
         self.oldest_versions[place] = NO_VERSION
         self.num_unfinished[place] = self.num_unscored[place] = size
         self.failures.pop(place, None)
@@ -83,36 +92,46 @@ class SampleTable:
 
     def _new_place(self) -> int:
         """One behind the others, empty."""
-        for column, empty in (*self._empty_when_finished, *self._empty):
+        for column, empty in self._empty:
             column.extend(empty)
         self.prompts.append(None)
-        self.prompt_ids.append(0)
+        self.prompt_ids.append(_NONE)
         self.prompt_tokens.append(0)
         self.oldest_versions.append(NO_VERSION)
         self.num_unfinished.append(self.group_size)
         self.num_unscored.append(self.group_size)
         return len(self.prompts) - 1
 
-    def finish(self, row: int, completion: Completion) -> Sample:
-        """The sample in that row ends with this completion, and needs no more."""
-        sample = self.finished[row] = Sample(
-            prompt=self.prompt(row),
-            index=row % self.group_size,
-            completions=(*self.completions[row], completion),
-        )
-        self.completions[row] = self.parts[row] = ()
-        self.is_finished[row] = 1
-        self.num_unfinished[row // self.group_size] -= 1
-        return sample
+    def finish(self, rows: NDArray[np.int64]) -> list[Sample]:
+        """The samples in these rows need no more tokens."""
+        size = self.group_size
+        places = rows // size
+        view(self.is_finished)[rows] = True
+        np.subtract.at(view(self.num_unfinished), places, 1)
+        samples = []
+        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+            prompt = self.prompts[place]
+            assert prompt is not None
+            sample = self.finished[row] = Sample(
+                prompt=prompt, index=row - size * place, completions=self.completions[row]
+            )
+            samples.append(sample)
+        return samples
 
-    def note(self, row: int, score: Score) -> bool:
-        """The finished sample in that row has its score; whether all of its group have one now."""
-        place = row // self.group_size
-        self.num_unscored[place] -= self.scores[row] is None
-        self.scores[row] = score
-        if not score.is_valid:
-            self.failures.setdefault(place, score)
-        return not (self.num_unscored[place] or self.num_unfinished[place])
+    def note(self, rows: NDArray[np.int64], rewards: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Finished samples have their rewards; returns the places of the groups in which by that
+        all samples have theirs.
+        """
+        view(self.rewards)[rows] = rewards
+        is_scored = view(self.is_scored)
+        new = np.unique(rows[~is_scored[rows]])
+        is_scored[new] = True
+        num_unscored = view(self.num_unscored)
+        np.subtract.at(num_unscored, new // self.group_size, 1)
+        places = np.unique(rows // self.group_size)
+        is_whole: NDArray[np.bool_] = num_unscored[places] == 0
+        is_whole &= view(self.num_unfinished)[places] == 0
+        return places[is_whole]
 
     def prompt(self, row: int) -> Prompt:
         """Of the sample in that row."""
@@ -127,6 +146,27 @@ class SampleTable:
             index=row % self.group_size,
             completions=self.completions[row],
         )
+
+    def places(self, prompt_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of the groups of these prompts [n]; below 0 where there is none."""
+        if not self._places:
+            return np.full(prompt_ids.shape, _NONE)
+        offsets = prompt_ids - self._first_id
+        is_known = (offsets >= 0) & (offsets < len(self._places))
+        return np.where(is_known, view(self._places)[np.where(is_known, offsets, 0)], _NONE)
+
+    def open_places(self) -> NDArray[np.int64]:
+        """Of all groups, the oldest prompt first."""
+        places: NDArray[np.int64] = view(self._places)
+        is_open: NDArray[np.bool_] = places != _NONE
+        return places[is_open]
+
+    def forget_closed(self) -> None:
+        """Keep nothing of the prompts before the oldest whose group is open."""
+        open_ = np.flatnonzero(view(self._places) != _NONE)
+        gone = int(open_[0]) if len(open_) else len(self._places)
+        del self._places[:gone]
+        self._first_id += gone
 
     def rows(self, places: ArrayLike) -> NDArray[np.int64]:
         """Of the samples of these groups, one group behind the other [places · G]."""
