@@ -14,7 +14,7 @@ from april_rl.rollout.open_group import OpenGroup, restore_group, save_group
 from april_rl.rollout.returned import Returned
 from april_rl.rollout.sample_table import NO_VERSION, SampleTable, view
 from april_rl.rollout.state import Plain
-from april_rl.types import Prompt, Sample, Score, ScoredGroup
+from april_rl.types import Completion, Prompt, Sample, Score, ScoredGroup
 
 
 class Buffer:
@@ -66,14 +66,16 @@ class Buffer:
         """Have samples grow by what that version sampled; returns those that are finished by it."""
         table, rows = self.table, returned.rows
         view(table.lengths)[rows] += returned.num_tokens
+        view(table.context_versions)[rows] = returned.context_versions
         self._date(rows[returned.num_tokens > 0] // table.group_size, policy_version)
-        held, parts = table.completions, table.parts
-        came = zip(rows.tolist(), returned.completions, strict=True)
-        for row, completion in came:
-            held[row] += (completion,)
-            if completion.finish_reason is None:
-                parts[row] += (completion.token_ids,)
-        return table.finish(rows[returned.is_finished])
+        ended: list[Completion] = []
+        for row, completion in zip(rows.tolist(), returned.completions, strict=True):
+            if completion.finish_reason is not None:
+                ended.append(completion)
+            else:
+                table.completions[row] += (completion,)
+                table.parts[row] += (completion.token_ids,)
+        return table.finish(rows[returned.is_finished], ended)
 
     def _date(self, places: NDArray[np.int64], policy_version: int) -> None:
         """Groups have tokens of that version, the first ones it may be."""
@@ -96,7 +98,7 @@ class Buffer:
                 table.failures.setdefault(int(rows[number]) // table.group_size, scores[number])
         is_open = rows >= 0
         scored = table.note(rows[is_open], rewards[is_open])
-        return [OpenGroup(self.table, place) for place in scored.tolist()]
+        return [OpenGroup(self.table, place) for place in scored]
 
     def make_ready(self, group: OpenGroup, scored: ScoredGroup) -> None:
         """From open to ready."""
@@ -154,18 +156,15 @@ class Buffer:
         return sorted([*fresh_open, *fresh_ready[:limit]], key=_sequence_length)[:limit]
 
     def _fresh_open(self, policy_version: int, *, limit: int) -> list[Sample]:
-        """Those of open groups."""
+        """Those of open groups, of equal ones the first."""
         table, rows = self.table, self._open_rows()
-        rows = rows[view(table.lengths)[rows] > 0]
-        order = np.argsort(self.prompt_tokens(rows) + view(table.lengths)[rows], kind="stable")
-        fresh: list[Sample] = []
-        for row in rows[order].tolist():
-            if len(fresh) == limit:
-                break
-            sample = table.sample(row)
-            if sample.completions[-1].context_version == policy_version:
-                fresh.append(sample)
-        return fresh
+        is_fresh = view(table.context_versions)[rows] == policy_version
+        rows = rows[is_fresh & (view(table.lengths)[rows] > 0)]
+        lengths = self.prompt_tokens(rows) + view(table.lengths)[rows]
+        rank = lengths * len(rows) + np.arange(len(rows))
+        shortest = np.argpartition(rank, limit)[:limit] if len(rows) > limit else slice(None)
+        order = np.argsort(rank[shortest])
+        return [table.sample(row) for row in rows[shortest][order].tolist()]
 
     def lengths(
         self, *, without: Collection[int] = ()

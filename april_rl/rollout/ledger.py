@@ -82,9 +82,11 @@ class Ledger:
 
     def count(self, state: State) -> int:
         """How many prompts are in `state`."""
-        if state in _MOVES:
-            return sum(live is state for live in self._live.values())
-        return self._final[state]
+        return self.counts()[state] if state in _MOVES else self._final[state]
+
+    def counts(self) -> Counter[State]:
+        """How many prompts are in each state."""
+        return Counter(self._live.values()) + self._final
 
     @property
     def opened(self) -> int:
@@ -100,13 +102,14 @@ class Ledger:
         """Raise LedgerError unless the six states sum to what was opened and agree with what the
         buffer holds.
         """
-        total = sum(self.count(state) for state in State)
+        counts = self.counts()
+        total = counts.total()
         if total != self._opened:
             raise LedgerError(f"{self._opened} prompts opened, but {total} accounted for")
         for state, held in ((State.parked, parked), (State.ready, ready)):
-            if self.count(state) != held:
+            if counts[state] != held:
                 raise LedgerError(
-                    f"{self.count(state)} prompts {state.value} in the ledger, {held} in the buffer"
+                    f"{counts[state]} prompts {state.value} in the ledger, {held} in the buffer"
                 )
 
     def save(self) -> Plain:
@@ -131,5 +134,6 @@ class Ledger:
 
     def metrics(self) -> Metrics:
         """`ledger/*`: the count of every state, and of all opened."""
-        counts = {f"ledger/{state.value}": Sum(self.count(state)) for state in State}
-        return Metrics({"ledger/opened": Sum(self._opened), **counts})
+        counts = self.counts()
+        of_states = {f"ledger/{state.value}": Sum(counts[state]) for state in State}
+        return Metrics({"ledger/opened": Sum(self._opened), **of_states})

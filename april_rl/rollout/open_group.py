@@ -66,12 +66,12 @@ class OpenGroup:
     @property
     def is_complete(self) -> bool:
         """Whether every sample is finished."""
-        return not self._table.num_unfinished[self.place]
+        return 0 not in self._table.is_finished[self._rows]
 
     @property
     def is_scored(self) -> bool:
         """Whether every sample is finished and has its score."""
-        return self.is_complete and not self._table.num_unscored[self.place]
+        return self.is_complete and 0 not in self._table.is_scored[self._rows]
 
     @property
     def oldest_version(self) -> int | None:
@@ -129,10 +129,13 @@ class OpenGroup:
         for row, sample, home in zip(group.rows, restored.samples, state["homes"], strict=True):
             table.lengths[row] = sample.num_tokens
             table.homes[row] = home if home is not None and home < num_engines else NOBODY
-            table.completions[row] = sample.completions
-            table.parts[row] = tuple([part.token_ids for part in sample.completions])
-        finished = [sample.is_finished for sample in restored.samples]
-        table.finish(np.array(group.rows)[finished])
+            for part in sample.completions:
+                table.context_versions[row] = part.context_version
+                if part.finish_reason is None:
+                    table.completions[row] += (part,)
+                    table.parts[row] += (part.token_ids,)
+                else:
+                    table.finish(np.array([row]), [part])
         oldest = restored.oldest_version
         table.oldest_versions[group.place] = NO_VERSION if oldest is None else oldest
         scores = [restore_score(score, prompt_id=restored.prompt.id) for score in state["scores"]]

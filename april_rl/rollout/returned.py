@@ -22,7 +22,7 @@ class Returned(NamedTuple):
     work: NDArray[np.float64]  # tokens that engine had to compute
     starts: NDArray[np.int64]  # response tokens the sample had before
     num_tokens: NDArray[np.int64]
-    is_kept: NDArray[np.bool_]  # sampled on a cache that an earlier policy computed
+    context_versions: NDArray[np.int64]  # the oldest policy whose cache they were sampled on
     is_finished: NDArray[np.bool_]
 
     @property
@@ -41,7 +41,7 @@ class Returned(NamedTuple):
             work=self.work[which],
             starts=self.starts[which],
             num_tokens=self.num_tokens[which],
-            is_kept=self.is_kept[which],
+            context_versions=self.context_versions[which],
             is_finished=self.is_finished[which],
         )
 
@@ -74,7 +74,7 @@ def awaited(
         work=work,
         starts=came.start,
         num_tokens=came.num_tokens,
-        is_kept=came.context_version < came.policy_version,
+        context_versions=came.context_version,
         is_finished=came.is_finished,
     )
     if not is_due.all():

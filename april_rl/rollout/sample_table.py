@@ -30,10 +30,11 @@ class SampleTable:
         self.group_size = group_size
         # Of samples [rows].
         self.lengths = array("i")  # response tokens so far
+        self.context_versions = array("q")  # of the last ones: the oldest policy in their cache
         self.homes = array("i")  # engine that has it, or had it last; NOBODY
         self.work = array("d")  # tokens its engine has to compute; 0: none has it
         self.is_finished = bytearray()  # 0 while it needs tokens
-        self.completions: list[tuple[Completion, ...]] = []  # in order
+        self.completions: list[tuple[Completion, ...]] = []  # in order, but one that ends a sample
         self.parts: list[tuple[Sequence[int], ...]] = []  # token ids of each, as engines are told
         self.finished: list[Sample | None] = []
         self.is_scored = bytearray()
@@ -43,13 +44,12 @@ class SampleTable:
         self.prompt_ids = array("q")
         self.prompt_tokens = array("i")
         self.oldest_versions = array("q")  # of the group's oldest token; NO_VERSION
-        self.num_unfinished = array("i")  # samples
-        self.num_unscored = array("i")  # samples
         self.failures: dict[int, Score] = {}  # by place: why the group cannot be trained
         # What a group's rows of a column are when it is opened.
         size = group_size
         self._empty: list[tuple[Any, Any]] = [
             (self.lengths, array("i", [0]) * size),
+            (self.context_versions, array("q", [NO_VERSION]) * size),
             (self.homes, array("i", [NOBODY]) * size),
             (self.work, array("d", [0.0]) * size),
             (self.is_finished, bytes(size)),
@@ -86,7 +86,6 @@ class SampleTable:
         self._places[self.prompt_ids[place] - self._first_id] = _NONE
         self.prompts[place], self.prompt_ids[place] = None, _NONE
         self.oldest_versions[place] = NO_VERSION
-        self.num_unfinished[place] = self.num_unscored[place] = size
         self.failures.pop(place, None)
         self._free.append(place)
 
@@ -98,40 +97,36 @@ class SampleTable:
         self.prompt_ids.append(_NONE)
         self.prompt_tokens.append(0)
         self.oldest_versions.append(NO_VERSION)
-        self.num_unfinished.append(self.group_size)
-        self.num_unscored.append(self.group_size)
         return len(self.prompts) - 1
 
-    def finish(self, rows: NDArray[np.int64]) -> list[Sample]:
-        """The samples in these rows need no more tokens."""
+    def finish(self, rows: NDArray[np.int64], completions: Sequence[Completion]) -> list[Sample]:
+        """The samples in these rows end with these completions."""
         size = self.group_size
         places = rows // size
         view(self.is_finished)[rows] = True
-        np.subtract.at(view(self.num_unfinished), places, 1)
         samples = []
-        for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+        for row, place, last in zip(rows.tolist(), places.tolist(), completions, strict=True):
             prompt = self.prompts[place]
             assert prompt is not None
             sample = self.finished[row] = Sample(
-                prompt=prompt, index=row - size * place, completions=self.completions[row]
+                prompt=prompt, index=row - size * place, completions=(*self.completions[row], last)
             )
             samples.append(sample)
         return samples
 
-    def note(self, rows: NDArray[np.int64], rewards: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Finished samples have their rewards; returns the places of the groups in which by that
-        all samples have theirs.
+    def note(self, rows: NDArray[np.int64], rewards: NDArray[np.float64]) -> list[int]:
+        """Finished samples have their rewards; returns the places of the groups of which by that
+        all are finished and have theirs, each once.
         """
-        view(self.rewards)[rows] = rewards
-        is_scored = view(self.is_scored)
-        new = np.unique(rows[~is_scored[rows]])
-        is_scored[new] = True
-        num_unscored = view(self.num_unscored)
-        np.subtract.at(num_unscored, new // self.group_size, 1)
-        places = np.unique(rows // self.group_size)
-        is_whole: NDArray[np.bool_] = num_unscored[places] == 0
-        is_whole &= view(self.num_unfinished)[places] == 0
-        return places[is_whole]
+        view(self.rewards)[rows], view(self.is_scored)[rows] = rewards, True
+        places = rows // self.group_size
+        is_whole = self._all_of(self.is_scored, places) & self._all_of(self.is_finished, places)
+        return list(dict.fromkeys(places[is_whole].tolist()))
+
+    def _all_of(self, column: bytearray, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether it is so of all samples of these groups [n]."""
+        by_group: NDArray[np.bool_] = view(column).reshape(-1, self.group_size)
+        return np.logical_and.reduce(by_group[places], axis=1)
 
     def prompt(self, row: int) -> Prompt:
         """Of the sample in that row."""

@@ -68,10 +68,11 @@ class StepStats:
         self.generated_tokens += int(returned.num_tokens.sum())
         self.finished_samples += int(returned.is_finished.sum())
         is_resumed = returned.starts > 0
-        is_computed_again = is_resumed & ~returned.is_kept
+        is_kept = is_resumed & (returned.context_versions < self.policy_version)
         self.resumed_samples += int(is_resumed.sum())
-        self.kept_samples += int((is_resumed & returned.is_kept).sum())
-        self.reprefill_tokens += int((prompt_tokens + returned.starts)[is_computed_again].sum())
+        self.kept_samples += int(is_kept.sum())
+        prefilled = (prompt_tokens + returned.starts)[is_resumed & ~is_kept]
+        self.reprefill_tokens += int(prefilled.sum())
 
     def end(self, groups: Sequence[ScoredGroup], *, buffer: Buffer) -> None:
         """Stop the clock; take the lengths of what is returned and the size of what stays."""
