@@ -71,9 +71,12 @@ class SampleTable:
         self.prompts[place] = prompt
         self.prompt_ids[place] = prompt.id
         self.prompt_tokens[place] = len(prompt.token_ids)
-        known = prompt.id - self._first_id - len(self._places)
-        assert known >= 0, prompt.id
-        self._places.extend([_NONE] * known)
+        new = prompt.id - self._first_id - len(self._places)
+        assert new >= 0, prompt.id
+        if self._places:
+            self._places.extend([_NONE] * new)
+        else:
+            self._first_id = prompt.id
         self._places.append(place)
         return place
 
@@ -125,8 +128,9 @@ class SampleTable:
 
     def _all_of(self, column: bytearray, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether it is so of all samples of these groups [n]."""
-        by_group: NDArray[np.bool_] = view(column).reshape(-1, self.group_size)
-        return np.logical_and.reduce(by_group[places], axis=1)
+        by_group = view(column).reshape(-1, self.group_size)
+        of_all: NDArray[np.bool_] = by_group[places].min(axis=1)
+        return of_all
 
     def prompt(self, row: int) -> Prompt:
         """Of the sample in that row."""
