@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.algorithm.shaping import soft_overlong_penalty
+from april_rl.algorithm.shaping import with_overlong_penalty
 from april_rl.assembly import Parts, assemble
 from april_rl.config import TrainConfig
 from april_rl.interrupts import Interrupts
@@ -142,15 +142,13 @@ class Trainer:
         """Of each group [G], of the rewards less the overlong penalty; every sample has a reward,
         for a group without one is dropped.
         """
-        penalties = soft_overlong_penalty(
+        rewards = with_overlong_penalty(
+            [scored.rewards for scored in groups],
             [sample.num_tokens for scored in groups for sample in scored.group.samples],
             max_response_tokens=self._config.rollout.max_response_tokens,
             buffer_tokens=self._config.algorithm.overlong_buffer_tokens,
             penalty=self._config.algorithm.overlong_penalty,
         )
-        ends = np.cumsum([len(scored.rewards) for scored in groups], dtype=np.int64)
-        by_group = zip(groups, np.split(penalties, ends)[:-1], strict=True)
-        rewards = [scored.rewards + penalty for scored, penalty in by_group]
         return self._parts.advantages(rewards, [True] * len(groups))
 
     def _reward_metrics(self, collection: Collection) -> Metrics:

@@ -18,7 +18,7 @@ from april_rl.algorithm.advantages import (
     reinforce_pp_baseline,
     rloo,
 )
-from april_rl.algorithm.shaping import soft_overlong_penalty
+from april_rl.algorithm.shaping import soft_overlong_penalty, with_overlong_penalty
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
 GROUPS = st.lists(REWARDS, min_size=1, max_size=5)
@@ -145,3 +145,11 @@ def test_a_batch_of_groups_of_one_size_is_what_each_group_by_itself_is(advantage
     found = by_group(advantages)(groups, [True] * len(groups))
     for group, together in zip(groups, found, strict=True):
         assert together.tolist() == advantages(group).tolist()
+
+
+def test_every_group_gets_the_penalty_of_its_own_responses():
+    """Fails when lengths go to another group, or groups must be of one size."""
+    limits = {"max_response_tokens": 10, "buffer_tokens": 4, "penalty": 2.0}
+    shaped = with_overlong_penalty([(1.0, 0.0), (1.0,)], [6, 10, 8], **limits)
+    assert [group.tolist() for group in shaped] == [[1.0, -2.0], [0.0]]
+    assert with_overlong_penalty([], [], **limits) == []

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from bench_scale_engines import (
     LeanEngine,
     TimedEngines,
@@ -21,7 +20,7 @@ from bench_scale_engines import (
 )
 
 from april_rl.algorithm.advantages import by_group, grpo
-from april_rl.algorithm.shaping import soft_overlong_penalty
+from april_rl.algorithm.shaping import with_overlong_penalty
 from april_rl.batch.plan import plan_micro_batches
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
@@ -120,15 +119,13 @@ def _seconds(part: Callable[[], object]) -> float:
 
 
 def _advantages(groups: Sequence[ScoredGroup], max_tokens: int) -> None:
-    penalties = soft_overlong_penalty(
+    rewards = with_overlong_penalty(
+        [scored.rewards for scored in groups],
         [sample.num_tokens for scored in groups for sample in scored.group.samples],
         max_response_tokens=max_tokens,
         buffer_tokens=max_tokens // 4,
         penalty=1.0,
     )
-    ends = np.cumsum([len(scored.rewards) for scored in groups])
-    parts = zip(groups, np.split(penalties, ends)[:-1], strict=True)
-    rewards = [scored.rewards + penalty for scored, penalty in parts]
     by_group(grpo)(rewards, [True] * len(groups))
 
 

@@ -5,6 +5,9 @@ Legend: [G] samples of a group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -24,3 +27,24 @@ def soft_overlong_penalty(
     # Not np.clip, which costs a small array several times as much.
     share: NDArray[np.float64] = np.minimum(np.maximum(over / buffer_tokens, 0.0), 1.0)
     return -penalty * share
+
+
+def with_overlong_penalty(
+    rewards: Sequence[Sequence[float]],
+    num_tokens: Sequence[int],
+    *,
+    max_response_tokens: int,
+    buffer_tokens: int,
+    penalty: float,
+) -> list[NDArray[np.float64]]:
+    """The rewards of each group [G] with the `soft_overlong_penalty` of its responses, whose
+    lengths are `num_tokens`, one group behind the other [ΣG].
+    """
+    shaped = np.fromiter(chain.from_iterable(rewards), np.float64) + soft_overlong_penalty(
+        num_tokens,
+        max_response_tokens=max_response_tokens,
+        buffer_tokens=buffer_tokens,
+        penalty=penalty,
+    )
+    ends = accumulate(map(len, rewards), initial=0)
+    return [shaped[begin:end] for begin, end in pairwise(ends)]
