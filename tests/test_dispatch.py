@@ -19,10 +19,10 @@ from april_rl.rollout.dispatch import Dispatch
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.ledger import LedgerError, State
 from april_rl.rollout.open_group import OpenGroup
-from april_rl.rollout.sample_table import NOBODY, view
+from april_rl.rollout.sample_table import NOBODY, SampleTable, view
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
-from april_rl.ticks import Completions
+from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, SampleId
 
 
@@ -179,3 +179,94 @@ def test_a_prompt_that_cannot_be_read_is_what_the_run_ends_with():
         run.steps(9)
     assert run.fakes.generated == run.num_tokens_held()
     assert run.collector.ledger.count(State.in_flight) == 0
+
+
+def test_a_group_does_not_follow_the_one_whose_place_it_took():
+    """Fails when the engine of a closed group stands for the siblings of the next one there."""
+    sent = Sent(group_size=1, num_slots=4)
+    first = sent.groups.open(PROMPT)
+    sent.dispatch.submit(deque(first.rows), limit=math.inf)
+    sent.groups.buffer.remove(first)
+    second = sent.groups.open(replace(PROMPT, id=2))
+    assert second.place == first.place
+    sent.dispatch.submit(deque(second.rows), limit=math.inf)
+    assert sent.table.homes[second.rows[0]] == 1, "engine 0 has more to do"
+
+
+def test_a_response_that_ends_without_a_token_is_finished():
+    """Fails when it counts as a request that never had a slot."""
+    sent, group = sent_to(1)
+    last = replace(completion(0, start=0, num_tokens=0, version=3), finish_reason="stop")
+    assert sent.extend(last, engine=1) == [last]
+    assert [sample.id for sample in group.unscored] == [SampleId(1, 0)]
+    assert sent.stats.finished_samples == 1
+
+
+def test_the_work_of_an_engine_goes_as_it_came():
+    """Fails when what an engine has to compute for samples that went home is not counted, or what
+    comes back is taken off another engine.
+    """
+    sent = Sent(group_size=2, num_slots=4)
+    rows = np.array(sent.groups.open(PROMPT).rows)
+    view(sent.table.homes)[rows] = [1, 0]
+    view(sent.table.lengths)[rows] = [20, 0]
+    sent.dispatch.send_home(rows, limit=math.inf)
+    loads = sent.dispatch._slots._outstanding
+    assert loads == [3.0, 23.0]
+    parts = [completion(index, start=20 - 20 * index, num_tokens=1, version=3) for index in (0, 1)]
+    came = Completions(parts)
+    sent.dispatch.free(sent.groups.extend(came, sent.stats, engines=[1, 0]))
+    assert loads == [0.0, 0.0]
+
+
+def test_samples_are_sent_the_oldest_prompt_first_wherever_they_lie():
+    """Fails when they are sent in the order of their rows, though a younger prompt has the place
+    of one that is gone.
+    """
+    sent = Sent(group_size=1, num_engines=1, num_slots=4)
+    gone = sent.groups.open(PROMPT)
+    old = sent.groups.open(replace(PROMPT, id=2))
+    sent.groups.buffer.remove(gone)
+    young = sent.groups.open(replace(PROMPT, id=3))
+    assert young.place < old.place
+    rows = sent.groups.buffer.unfinished()
+    view(sent.table.homes)[rows] = 0
+    sent.dispatch.send_home(rows, limit=math.inf)
+    sent.dispatch.launch()
+    sent.dispatch.wait(1.0)
+    engine = sent.dispatch._engines.each[0]
+    assert [request.sample_id.prompt_id for request in engine.requests] == [2, 3]
+
+
+def test_many_engines_are_waited_for_together():
+    """Fails when few engines wait for company, or many are asked one by one."""
+
+    gathered: list[float] = []
+
+    class Asked(FakeEngines):
+        def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:  # noqa: ARG002
+            gathered.append(gather_s)
+            return []
+
+    for num_engines, expected in ((63, 0.0), (64, 0.05)):
+        engines = Asked(lognormal(9, 0.9), num_engines=num_engines, budget=40)
+        Dispatch(engines, SampleTable(1), tick_steps=4, max_response_tokens=40, seed=0).wait(1.0)
+        assert gathered.pop() == expected
+
+
+def test_what_came_late_takes_nothing_of_another_engine():
+    """Fails when, of what is passed over, the engine, the work or the place of another is kept."""
+    sent = Sent(group_size=2)
+    rows = [*sent.groups.open(PROMPT).rows]
+    view(sent.table.homes)[rows], view(sent.table.work)[rows] = [0, 1], [10.0, 20.0]
+    view(sent.table.lengths)[rows] = [0, 5]
+    late = replace(completion(0, start=0, num_tokens=1, version=3), policy_version=2)
+    came = Completions([late, completion(1, start=5, num_tokens=1, version=3)])
+    back = sent.groups.extend(came, sent.stats, engines=[0, 1])
+    assert [column.tolist() for column in (back.rows, back.homes, back.work, back.starts)] == [
+        [rows[1]],
+        [1],
+        [20.0],
+        [5],
+    ]
+    assert (sent.stats.resumed_samples, sent.stats.reprefill_tokens) == (1, 2 + 5)

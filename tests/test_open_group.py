@@ -130,6 +130,7 @@ def test_a_restored_group_is_as_old_as_its_oldest_token():
     restored = OpenGroup.restore(group.save(), again.table, num_engines=1)
     assert (restored.oldest_version, group.oldest_version) == (2, 2)
     assert restored.lengths == group.lengths == [3, 3]
+    assert again.table.context_versions[:2].tolist() == [4, 2]
 
 
 def test_fresh_samples_are_put_in_order_by_prompt_and_response():
@@ -192,3 +193,44 @@ def test_every_held_out_sample_is_asked_for_once_with_a_seed_of_its_own(num_slot
     lengths = [min(law(id_), budget) for id_ in ids]
     assert read["eval/held_out/response_tokens_mean"] == pytest.approx(sum(lengths) / 12)
     assert read["eval/held_out/avg_at_k"] == pytest.approx(sum(map(reward, ids)) / 12)
+
+
+def test_fresh_samples_are_the_shortest_of_very_many():
+    """Fails when the order of long sequences among hundreds of thousands wraps around."""
+    buffer, size = Buffer(1), 90_000
+    for id_ in range(size):
+        buffer.open(replace(PROMPT, id=id_))
+    view(buffer.table.lengths)[:] = 30_000  # times the samples: more than 2**31
+    view(buffer.table.context_versions)[:] = 3
+    view(buffer.table.lengths)[size // 2] = 20_000
+    assert [sample.id.prompt_id for sample in buffer.fresh_samples(3, limit=1)] == [size // 2]
+
+
+def test_a_failure_that_comes_after_its_group_is_closed_is_nobodys():
+    """Fails when it becomes the failure of the group that has the place."""
+    buffer = Buffer(1)
+    buffer.remove(buffer.open(PROMPT))
+    other = buffer.open(replace(PROMPT, id=2))
+    assert buffer.score([Score(SampleId(1, 0), 0.0, "crash")]) == []
+    assert other.failure is None
+    assert not buffer.table.failures
+
+
+def test_a_group_that_failed_is_restored_as_failed():
+    """Fails when a sample without value is read back as one with the value nan."""
+    buffer, again = Buffer(2), Buffer(2)
+    group = buffer.open(PROMPT)
+    failed = Score(SampleId(1, 1), math.nan, "crash", "died")
+    buffer.score([failed])
+    restored = OpenGroup.restore(group.save(), again.table, num_engines=1)
+    assert restored.failure == failed
+    assert [score.outcome for score in restored.scores] == ["crash"]
+
+
+def test_of_several_failures_the_first_says_why():
+    """Fails when a later one stands for it."""
+    buffer = Buffer(2)
+    group = open_group(buffer, None, None)
+    first, second = (Score(SampleId(1, index), 0.0, "crash", str(index)) for index in (1, 0))
+    buffer.score([first, second])
+    assert group.failure == first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -110,6 +111,17 @@ def test_a_tick_is_over_when_every_rank_has_answered_and_what_came_early_is_kept
     assert crew.watchdog.waited.isdisjoint({first[1], follower[1]})
     crew.watchdog.ends += [[follower[1], first[1]]]
     assert [engine for engine, _ in engines.wait(1.0)] == [0]
+
+
+def test_ticks_that_end_a_little_later_come_along():
+    """Fails when the first that ends is taken in by itself, though `gather_s` is given."""
+    crew = crew_of(1, 1)
+    engines = RayEngines(crew, deterministic=False)  # type: ignore[arg-type]
+    launch(engines, 0, 1)
+    crew.watchdog.ends.append([ranks[0].advance.calls[0] for ranks in crew.engines])
+    started = time.monotonic()
+    assert [engine for engine, _ in engines.wait(1.0, gather_s=0.05)] == [0, 1]
+    assert time.monotonic() - started >= 0.05
 
 
 def test_after_an_abort_nothing_of_the_ticks_before_is_waited_for():

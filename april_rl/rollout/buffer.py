@@ -35,11 +35,6 @@ class Buffer:
         self._num_open += 1
         return OpenGroup(self.table, self.table.open(prompt))
 
-    def group(self, prompt_id: int) -> OpenGroup | None:
-        """The open group of a prompt; None when there is none."""
-        place = int(self.table.places(np.array([prompt_id]))[0])
-        return None if place < 0 else OpenGroup(self.table, place)
-
     @property
     def has_unscored(self) -> bool:
         """Whether a complete group waits for scores."""
@@ -109,9 +104,10 @@ class Buffer:
 
     def remove(self, group: OpenGroup) -> None:
         """Forget an open group: it was rejected or dropped."""
-        self._open_versions[self.table.oldest_versions[group.place]] -= 1
-        self._num_open -= 1
+        version = self.table.oldest_versions[group.place]
         self.table.close(group.place)
+        self._open_versions[version] -= 1
+        self._num_open -= 1
 
     def take_ready(self, num_groups: int) -> list[ScoredGroup]:
         """Remove and return at most `num_groups` ready groups, the oldest first."""
@@ -160,7 +156,7 @@ class Buffer:
         table, rows = self.table, self._open_rows()
         is_fresh = view(table.context_versions)[rows] == policy_version
         rows = rows[is_fresh & (view(table.lengths)[rows] > 0)]
-        lengths = self.prompt_tokens(rows) + view(table.lengths)[rows]
+        lengths = np.add(self.prompt_tokens(rows), view(table.lengths)[rows], dtype=np.int64)
         rank = lengths * len(rows) + np.arange(len(rows))
         shortest = np.argpartition(rank, limit)[:limit] if len(rows) > limit else slice(None)
         order = np.argsort(rank[shortest])

@@ -80,7 +80,7 @@ class Dispatch:
         self._due: set[int] = set()  # engines that may need another tick
         self._pending: list[list[int]] = [[] for _ in range(num_engines)]  # rows, to be launched
         self._went_home = False  # samples did, and nothing was launched since
-        self._latest = (-1, NOBODY)  # the group that was sent last, and its engine
+        self._latest = (-1, NOBODY)  # prompt of the group that was sent last, and its engine
 
     @property
     def is_idle(self) -> bool:
@@ -127,7 +127,8 @@ class Dispatch:
         place = waiting[0] // size
         most = size if limit > size else int(limit)
         rows = [row for row in islice(waiting, most) if row // size == place]
-        siblings = self._latest[1] if self._latest[0] == place else NOBODY
+        prompt_id = table.prompt_ids[place]
+        siblings = self._latest[1] if self._latest[0] == prompt_id else NOBODY
         chosen = self._slots.choose([table.homes[row] for row in rows], siblings)
         if chosen is None:
             return 0
@@ -138,7 +139,7 @@ class Dispatch:
             table.homes[row] = engine
             table.work[row] = each + table.lengths[row]
             work += table.work[row]
-        self._latest = place, engine
+        self._latest = prompt_id, engine
         self._slots.put(engine, count=count, work=work)
         self._pending[engine] += rows[:count]
         self._due.add(engine)

@@ -94,7 +94,9 @@ class OpenGroup:
 
     @property
     def scores(self) -> list[Score]:
-        """Those that are known, by index; of several without value the first says why."""
+        """Those that are known, by index; of several without value the first says why, and one that
+        has a value counts as scored, whatever its outcome was.
+        """
         found = []
         for index, row in enumerate(self.rows):
             if self._table.is_scored[row]:

@@ -82,6 +82,7 @@ class SampleTable:
 
     def close(self, place: int) -> None:
         """The group there is open no more, and its place is free."""
+        assert self.prompts[place] is not None, place
         size = self.group_size
         rows = slice(place * size, (place + 1) * size)
         for column, empty in self._empty:

@@ -74,8 +74,9 @@ class Slots:
     def at_home(self, homes: NDArray[np.intc], *, limit: float) -> NDArray[np.bool_]:
         """Which samples go where they were before as a step begins, all engines empty and on offer:
         of the first that there is room for, at most `limit`, as many of a home as it has slots; and
-        when that fills all slots, as many as it has room. `homes` of all that wait, the oldest
-        first, or NOBODY [n].
+        when that fills all slots, as many as it has room. So one may queue at home while a younger
+        one has a slot at its own: it is next there. `homes` of all that wait, the oldest first, or
+        NOBODY [n].
         """
         most = min(sum(self._limits), limit, len(homes))
         has_home = np.flatnonzero(homes[: int(most)] != NOBODY)

@@ -83,7 +83,8 @@ class RayEngines:
         last.
         """
         wanted = sum(map(bool, self._ticks)) if self._deterministic else 1
-        time.sleep(gather_s)
+        if not self._deterministic:
+            time.sleep(gather_s)
         whole: list[int] = []
         while len(whole) < wanted:
             ended = self._watchdog.wait(list(self._awaited), is_steady=True)
