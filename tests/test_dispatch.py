@@ -163,18 +163,18 @@ def test_as_many_go_home_as_there_is_room_for(num_engines, num_slots, lookahead,
     assert not any(goes[n] for n in range(most) if homes[n] == NOBODY)
 
 
-def test_a_prompt_that_cannot_be_read_is_what_the_run_ends_with():
+@pytest.mark.parametrize("number", range(1, 9))
+def test_a_prompt_that_cannot_be_read_is_what_the_run_ends_with(number):
     """Fails when samples that were chosen for an engine and not yet launched count as lost."""
     run = Run(Setup(law=lognormal(20, 0.5), group_size=2, num_engines=2))
-    run.step()
     take = run.prompts.take
 
-    def fail_at_the_tenth() -> Prompt:
-        if len(run.prompts.taken) == 10:
-            raise RunError("prompts.jsonl:10: no answer")
+    def fail() -> Prompt:
+        if len(run.prompts.taken) == number:
+            raise RunError(f"prompts.jsonl:{number}: no answer")
         return take()
 
-    run.prompts.take = fail_at_the_tenth  # type: ignore[method-assign]
+    run.prompts.take = fail  # type: ignore[method-assign]
     with pytest.raises(RunError, match="no answer"):
         run.steps(9)
     assert run.fakes.generated == run.num_tokens_held()

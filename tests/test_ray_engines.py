@@ -115,7 +115,7 @@ def test_a_tick_is_over_when_every_rank_has_answered_and_what_came_early_is_kept
 
 def test_ticks_that_end_a_little_later_come_along():
     """Fails when the first that ends is taken in by itself, though `gather_s` is given."""
-    crew = crew_of(1, 1)
+    crew = crew_of(2, 1)
     engines = RayEngines(crew, deterministic=False)  # type: ignore[arg-type]
     launch(engines, 0, 1)
     crew.watchdog.ends.append([ranks[0].advance.calls[0] for ranks in crew.engines])
