@@ -32,7 +32,7 @@ class Returned(NamedTuple):
         return self if had_slot.all() else self.where(had_slot)
 
     def where(self, chosen: NDArray[np.bool_]) -> Returned:
-        """Those."""
+        """Of these the `chosen` ones, by a mask [n]."""
         which = np.flatnonzero(chosen)
         return Returned(
             completions=[self.completions[number] for number in which.tolist()],
