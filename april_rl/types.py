@@ -98,7 +98,7 @@ class Completion:
             )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, init=False)
 class Sample:
     """One response to a prompt, grown by whole completions; unfinished while the last one is only a
     part.
@@ -106,20 +106,20 @@ class Sample:
 
     prompt: Prompt
     index: int
-    completions: tuple[Completion, ...] = ()
+    completions: tuple[Completion, ...]
     id: SampleId = field(init=False, repr=False)  # prompt id and index; every event asks for it
     num_tokens: int = field(init=False)  # of the response so far, R: where the last completion ends
     finish_reason: FinishReason | None = field(init=False)  # None while the sample is unfinished
 
-    def __post_init__(self) -> None:
-        if not self.completions:
-            self.id, self.num_tokens, self.finish_reason = (
-                SampleId(self.prompt.id, self.index),
-                0,
-                None,
-            )
+    def __init__(
+        self, prompt: Prompt, index: int, completions: tuple[Completion, ...] = ()
+    ) -> None:
+        """By hand: one that a dataclass makes takes twice as long to derive what is derived."""
+        self.prompt, self.index, self.completions = prompt, index, completions
+        if not completions:
+            self.id, self.num_tokens, self.finish_reason = SampleId(prompt.id, index), 0, None
             return
-        last = self.completions[-1]
+        last = completions[-1]
         self.id = last.sample_id
         self.num_tokens = last.start + len(last.token_ids)
         self.finish_reason = last.finish_reason

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
+from april_rl.rollout.requests import Requests
 from april_rl.rollout.serial import SerialEngines
-from april_rl.rollout.siblings import Siblings
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score
 
@@ -177,9 +177,7 @@ class FakeEngines(SerialEngines):
     def generated(self) -> int:
         return sum(engine.generated for engine in self.each)
 
-    def launch(
-        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
-    ) -> None:
+    def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         self.under_way[engine] += 1
         self.most_under_way = max(self.most_under_way, *self.under_way)
         super().launch(engine, submit, slots=slots, max_steps=max_steps)

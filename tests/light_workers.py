@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import ray
 
-from april_rl.rollout.siblings import Siblings
+from april_rl.rollout.requests import Requests
 from april_rl.runtime.parent import end_with_parent
 from april_rl.runtime.pulse import Member, Pulse, told
 from april_rl.ticks import Completions, Tick
@@ -63,11 +63,11 @@ class LightWorker:
         return self._num_ranks()
 
     @told
-    def advance(self, submit: list[Siblings], *, slots: int, max_steps: int) -> Tick:
+    def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """A tick that comes back at once and has done nothing."""
         return Tick(
             finished=Completions(),
-            num_running=len(submit[:slots]),
+            num_running=len(submit.indices[:slots]),
             num_queued=0,
             engine_steps=0 * max_steps,
             slot_steps=0,

@@ -4,7 +4,6 @@ equal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,7 +21,7 @@ from april_rl.errors import RunError
 from april_rl.rollout.ledger import LedgerError, State
 from april_rl.rollout.lost import NoSignalError
 from april_rl.rollout.ports import EngineStalledError
-from april_rl.rollout.siblings import Siblings, requests_of
+from april_rl.rollout.requests import Requests
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Sample, Score
 
@@ -35,15 +34,13 @@ class FaultyEngines(FakeEngines):
         self.is_stuck = False
         self.loses_samples = False
         self.reports_twice = False  # first as a version before would have
-        self.submitted: list[tuple[Siblings, ...]] = []  # to the engine while it hung
+        self.submitted: list[Requests] = []  # to the engine while it hung
         self.late: list[tuple[int, Tick]] = []
         self.timeouts_s: list[float] = []
 
-    def launch(
-        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
-    ) -> None:
+    def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         if engine == 0 and self.is_stuck:
-            self.submitted.append(tuple(submit))
+            self.submitted.append(submit)
             return
         super().launch(engine, submit, slots=slots, max_steps=max_steps)
 
@@ -65,7 +62,7 @@ class FaultyEngines(FakeEngines):
 
     def recover(self) -> None:
         """Engine 0 answers again, first with what it did while nobody waited any more."""
-        requests = [request for submit in self.submitted for request in requests_of(submit)]
+        requests = [request for submit in self.submitted for request in submit.each()]
         self.submitted, self.is_stuck = [], False
         if requests:
             tick = self.each[0].advance(requests, slots=len(requests), max_steps=10**6)

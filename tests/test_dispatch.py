@@ -19,6 +19,7 @@ from april_rl.rollout.dispatch import Dispatch
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.ledger import LedgerError, State
 from april_rl.rollout.open_group import OpenGroup
+from april_rl.rollout.requests import Requests
 from april_rl.rollout.sample_table import NOBODY, SampleTable, view
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
@@ -51,12 +52,13 @@ def test_what_is_sent_waits_no_more_and_says_what_it_has_to_compute():
     sent = Sent(group_size=4)
     group = sent.groups.open(PROMPT)
     view(sent.table.lengths)[group.rows] = [5, 0, 0, 7]
-    waiting = deque(group.rows)
+    waiting = deque([[*group.rows]])
     assert sent.dispatch.submit(waiting, limit=2.0) == 2
-    assert list(waiting) == [*group.rows[2:]]
-    assert sent.table.work[group.rows.start : group.rows.stop].tolist() == [8.0, 3.0, 0.0, 0.0]
+    assert list(waiting) == [[*group.rows[2:]]]
     assert sent.dispatch.submit(waiting, limit=math.inf) == 2
     assert not waiting
+    assert not sent.table.work[group.rows.start]
+    sent.dispatch.launch()
     assert sent.table.work[group.rows.start : group.rows.stop].tolist() == [8.0, 3.0, 3.0, 10.0]
     assert set(sent.table.homes[group.rows.start : group.rows.stop]) == {0}
 
@@ -128,6 +130,7 @@ def test_samples_go_home_as_a_step_begins_the_oldest_first():
         rows[6],
         rows[7],
     ]
+    sent.dispatch.launch()
     assert np.flatnonzero(view(sent.table.work)[rows]).tolist() == [0, 2, 5]
     sent.dispatch.begin(num_slots=4)
     assert sent.dispatch.send_home(np.array(rows), limit=3.0).tolist() == [rows[1], *rows[3:]]
@@ -185,11 +188,12 @@ def test_a_group_does_not_follow_the_one_whose_place_it_took():
     """Fails when the engine of a closed group stands for the siblings of the next one there."""
     sent = Sent(group_size=1, num_slots=4)
     first = sent.groups.open(PROMPT)
-    sent.dispatch.submit(deque(first.rows), limit=math.inf)
+    sent.dispatch.submit(deque([[*first.rows]]), limit=math.inf)
     sent.groups.buffer.remove(first)
     second = sent.groups.open(replace(PROMPT, id=2))
     assert second.place == first.place
-    sent.dispatch.submit(deque(second.rows), limit=math.inf)
+    sent.dispatch.submit(deque([[*second.rows]]), limit=math.inf)
+    sent.dispatch.launch()
     assert sent.table.homes[second.rows[0]] == 1, "engine 0 has more to do"
 
 
@@ -211,6 +215,7 @@ def test_the_work_of_an_engine_goes_as_it_came():
     view(sent.table.homes)[rows] = [1, 0]
     view(sent.table.lengths)[rows] = [20, 0]
     sent.dispatch.send_home(rows, limit=math.inf)
+    sent.dispatch.launch()
     loads = sent.dispatch._slots._outstanding
     assert loads == [3.0, 23.0]
     parts = [completion(index, start=20 - 20 * index, num_tokens=1, version=3) for index in (0, 1)]
@@ -238,20 +243,27 @@ def test_samples_are_sent_the_oldest_prompt_first_wherever_they_lie():
     assert [request.sample_id.prompt_id for request in engine.requests] == [2, 3]
 
 
-def test_many_engines_are_waited_for_together():
-    """Fails when few engines wait for company, or many are asked one by one."""
-
-    gathered: list[float] = []
+@pytest.mark.parametrize(
+    ("num_engines", "tick_s", "gather_s"), [(63, 1.6, 0.0), (64, 1.6, 0.2), (64, 600.0, 0.25)]
+)
+def test_many_engines_are_waited_for_together(num_engines, tick_s, gather_s):
+    """Fails when few engines wait for company, or many are asked one by one, or for longer than
+    engines that have another tick can do without.
+    """
+    asked: list[float] = []
 
     class Asked(FakeEngines):
-        def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:  # noqa: ARG002
-            gathered.append(gather_s)
-            return []
+        def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
+            asked.append(gather_s)
+            self.launch(0, Requests(1, 0), slots=1, max_steps=1)
+            ended = super().wait(timeout_s, gather_s=gather_s)
+            return [(engine, replace(tick, elapsed_s=tick_s)) for engine, tick in ended]
 
-    for num_engines, expected in ((63, 0.0), (64, 0.05)):
-        engines = Asked(lognormal(9, 0.9), num_engines=num_engines, budget=40)
-        Dispatch(engines, SampleTable(1), tick_steps=4, max_response_tokens=40, seed=0).wait(1.0)
-        assert gathered.pop() == expected
+    engines = Asked(lognormal(9, 0.9), num_engines=num_engines, budget=40)
+    dispatch = Dispatch(engines, SampleTable(1), tick_steps=4, max_response_tokens=40, seed=0)
+    dispatch.wait(1.0)
+    dispatch.wait(1.0)
+    assert asked == pytest.approx([0.0, gather_s])
 
 
 def test_what_came_late_takes_nothing_of_another_engine():

@@ -17,10 +17,10 @@ from april_rl.evaluation.evaluator import Evaluator
 from april_rl.metrics import Metrics
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.open_group import OpenGroup
+from april_rl.rollout.requests import Requests
 from april_rl.rollout.returned import awaited
 from april_rl.rollout.sample_table import view
 from april_rl.rollout.seeds import request_seed
-from april_rl.rollout.siblings import Siblings
 from april_rl.ticks import Completions
 from april_rl.types import Completion, SampleId, Score
 
@@ -49,15 +49,17 @@ def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
 
 
 @given(st.integers(1, 5), st.lists(st.integers(1, 9), max_size=3))
-def test_siblings_are_the_requests_of_their_samples(count, lengths):
+def test_columns_are_the_requests_of_their_samples(count, lengths):
     """Fails when a sample goes on elsewhere than where it ends, gets another budget, or the seed of
     another sample or part.
     """
     parts = [tuple((n,) * n for n in lengths[: index % 4]) for index in range(count)]
-    siblings = Siblings(7, (1, 2, 3), [*range(count)], parts, 40, 11)
-    for index, request in enumerate(siblings.requests()):
-        assert request.sample_id == SampleId(7, index)
-        assert request.token_ids == [1, 2, 3, *chain.from_iterable(parts[index])]
+    prompts = [(1, 2, 3)[: 1 + index % 3] for index in range(count)]
+    columns = Requests(40, 11, [*range(7, 7 + count)], [*range(count)], prompts, parts)
+    requests = columns.each()
+    assert [request.sample_id for request in requests] == [(7 + i, i) for i in range(count)]
+    for index, request in enumerate(requests):
+        assert request.token_ids == [*prompts[index], *chain.from_iterable(parts[index])]
         assert request.start + request.max_tokens == 40
         assert request.num_tokens == len(request.token_ids)
         assert request.seed == request_seed(11, request.sample_id, len(parts[index]))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from april_rl.rollout.requests import Requests
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.lockstep import fingerprint
 from april_rl.ticks import Completions, Tick
@@ -88,7 +89,7 @@ def crew_of(num_engines: int, num_ranks: int) -> Crew:
 
 def launch(engines: RayEngines, *which: int) -> None:
     for engine in which:
-        engines.launch(engine, [], slots=1, max_steps=1)
+        engines.launch(engine, Requests(1, 0), slots=1, max_steps=1)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

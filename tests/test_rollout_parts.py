@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rollout_runs import Run, Setup, constant
 
 from april_rl.rollout.ledger import Ledger, LedgerError, State
+from april_rl.rollout.requests import Requests
 from april_rl.rollout.sample_table import NOBODY
-from april_rl.rollout.siblings import Siblings
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
 from april_rl.ticks import Completions, Tick
@@ -136,8 +136,8 @@ def test_a_run_of_siblings_ends_where_another_engine_was_home_to_one():
 def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
     """Fails when an abort forgets what is on its way to an engine."""
     engines = FakeEngines(constant(5), num_engines=2, budget=8, computes_on=False)
-    engines.launch(0, [Siblings(0, (1,), [0], [()], 8, 0)], slots=1, max_steps=4)
-    engines.launch(1, [Siblings(1, (1,), [0, 1], [(), ()], 8, 0)], slots=1, max_steps=4)
+    engines.launch(0, Requests(8, 0, [0], [0], [(1,)], [()]), slots=1, max_steps=4)
+    engines.launch(1, Requests(8, 0, [1, 1], [0, 1], [(1,)] * 2, [()] * 2), slots=1, max_steps=4)
     assert [engine for engine, _ in engines.wait(1.0)] == [0]
     completions, stalled = engines.abort(1.0)
     assert stalled == []

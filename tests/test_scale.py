@@ -22,7 +22,7 @@ from april_rl.rollout.slots import Slots
 from april_rl.types import SampleId
 
 ROLLOUT = Path(collector.__file__).parent
-NOT_THE_CONTROLLER = {"serial.py", "ports.py", "siblings.py", "seeds.py"}
+NOT_THE_CONTROLLER = {"serial.py", "ports.py", "requests.py", "seeds.py"}
 
 LOADS = st.tuples(st.booleans(), st.integers(0, 1).map(float))
 # Long enough for outdated entries to be removed, which asking for the least does as well.

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from scenes import member, vitals
 
-from april_rl.rollout.siblings import Siblings
+from april_rl.rollout.requests import Requests
 from april_rl.runtime.calls import WorkerStalledError
 from april_rl.runtime.flight import Flight
 from april_rl.runtime.pulse import Activity, Pulse, PulseReader, stat_of, told
@@ -84,8 +84,9 @@ class Clock:
         return self.now_s
 
 
-def siblings(*indices: int) -> Siblings:
-    return Siblings(7, (1,) * 8, [*indices], [((1,) * 4,)] * len(indices), 24, 0)
+def of_prompt_7(*indices: int) -> Requests:
+    count = len(indices)
+    return Requests(24, 0, [7] * count, indices, [(1,) * 8] * count, [((1,) * 4,)] * count)
 
 
 def tick(*indices: int, engine_steps: int) -> Tick:
@@ -119,9 +120,9 @@ def test_the_oldest_request_is_the_one_launched_first_of_those_not_finished():
     clock = Clock()
     flight = Flight(clock=clock)
     assert flight.oldest() == ""
-    flight.launch(2, [siblings(0, 1)])
+    flight.launch(2, of_prompt_7(0, 1))
     clock.now_s += 30
-    flight.launch(1, [siblings(2)])
+    flight.launch(1, of_prompt_7(2))
     flight.absorb(tick(0, engine_steps=4))
     clock.now_s += 5
     assert flight.oldest() == (
@@ -137,13 +138,13 @@ def test_engines_are_stuck_from_the_last_engine_step_while_something_is_in_fligh
     clock = Clock()
     flight = Flight(clock=clock)
     clock.now_s += 1000
-    flight.launch(0, [siblings(0)])
+    flight.launch(0, of_prompt_7(0))
     assert flight.stuck_s == 0.0
     clock.now_s += 10
     flight.absorb(tick(engine_steps=8))
     clock.now_s += 10
     flight.absorb(tick(engine_steps=0))
-    flight.launch(0, [siblings(1)])
+    flight.launch(0, of_prompt_7(1))
     assert flight.stuck_s == 10.0
     flight.absorb(tick(0, 1, engine_steps=1))
     clock.now_s += 1000

@@ -21,7 +21,7 @@ import ray
 from light_groups import Group, Watch, run_alone
 
 from april_rl.rollout.ports import EngineStalledError
-from april_rl.rollout.siblings import Siblings
+from april_rl.rollout.requests import Requests
 from april_rl.runtime.calls import WorkerDiedError, WorkerMemoryError, WorkerStalledError
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
@@ -71,7 +71,7 @@ def after(seconds, act) -> None:
 
 def keep_ticking(engines: RayEngines) -> None:
     while engines.wait(1.0):
-        engines.launch(0, [], slots=1, max_steps=8)
+        engines.launch(0, Requests(1, 0), slots=1, max_steps=8)
 
 
 def test_workers_that_are_well_give_results_and_no_report(lasting, tmp_path):
@@ -98,8 +98,8 @@ def test_ticks_that_come_back_without_an_engine_step_are_a_stall(lasting, tmp_pa
     watch = Watch(lasting, tmp_path)
     crew = Crew(engines=[lasting.actors[:1]], policy_version=0, watchdog=watch)
     engines = RayEngines(crew, deterministic=True)
-    stuck = Siblings(7, (1, 2, 3), [2], [()], 4, 0)
-    engines.launch(0, [stuck], slots=1, max_steps=8)
+    stuck = Requests(4, 0, [7], [2], [(1, 2, 3)], [()])
+    engines.launch(0, stuck, slots=1, max_steps=8)
     with pytest.raises(EngineStalledError, match="no engine has made an engine step"):
         keep_ticking(engines)
     assert "sample 2 of prompt 7, on engine 0 for 1." in watch.file.read_text()

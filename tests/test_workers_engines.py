@@ -15,7 +15,7 @@ import yaml
 from command_line import command, run_all, write_task
 from safetensors.torch import load_file
 
-from april_rl.rollout.siblings import Siblings, requests_of
+from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import start_ray
 from april_rl.runtime.engines import RayEngines, WeightVersionError
 from april_rl.runtime.lockstep import Fingerprint, LockstepError, fingerprint
@@ -39,9 +39,9 @@ class Rank:
     def ready(self) -> None:
         """The process is there."""
 
-    def advance(self, submit: list[Siblings], *, slots: int, max_steps: int) -> Tick:
+    def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """All but the last request of `submit` finish."""
-        self._held += requests_of(submit)
+        self._held += submit.each()
         *finished, last = self._held
         self._held = [last]
         return Tick(
@@ -60,7 +60,7 @@ class Rank:
         held, self._held = self._held, []
         return Completions(self._completion(request, None) for request in held)
 
-    def follow_advance(self, submit: list[Siblings], *, slots: int, max_steps: int) -> Fingerprint:
+    def follow_advance(self, submit: Requests, *, slots: int, max_steps: int) -> Fingerprint:
         return fingerprint(self.advance(submit, slots=slots, max_steps=max_steps).finished)
 
     def follow_abort(self) -> Fingerprint:
@@ -106,8 +106,9 @@ def engines_of(folder: Path, *tokens: int, policy_version: int = 0) -> RayEngine
     return RayEngines(group, deterministic=True)
 
 
-def siblings(prompt_id: int, *indices: int) -> Siblings:
-    return Siblings(prompt_id, (1, 2), [*indices], [()] * len(indices), 4, 0)
+def of_prompt(prompt_id: int, *indices: int) -> Requests:
+    count = len(indices)
+    return Requests(4, 0, [prompt_id] * count, indices, [(1, 2)] * count, [()] * count)
 
 
 @pytest.mark.usefixtures("_cluster")
@@ -116,12 +117,12 @@ def test_an_engine_of_several_ranks_gives_back_everything_once(tmp_path):
     engines = engines_of(tmp_path, 7, 7, 8, 8)
     assert engines.num_engines == 2
     for engine in range(2):
-        engines.launch(engine, [siblings(engine, 0, 1, 2)], slots=4, max_steps=2)
+        engines.launch(engine, of_prompt(engine, 0, 1, 2), slots=4, max_steps=2)
     ticks = engines.wait(60.0)
     assert [engine for engine, _ in ticks] == [0, 1]
     finished = [[(c.sample_id, [*c.token_ids]) for c in tick.finished] for _, tick in ticks]
     assert finished == [[(SampleId(e, i), [7 + e]) for i in range(2)] for e in range(2)]
-    engines.launch(0, [siblings(0, 3)], slots=4, max_steps=2)
+    engines.launch(0, of_prompt(0, 3), slots=4, max_steps=2)
     completions, stalled = engines.abort(60.0)
     assert stalled == []
     assert [(c.sample_id, c.finish_reason) for c in completions] == [
@@ -135,7 +136,7 @@ def test_an_engine_of_several_ranks_gives_back_everything_once(tmp_path):
 def test_a_rank_that_samples_other_tokens_ends_the_run_in_a_tick_and_in_an_abort(tmp_path):
     """Fails when only the first rank of an engine is looked at."""
     engines = engines_of(tmp_path, 7, 7, 8, 9)
-    engines.launch(1, [siblings(1, 0, 1)], slots=4, max_steps=2)
+    engines.launch(1, of_prompt(1, 0, 1), slots=4, max_steps=2)
     with pytest.raises(LockstepError, match="worker 3 did not sample what worker 2 did"):
         engines.wait(60.0)
     with pytest.raises(LockstepError, match="worker 3"):
@@ -148,7 +149,7 @@ def test_an_engine_with_other_weights_than_the_controller_believes_ends_the_run(
     their samples would wait for ever.
     """
     engines = engines_of(tmp_path, 7, 7, policy_version=1)
-    engines.launch(0, [siblings(0, 0, 1)], slots=4, max_steps=2)
+    engines.launch(0, of_prompt(0, 0, 1), slots=4, max_steps=2)
     with pytest.raises(WeightVersionError, match="engine 0 samples with policy version 0"):
         engines.wait(60.0)
 

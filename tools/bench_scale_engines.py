@@ -16,7 +16,7 @@ from april_rl.rollout.dispatch import auto_tick_steps
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.lengths import Lognormal, median_for, uniform
 from april_rl.rollout.ports import Engines
-from april_rl.rollout.siblings import Siblings
+from april_rl.rollout.requests import Requests
 from april_rl.rollout.simulated_engine import SimulatedEngine
 from april_rl.rollout.virtual import NumberedPrompts
 from april_rl.ticks import Completions, Tick
@@ -85,9 +85,7 @@ class TimedEngines:
         """CPU seconds of this process outside the engines."""
         return time.process_time() - self.spent_s
 
-    def launch(
-        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
-    ) -> None:
+    def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         """As the engines do."""
         started = time.process_time()
         self._engines.launch(engine, submit, slots=slots, max_steps=max_steps)

@@ -23,12 +23,12 @@ from typing import Any
 import ray
 from bench_scale_engines import TimedEngines, collector_of, simulated_engine
 
-from april_rl.rollout.siblings import Siblings, requests_of
+from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.watchdog import Watchdog
 from april_rl.ticks import Completions, Tick
-from april_rl.types import Completion, Request, SampleId
+from april_rl.types import Completion, Request
 
 _VOCABULARY = 151_936  # of Qwen3
 _SHORTER = 9.0  # responses than in the simulated steps
@@ -48,10 +48,10 @@ class SleepingEngine:
         """As the engine does."""
         self._engine.set_version(policy_version)
 
-    def advance(self, submit: Sequence[Siblings], *, slots: int, max_steps: int) -> Tick:
+    def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """As the worker does, and no sooner than an engine would."""
         ends = time.monotonic()
-        tick = self._engine.advance(requests_of(submit), slots=slots, max_steps=max_steps)
+        tick = self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
         ends += tick.elapsed_s
         tick = replace(tick, finished=Completions(map(self._various, tick.finished)))
         time.sleep(max(0.0, ends - time.monotonic()))
@@ -79,9 +79,9 @@ class AnsweringEngine:
         self._token_ids = array("i", (random.randrange(_VOCABULARY) for _ in range(count)))
         self._logprobs = array("d", (-random.random() for _ in range(count)))
 
-    def advance(self, submit: Sequence[Siblings], *, slots: int, max_steps: int) -> Tick:  # noqa: ARG002
+    def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:  # noqa: ARG002
         """All of it finished."""
-        requests = requests_of(submit)
+        requests = submit.each()
         return Tick(
             finished=Completions(map(self._answer, requests)),
             num_running=0,
@@ -188,13 +188,13 @@ def _sample_s(engines: TimedEngines, args: argparse.Namespace) -> float:
     """CPU seconds of a request and its completion, ticks included; one round is a warm-up."""
     random = Random(0)
     half = array("i", (random.randrange(_VOCABULARY) for _ in range(round(args.mean_tokens / 2))))
-    prompt = tuple(random.randrange(_VOCABULARY) for _ in range(args.prompt_tokens))
+    prompt = [random.randrange(_VOCABULARY) for _ in range(args.prompt_tokens)]
     for number in range(1 + _ANSWERED_TICKS):
         if number == 1:
             before_s = engines.spent_s
         for engine in range(engines.num_engines):
-            ids = (SampleId(number, engine * _ANSWERS + index) for index in range(_ANSWERS))
-            submit = [_siblings(id_, prompt=[*prompt], so_far=half[:]) for id_ in ids]
+            indices = range(engine * _ANSWERS, (engine + 1) * _ANSWERS)
+            submit = _requests(number, indices, prompt=prompt, so_far=half)
             engines.launch(engine, submit, slots=_ANSWERS, max_steps=1)
         ended = 0
         while ended < engines.num_engines:
@@ -202,15 +202,17 @@ def _sample_s(engines: TimedEngines, args: argparse.Namespace) -> float:
     return (engines.spent_s - before_s) / (_ANSWERED_TICKS * _ANSWERS * engines.num_engines)
 
 
-def _siblings(sample_id: SampleId, *, prompt: list[int], so_far: array[int]) -> Siblings:
-    """One sample, with tokens of its own, or pickle would send one for all."""
-    return Siblings(
-        prompt_id=sample_id.prompt_id,
-        prompt_token_ids=tuple(prompt),
-        indices=[sample_id.index],
-        parts=[(so_far,)],
+def _requests(
+    number: int, indices: Sequence[int], *, prompt: list[int], so_far: array[int]
+) -> Requests:
+    """Samples of prompt `number`, with tokens of their own, or pickle would write them once."""
+    return Requests(
         max_response_tokens=2 * len(so_far),
         run_seed=0,
+        prompt_ids=[number] * len(indices),
+        indices=indices,
+        prompt_token_ids=[(*prompt,) for _ in indices],
+        parts=[(so_far[:],) for _ in indices],
     )
 
 
@@ -219,13 +221,13 @@ def _empty_tick_s(engines: TimedEngines) -> float:
     before, for Ray's first calls cost several times as much.
     """
     for engine in [*range(engines.num_engines)] * 2:
-        engines.launch(engine, [], slots=1, max_steps=1)
+        engines.launch(engine, Requests(1, 0), slots=1, max_steps=1)
     spent_s = 0.0
     for _ in range(2):
         before_s, ended = engines.spent_s, 0
         while ended < _EMPTY_TICKS:
             for engine, _ in engines.wait(_PATIENCE_S):
-                engines.launch(engine, [], slots=1, max_steps=1)
+                engines.launch(engine, Requests(1, 0), slots=1, max_steps=1)
                 ended += 1
         spent_s = (engines.spent_s - before_s) / ended
     engines.abort(_PATIENCE_S)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +12,7 @@ import numpy as np
 from april_rl.evaluation.estimators import avg_at_k, pass_at_k
 from april_rl.metrics import Metrics
 from april_rl.rollout.ports import Engines, Scorer
-from april_rl.rollout.siblings import Siblings
+from april_rl.rollout.requests import Requests
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
 
@@ -113,10 +111,7 @@ class Evaluator:
                 if room[engine] < self._slots:
                     self._engines.launch(
                         engine,
-                        [
-                            self._siblings(prompts[prompt_id], [index for _, index in of_prompt])
-                            for prompt_id, of_prompt in groupby(taken, key=itemgetter(0))
-                        ],
+                        self._requests([(prompts[prompt_id], index) for prompt_id, index in taken]),
                         slots=self._slots,
                         max_steps=self._tick_steps,
                     )
@@ -127,12 +122,13 @@ class Evaluator:
                     room[engine] += len(tick.finished)
                     yield from tick.finished
 
-    def _siblings(self, prompt: Prompt, indices: list[int]) -> Siblings:
-        return Siblings(
-            prompt_id=prompt.id,
-            prompt_token_ids=prompt.token_ids,
-            indices=indices,
-            parts=[()] * len(indices),
+    def _requests(self, samples: Sequence[tuple[Prompt, int]]) -> Requests:
+        """For samples that are empty: the prompt of each, and which of its samples it is."""
+        return Requests(
             max_response_tokens=self._max_response_tokens,
             run_seed=self._seed,
+            prompt_ids=[prompt.id for prompt, _ in samples],
+            indices=[index for _, index in samples],
+            prompt_token_ids=[prompt.token_ids for prompt, _ in samples],
+            parts=[()] * len(samples),
         )

@@ -14,7 +14,7 @@ from april_rl.rollout.open_group import OpenGroup, restore_group, save_group
 from april_rl.rollout.returned import Returned
 from april_rl.rollout.sample_table import NO_VERSION, SampleTable, view
 from april_rl.rollout.state import Plain
-from april_rl.types import Completion, Prompt, Sample, Score, ScoredGroup
+from april_rl.types import Prompt, Sample, Score, ScoredGroup
 
 
 class Buffer:
@@ -63,14 +63,11 @@ class Buffer:
         view(table.lengths)[rows] += returned.num_tokens
         view(table.context_versions)[rows] = returned.context_versions
         self._date(rows[returned.num_tokens > 0] // table.group_size, policy_version)
-        ended: list[Completion] = []
-        for row, completion in zip(rows.tolist(), returned.completions, strict=True):
-            if completion.finish_reason is not None:
-                ended.append(completion)
-            else:
-                table.completions[row] += (completion,)
-                table.parts[row] += (completion.token_ids,)
-        return table.finish(rows[returned.is_finished], ended)
+        grown, ended = (returned.where(~returned.is_finished), returned.where(returned.is_finished))
+        for row, completion in zip(grown.rows.tolist(), grown.completions, strict=True):
+            table.completions[row] += (completion,)
+            table.parts[row] += (completion.token_ids,)
+        return table.finish(ended.rows, ended.completions)
 
     def _date(self, places: NDArray[np.int64], policy_version: int) -> None:
         """Groups have tokens of that version, the first ones it may be."""

@@ -183,8 +183,9 @@ class Collector:
             num_slots=num_slots, policy_version=policy_version, clock=self._clock
         )
         self._groups.count(self._stats)
-        self._waiting = deque(self._dispatch.send_home(waiting, limit=self._allowance).tolist())
-        self._allowance -= len(waiting) - len(self._waiting)
+        left = self._dispatch.send_home(waiting, limit=self._allowance)
+        self._allowance -= len(waiting) - len(left)
+        self._waiting = deque(self.buffer.table.by_group(left))  # rows
 
     def _generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
         """Launch, wait, absorb, score until it is enough or nothing is left to do."""
@@ -233,7 +234,7 @@ class Collector:
             is_lost = is_reached(self._max_rejected_groups, self._stats)
             if not self._may_open or is_full or has_enough or is_lost:
                 return False
-            self._waiting += self._groups.open(self._prompts.take()).rows
+            self._waiting.append([*self._groups.open(self._prompts.take()).rows])
         return True
 
     def _advance(self) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import accumulate, chain, pairwise
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.rollout.ports import Engines
+from april_rl.rollout.requests import Requests
 from april_rl.rollout.returned import Returned
 from april_rl.rollout.sample_table import NOBODY, SampleTable, view
-from april_rl.rollout.siblings import Siblings
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.state import Plain
 from april_rl.ticks import Completions, Tick
@@ -22,8 +23,9 @@ from april_rl.ticks import Completions, Tick
 _SHORTEST_TICK, _ENGINES_PER_STEP = 8, 8
 _TICKS_PER_BUDGET = 64  # most responses have several, though they take a part of it only
 
-# With many engines ticks end all the time, and what came of several is taken in together.
-_MANY_ENGINES, _GATHER_S = 64, 0.05
+# With many engines ticks end all the time, and what came of several is taken in together: those of
+# an eighth of a tick, for each engine has the next one already.
+_MANY_ENGINES, _GATHERED_TICK, _LONGEST_GATHER_S = 64, 1 / 8, 0.25
 
 # Ticks under way per engine: one runs while the controller prepares the next, so engines never wait
 # for it.
@@ -59,7 +61,8 @@ class Dispatch:
         """
         self._engines, self._table, self._tick_steps = engines, table, tick_steps
         self.max_response_tokens, self._seed = max_response_tokens, seed
-        self._gather_s = _GATHER_S if self.num_engines >= _MANY_ENGINES else 0.0
+        self._nothing = Requests(max_response_tokens, seed)
+        self._gather_s = 0.0
         self._expected_tokens = 1.0  # of a response: the running mean of finished ones
         self.begin(num_slots=0)
 
@@ -98,106 +101,110 @@ class Dispatch:
 
         For all of them at once, as a step begins: `submit` would ask for one after another.
         """
-        table = self._table
-        homes = view(table.homes)[rows]
+        homes = view(self._table.homes)[rows]
         goes = self._slots.at_home(homes, limit=limit)
         sent, engines = rows[goes], homes[goes]
-        prompt_tokens = view(table.prompt_tokens)[sent // table.group_size]
-        work = prompt_tokens + view(table.lengths)[sent] + self._expected_tokens
-        view(table.work)[sent] = work
-        order = np.argsort(engines, kind="stable")
         counts = np.bincount(engines, minlength=self.num_engines)
-        totals = np.bincount(engines, weights=work, minlength=self.num_engines)
-        by_engine = np.split(sent[order], np.cumsum(counts)[:-1])
+        work = np.bincount(engines, weights=self._work(sent), minlength=self.num_engines)
+        ordered = sent[np.argsort(engines, kind="stable")].tolist()
+        ends = counts.cumsum()
         for engine in np.flatnonzero(counts).tolist():
-            self._pending[engine] += by_engine[engine].tolist()
-            self._slots.put(engine, count=int(counts[engine]), work=float(totals[engine]))
+            count = int(counts[engine])
+            self._pending[engine] += ordered[ends[engine] - count : ends[engine]]
+            self._slots.put(engine, count=count, work=float(work[engine]))
             self._due.add(engine)
-        self._went_home = True
+        self._went_home = len(sent) > 0
         return rows[~goes]
 
-    def submit(self, waiting: deque[int], *, limit: float) -> int:
+    def submit(self, waiting: deque[list[int]], *, limit: float) -> int:
         """Send what the first samples of those that wait still need, at most `limit`, with the next
-        tick of an engine that has room, and take them off `waiting` (rows); returns how many, 0
-        when none has. They are of one group.
+        tick of an engine that has room, and take them off `waiting` (rows, a list for each group);
+        returns how many, 0 when none has. They are of one group.
 
         A sample goes to the engine it was on before: its state may be there.
         """
-        table, size = self._table, self._table.group_size
-        place = waiting[0] // size
-        most = size if limit > size else int(limit)
-        rows = [row for row in islice(waiting, most) if row // size == place]
+        table, rows = self._table, waiting[0]
+        place = rows[0] // table.group_size
         prompt_id = table.prompt_ids[place]
         siblings = self._latest[1] if self._latest[0] == prompt_id else NOBODY
-        chosen = self._slots.choose([table.homes[row] for row in rows], siblings)
+        may_go = rows if len(rows) <= limit else rows[: int(limit)]
+        chosen = self._slots.choose([table.homes[row] for row in may_go], siblings)
         if chosen is None:
             return 0
         engine, count = chosen
-        each, work = table.prompt_tokens[place] + self._expected_tokens, 0.0
-        for row in rows[:count]:
+        if count == len(rows):
             waiting.popleft()
-            table.homes[row] = engine
-            table.work[row] = each + table.lengths[row]
-            work += table.work[row]
+        else:
+            rows, waiting[0] = rows[:count], rows[count:]
+        work = count * (table.prompt_tokens[place] + self._expected_tokens)
+        work += sum([table.lengths[row] for row in rows])
         self._latest = prompt_id, engine
         self._slots.put(engine, count=count, work=work)
-        self._pending[engine] += rows[:count]
+        self._pending[engine] += rows
         self._due.add(engine)
         return count
 
     def launch(self) -> None:
         """Have two ticks under way on every engine that has work."""
-        if self._went_home:
-            self._went_home = False
-            self._sort_pending()
-        for engine in sorted(self._due):
-            if not self._slots.in_flight(engine):
-                continue
+        due = [engine for engine in sorted(self._due) if self._slots.in_flight(engine)]
+        self._due.clear()
+        for engine in due:
             self._slots.withdraw(engine)
+        due = [engine for engine in due if self._ticks[engine] < _TICKS_IN_FLIGHT]
+        for engine, submit in zip(due, self._hand_over(due), strict=True):
             while self._ticks[engine] < _TICKS_IN_FLIGHT:
-                submit, self._pending[engine] = self._siblings(self._pending[engine]), []
                 slots = self._slots.slots(engine)
                 self._engines.launch(engine, submit, slots=slots, max_steps=self._tick_steps)
+                submit, self._pending[engine] = self._nothing, []
                 self._ticks[engine] += 1
                 self._num_under_way += 1
-        self._due.clear()
 
-    def _sort_pending(self) -> None:
-        """Those of the oldest prompts first, also where others joined samples that went home."""
-        ids = view(self._table.prompt_ids)
-        for engine, pending in enumerate(self._pending):
-            rows = np.array(pending, np.int64)
-            order = np.lexsort((rows, ids[rows // self._table.group_size]))
-            self._pending[engine] = rows[order].tolist()
+    def _hand_over(self, engines: Sequence[int]) -> list[Requests]:
+        """What each of these engines is told of the samples that are pending for it, which are its
+        own from now on; for all of them at once.
+        """
+        table, pending = self._table, [self._pending[engine] for engine in engines]
+        counts = [len(rows) for rows in pending]
+        rows = np.fromiter(chain.from_iterable(pending), np.int64, sum(counts))
+        homes = np.repeat(np.array(engines, np.intc), np.array(counts, np.intp))
+        places = rows // table.group_size
+        if self._went_home:  # others joined them: now those of the oldest prompts first
+            self._went_home = False
+            order = np.lexsort((rows, view(table.prompt_ids)[places], homes))
+            rows, places = rows[order], places[order]
+        view(table.homes)[rows] = homes
+        view(table.work)[rows] = self._work(rows)
+        prompt_ids = view(table.prompt_ids)[places].tolist()
+        indices = (rows - places * table.group_size).tolist()
+        prompts = [table.prompt_token_ids[place] for place in places.tolist()]
+        parts = [table.parts[row] for row in rows.tolist()]
+        return [
+            Requests(
+                self.max_response_tokens,
+                self._seed,
+                prompt_ids[start:end],
+                indices[start:end],
+                prompts[start:end],
+                parts[start:end],
+            )
+            for start, end in pairwise(accumulate(counts, initial=0))
+        ]
 
-    def _siblings(self, rows: list[int]) -> list[Siblings]:
-        """What an engine is told of the samples in these rows."""
-        table, size = self._table, self._table.group_size
-        submit: list[Siblings] = []
-        latest = -1
-        for row in rows:
-            place, index = divmod(row, size)
-            if place != latest:
-                latest, prompt = place, table.prompt(row)
-                indices: list[int] = []
-                parts: list[tuple[Sequence[int], ...]] = []
-                submit.append(
-                    Siblings(
-                        prompt.id,
-                        prompt.token_ids,
-                        indices,
-                        parts,
-                        self.max_response_tokens,
-                        self._seed,
-                    )
-                )
-            indices.append(index)
-            parts.append(table.parts[row])
-        return submit
+    def _work(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Tokens that an engine is expected to compute for each of these samples [n]."""
+        table = self._table
+        prompt_tokens = view(table.prompt_tokens)[rows // table.group_size]
+        work: NDArray[np.float64] = (
+            prompt_tokens + view(table.lengths)[rows] + self._expected_tokens
+        )
+        return work
 
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
         """The ticks that have ended since the last call, at least one, with their engines."""
         ended = self._engines.wait(timeout_s, gather_s=self._gather_s)
+        if ended and self.num_engines >= _MANY_ENGINES:
+            tick_s = fmean([tick.elapsed_s for _, tick in ended])
+            self._gather_s = min(_GATHERED_TICK * tick_s, _LONGEST_GATHER_S)
         for engine, _ in ended:
             is_known = self._ticks[engine] > 0  # not a late one, of an earlier step
             self._ticks[engine] -= is_known
@@ -224,7 +231,6 @@ class Dispatch:
         not launched yet no engine has.
         """
         for rows in self._pending:
-            view(self._table.work)[rows] = 0.0
             rows.clear()
         return self._engines.abort(timeout_s)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from april_rl.errors import RunError
-from april_rl.rollout.siblings import Siblings
+from april_rl.rollout.requests import Requests
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Prompt, Sample, Score
 
@@ -24,9 +23,7 @@ class Engines(Protocol):
     def num_engines(self) -> int:
         """How many there are; engines are named 0 … num_engines - 1."""
 
-    def launch(
-        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
-    ) -> None:
+    def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         """Start a tick, or queue it behind the one that runs; returns at once.
 
         The engine queues the requests of `submit`, computes at most `slots` requests together,

@@ -28,11 +28,12 @@ class Returned(NamedTuple):
     @property
     def with_slot(self) -> Returned:
         """Those whose request had a slot: the others brought nothing."""
-        had_slot = self.is_finished | (self.num_tokens > 0)
-        return self if had_slot.all() else self.where(had_slot)
+        return self.where(self.is_finished | (self.num_tokens > 0))
 
     def where(self, chosen: NDArray[np.bool_]) -> Returned:
         """Of these the `chosen` ones, by a mask [n]."""
+        if chosen.all():
+            return self
         which = np.flatnonzero(chosen)
         return Returned(
             completions=[self.completions[number] for number in which.tolist()],
@@ -77,7 +78,5 @@ def awaited(
         context_versions=came.context_version,
         is_finished=came.is_finished,
     )
-    if not is_due.all():
-        returned = returned.where(is_due)
-    is_first = rank_within(returned.rows) == 0
-    return returned if is_first.all() else returned.where(is_first)
+    returned = returned.where(is_due)
+    return returned.where(rank_within(returned.rows) == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class SampleTable:
         # Of groups [places].
         self.prompts: list[Prompt | None] = []  # None: the place is free
         self.prompt_ids = array("q")
+        self.prompt_token_ids: list[tuple[int, ...]] = []
         self.prompt_tokens = array("i")
         self.oldest_versions = array("q")  # of the group's oldest token; NO_VERSION
         self.failures: dict[int, Score] = {}  # by place: why the group cannot be trained
@@ -70,6 +72,7 @@ class SampleTable:
         place = self._free.pop() if self._free else self._new_place()
         self.prompts[place] = prompt
         self.prompt_ids[place] = prompt.id
+        self.prompt_token_ids[place] = prompt.token_ids
         self.prompt_tokens[place] = len(prompt.token_ids)
         new = prompt.id - self._first_id - len(self._places)
         assert new >= 0, prompt.id
@@ -99,6 +102,7 @@ class SampleTable:
             column.extend(empty)
         self.prompts.append(None)
         self.prompt_ids.append(_NONE)
+        self.prompt_token_ids.append(())
         self.prompt_tokens.append(0)
         self.oldest_versions.append(NO_VERSION)
         return len(self.prompts) - 1
@@ -108,14 +112,16 @@ class SampleTable:
         size = self.group_size
         places = rows // size
         view(self.is_finished)[rows] = True
-        samples = []
-        for row, place, last in zip(rows.tolist(), places.tolist(), completions, strict=True):
-            prompt = self.prompts[place]
-            assert prompt is not None
-            sample = self.finished[row] = Sample(
-                prompt=prompt, index=row - size * place, completions=(*self.completions[row], last)
+        prompts, parts = self.prompts, self.completions
+        flat, indices = rows.tolist(), (rows - size * places).tolist()
+        samples = [
+            Sample(prompts[place], index, (*parts[row], last))
+            for place, index, row, last in zip(
+                places.tolist(), indices, flat, completions, strict=True
             )
-            samples.append(sample)
+        ]
+        for row, sample in zip(flat, samples, strict=True):
+            self.finished[row] = sample
         return samples
 
     def note(self, rows: NDArray[np.int64], rewards: NDArray[np.float64]) -> list[int]:
@@ -132,6 +138,13 @@ class SampleTable:
         by_group = view(column).reshape(-1, self.group_size)
         of_all: NDArray[np.bool_] = by_group[places].min(axis=1)
         return of_all
+
+    def by_group(self, rows: NDArray[np.int64]) -> list[list[int]]:
+        """Rows, in their order, with a list for those in line that are of one group."""
+        flat, places = rows.tolist(), rows // self.group_size
+        ends = 1 + np.flatnonzero(places[1:] != places[:-1])
+        bounds = [0, *ends.tolist(), len(flat)] if flat else []
+        return [flat[start:end] for start, end in pairwise(bounds)]
 
     def prompt(self, row: int) -> Prompt:
         """Of the sample in that row."""

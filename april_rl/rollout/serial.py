@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from april_rl.rollout.siblings import Siblings, requests_of
+from april_rl.rollout.requests import Requests
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Request
 
@@ -29,23 +29,21 @@ class SerialEngines:
     def __init__(self, engines: Sequence[SingleEngine]) -> None:
         """Engine i of the protocol is `engines[i]`."""
         self._engines = engines
-        self._launched: deque[tuple[int, Sequence[Siblings], int, int]] = deque()
+        self._launched: deque[tuple[int, Requests, int, int]] = deque()
 
     @property
     def num_engines(self) -> int:
         """How many there are."""
         return len(self._engines)
 
-    def launch(
-        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
-    ) -> None:
+    def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         """Queue a tick; `wait` computes it."""
         self._launched.append((engine, submit, slots, max_steps))
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:  # noqa: ARG002 (nothing to wait for)
         """Compute the oldest launched tick."""
         engine, submit, slots, max_steps = self._launched.popleft()
-        requests = requests_of(submit)
+        requests = submit.each()
         return [(engine, self._engines[engine].advance(requests, slots=slots, max_steps=max_steps))]
 
     def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:  # noqa: ARG002
@@ -53,6 +51,6 @@ class SerialEngines:
         returned.
         """
         for engine, submit, slots, _ in self._launched:
-            self._engines[engine].advance(requests_of(submit), slots=slots, max_steps=0)
+            self._engines[engine].advance(submit.each(), slots=slots, max_steps=0)
         self._launched.clear()
         return Completions.joined([engine.abort() for engine in self._engines]), []

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from april_rl.rollout.lengths import uniform
 from april_rl.rollout.ports import EngineStalledError
+from april_rl.rollout.requests import Requests
 from april_rl.rollout.serial import SerialEngines
-from april_rl.rollout.siblings import Siblings, requests_of
 from april_rl.rollout.simulated_engine import SimulatedEngine
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Prompt, Sample, SampleId, Score
@@ -37,7 +37,7 @@ class VirtualClock:
 class _Launched:
     """A tick that nothing has computed yet."""
 
-    submit: Sequence[Siblings]
+    submit: Requests
     slots: int
     max_steps: int
     at_s: float  # when it was launched
@@ -61,9 +61,7 @@ class ParallelEngines:
         """How many there are."""
         return len(self._engines)
 
-    def launch(
-        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
-    ) -> None:
+    def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         """Queue a tick: it begins now, or when the one before it ends."""
         tick = _Launched(submit=submit, slots=slots, max_steps=max_steps, at_s=self._clock())
         self._launched[engine].append(tick)
@@ -98,7 +96,7 @@ class ParallelEngines:
         """Compute the oldest launched tick."""
         tick = self._launched[engine].popleft()
         done = self._engines[engine].advance(
-            requests_of(tick.submit), slots=tick.slots, max_steps=tick.max_steps
+            tick.submit.each(), slots=tick.slots, max_steps=tick.max_steps
         )
         end_s = self._free_s[engine] = max(tick.at_s, self._free_s[engine]) + done.elapsed_s
         self._begun[engine] = (end_s, done)

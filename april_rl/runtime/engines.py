@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ray
 
 from april_rl.errors import RunError
-from april_rl.rollout.siblings import Siblings
+from april_rl.rollout.requests import Requests
 from april_rl.runtime.flight import Flight
 from april_rl.runtime.lockstep import Fingerprint, check_lockstep
 from april_rl.runtime.workers import Workers
@@ -60,9 +60,7 @@ class RayEngines:
         """How many sample independently of each other."""
         return len(self._engines)
 
-    def launch(
-        self, engine: int, submit: Sequence[Siblings], *, slots: int, max_steps: int
-    ) -> None:
+    def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         """Queue a tick behind the one that runs."""
         self._flight.launch(engine, submit)
         first, *others = self._engines[engine]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from april_rl.rollout.siblings import Siblings
+from april_rl.rollout.requests import Requests
 from april_rl.ticks import Tick
 from april_rl.types import SampleId
 
@@ -16,18 +16,17 @@ class Flight:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` reads seconds."""
         self._clock = clock
-        self._requests: dict[SampleId, tuple[float, int, Siblings]] = {}  # the oldest first
+        self._requests: dict[SampleId, tuple[float, int, Requests]] = {}  # the oldest first
         self._stepped = clock()
 
-    def launch(self, engine: int, submit: Sequence[Siblings]) -> None:
+    def launch(self, engine: int, submit: Requests) -> None:
         """The requests of `submit` go to `engine`."""
         now = self._clock()
         if not self._requests:
             self._stepped = now
-        for siblings in submit:
-            sent = (now, engine, siblings)
-            for index in siblings.indices:
-                self._requests[SampleId(siblings.prompt_id, index)] = sent
+        sent = (now, engine, submit)
+        for prompt_id, index in zip(submit.prompt_ids, submit.indices, strict=True):
+            self._requests[SampleId(prompt_id, index)] = sent
 
     def absorb(self, tick: Tick) -> None:
         """A tick has ended."""
@@ -49,8 +48,8 @@ class Flight:
         """In a line: the request that has been in flight for longest; empty when there is none."""
         if not self._requests:
             return ""
-        sample_id, (launched, engine, siblings) = next(iter(self._requests.items()))
-        requests = {request.sample_id: request for request in siblings.requests()}
+        sample_id, (launched, engine, sent) = next(iter(self._requests.items()))
+        requests = {request.sample_id: request for request in sent.each()}
         request = requests[sample_id]
         return (
             f"sample {request.sample_id.index} of prompt {request.sample_id.prompt_id}, on engine "

@@ -16,7 +16,7 @@ import psutil
 import ray
 
 from april_rl.metrics import Max, Metrics
-from april_rl.rollout.siblings import Siblings, requests_of
+from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import Place
 from april_rl.runtime.host_memory import host_memory
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
@@ -162,9 +162,9 @@ class Worker:
         return self._engine.kv_cache_tokens
 
     @told
-    def advance(self, submit: Sequence[Siblings], *, slots: int, max_steps: int) -> Tick:
+    def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """One tick of the engine."""
-        tick = self._engine.advance(requests_of(submit), slots=slots, max_steps=max_steps)
+        tick = self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
         self.pulse.beat(engine_steps=tick.engine_steps, generated_tokens=tick.generated_tokens)
         return tick
 
@@ -173,9 +173,7 @@ class Worker:
         """Everything the engine still holds; it is empty afterwards."""
         return self._engine.abort()
 
-    def follow_advance(
-        self, submit: Sequence[Siblings], *, slots: int, max_steps: int
-    ) -> Fingerprint:
+    def follow_advance(self, submit: Requests, *, slots: int, max_steps: int) -> Fingerprint:
         """The same tick as that of the engine's first rank, of which this one shows enough to
         compare them.
         """
