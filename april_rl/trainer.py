@@ -99,7 +99,7 @@ class Trainer:
         if not collection.groups:
             return None
         self._under_way = collection.groups
-        advantages = self._advantages(collection.groups)
+        advantages = self._advantages(collection)
         batch = self.packer.pack(
             collection.groups,
             advantages,
@@ -138,18 +138,18 @@ class Trainer:
                 on_progress=partial(self._show, phase),
             )
 
-    def _advantages(self, groups: Sequence[ScoredGroup]) -> list[NDArray[np.float64]]:
+    def _advantages(self, collection: Collection) -> list[NDArray[np.float64]]:
         """Of each group [G], of the rewards less the overlong penalty; every sample has a reward,
         for a group without one is dropped.
         """
         rewards = with_overlong_penalty(
-            [scored.rewards for scored in groups],
-            [sample.num_tokens for scored in groups for sample in scored.group.samples],
+            [scored.rewards for scored in collection.groups],
+            collection.stats.trained_lengths,
             max_response_tokens=self._config.rollout.max_response_tokens,
             buffer_tokens=self._config.algorithm.overlong_buffer_tokens,
             penalty=self._config.algorithm.overlong_penalty,
         )
-        return self._parts.advantages(rewards, [True] * len(groups))
+        return self._parts.advantages(rewards, [True] * len(rewards))
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
         rewards = [reward for group in collection.groups for reward in group.rewards]

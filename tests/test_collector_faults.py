@@ -147,7 +147,7 @@ def test_a_late_completion_does_not_stand_for_the_one_that_an_abort_brings():
     run, engines = faulty(law=lognormal(20, 0.9))
     engines.reports_twice = True
     for _ in range(4):
-        assert run.step().stats.completions
+        assert run.step().stats.returned_samples
         assert run.num_tokens_held() == engines.generated
     assert any(sample.num_tokens and not sample.is_finished for sample in run.alive)
 

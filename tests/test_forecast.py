@@ -10,7 +10,7 @@ from april_rl.rollout.forecast import Rules, Work, forecast, num_groups_played
 from april_rl.rollout.length_window import LengthWindow, finished_lengths
 from april_rl.rollout.lengths import Lognormal
 from april_rl.rollout.simulation import Scenario, simulate
-from april_rl.types import Completion, FinishReason, SampleId
+from april_rl.types import SampleId
 
 COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
 LAW = Lognormal(median_tokens=100, sigma=0.8, correlation=0.3)
@@ -97,29 +97,27 @@ def test_what_is_unfinished_counts_with_what_it_may_come_to() -> None:
     assert (whole[is_finished] == natural[is_finished]).all()
 
 
-def part(
-    prompt_id: int, index: int, *, start: int, end: int, reason: FinishReason | None = "stop"
-) -> Completion:
-    return Completion(
-        sample_id=SampleId(prompt_id, index),
-        start=start,
-        policy_version=0,
-        context_version=0,
-        token_ids=(1,) * (end - start),
-        logprobs=(-1.0,) * (end - start),
-        finish_reason=reason,
-    )
-
-
 def test_the_window_holds_the_groups_opened_last_and_never_more_than_the_budget() -> None:
-    """Also when a sample of an older one comes late. Fails when the newest groups leave."""
+    """Also when a sample of an older one comes late, or one comes again. Fails when the newest
+    groups leave, or what is known of one that stays is lost.
+    """
     window = LengthWindow(num_groups=3, group_size=2, max_response_tokens=50)
-    for prompt_id in range(5):
-        window.observe([part(prompt_id, index, start=10, end=10 + prompt_id) for index in range(2)])
-    window.observe([part(1, 0, start=20, end=40)])
+
+    def observe(ids: list[int], indices: list[int], lengths: list[int], *, ended: bool) -> None:
+        window.observe(
+            np.array(ids),
+            np.array(indices),
+            lengths=np.array(lengths),
+            is_finished=np.full(len(ids), ended),
+        )
+
+    observe([1, 0, 1, 0], [0, 1, 1, 0], [11, 10, 11, 10], ended=True)
+    observe([3, 2, 2, 4, 4], [0, 0, 1, 1, 0], [5, 12, 12, 14, 14], ended=True)
+    observe([3, 1, 3], [1, 0, 0], [13, 40, 13], ended=True)
     drawn = window.draw(6, rng=np.random.default_rng(0))
-    assert sorted(drawn[:, 0]) == [12, 12, 13, 13, 14, 14]
-    window.observe([part(5, 0, start=0, end=49, reason=None)])
+    assert sorted(drawn[:, 0]) == sorted(drawn[:, 1]) == [12, 12, 13, 13, 14, 14]
+    observe([5], [0], [49], ended=False)
+    assert len(window) == 3
     assert window.draw(30, rng=np.random.default_rng(0)).max() == 50
 
 

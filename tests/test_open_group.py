@@ -22,7 +22,7 @@ from april_rl.rollout.returned import awaited
 from april_rl.rollout.sample_table import view
 from april_rl.rollout.seeds import request_seed
 from april_rl.ticks import Completions
-from april_rl.types import Completion, SampleId, Score
+from april_rl.types import Completion, Group, SampleId, Score
 
 
 def grown(buffer: Buffer, *completions: Completion) -> None:
@@ -73,13 +73,13 @@ def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
     group = open_group(buffer, None, None, None)
     right, wrong = (Score(SampleId(1, i), float(i), "scored") for i in (0, 2))
     assert buffer.score([wrong, wrong, right]) == []
-    assert not group.is_scored
     failed = Score(SampleId(1, 1), 7.0, "timeout")
-    assert [each.place for each in buffer.score([failed])] == [group.place]
-    assert group.is_scored
+    assert buffer.score([failed]) == [group.place]
     assert group.failure == failed
-    assert group.scored().rewards[::2] == (0.0, 2.0)
-    assert math.isnan(group.scored().rewards[1])
+    [scored] = buffer.scored([group.place])
+    assert scored.group == Group(prompt=PROMPT, samples=tuple(group.samples))
+    assert scored.rewards[::2] == (0.0, 2.0)
+    assert math.isnan(scored.rewards[1])
 
 
 def test_a_group_is_scored_once_also_when_a_score_comes_twice():
@@ -96,7 +96,7 @@ def test_lengths_are_those_of_the_open_groups_samples():
     buffer = Buffer(3)
     other = buffer.open(replace(PROMPT, id=0))
     open_group(buffer, 5, None, 0)
-    buffer.remove(other)
+    buffer.remove([other.place])
     lengths, is_finished = buffer.lengths()
     assert lengths.tolist() == [5, 3, 0]
     assert is_finished.tolist() == [False, True, False]
@@ -211,7 +211,7 @@ def test_fresh_samples_are_the_shortest_of_very_many():
 def test_a_failure_that_comes_after_its_group_is_closed_is_nobodys():
     """Fails when it becomes the failure of the group that has the place."""
     buffer = Buffer(1)
-    buffer.remove(buffer.open(PROMPT))
+    buffer.remove([buffer.open(PROMPT).place])
     other = buffer.open(replace(PROMPT, id=2))
     assert buffer.score([Score(SampleId(1, 0), 0.0, "crash")]) == []
     assert other.failure is None

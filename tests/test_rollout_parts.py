@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from fake_engine import FakeEngines
 from hypothesis import given
@@ -111,11 +112,11 @@ def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     slots.put(0, count=1, work=4.0)
     assert slots.choose([NOBODY] * 3, 0) == (1, 1)
     slots.put(1, count=1, work=1.0)
-    slots.withdraw(1)
+    slots.withdraw([1])
     assert slots.choose([NOBODY] * 3, 1) == (0, 1)
     slots.put(0, count=1, work=1.0)
     assert slots.choose([NOBODY], 0) is None
-    slots.free(0, count=2, work=14.0)
+    slots.put_all(np.array([-2, 0]), np.array([-14.0, 0.0]))
     assert slots.in_flight(0) == 1
     assert slots.choose([NOBODY] * 3, NOBODY) == (0, 1)
 
@@ -128,7 +129,7 @@ def test_a_run_of_siblings_ends_where_another_engine_was_home_to_one():
     assert slots.choose([0, 0, 1, 0], NOBODY) == (0, 2)
     assert slots.choose([0, NOBODY, 0, 1], 1) == (0, 3)
     assert slots.choose([NOBODY, 1], 0) == (0, 1)
-    slots.withdraw(1)
+    slots.withdraw([1])
     assert slots.choose([0, 0, 1, 0], NOBODY) == (0, 4)
     assert slots.choose([1, 0], NOBODY) == (0, 2)
 
@@ -172,7 +173,7 @@ def test_the_expected_length_is_the_running_mean_of_all_responses_that_finished(
     run, expected, in_abort = Run(Setup(alpha=2.5, num_engines=2, tick_steps=9)), 1.0, 0
     for _ in range(4):
         stats = run.step().stats
-        lengths = [c.start + len(c.token_ids) for c in stats.completions if c.finish_reason]
+        lengths = [n for each in stats.returned for n in each.lengths[each.is_finished]]
         for length in lengths:
             expected += (length - expected) / 20
         in_abort += len(lengths) - sum(len(each.finished) for each in stats.ticks)

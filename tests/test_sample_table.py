@@ -58,7 +58,7 @@ def test_a_group_is_found_by_its_prompt_while_it_is_open(events, group_size, fir
             assert table.note(rows, np.ones(group_size)) == [place]
             table.oldest_versions[place] = 3
         elif kind == "close" and expected:
-            table.close(expected.pop(sorted(expected)[what % len(expected)]))
+            table.close([expected.pop(sorted(expected)[what % len(expected)])])
         elif kind == "forget":
             table.forget_closed()
         ids = np.arange(first_id - 2, next_id + 3)
@@ -71,7 +71,7 @@ def test_what_is_forgotten_takes_no_room():
     table = SampleTable(1)
     for id_ in range(1000):
         place = table.open(replace(PROMPT, id=id_))
-        table.close(place)
+        table.close([place])
         table.forget_closed()
     assert len(table._places) == 0
     assert len(table.lengths) == 1

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,12 +145,13 @@ def test_the_chosen_engine_is_that_of_a_search_through_all(
         elif kind == "back" and plain.held:
             sample_id = sorted(plain.held)[what[0] % len(plain.held)]
             engine, work = plain.held.pop(sample_id)
-            slots.free(engine, count=1, work=work)
+            numbers = np.arange(num_engines) == engine
+            slots.put_all(-numbers.astype(np.int64), -work * numbers)
         elif kind == "offer" and what[0] < num_engines:
-            slots.offer(what[0])
+            slots.offer([what[0]])
             plain.offered.add(what[0])
         elif kind == "withdraw" and what[0] < num_engines:
-            slots.withdraw(what[0])
+            slots.withdraw([what[0]])
             plain.offered.discard(what[0])
 
 

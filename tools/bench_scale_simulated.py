@@ -79,7 +79,7 @@ class SimulatedRun:
             self._version, on_progress=lambda ready, stats: on_progress(_shown(ready, stats))
         )
         collect_s = self.engines.controller_s() - started
-        reward_s = _seconds(lambda: _advantages(collection.groups, self._args.max_tokens))
+        reward_s = _seconds(lambda: _advantages(collection, self._args.max_tokens))
         plan_s = _seconds(lambda: _plan(collection.groups, self.engines.num_engines))
         metrics_s = _seconds(lambda: self._metrics(collection))
         self._version += 1
@@ -94,7 +94,7 @@ class SimulatedRun:
             metrics_s=metrics_s,
             ticks=self.engines.num_ticks,
             finished_samples=stats.finished_samples,
-            aborted_samples=len(stats.completions) - stats.finished_samples,
+            aborted_samples=stats.returned_samples - stats.finished_samples,
             generated_tokens=stats.generated_tokens,
         )
 
@@ -118,15 +118,15 @@ def _seconds(part: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def _advantages(groups: Sequence[ScoredGroup], max_tokens: int) -> None:
+def _advantages(collection: Collection, max_tokens: int) -> None:
     rewards = with_overlong_penalty(
-        [scored.rewards for scored in groups],
-        [sample.num_tokens for scored in groups for sample in scored.group.samples],
+        [scored.rewards for scored in collection.groups],
+        collection.stats.trained_lengths,
         max_response_tokens=max_tokens,
         buffer_tokens=max_tokens // 4,
         penalty=1.0,
     )
-    by_group(grpo)(rewards, [True] * len(groups))
+    by_group(grpo)(rewards, [True] * len(rewards))
 
 
 def _plan(groups: Sequence[ScoredGroup], num_ranks: int) -> None:

@@ -31,7 +31,7 @@ def soft_overlong_penalty(
 
 def with_overlong_penalty(
     rewards: Sequence[Sequence[float]],
-    num_tokens: Sequence[int],
+    num_tokens: ArrayLike,
     *,
     max_response_tokens: int,
     buffer_tokens: int,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
+from itertools import chain, compress
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from april_rl.rollout.open_group import OpenGroup, restore_group, save_group
 from april_rl.rollout.returned import Returned
 from april_rl.rollout.sample_table import NO_VERSION, SampleTable, view
 from april_rl.rollout.state import Plain
-from april_rl.types import Prompt, Sample, Score, ScoredGroup
+from april_rl.types import Group, Prompt, Sample, Score, ScoredGroup
 
 
 class Buffer:
@@ -63,10 +64,11 @@ class Buffer:
         view(table.lengths)[rows] += returned.num_tokens
         view(table.context_versions)[rows] = returned.context_versions
         self._date(rows[returned.num_tokens > 0] // table.group_size, policy_version)
-        grown, ended = (returned.where(~returned.is_finished), returned.where(returned.is_finished))
-        for row, completion in zip(grown.rows.tolist(), grown.completions, strict=True):
+        came = zip(rows.tolist(), returned.completions, strict=True)
+        for row, completion in compress(came, (~returned.is_finished).tolist()):
             table.completions[row] += (completion,)
             table.parts[row] += (completion.token_ids,)
+        ended = returned.where(returned.is_finished)
         return table.finish(ended.rows, ended.completions)
 
     def _date(self, places: NDArray[np.int64], policy_version: int) -> None:
@@ -77,34 +79,45 @@ class Buffer:
         self._open_versions[NO_VERSION] -= len(dated)
         self._open_versions[policy_version] += len(dated)
 
-    def score(self, scores: Sequence[Score]) -> list[OpenGroup]:
-        """Note scores; returns the groups whose last missing one was among them."""
-        table, flat = self.table, chain.from_iterable([score.sample_id for score in scores])
-        ids, indices = np.fromiter(flat, np.int64, 2 * len(scores)).reshape(-1, 2).T
-        rows = self.rows_of(ids, indices)
-        rewards = np.array([score.value for score in scores], np.float64)
-        failed = [number for number, score in enumerate(scores) if not score.is_valid]
-        for number in failed:
+    def score(self, scores: Sequence[Score]) -> list[int]:
+        """Note scores; returns the places of the groups whose last missing one was among them."""
+        table, (sample_ids, values, outcomes, _) = self.table, zip(*scores, strict=True)
+        flat = np.fromiter(chain.from_iterable(sample_ids), np.int64, 2 * len(scores))
+        rows, rewards = self.rows_of(flat[::2], flat[1::2]), np.array(values, np.float64)
+        unusual = [number for number, outcome in enumerate(outcomes) if outcome != "scored"]
+        for number in [number for number in unusual if not scores[number].is_valid]:
             rewards[number] = math.nan
             if rows[number] >= 0:
-                table.failures.setdefault(int(rows[number]) // table.group_size, scores[number])
+                place = int(rows[number]) // table.group_size
+                table.failures.setdefault(place, scores[number])
         is_open = rows >= 0
-        scored = table.note(rows[is_open], rewards[is_open])
-        return [OpenGroup(self.table, place) for place in scored]
+        return table.note(rows[is_open], rewards[is_open])
 
-    def make_ready(self, group: OpenGroup, scored: ScoredGroup) -> None:
-        """From open to ready."""
-        oldest = group.oldest_version or 0
-        self.remove(group)
-        self._ready[scored.group.prompt.id] = oldest, scored
-        self._ready_versions[oldest] += 1
+    def scored(self, places: Sequence[int]) -> list[ScoredGroup]:
+        """The groups there, which are complete and scored, as values [n]."""
+        table, size = self.table, self.table.group_size
+        rewards = table.of_groups(table.rewards, places).tolist()
+        groups = []
+        for place, of_each in zip(places, rewards, strict=True):
+            samples = table.finished[place * size : (place + 1) * size]
+            prompt = table.prompts[place]
+            assert prompt is not None
+            assert all(samples), prompt.id
+            group = Group(prompt=prompt, samples=cast("tuple[Sample, ...]", (*samples,)))
+            groups.append(ScoredGroup(group=group, rewards=(*of_each,)))
+        return groups
 
-    def remove(self, group: OpenGroup) -> None:
-        """Forget an open group: it was rejected or dropped."""
-        version = self.table.oldest_versions[group.place]
-        self.table.close(group.place)
-        self._open_versions[version] -= 1
-        self._num_open -= 1
+    def make_ready(self, scored: ScoredGroup, *, oldest_version: int) -> None:
+        """Have a group wait to be trained, that is removed from the open ones."""
+        self._ready[scored.group.prompt.id] = oldest_version, scored
+        self._ready_versions[oldest_version] += 1
+
+    def remove(self, places: Sequence[int]) -> None:
+        """Forget the open groups there."""
+        for version in view(self.table.oldest_versions)[places].tolist():
+            self._open_versions[version] -= 1
+        self.table.close(places)
+        self._num_open -= len(places)
 
     def take_ready(self, num_groups: int) -> list[ScoredGroup]:
         """Remove and return at most `num_groups` ready groups, the oldest first."""

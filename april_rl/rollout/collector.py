@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+import numpy as np
 
 from april_rl.errors import RunError
 from april_rl.rollout.deadlines import must_wait
@@ -127,8 +128,9 @@ class Collector:
                 self._abort_and_park(min(self._abort_timeout_s, _INTERRUPTED_ABORT_S))
             raise
         self._abort_and_park(self._abort_timeout_s)
-        groups = tuple(self._groups.take(self._num_groups))
+        groups = self._groups.take(self._num_groups)
         self._stats.end(groups, buffer=self.buffer)
+        self.length_bias.train(groups, num_tokens=int(self._stats.trained_lengths.sum()))
         notes = notes_of(
             self._stats,
             num_groups=len(groups),
@@ -183,9 +185,7 @@ class Collector:
             num_slots=num_slots, policy_version=policy_version, clock=self._clock
         )
         self._groups.count(self._stats)
-        left = self._dispatch.send_home(waiting, limit=self._allowance)
-        self._allowance -= len(waiting) - len(left)
-        self._waiting = deque(self.buffer.table.by_group(left))  # rows
+        self._allowance -= self._dispatch.send_home(waiting, limit=self._allowance)
 
     def _generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
         """Launch, wait, absorb, score until it is enough or nothing is left to do."""
@@ -220,22 +220,20 @@ class Collector:
 
     def _launch(self) -> None:
         """Hand out samples while engines have room, and keep ticks under way."""
-        while self._allowance > 0 and self._dispatch.has_room and self._has_waiting():
-            self._allowance -= self._dispatch.submit(self._waiting, limit=self._allowance)
+        self._open_until(min(self._allowance, self._dispatch.room))
+        self._allowance -= self._dispatch.submit(limit=self._allowance)
         self._dispatch.launch()
 
-    def _has_waiting(self) -> bool:
-        """Whether samples wait to be sent: those of parked groups, the oldest first, then those of
-        new prompts.
-        """
-        if not self._waiting:
-            is_full = self.buffer.num_open + self.buffer.num_ready >= self._max_alive
-            has_enough = self.buffer.num_ready >= self._num_groups
-            is_lost = is_reached(self._max_rejected_groups, self._stats)
-            if not self._may_open or is_full or has_enough or is_lost:
-                return False
-            self._waiting.append([*self._groups.open(self._prompts.take()).rows])
-        return True
+    def _open_until(self, num_samples: float) -> None:
+        """Open groups, as far as may be, until so many samples wait to be sent."""
+        while self._dispatch.num_waiting < num_samples and self._may_open_another():
+            self._dispatch.add(self._groups.open(self._prompts.take()).rows)
+
+    def _may_open_another(self) -> bool:
+        is_full = self.buffer.num_open + self.buffer.num_ready >= self._max_alive
+        has_enough = self.buffer.num_ready >= self._num_groups
+        is_lost = is_reached(self._max_rejected_groups, self._stats)
+        return self._may_open and not (is_full or has_enough or is_lost)
 
     def _advance(self) -> None:
         started = self._clock()
@@ -245,7 +243,8 @@ class Collector:
             self._stats.add_tick(tick, engine=engine)
         completions = Completions.joined([tick.finished for _, tick in ticks])
         if completions:
-            engines = [engine for engine, tick in ticks for _ in tick.finished]
+            counts = [len(tick.finished) for _, tick in ticks]
+            engines = np.repeat([engine for engine, _ in ticks], counts)
             returned = self._groups.extend(completions, self._stats, engines=engines)
             self._dispatch.free(returned)
             self._dispatch.learn(returned)
@@ -268,7 +267,8 @@ class Collector:
     def _start_more(self) -> bool:
         """One-shot, and all is used up: start another group; False when there is none."""
         self._allowance += self._group_size
-        return self._has_waiting()
+        self._open_until(1)
+        return self._dispatch.num_waiting > 0
 
     def _abort_and_park(self, timeout_s: float) -> None:
         started = self._clock()

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,8 @@ class Dispatch:
         self._slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
         self._ticks = [0] * num_engines
         self._num_under_way = 0  # ticks, on all engines
+        self._waiting: deque[list[int]] = deque()  # rows to be sent, a list for each group
+        self._num_waiting = 0  # samples in it
         self._due: set[int] = set()  # engines that may need another tick
         self._pending: list[list[int]] = [[] for _ in range(num_engines)]  # rows, to be launched
         self._went_home = False  # samples did, and nothing was launched since
@@ -91,65 +94,113 @@ class Dispatch:
         return not self._num_under_way
 
     @property
-    def has_room(self) -> bool:
-        """Whether `submit` would send something."""
-        return self._slots.has_room
+    def room(self) -> int:
+        """How many samples `submit` would send."""
+        return self._slots.room
 
-    def send_home(self, rows: NDArray[np.int64], *, limit: float) -> NDArray[np.int64]:
+    @property
+    def num_waiting(self) -> int:
+        """Samples that `submit` has not sent yet."""
+        return self._num_waiting
+
+    def send_home(self, rows: NDArray[np.int64], *, limit: float) -> int:
         """Send samples, at most `limit`, to the engines that had them, as far as `Slots.at_home`
-        says so; returns the rows that still wait.
+        says so; returns how many. The others wait.
 
         For all of them at once, as a step begins: `submit` would ask for one after another.
         """
         homes = view(self._table.homes)[rows]
         goes = self._slots.at_home(homes, limit=limit)
-        sent, engines = rows[goes], homes[goes]
-        counts = np.bincount(engines, minlength=self.num_engines)
-        work = np.bincount(engines, weights=self._work(sent), minlength=self.num_engines)
-        ordered = sent[np.argsort(engines, kind="stable")].tolist()
-        ends = counts.cumsum()
-        for engine in np.flatnonzero(counts).tolist():
-            count = int(counts[engine])
-            self._pending[engine] += ordered[ends[engine] - count : ends[engine]]
-            self._slots.put(engine, count=count, work=float(work[engine]))
-            self._due.add(engine)
-        self._went_home = len(sent) > 0
-        return rows[~goes]
+        self._put(rows[goes], homes[goes])
+        self._went_home = bool(goes.any())
+        self._waiting.extend(self._table.by_group(rows[~goes]))
+        num_sent = int(goes.sum())
+        self._num_waiting += len(rows) - num_sent
+        return num_sent
 
-    def submit(self, waiting: deque[list[int]], *, limit: float) -> int:
+    def add(self, rows: Sequence[int]) -> None:
+        """The samples of a new group wait behind the others."""
+        self._waiting.append([*rows])
+        self._num_waiting += len(rows)
+
+    def submit(self, *, limit: float) -> int:
         """Send what the first samples of those that wait still need, at most `limit`, with the next
-        tick of an engine that has room, and take them off `waiting` (rows, a list for each group);
-        returns how many, 0 when none has. They are of one group.
+        tick of engines that have room; returns how many.
 
         A sample goes to the engine it was on before: its state may be there.
         """
-        table, rows = self._table, waiting[0]
+        slots, num_sent = self._slots, 0
+        has_slot = slots.has_slot
+        while self._waiting and num_sent < limit and slots.has_room:
+            if has_slot or not self._are_new(self._waiting[0]):
+                count, has_slot = self._submit_first(limit - num_sent)
+            else:
+                count = self._queue_new(limit - num_sent)
+            num_sent += count
+        self._num_waiting -= num_sent
+        return num_sent
+
+    def _submit_first(self, limit: float) -> tuple[int, bool]:
+        """Send samples of the first group to one engine: how many, and whether they have slots; if
+        not, there was none on offer.
+        """
+        table, rows = self._table, self._waiting[0]
         place = rows[0] // table.group_size
         prompt_id = table.prompt_ids[place]
         siblings = self._latest[1] if self._latest[0] == prompt_id else NOBODY
         may_go = rows if len(rows) <= limit else rows[: int(limit)]
         chosen = self._slots.choose([table.homes[row] for row in may_go], siblings)
-        if chosen is None:
-            return 0
+        assert chosen is not None
         engine, count = chosen
+        has_slot = self._slots.in_flight(engine) < self._slots.slots(engine)
         if count == len(rows):
-            waiting.popleft()
+            self._waiting.popleft()
         else:
-            rows, waiting[0] = rows[:count], rows[count:]
+            rows, self._waiting[0] = rows[:count], rows[count:]
         work = count * (table.prompt_tokens[place] + self._expected_tokens)
         work += sum([table.lengths[row] for row in rows])
         self._latest = prompt_id, engine
         self._slots.put(engine, count=count, work=work)
         self._pending[engine] += rows
         self._due.add(engine)
-        return count
+        return count, has_slot
+
+    def _queue_new(self, limit: float) -> int:
+        """Send samples that no engine had to queue; returns how many. Of many groups at once, for
+        with hundreds of engines there are always some that have room again.
+        """
+        waiting, rows, most = self._waiting, list[int](), int(min(self._slots.room, limit))
+        while waiting and len(rows) < most and self._are_new(waiting[0]):
+            rows += waiting.popleft()
+        if len(rows) > most:
+            waiting.appendleft(rows[most:])
+            del rows[most:]
+        engines = self._slots.queues(len(rows))
+        self._put(np.array(rows), engines)
+        place = rows[-1] // self._table.group_size
+        self._latest = self._table.prompt_ids[place], int(engines[-1])
+        return len(rows)
+
+    def _are_new(self, rows: Sequence[int]) -> bool:
+        """Whether no engine had any of these samples."""
+        homes = self._table.homes
+        return {homes[row] for row in rows} == {NOBODY}
+
+    def _put(self, rows: NDArray[np.int64], engines: NDArray[np.integer[Any]]) -> None:
+        """Have these samples wait for the next tick of their engines [n each]."""
+        counts, work = self._totals(engines, self._work(rows))
+        self._slots.put_all(counts, work)
+        ordered = rows[np.argsort(engines, kind="stable")].tolist()
+        ends, chosen = counts.cumsum().tolist(), np.flatnonzero(counts).tolist()
+        for engine in chosen:
+            self._pending[engine] += ordered[ends[engine] - counts[engine] : ends[engine]]
+        self._due.update(chosen)
 
     def launch(self) -> None:
         """Have two ticks under way on every engine that has work."""
         due = [engine for engine in sorted(self._due) if self._slots.in_flight(engine)]
         self._due.clear()
-        for engine in due:
-            self._slots.withdraw(engine)
+        self._slots.withdraw(due)
         due = [engine for engine in due if self._ticks[engine] < _TICKS_IN_FLIGHT]
         for engine, submit in zip(due, self._hand_over(due), strict=True):
             while self._ticks[engine] < _TICKS_IN_FLIGHT:
@@ -209,21 +260,27 @@ class Dispatch:
             is_known = self._ticks[engine] > 0  # not a late one, of an earlier step
             self._ticks[engine] -= is_known
             self._num_under_way -= is_known
-            self._slots.offer(engine)
-            self._due.add(engine)
+        engines = [engine for engine, _ in ended]
+        self._slots.offer(engines)
+        self._due.update(engines)
         return ended
 
     def free(self, returned: Returned) -> None:
         """These requests are back from their engines."""
-        counts = np.bincount(returned.homes, minlength=self.num_engines)
-        work = np.bincount(returned.homes, weights=returned.work)
-        for engine in np.flatnonzero(counts).tolist():
-            self._slots.free(engine, count=int(counts[engine]), work=float(work[engine]))
+        counts, work = self._totals(returned.homes, returned.work)
+        self._slots.put_all(-counts, -work)
+
+    def _totals(
+        self, engines: NDArray[np.integer[Any]], work: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """How many of these samples each engine has, and the tokens it has to compute for them."""
+        counts = np.bincount(engines, minlength=self.num_engines)
+        total = np.bincount(engines, weights=work, minlength=self.num_engines)
+        return counts, total.astype(np.float64)
 
     def learn(self, returned: Returned) -> None:
         """The lengths of responses that are finished by these count for what to expect."""
-        lengths = returned.starts + returned.num_tokens
-        for num_tokens in lengths[returned.is_finished].tolist():
+        for num_tokens in returned.lengths[returned.is_finished].tolist():
             self._expected_tokens += 0.05 * (num_tokens - self._expected_tokens)
 
     def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:

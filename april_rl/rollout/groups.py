@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,7 @@ class Groups:
         completions: Completions,
         stats: StepStats,
         *,
-        engines: Sequence[int] | None = None,
+        engines: NDArray[np.integer[Any]] | None = None,
     ) -> Returned:
         """Append what came back of requests to their samples and count it in `stats`; `submit` has
         those scored that are finished by it. Returns what was awaited of it (`returned.awaited`).
@@ -96,48 +97,58 @@ class Groups:
 
     def score(self, scores: Sequence[Score]) -> int:
         """Note scores; returns how many groups were rejected or dropped, whose slots are free."""
-        if not scores:
-            return 0
-        return sum([not self._settle(group) for group in self.buffer.score(scores)])
+        places = self.buffer.score(scores) if scores else []
+        return self._settle(places) if places else 0
 
     def count(self, stats: StepStats) -> None:
         """Groups rejected and dropped since the last `take`: in this step, or between the two."""
         stats.rejected_groups = self.ledger.count(State.rejected) - self._rejected_before
         stats.dropped_groups = self.ledger.count(State.dropped) - self._dropped_before
 
-    def take(self, num_groups: int) -> list[ScoredGroup]:
+    def take(self, num_groups: int) -> tuple[ScoredGroup, ...]:
         """At most `num_groups` ready groups, the oldest first: they are trained now. Checks the
         ledger.
         """
         groups = self.buffer.take_ready(num_groups)
         for scored in groups:
             self.ledger.move(scored.group.prompt.id, State.trained)
-        self.length_bias.train(groups)
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
         self._rejected_before = self.ledger.count(State.rejected)
         self._dropped_before = self.ledger.count(State.dropped)
-        return groups
+        return tuple(groups)
 
-    def _settle(self, group: OpenGroup) -> bool:
-        """Whether a complete, scored group becomes ready; else it is rejected or dropped."""
-        prompt_id, lengths, failure = group.prompt.id, group.lengths, group.failure
-        if failure is not None:
-            self.buffer.remove(group)
-            self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure.outcome}")
-            self.last_failure = (
-                f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
-            )
-            self.length_bias.close(prompt_id, lengths, rewards=())
-            return False
-        scored = group.scored()
-        self.length_bias.close(prompt_id, lengths, rewards=scored.rewards)
-        if not self._keep(scored):
-            self.buffer.remove(group)
-            self.ledger.move(prompt_id, State.rejected)
-            return False
-        self.buffer.make_ready(group, scored)
-        self.ledger.move(prompt_id, State.ready)
-        return True
+    def _settle(self, places: Sequence[int]) -> int:
+        """Have complete, scored groups become ready, or reject or drop them; returns how many of
+        those there are. With hundreds of engines several come together.
+        """
+        table, groups = self.buffer.table, self.buffer.scored(places)
+        lengths = table.of_groups(table.lengths, places).tolist()
+        oldest_versions = view(table.oldest_versions)[places].tolist()
+        failures = [table.failures.get(place) for place in places]
+        is_kept = [
+            failure is None and self._keep(scored)
+            for scored, failure in zip(groups, failures, strict=True)
+        ]
+        self.buffer.remove(places)
+        of_groups = zip(groups, lengths, oldest_versions, failures, is_kept, strict=True)
+        for scored, of_samples, oldest, failure, kept in of_groups:
+            prompt_id = scored.group.prompt.id
+            rewards = scored.rewards if failure is None else ()
+            self.length_bias.close(prompt_id, of_samples, rewards=rewards)
+            if failure is not None:
+                self._drop(prompt_id, failure)
+            elif kept:
+                self.buffer.make_ready(scored, oldest_version=max(0, oldest))
+                self.ledger.move(prompt_id, State.ready)
+            else:
+                self.ledger.move(prompt_id, State.rejected)
+        return is_kept.count(False)
+
+    def _drop(self, prompt_id: int, failure: Score) -> None:
+        self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure.outcome}")
+        self.last_failure = (
+            f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
+        )
 
     def save(self) -> Plain:
         """Buffer, ledger and length bias; between steps."""

@@ -81,13 +81,13 @@ class LengthBias:
         self._steps[-1].num_scored += len(rewards)
         self._steps[-1].scored_reward += sum(rewards)
 
-    def train(self, groups: Iterable[ScoredGroup]) -> None:
-        """These groups are what the step trains."""
+    def train(self, groups: Iterable[ScoredGroup], *, num_tokens: int) -> None:
+        """These groups, of so many response tokens in all, are what the step trains."""
         step = self._steps[-1]
+        step.trained_tokens += num_tokens
         for scored in groups:
             step.num_trained += len(scored.rewards)
             step.trained_reward += sum(scored.rewards)
-            step.trained_tokens += sum(sample.num_tokens for sample in scored.group.samples)
 
     def metrics(self, buffer: Buffer) -> Metrics:
         """`length_bias/*` over the last 20 steps; `buffer` holds the groups that are open.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from april_rl.types import Completion
 
 
 class LengthWindow:
@@ -22,47 +20,52 @@ class LengthWindow:
         """`num_groups`: how many groups it holds."""
         self._num_groups, self._group_size = num_groups, group_size
         self._max_response_tokens = max_response_tokens
-        self._groups: dict[int, _Group] = {}  # by prompt id
+        self._prompt_ids: NDArray[np.int64] = np.empty(0, np.int64)  # rising
+        # [groups, G]: response tokens so far, and whether they are all; none of what did not start.
+        self._lengths = np.zeros((0, group_size))
+        self._is_finished = np.zeros((0, group_size), np.bool_)
 
     def __len__(self) -> int:
         """Groups held."""
-        return len(self._groups)
+        return len(self._prompt_ids)
 
-    def observe(self, completions: Iterable[Completion]) -> None:
-        """Take in how far samples have come by these."""
-        for completion in completions:
-            prompt_id, index = completion.sample_id
-            group = self._groups.get(prompt_id)
-            if group is None:
-                group = self._groups[prompt_id] = _Group(self._group_size)
-            group.lengths[index] = completion.start + len(completion.token_ids)
-            group.is_finished[index] = completion.finish_reason is not None
-        surplus = sorted(self._groups)[: max(0, len(self._groups) - self._num_groups)]
-        for prompt_id in surplus:
-            del self._groups[prompt_id]
+    def observe(
+        self,
+        prompt_ids: NDArray[np.int64],
+        indices: NDArray[np.int64],
+        *,
+        lengths: NDArray[np.int64],
+        is_finished: NDArray[np.bool_],
+    ) -> None:
+        """Take in how far samples have come [n]; each is in it once at most."""
+        held = np.union1d(self._prompt_ids, prompt_ids)[-self._num_groups :]
+        self._lengths = self._moved(self._lengths, to=held)
+        self._is_finished = self._moved(self._is_finished, to=held)
+        self._prompt_ids = held
+        is_held = prompt_ids >= held[0]
+        groups, places = np.searchsorted(held, prompt_ids[is_held]), indices[is_held]
+        self._lengths[groups, places] = lengths[is_held]
+        self._is_finished[groups, places] = is_finished[is_held]
+
+    def _moved(self, of_groups: NDArray[Any], *, to: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows of the groups held now where the prompts `to` have theirs."""
+        moved = np.zeros((len(to), self._group_size), of_groups.dtype)
+        _, old, new = np.intersect1d(self._prompt_ids, to, assume_unique=True, return_indices=True)
+        moved[new] = of_groups[old]
+        return moved
 
     def draw(self, num_groups: int, *, rng: np.random.Generator) -> NDArray[np.float64]:
         """Response tokens [num_groups, G] of groups of the window, each as often as any other.
 
         The rest of an unfinished sample is drawn from those that were once as long.
         """
-        held = [self._groups[prompt_id] for prompt_id in sorted(self._groups)]
-        lengths = np.array([group.lengths for group in held])
-        is_finished = np.array([group.is_finished for group in held])
-        whole = finished_lengths(lengths.ravel(), is_finished.ravel(), rng=rng)
+        held = len(self)
+        whole = finished_lengths(self._lengths.ravel(), self._is_finished.ravel(), rng=rng)
         whole = np.minimum(np.maximum(whole, 1.0), self._max_response_tokens)
-        rounds = -(-num_groups // len(held))
-        order = np.concatenate([rng.permutation(len(held)) for _ in range(rounds)])
-        drawn: NDArray[np.float64] = whole.reshape(lengths.shape)[order[:num_groups]]
+        rounds = -(-num_groups // held)
+        order = np.concatenate([rng.permutation(held) for _ in range(rounds)])
+        drawn: NDArray[np.float64] = whole.reshape(self._lengths.shape)[order[:num_groups]]
         return drawn
-
-
-class _Group:
-    """Response tokens so far, and whether they are all [G]; samples not yet started have none."""
-
-    def __init__(self, group_size: int) -> None:
-        self.lengths = np.zeros(group_size)
-        self.is_finished = np.zeros(group_size, dtype=np.bool_)
 
 
 def finished_lengths(

@@ -18,7 +18,7 @@ from april_rl.rollout.state import (
     save_sample,
     save_score,
 )
-from april_rl.types import Group, Prompt, Sample, SampleId, Score, ScoredGroup
+from april_rl.types import Group, Prompt, Sample, SampleId, Score
 
 
 class OpenGroup:
@@ -69,11 +69,6 @@ class OpenGroup:
         return 0 not in self._table.is_finished[self._rows]
 
     @property
-    def is_scored(self) -> bool:
-        """Whether every sample is finished and has its score."""
-        return self.is_complete and 0 not in self._table.is_scored[self._rows]
-
-    @property
     def oldest_version(self) -> int | None:
         """Of the group's oldest token; None before there is one."""
         version = self._table.oldest_versions[self.place]
@@ -83,14 +78,6 @@ class OpenGroup:
     def failure(self) -> Score | None:
         """Why the group cannot be trained."""
         return self._table.failures.get(self.place)
-
-    def scored(self) -> ScoredGroup:
-        """The group as a value, when it is complete and scored."""
-        assert self.is_scored
-        finished = self._table.finished[self._rows]
-        samples = tuple([sample for sample in finished if sample is not None])
-        group = Group(prompt=self.prompt, samples=samples)
-        return ScoredGroup(group=group, rewards=tuple(self._table.rewards[self._rows]))
 
     @property
     def scores(self) -> list[Score]:

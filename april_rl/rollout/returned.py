@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,20 @@ class Returned(NamedTuple):
     """Completions of requests that were awaited, one of a sample at most [n]."""
 
     completions: Sequence[Completion]
-    rows: NDArray[np.int64]  # of their samples in the table
+    prompt_ids: NDArray[np.int64]
+    indices: NDArray[np.int64]  # of the samples in their groups
+    rows: NDArray[np.int64]  # of the samples in the table
     homes: NDArray[np.intc]  # engine each comes from
     work: NDArray[np.float64]  # tokens that engine had to compute
     starts: NDArray[np.int64]  # response tokens the sample had before
     num_tokens: NDArray[np.int64]
     context_versions: NDArray[np.int64]  # the oldest policy whose cache they were sampled on
     is_finished: NDArray[np.bool_]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Response tokens of each sample, with what came [n]."""
+        return self.starts + self.num_tokens
 
     @property
     def with_slot(self) -> Returned:
@@ -37,6 +44,8 @@ class Returned(NamedTuple):
         which = np.flatnonzero(chosen)
         return Returned(
             completions=[self.completions[number] for number in which.tolist()],
+            prompt_ids=self.prompt_ids[which],
+            indices=self.indices[which],
             rows=self.rows[which],
             homes=self.homes[which],
             work=self.work[which],
@@ -53,7 +62,7 @@ def awaited(
     table: SampleTable,
     *,
     policy_version: int,
-    engines: Sequence[int] | None = None,
+    engines: NDArray[np.integer[Any]] | None = None,
 ) -> Returned:
     """What of these is the answer to a request that is out, with the `rows` of their samples (below
     0: of none) [n].
@@ -67,9 +76,11 @@ def awaited(
     is_due = (rows >= 0) & (work > 0.0) & (came.policy_version >= policy_version)
     is_due &= came.start == view(table.lengths)[rows]
     if engines is not None:
-        is_due &= homes == np.asarray(engines)
+        is_due &= homes == engines
     returned = Returned(
         completions=completions,
+        prompt_ids=came.prompt_id,
+        indices=came.index,
         rows=rows,
         homes=homes,
         work=work,

@@ -83,18 +83,22 @@ class SampleTable:
         self._places.append(place)
         return place
 
-    def close(self, place: int) -> None:
-        """The group there is open no more, and its place is free."""
-        assert self.prompts[place] is not None, place
-        size = self.group_size
-        rows = slice(place * size, (place + 1) * size)
+    def close(self, places: Sequence[int]) -> None:
+        """The groups there are open no more, and their places are free."""
+        size, prompt_ids = self.group_size, view(self.prompt_ids)
+        assert (prompt_ids[places] != _NONE).all(), places
+        view(self._places)[prompt_ids[places] - self._first_id] = _NONE
+        prompt_ids[places], view(self.oldest_versions)[places] = _NONE, NO_VERSION
         for column, empty in self._empty:
-            column[rows] = empty
-        self._places[self.prompt_ids[place] - self._first_id] = _NONE
-        self.prompts[place], self.prompt_ids[place] = None, _NONE
-        self.oldest_versions[place] = NO_VERSION
-        self.failures.pop(place, None)
-        self._free.append(place)
+            if isinstance(column, list):
+                for place in places:
+                    column[place * size : (place + 1) * size] = empty
+            else:
+                view(column).reshape(-1, size)[places] = empty[0]
+        for place in places:
+            self.prompts[place], self.prompt_token_ids[place] = None, ()
+            self.failures.pop(place, None)
+        self._free += places
 
     def _new_place(self) -> int:
         """One behind the others, empty."""
@@ -130,14 +134,16 @@ class SampleTable:
         """
         view(self.rewards)[rows], view(self.is_scored)[rows] = rewards, True
         places = rows // self.group_size
-        is_whole = self._all_of(self.is_scored, places) & self._all_of(self.is_finished, places)
+        is_whole = self.of_groups(self.is_scored, places).min(axis=1)
+        is_whole &= self.of_groups(self.is_finished, places).min(axis=1)
         return list(dict.fromkeys(places[is_whole].tolist()))
 
-    def _all_of(self, column: bytearray, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether it is so of all samples of these groups [n]."""
-        by_group = view(column).reshape(-1, self.group_size)
-        of_all: NDArray[np.bool_] = by_group[places].min(axis=1)
-        return of_all
+    def of_groups(
+        self, column: array[Any] | bytearray, places: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[Any]:
+        """What a column has for the samples of these groups [n, G]."""
+        by_group: NDArray[Any] = view(column).reshape(-1, self.group_size)
+        return by_group[places]
 
     def by_group(self, rows: NDArray[np.int64]) -> list[list[int]]:
         """Rows, in their order, with a list for those in line that are of one group."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.rollout.least_loaded import LeastLoaded
-from april_rl.rollout.sample_table import NOBODY, rank_within
+from april_rl.rollout.sample_table import NOBODY, rank_within, view
 
 
 class Slots:
@@ -26,20 +27,32 @@ class Slots:
         engine's slots. All engines are on offer.
         """
         base, rest = divmod(num_slots, num_engines)
-        self._slots = [base + (engine < rest) for engine in range(num_engines)]
-        self._limits = [slots + lookahead if slots else 0 for slots in self._slots]  # with queue
-        self._in_flight = [0] * num_engines
-        self._outstanding = [0.0] * num_engines
-        self._is_offered = [True] * num_engines
-        self._is_open = [slots > 0 for slots in self._slots]  # and is on offer
-        self._num_open = sum(self._is_open)
+        self._slots = array("i", [base + (engine < rest) for engine in range(num_engines)])
+        # With the queue; one without slots (C < engines) never computes, and has none.
+        self._limits = array("i", [slots + lookahead if slots else 0 for slots in self._slots])
+        self._in_flight = array("i", [0]) * num_engines
+        self._outstanding = array("d", [0.0]) * num_engines
+        self._is_offered = bytearray(b"\1") * num_engines
+        self._is_open = bytearray(slots > 0 for slots in self._slots)  # and is on offer
         self._loads = LeastLoaded()  # of the open ones; a free slot counts before a queue
         self._changed = set(range(num_engines))  # engines that it may not know as they are
 
     @property
     def has_room(self) -> bool:
         """Whether `choose` finds an engine."""
-        return self._num_open > 0
+        return 1 in self._is_open
+
+    @property
+    def room(self) -> int:
+        """Requests that the engines on offer have room for."""
+        free = view(self._limits) - view(self._in_flight)
+        return int(free[view(self._is_open)].sum())
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether an engine on offer has a free slot."""
+        is_free = view(self._in_flight) < view(self._slots)
+        return bool((is_free & view(self._is_offered)).any())
 
     def slots(self, engine: int) -> int:
         """How many requests `engine` may compute together."""
@@ -49,27 +62,31 @@ class Slots:
         """Requests submitted to `engine` and not yet back."""
         return self._in_flight[engine]
 
-    def offer(self, engine: int) -> None:
-        """From now on `engine` may be chosen."""
-        self._is_offered[engine] = True
-        self._note(engine)
+    def offer(self, engines: Sequence[int]) -> None:
+        """From now on these may be chosen."""
+        view(self._is_offered)[engines] = True
+        self._note(engines)
 
-    def withdraw(self, engine: int) -> None:
-        """From now on `engine` is not chosen."""
-        self._is_offered[engine] = False
-        self._note(engine)
+    def withdraw(self, engines: Sequence[int]) -> None:
+        """From now on these are not chosen."""
+        view(self._is_offered)[engines] = False
+        self._note(engines)
 
     def put(self, engine: int, *, count: int, work: float) -> None:
         """`count` requests were submitted to `engine`, of `work` tokens in all."""
         self._in_flight[engine] += count
         self._outstanding[engine] += work
-        self._note(engine)
+        has_room = self._in_flight[engine] < self._limits[engine]
+        self._is_open[engine] = has_room and self._is_offered[engine]
+        self._changed.add(engine)
 
-    def free(self, engine: int, *, count: int, work: float) -> None:
-        """`count` requests are back from `engine`, of `work` tokens in all."""
-        self._in_flight[engine] -= count
-        self._outstanding[engine] -= work
-        self._note(engine)
+    def put_all(self, counts: NDArray[np.int64], work: NDArray[np.float64]) -> None:
+        """So many requests were submitted to each engine, of so many tokens; below 0: they are back
+        [engines].
+        """
+        view(self._in_flight)[:] += counts
+        view(self._outstanding)[:] += work
+        self._note(np.flatnonzero(counts).tolist())
 
     def at_home(self, homes: NDArray[np.intc], *, limit: float) -> NDArray[np.bool_]:
         """Which samples go where they were before as a step begins, all engines empty and on offer:
@@ -98,7 +115,7 @@ class Slots:
         outstanding. `homes`: the engine each was on before; `siblings`: the one that a sample of
         the group was sent to last; NOBODY when there is none.
         """
-        if not self._num_open:
+        if not self.has_room:
             return None
         engine = homes[0]
         if engine == NOBODY or not self._has_slot(engine):
@@ -113,6 +130,15 @@ class Slots:
             count += 1
         return engine, count
 
+    def queues(self, count: int) -> NDArray[np.int64]:
+        """Where at most `count` samples queue that no engine had, when none on offer has a free
+        slot: behind the least work first, as many as there is room for.
+        """
+        engines = np.flatnonzero(view(self._is_open))
+        engines = engines[np.argsort(view(self._outstanding)[engines], kind="stable")]
+        room = view(self._limits)[engines] - view(self._in_flight)[engines]
+        return np.repeat(engines, room)[:count]
+
     def _choose_other(self, home: int, siblings: int) -> int:
         """The engine for a sample whose home has no free slot."""
         if siblings != NOBODY and self._has_slot(siblings):
@@ -126,21 +152,17 @@ class Slots:
 
     def _has_slot(self, engine: int) -> bool:
         """Whether `engine` is on offer with fewer requests than slots."""
-        return self._in_flight[engine] < self._slots[engine] and self._is_offered[engine]
+        return self._in_flight[engine] < self._slots[engine] and bool(self._is_offered[engine])
 
     def _has_room(self, engine: int) -> bool:
         """Whether `engine` is on offer with a free slot, or room in its queue."""
-        return self._is_open[engine]
+        return bool(self._is_open[engine])
 
-    def _note(self, engine: int) -> None:
-        """Know whether `engine` has room, now that something has changed: one without slots (C <
-        engines) never computes, and has none.
-        """
-        has_room = self._in_flight[engine] < self._limits[engine]
-        is_open = has_room and self._is_offered[engine]
-        self._num_open += is_open - self._is_open[engine]
-        self._is_open[engine] = is_open
-        self._changed.add(engine)
+    def _note(self, engines: Sequence[int]) -> None:
+        """Know which engines have room, now that something of these has changed."""
+        has_room = view(self._in_flight) < view(self._limits)
+        np.logical_and(has_room, view(self._is_offered), out=view(self._is_open))
+        self._changed.update(engines)
 
     def _least_loaded(self) -> int:
         """Of the engines with room."""

@@ -14,7 +14,7 @@ from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.cost import MIN_TICKS, fit_cost
 from april_rl.rollout.returned import Returned
 from april_rl.ticks import Tick
-from april_rl.types import Completion, ScoredGroup
+from april_rl.types import ScoredGroup
 
 # Ticks of a step that the engine's cost is fitted on, evenly spread: a fit takes a millisecond.
 _FITTED_TICKS = 256
@@ -30,7 +30,8 @@ class StepStats:
         self._clock = clock
         self.started = clock()
         self.ticks: list[Tick] = []
-        self.completions: list[Completion] = []  # what came back of samples, one of each
+        self.returned: list[Returned] = []  # in numbers alone, one of each sample
+        self.returned_samples = 0
         self.prompt_tokens = 0  # Σ over them
         self._worked_s: defaultdict[int, float] = defaultdict(float)  # by engine
         self._slot_s = 0.0  # Σ over slots of the time they had a request
@@ -49,7 +50,7 @@ class StepStats:
         self.rejected_groups = 0
         self.dropped_groups = 0
         self._buffer_metrics = Metrics()
-        self._lengths: list[int] = []
+        self.trained_lengths: NDArray[np.int64] = np.empty(0, np.int64)  # response tokens of each
         self._prompt_lengths: list[int] = []
         self._truncated = 0
 
@@ -63,7 +64,8 @@ class StepStats:
 
     def add_returned(self, returned: Returned, *, prompt_tokens: NDArray[np.intc]) -> None:
         """Count what came back of requests that had a slot; `prompt_tokens` of each [n]."""
-        self.completions += returned.completions
+        self.returned.append(returned._replace(completions=()))
+        self.returned_samples += len(returned.rows)
         self.prompt_tokens += int(prompt_tokens.sum())
         self.generated_tokens += int(returned.num_tokens.sum())
         self.finished_samples += int(returned.is_finished.sum())
@@ -78,9 +80,9 @@ class StepStats:
         """Stop the clock; take the lengths of what is returned and the size of what stays."""
         self.time_s = self._clock() - self.started
         samples = [sample for scored in groups for sample in scored.group.samples]
-        self._lengths = [sample.num_tokens for sample in samples]
+        self.trained_lengths = np.array([sample.num_tokens for sample in samples], np.int64)
         self._prompt_lengths = [len(scored.group.prompt.token_ids) for scored in groups]
-        self._truncated = sum(sample.finish_reason == "length" for sample in samples)
+        self._truncated = [sample.finish_reason for sample in samples].count("length")
         self._buffer_metrics = Metrics(
             {
                 "rollout/parked_groups": Sum(buffer.num_open),
@@ -139,9 +141,9 @@ class StepStats:
         return {"rollout/engine_s": busy_s, **costs}
 
     def _length_metrics(self) -> dict[str, float]:
-        if not self._lengths:
+        lengths = self.trained_lengths
+        if not len(lengths):
             return {}
-        lengths = np.asarray(self._lengths)
         p50, p95, p99 = np.percentile(lengths, (50, 95, 99))
         return {
             "rollout/truncated_frac": self._truncated / len(lengths),
