@@ -142,6 +142,19 @@ def test_samples_are_sent_once_each_in_order_and_queue_only_where_no_slot_is_fre
     assert waiting == sorted(waiting)
 
 
+def test_a_sample_queues_where_it_was_before():
+    """Fails when it queues behind the least work like a new one, for its state may be there."""
+    sent = Sent(group_size=2, num_engines=2, num_slots=16)
+    for engine, work in enumerate((30.0, 10.0)):
+        sent.dispatch._slots.put(engine, count=8, work=work)
+    resumed, new = (sent.groups.open(replace(PROMPT, id=number)) for number in (1, 2))
+    view(sent.table.homes)[resumed.rows] = [NOBODY, 0]
+    sent.dispatch.add(resumed.rows)
+    sent.dispatch.add(new.rows)
+    assert sent.dispatch.submit(limit=math.inf) == 4
+    assert sent.pending() == {0: [resumed.rows[1], new.rows[1]], 1: [resumed.rows[0], new.rows[0]]}
+
+
 def test_new_samples_queue_behind_the_least_work():
     """Fails when an engine with more to do gets them first, or more than it has room for."""
     sent = Sent(group_size=4, num_engines=3, num_slots=24)  # eight slots and two queued an engine
@@ -232,7 +245,7 @@ def test_samples_are_sent_the_oldest_prompt_first_wherever_they_lie():
 
 
 @pytest.mark.parametrize(
-    ("num_engines", "tick_s", "gather_s"), [(63, 1.6, 0.0), (64, 1.6, 0.2), (64, 600.0, 0.25)]
+    ("num_engines", "tick_s", "gather_s"), [(63, 1.6, 0.0), (64, 0.8, 0.2), (64, 600.0, 0.25)]
 )
 def test_many_engines_are_waited_for_together(num_engines, tick_s, gather_s):
     """Fails when few engines wait for company, or many are asked one by one, or for longer than

@@ -18,31 +18,12 @@ from april_rl.rollout.returned import Returned
 from april_rl.rollout.sample_table import NOBODY, SampleTable, view
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.state import Plain
+from april_rl.rollout.tick_length import gather_s
 from april_rl.ticks import Completions, Tick
-
-# The controller is asked at most as often as by 64 engines every 8 steps.
-_SHORTEST_TICK, _ENGINES_PER_STEP = 8, 8
-_TICKS_PER_BUDGET = 64  # most responses have several, though they take a part of it only
-
-# With many engines ticks end all the time, and what came of several is taken in together: those of
-# an eighth of a tick, for each engine has the next one already.
-_MANY_ENGINES, _GATHERED_TICK, _LONGEST_GATHER_S = 64, 1 / 8, 0.25
 
 # Ticks under way per engine: one runs while the controller prepares the next, so engines never wait
 # for it.
 _TICKS_IN_FLIGHT = 2
-
-
-def auto_tick_steps(*, num_engines: int, max_response_tokens: int) -> int:
-    """Engine steps of a tick with so many engines.
-
-    Each tick costs the controller the same, so with hundreds of engines they are longer. The price
-    is the stop: after the last group wanted, engines go on until the ticks under way end, with
-    tokens that are trained a step later. Slots do not wait for it (`Slots`) as long as responses
-    have several ticks, so those of a small budget keep short ones.
-    """
-    longest = min(num_engines // _ENGINES_PER_STEP, max_response_tokens // _TICKS_PER_BUDGET)
-    return max(_SHORTEST_TICK, longest)
 
 
 class Dispatch:
@@ -216,12 +197,16 @@ class Dispatch:
         """
         table, pending = self._table, [self._pending[engine] for engine in engines]
         counts = [len(rows) for rows in pending]
+        if not any(counts):
+            return [self._nothing] * len(engines)
         rows = np.fromiter(chain.from_iterable(pending), np.int64, sum(counts))
         homes = np.repeat(np.array(engines, np.intc), np.array(counts, np.intp))
         places = rows // table.group_size
         if self._went_home:  # others joined them: now those of the oldest prompts first
             self._went_home = False
-            order = np.lexsort((rows, view(table.prompt_ids)[places], homes))
+            # By engine, prompt and index in one number: a fourth of the time of three keys.
+            numbers = table.in_line(rows)
+            order = np.argsort(homes * (numbers.max() + 1) + numbers)
             rows, places = rows[order], places[order]
         view(table.homes)[rows] = homes
         view(table.work)[rows] = self._work(rows)
@@ -253,9 +238,9 @@ class Dispatch:
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
         """The ticks that have ended since the last call, at least one, with their engines."""
         ended = self._engines.wait(timeout_s, gather_s=self._gather_s)
-        if ended and self.num_engines >= _MANY_ENGINES:
+        if ended:
             tick_s = fmean([tick.elapsed_s for _, tick in ended])
-            self._gather_s = min(_GATHERED_TICK * tick_s, _LONGEST_GATHER_S)
+            self._gather_s = gather_s(tick_s, num_engines=self.num_engines)
         for engine, _ in ended:
             is_known = self._ticks[engine] > 0  # not a late one, of an earlier step
             self._ticks[engine] -= is_known

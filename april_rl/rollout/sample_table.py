@@ -145,6 +145,13 @@ class SampleTable:
         by_group: NDArray[Any] = view(column).reshape(-1, self.group_size)
         return by_group[places]
 
+    def in_line(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers that rise from an older prompt's samples to a younger one's, and within a group
+        by index [n].
+        """
+        ages = view(self.prompt_ids)[rows // self.group_size] - self._first_id
+        return ages * self.group_size + rows % self.group_size
+
     def by_group(self, rows: NDArray[np.int64]) -> list[list[int]]:
         """Rows, in their order, with a list for those in line that are of one group."""
         flat, places = rows.tolist(), rows // self.group_size
@@ -201,9 +208,10 @@ def view(column: array[Any] | bytearray) -> NDArray[Any]:
 def rank_within(groups: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """How many of the same number stand before each [n]."""
     numbers = np.asarray(groups)
-    order = np.argsort(numbers, kind="stable")
+    order, places = np.argsort(numbers, kind="stable"), np.arange(len(numbers))
     ordered = numbers[order]
-    first = np.searchsorted(ordered, ordered)
+    is_first = np.ones(len(numbers), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
     rank = np.empty(len(numbers), np.int64)
-    rank[order] = np.arange(len(numbers)) - first
+    rank[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
     return rank

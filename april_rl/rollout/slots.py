@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,25 @@ from april_rl.rollout.least_loaded import LeastLoaded
 from april_rl.rollout.sample_table import NOBODY, rank_within, view
 
 
+class _All(NamedTuple):
+    """The columns of `Slots` as numpy has them: the same memory [engines]."""
+
+    slots: NDArray[np.intc]
+    limits: NDArray[np.intc]
+    in_flight: NDArray[np.intc]
+    outstanding: NDArray[np.float64]
+    is_offered: NDArray[np.bool_]
+    is_open: NDArray[np.bool_]
+
+
 class Slots:
     """C sample slots spread over the engines, and a short queue before each.
 
     A slot is a request an engine computes; a queued request waits in the engine until one falls
     free, so that a slot is filled between two engine steps, without asking the controller. The work
     outstanding on an engine is the tokens it has to prefill plus an expected response for each
-    request. Nothing here looks at all engines: there may be hundreds, and thousands of decisions a
-    second.
+    request. A decision looks at few engines, for there may be hundreds and thousands of decisions a
+    second; numpy looks at all, once for all ticks that are taken in together.
     """
 
     def __init__(self, *, num_engines: int, num_slots: int, lookahead: int) -> None:
@@ -34,6 +46,14 @@ class Slots:
         self._outstanding = array("d", [0.0]) * num_engines
         self._is_offered = bytearray(b"\1") * num_engines
         self._is_open = bytearray(slots > 0 for slots in self._slots)  # and is on offer
+        self._all = _All(
+            slots=view(self._slots),
+            limits=view(self._limits),
+            in_flight=view(self._in_flight),
+            outstanding=view(self._outstanding),
+            is_offered=view(self._is_offered),
+            is_open=view(self._is_open),
+        )
         self._loads = LeastLoaded()  # of the open ones; a free slot counts before a queue
         self._changed = set(range(num_engines))  # engines that it may not know as they are
 
@@ -45,14 +65,14 @@ class Slots:
     @property
     def room(self) -> int:
         """Requests that the engines on offer have room for."""
-        free = view(self._limits) - view(self._in_flight)
-        return int(free[view(self._is_open)].sum())
+        free = self._all.limits - self._all.in_flight
+        return int(free[self._all.is_open].sum())
 
     @property
     def has_slot(self) -> bool:
         """Whether an engine on offer has a free slot."""
-        is_free = view(self._in_flight) < view(self._slots)
-        return bool((is_free & view(self._is_offered)).any())
+        is_free = self._all.in_flight < self._all.slots
+        return bool((is_free & self._all.is_offered).any())
 
     def slots(self, engine: int) -> int:
         """How many requests `engine` may compute together."""
@@ -64,12 +84,12 @@ class Slots:
 
     def offer(self, engines: Sequence[int]) -> None:
         """From now on these may be chosen."""
-        view(self._is_offered)[engines] = True
+        self._all.is_offered[engines] = True
         self._note(engines)
 
     def withdraw(self, engines: Sequence[int]) -> None:
         """From now on these are not chosen."""
-        view(self._is_offered)[engines] = False
+        self._all.is_offered[engines] = False
         self._note(engines)
 
     def put(self, engine: int, *, count: int, work: float) -> None:
@@ -84,8 +104,8 @@ class Slots:
         """So many requests were submitted to each engine, of so many tokens; below 0: they are back
         [engines].
         """
-        view(self._in_flight)[:] += counts
-        view(self._outstanding)[:] += work
+        self._all.in_flight[:] += counts
+        self._all.outstanding[:] += work
         self._note(np.flatnonzero(counts).tolist())
 
     def at_home(self, homes: NDArray[np.intc], *, limit: float) -> NDArray[np.bool_]:
@@ -134,9 +154,9 @@ class Slots:
         """Where at most `count` samples queue that no engine had, when none on offer has a free
         slot: behind the least work first, as many as there is room for.
         """
-        engines = np.flatnonzero(view(self._is_open))
-        engines = engines[np.argsort(view(self._outstanding)[engines], kind="stable")]
-        room = view(self._limits)[engines] - view(self._in_flight)[engines]
+        engines = np.flatnonzero(self._all.is_open)
+        engines = engines[np.argsort(self._all.outstanding[engines], kind="stable")]
+        room = self._all.limits[engines] - self._all.in_flight[engines]
         return np.repeat(engines, room)[:count]
 
     def _choose_other(self, home: int, siblings: int) -> int:
@@ -160,8 +180,8 @@ class Slots:
 
     def _note(self, engines: Sequence[int]) -> None:
         """Know which engines have room, now that something of these has changed."""
-        has_room = view(self._in_flight) < view(self._limits)
-        np.logical_and(has_room, view(self._is_offered), out=view(self._is_open))
+        has_room = self._all.in_flight < self._all.limits
+        np.logical_and(has_room, self._all.is_offered, out=self._all.is_open)
         self._changed.update(engines)
 
     def _least_loaded(self) -> int:
