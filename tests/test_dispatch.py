@@ -227,21 +227,24 @@ def test_the_work_of_an_engine_goes_as_it_came():
 
 def test_samples_are_sent_the_oldest_prompt_first_wherever_they_lie():
     """Fails when they are sent in the order of their rows, though a younger prompt has the place
-    of one that is gone.
+    of one that is gone; or an older one that joins those that went home comes behind them.
     """
-    sent = Sent(group_size=1, num_engines=1, num_slots=4)
+    sent = Sent(group_size=2, num_engines=1, num_slots=8)
     gone = sent.groups.open(PROMPT)
-    old = sent.groups.open(replace(PROMPT, id=2))
+    old, other = (sent.groups.open(replace(PROMPT, id=number)) for number in (3, 4))
     sent.groups.buffer.remove([gone.place])
-    young = sent.groups.open(replace(PROMPT, id=3))
-    assert young.place < old.place
+    young = sent.groups.open(replace(PROMPT, id=5))
+    assert young.place < old.place < other.place
     rows = sent.groups.buffer.unfinished()
-    view(sent.table.homes)[rows] = 0
+    view(sent.table.homes)[rows] = [NOBODY, 0, NOBODY, NOBODY, 0, 0]
     sent.dispatch.send_home(rows, limit=math.inf)
+    sent.dispatch.submit(limit=math.inf)
     sent.dispatch.launch()
     sent.dispatch.wait(1.0)
     engine = sent.dispatch._engines.each[0]
-    assert [request.sample_id.prompt_id for request in engine.requests] == [2, 3]
+    assert [request.sample_id for request in engine.requests] == [
+        (prompt_id, index) for prompt_id in (3, 4, 5) for index in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize(
