@@ -170,9 +170,11 @@ def test_the_metrics_are_the_true_means_though_many_of_the_opened_are_unfinished
 
 def test_rewards_are_counted_with_and_without_what_the_filter_rejects_over_the_window():
     """Against a count of every scored group of the last 20 steps. Fails when rejected groups are
-    left out, when groups are counted in the step that opened them, or the window has no end.
+    left out or ones without a reward are not, when groups are counted in the step that opened
+    them, or the window has no end.
     """
-    run = Run(Setup(num_groups=4, group_size=2, alpha=2.0, reject_every=3, failing=frozenset({7})))
+    failing = frozenset({7, 61})  # before the window and in it
+    run = Run(Setup(num_groups=4, group_size=2, alpha=2.0, reject_every=3, failing=failing))
     scored_in: list[list[int]] = []
     known: set[int] = set()
     trained: list[list[float]] = []
@@ -187,7 +189,7 @@ def test_rewards_are_counted_with_and_without_what_the_filter_rejects_over_the_w
     ids = [prompt_id for step in scored_in[-20:] for prompt_id in step]
     rewards = [reward(SampleId(prompt_id, index)) for prompt_id in ids for index in range(2)]
     assert run.rejected
-    assert run.num_dropped() == 1
+    assert run.num_dropped() == 2
     assert read["length_bias/scored_reward_mean"] == pytest.approx(fmean(rewards))
     of_trained = [value for step in trained[-20:] for value in step]
     assert read["length_bias/trained_reward_mean"] == pytest.approx(fmean(of_trained))

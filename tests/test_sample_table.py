@@ -67,12 +67,14 @@ def test_a_group_is_found_by_its_prompt_while_it_is_open(events, group_size, fir
 
 
 def test_what_is_forgotten_takes_no_room():
-    """Fails when a run keeps a number for every prompt it ever had."""
+    """Fails when a run keeps a number for every prompt it ever had, or a prompt that is gone."""
     table = SampleTable(1)
     for id_ in range(1000):
         place = table.open(replace(PROMPT, id=id_))
         table.close([place])
         table.forget_closed()
+    assert table.prompts == [None]
+    assert table.prompt_token_ids == [()]
     assert len(table._places) == 0
     assert len(table.lengths) == 1
 
