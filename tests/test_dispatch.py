@@ -19,7 +19,6 @@ from april_rl.rollout.dispatch import Dispatch
 from april_rl.rollout.ledger import State
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.sample_table import NOBODY, SampleTable, view
-from april_rl.rollout.slots import Slots
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Prompt
 
@@ -62,33 +61,6 @@ def test_samples_go_home_as_a_step_begins_the_oldest_first():
     view(sent.table.homes)[rows] = [0, 0, 1, 1, 0, 0, 1, 0]  # they fill all slots
     assert sent.dispatch.send_home(np.array(rows), limit=math.inf) == 5
     assert sent.pending() == {0: [rows[0], rows[1], rows[4]], 1: rows[2:4]}
-
-
-@given(
-    st.integers(1, 4),
-    st.integers(0, 12),
-    st.integers(1, 3),
-    st.lists(st.integers(-1, 3), max_size=30),
-    st.sampled_from([3.0, 11.0, math.inf]),
-)
-def test_as_many_go_home_as_there_is_room_for(num_engines, num_slots, lookahead, homes, limit):
-    """Fails when a sample goes home before an older one of the same home, stays away though there
-    is a slot, queues there while another engine has one, or comes too early for what may be sent.
-    """
-    slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
-    shares = [slots.slots(engine) for engine in range(num_engines)]
-    room = [share + lookahead * (share > 0) for share in shares]
-    homes = [home if home < num_engines else NOBODY for home in homes]
-    goes = slots.at_home(np.array(homes, np.intc), limit=limit).tolist()
-    most = int(min(sum(room), limit, len(homes)))
-    assert not any(goes[most:])
-    taken = [homes[:most].count(engine) for engine in range(num_engines)]
-    is_full = all(count >= share for count, share in zip(taken, shares, strict=True))
-    for engine in range(num_engines):
-        mine = [goes[n] for n in range(most) if homes[n] == engine]
-        expected = min(len(mine), room[engine] if is_full else shares[engine])
-        assert mine == [True] * expected + [False] * (len(mine) - expected)
-    assert not any(goes[n] for n in range(most) if homes[n] == NOBODY)
 
 
 EVENTS = st.lists(
@@ -172,6 +144,42 @@ def test_new_samples_queue_behind_the_least_work():
         2: [*first.rows[2:]],
     }
     assert sent.dispatch.num_waiting == 2
+
+
+def test_what_is_left_of_a_group_follows_its_queued_siblings():
+    """Fails when it goes where the least work is, though their engine has a slot again."""
+    sent = Sent(group_size=4, num_engines=2, num_slots=16)  # eight slots and two queued an engine
+    slots = sent.dispatch._slots
+    for engine, work in enumerate((30.0, 10.0)):
+        slots.put(engine, count=8, work=work)
+    group = sent.groups.open(PROMPT)
+    sent.dispatch.add(group.rows)
+    assert sent.dispatch.submit(limit=2.0) == 2
+    assert sent.pending() == {1: [*group.rows[:2]]}
+    slots.put_all(np.array([-4, -4]), np.array([-30.0, 0.0]))
+    assert sent.dispatch.submit(limit=math.inf) == 2
+    assert sent.pending() == {1: [*group.rows]}
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_launch_that_fails_is_what_the_run_ends_with(number):
+    """Fails when samples that were to be launched after it count as lost, or it loses any."""
+    run = Run(Setup(law=lognormal(20, 0.5), group_size=2, num_engines=3, alpha=2.0))
+    launch, launched = run.fakes.launch, 0
+
+    def fail(engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
+        nonlocal launched
+        launched += 1
+        if launched == number:
+            raise RunError("the engine is gone")
+        launch(engine, submit, slots=slots, max_steps=max_steps)
+
+    run.fakes.launch = fail  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="the engine is gone"):
+        run.step()
+    assert run.fakes.generated == run.num_tokens_held()
+    assert run.collector.ledger.count(State.in_flight) == 0
+    run.drain()
 
 
 @pytest.mark.parametrize("number", range(1, 9))

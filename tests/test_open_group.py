@@ -129,9 +129,9 @@ def test_a_restored_group_is_as_old_as_its_oldest_token():
         completion(1, start=0, num_tokens=3, version=2),
         completion(0, start=0, num_tokens=3, version=4),
     )
-    restored = OpenGroup.restore(group.save(), again.table, num_engines=1)
-    assert (restored.oldest_version, group.oldest_version) == (2, 2)
-    assert restored.lengths == group.lengths == [3, 3]
+    OpenGroup.restore(group.save(), again.table, num_engines=1)
+    assert again.table.oldest_versions == buffer.table.oldest_versions
+    assert again.table.lengths == buffer.table.lengths
     assert again.table.context_versions[:2].tolist() == [4, 2]
 
 

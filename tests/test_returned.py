@@ -13,7 +13,7 @@ from april_rl.rollout.ledger import LedgerError, State
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.sample_table import view
 from april_rl.ticks import Completions
-from april_rl.types import SampleId
+from april_rl.types import SampleId, Score
 
 
 def sent_to(engine: int) -> tuple[Sent, OpenGroup]:
@@ -40,7 +40,7 @@ def test_a_sample_grows_once_and_only_by_the_engine_that_has_it():
     assert sent.extend(*late, engine=1) == []
     of_nobody = replace(part, sample_id=SampleId(8, 0))
     assert sent.extend(of_nobody, part, part, engine=1) == [part]
-    assert (work(sent, group), group.lengths) == ([0.0, 10.0], [4, 0])
+    assert (work(sent, group), [*sent.table.lengths]) == ([0.0, 10.0], [4, 0])
     more = completion(0, start=4, num_tokens=4, version=3)
     assert sent.extend(more) == []
     queued = completion(1, start=0, num_tokens=0, version=3)
@@ -48,7 +48,7 @@ def test_a_sample_grows_once_and_only_by_the_engine_that_has_it():
     stats = sent.stats
     assert (stats.returned_samples, stats.generated_tokens, stats.prompt_tokens) == (1, 4, 2)
     assert [each.lengths.tolist() for each in stats.returned if len(each.rows)] == [[4]]
-    assert group.oldest_version == 3
+    assert [*sent.table.oldest_versions] == [3]
     assert group.samples[0].completions == (part,)
     sent.groups.park(stalled=())
 
@@ -77,6 +77,10 @@ def test_a_response_that_ends_without_a_token_is_finished():
     assert sent.extend(last, engine=1) == [last]
     assert [sample.id for sample in group.unscored] == [SampleId(1, 0)]
     assert sent.stats.finished_samples == 1
+    other = replace(last, sample_id=SampleId(1, 1))
+    assert sent.extend(other, engine=1) == [other]
+    sent.groups.score([Score(SampleId(1, index), float(index), "scored") for index in (0, 1)])
+    assert sent.groups.buffer.ready_versions() == {0: 1}, "as after it was saved"
 
 
 def test_what_came_late_takes_nothing_of_another_engine():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from fake_engine import FakeEngines
@@ -119,6 +121,33 @@ def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     slots.put_all(np.array([-2, 0]), np.array([-14.0, 0.0]))
     assert slots.in_flight(0) == 1
     assert slots.choose([NOBODY] * 3, NOBODY) == (0, 1)
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(0, 12),
+    st.integers(1, 3),
+    st.lists(st.integers(-1, 3), max_size=30),
+    st.sampled_from([3.0, 11.0, math.inf]),
+)
+def test_as_many_go_home_as_there_is_room_for(num_engines, num_slots, lookahead, homes, limit):
+    """Fails when a sample goes home before an older one of the same home, stays away though there
+    is a slot, queues there while another engine has one, or comes too early for what may be sent.
+    """
+    slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
+    shares = [slots.slots(engine) for engine in range(num_engines)]
+    room = [share + lookahead * (share > 0) for share in shares]
+    homes = [home if home < num_engines else NOBODY for home in homes]
+    goes = slots.at_home(np.array(homes, np.intc), limit=limit).tolist()
+    most = int(min(sum(room), limit, len(homes)))
+    assert not any(goes[most:])
+    taken = [homes[:most].count(engine) for engine in range(num_engines)]
+    is_full = all(count >= share for count, share in zip(taken, shares, strict=True))
+    for engine in range(num_engines):
+        mine = [goes[n] for n in range(most) if homes[n] == engine]
+        expected = min(len(mine), room[engine] if is_full else shares[engine])
+        assert mine == [True] * expected + [False] * (len(mine) - expected)
+    assert not any(goes[n] for n in range(most) if homes[n] == NOBODY)
 
 
 def test_a_run_of_siblings_ends_where_another_engine_was_home_to_one():

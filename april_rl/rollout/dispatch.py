@@ -272,7 +272,8 @@ class Dispatch:
         """Stop everything: what comes back of what engines have, and the stalled engines. What was
         not launched yet no engine has.
         """
-        for rows in self._pending:
+        for rows in self._pending:  # some when a launch failed
+            view(self._table.work)[rows] = 0.0
             rows.clear()
         return self._engines.abort(timeout_s)
 

@@ -44,11 +44,6 @@ class OpenGroup:
         return range(self._rows.start, self._rows.stop)
 
     @property
-    def lengths(self) -> list[int]:
-        """Response tokens of each sample so far [G]."""
-        return self._table.lengths[self._rows].tolist()
-
-    @property
     def samples(self) -> list[Sample]:
         """All as they are now [G]."""
         return [self._table.sample(row) for row in self.rows]
@@ -67,12 +62,6 @@ class OpenGroup:
     def is_complete(self) -> bool:
         """Whether every sample is finished."""
         return 0 not in self._table.is_finished[self._rows]
-
-    @property
-    def oldest_version(self) -> int | None:
-        """Of the group's oldest token; None before there is one."""
-        version = self._table.oldest_versions[self.place]
-        return None if version == NO_VERSION else version
 
     @property
     def failure(self) -> Score | None:
