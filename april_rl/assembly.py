@@ -83,10 +83,10 @@ def assemble(
         load = partial(_load, config, tokenizer, tracker)
         prompts = load(key="data.path", path=config.data.path)
         held_out = {
-            name: load(key=f"evaluation.sets.{name}", path=path)[
+            name: load(key=f"evaluation.sets.{name}.path", path=chosen.path)[
                 : config.evaluation.max_prompts or None
             ]
-            for name, path in config.evaluation.sets.items()
+            for name, chosen in config.evaluation.sets.items()
         }
     with tracker.phase("trying the reward"):
         rewards = _rewards(config, prompts[0], tokenizer)

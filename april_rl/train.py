@@ -48,10 +48,10 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     if model.is_dir():  # otherwise a name of the hub
         config.model.path = str(model.absolute())  # the workers of a cluster are elsewhere
     config.data.path = resolve(config.data.path, key="data.path")
-    config.evaluation.sets = {
-        name: resolve(path, key=f"evaluation.sets.{name}")
-        for name, path in config.evaluation.sets.items()
-    }
+    for name, source in config.data.sources.items():
+        source.path = resolve(source.path, key=f"data.sources.{name}.path")
+    for name, held_out in config.evaluation.sets.items():
+        held_out.path = resolve(held_out.path, key=f"evaluation.sets.{name}.path")
     assert isinstance(plain, dict)
     with Trainer(config, run_dir=run_dir, plain_config=plain, interrupts=interrupts) as trainer:
         trainer.run()

@@ -11,7 +11,7 @@ sample or group is no frozen dataclass, which takes four times as long to make.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -41,6 +41,8 @@ class Prompt:
     text: str
     answer: str
     source: str  # file:line or data set:row, for messages to people
+    dataset: str = ""  # name in data.sources; empty: there is one set only
+    columns: Mapping[str, object] = field(default_factory=dict)  # what the reward asks for beside
 
 
 class Request(NamedTuple):
@@ -201,6 +203,7 @@ class Score(NamedTuple):
     value: float
     outcome: ScoreOutcome
     message: str = ""  # for people: why there is no value
+    parts: tuple[tuple[str, float], ...] = ()  # of several reward functions, by name, unweighted
 
     @property
     def is_valid(self) -> bool:

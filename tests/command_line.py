@@ -44,7 +44,7 @@ def command(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
         "engine.kv_cache_gib": 0.25,
         "reward.function": "reward_functions:even_length",
         "reward.num_processes": 1,
-        "+evaluation.sets.held_out": task / "sums.jsonl",
+        "+evaluation.sets.held_out": f"{{path: {task / 'sums.jsonl'}}}",
         "evaluation.max_prompts": 8,
         "evaluation.every": 2,
         "runtime.device": "cpu",

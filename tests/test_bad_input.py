@@ -63,8 +63,14 @@ def write(path: Path, *rows: object) -> Path:
         ("model.path=absent/model", "model.path=absent/model"),
         ("model.path=builtin:foo", "model.path=builtin:foo: no such builtin"),
         ("data.path=builtin:foo", "data.path=builtin:foo: no such builtin"),
-        ("+evaluation.sets.test=builtin:foo", "evaluation.sets.test=builtin:foo: no such builtin"),
-        ("+evaluation.sets.test=absent.jsonl", "evaluation.sets.test=absent.jsonl: cannot be read"),
+        (
+            "+evaluation.sets.test={path: builtin:foo}",
+            "evaluation.sets.test.path=builtin:foo: no such builtin",
+        ),
+        (
+            "+evaluation.sets.test={path: absent.jsonl}",
+            "evaluation.sets.test.path=absent.jsonl: cannot be read",
+        ),
         ("engine.max_model_len=100000", "window: engine.max_model_len = 100000, the model reads"),
         ("data.template=chat", "chat template"),
         ("data.max_prompt_tokens=1", "data.max_prompt_tokens=1"),

@@ -8,14 +8,19 @@ import pytest
 from test_config import SECTIONS, load
 
 from april_rl.config import TrainConfig
-from april_rl.config.task import EvaluationConfig
+from april_rl.config.task import EvaluationConfig, EvaluationSetConfig
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "größe", ""])
 def test_an_evaluation_set_whose_name_is_no_part_of_a_key_is_refused(name: str) -> None:
     """Fails when only the metrics find out, after the first evaluation."""
     with pytest.raises(ValueError, match=f"^evaluation.sets.{name}: a name has"):
-        EvaluationConfig(sets={"Test-1.b_2": "x.jsonl", name: "y.jsonl"})
+        EvaluationConfig(
+            sets={
+                "Test-1.b_2": EvaluationSetConfig(path="x.jsonl"),
+                name: EvaluationSetConfig(path="y.jsonl"),
+            }
+        )
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

@@ -96,6 +96,15 @@ class Template(Enum):
     plain = "plain"  # data.plain_template with {prompt} replaced
 
 
+class Extract(Enum):
+    """Where the answer of a response is read, after the end of its thinking (`</think>`)."""
+
+    auto = "auto"  # boxed or answer_line, whichever comes last in the response
+    boxed = "boxed"  # the last \\boxed{...}
+    answer_line = "answer_line"  # the last line that begins with `Answer:`
+    last_number = "last_number"  # the last number
+
+
 class WandbMode(Enum):
     """Weights & Biases."""
 

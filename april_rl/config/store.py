@@ -7,18 +7,28 @@ itself: every `recipes/**/*.yaml` is registered in the ConfigStore under the gro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from april_rl.config.schema import TrainConfig
+from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
 from april_rl.errors import RunError
 
+# Mappings whose names the user gives, and what each entry is.
+_NAMED_BY_USERS: dict[str, type] = {
+    "data.sources": SourceConfig,
+    "reward.functions": RewardFunctionConfig,
+    "evaluation.sets": EvaluationSetConfig,
+}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -49,10 +59,35 @@ def recipes() -> dict[str, Path]:
 def register() -> None:
     """Put the schema and every recipe into Hydra's ConfigStore."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=TrainConfig)
+    store.store(name="schema", node=_open_schema())
     for name, path in recipes().items():
         group, _, leaf = f"recipe/{name}".rpartition("/")
         store.store(group=group, name=leaf, node=OmegaConf.load(path), package="_global_")
+
+
+def _open_schema() -> DictConfig:
+    """Return the schema with mappings of any content where a person names the entries.
+
+    Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config`
+    gives them theirs.
+    """
+    schema: DictConfig = OmegaConf.structured(TrainConfig)
+    for key in _NAMED_BY_USERS:
+        OmegaConf.select(schema, key)._metadata.element_type = Any
+    return schema
+
+
+def compose_overrides(overrides: Sequence[str]) -> DictConfig:
+    """Return what `python -m april_rl.train` composes from these overrides, for other commands.
+
+    Raises ConfigError for an override that Hydra refuses.
+    """
+    register()
+    try:
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            return compose("train", overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(str(error)) from error
 
 
 def to_config(composed: DictConfig) -> TrainConfig:
@@ -60,27 +95,39 @@ def to_config(composed: DictConfig) -> TrainConfig:
 
     Raises ConfigError naming the key for a missing value, a wrong type or a value out of range.
     """
+    _refuse_unknown(composed, OmegaConf.structured(TrainConfig))
     missing = sorted(OmegaConf.missing_keys(composed))
+    if "data.path" in missing and composed.data.sources:
+        missing.remove("data.path")
     if missing:
         raise ConfigError(
             f"{missing[0]} is not set: give it on the command line, "
             f"or choose a recipe with +recipe=NAME ({', '.join(recipes())})"
         )
-    _refuse_unknown(composed)
     try:
-        config = OmegaConf.to_object(composed)
+        typed = OmegaConf.merge(OmegaConf.structured(TrainConfig), _plain(composed))
+        config = OmegaConf.to_object(typed)
     except (OmegaConfBaseException, HydraException, ValueError) as error:
         raise ConfigError(str(error)) from error
     assert isinstance(config, TrainConfig), type(config)
     return config
 
 
-def _refuse_unknown(section: DictConfig, prefix: str = "") -> None:
+def _plain(composed: DictConfig) -> DictConfig:
+    """Return the composed values without their types."""
+    plain = OmegaConf.create(OmegaConf.to_container(composed, enum_to_str=True))
+    assert isinstance(plain, DictConfig)
+    if plain.data.sources and OmegaConf.is_missing(plain.data, "path"):
+        plain.data.path = ""
+    return plain
+
+
+def _refuse_unknown(section: DictConfig, schema: DictConfig, prefix: str = "") -> None:
     """Raise ConfigError for the first key that `+key=value` has added to the schema."""
-    schema = OmegaConf.get_type(section)
-    if not is_dataclass(schema):
+    kind = OmegaConf.get_type(schema)
+    if not is_dataclass(kind):
         return
-    known = [entry.name for entry in fields(schema)]
+    known = [entry.name for entry in fields(kind)]
     for key in map(str, section):
         if key not in known:
             likely = get_close_matches(key, known) or known
@@ -88,5 +135,21 @@ def _refuse_unknown(section: DictConfig, prefix: str = "") -> None:
                 f"{prefix}{key} is not a setting; did you mean "
                 f"{' or '.join(prefix + name for name in likely)}?"
             )
-        if isinstance(section[key], DictConfig):
-            _refuse_unknown(section[key], f"{prefix}{key}.")
+        if OmegaConf.is_dict(OmegaConf.select(schema, key)):
+            _refuse_unknown(section[key], schema[key], f"{prefix}{key}.")
+        entry_type = _NAMED_BY_USERS.get(f"{prefix}{key}")
+        if entry_type is not None:
+            _refuse_unknown_entries(section[key], entry_type, f"{prefix}{key}")
+
+
+def _refuse_unknown_entries(entries: DictConfig, entry_type: type, key: str) -> None:
+    """The same for each entry of a mapping whose names the user gives."""
+    for name in map(str, entries):
+        if not OmegaConf.is_dict(entries[name]):
+            raise ConfigError(
+                f"{key}.{name} must be a mapping such as {{path: FILE}}, got {entries[name]}"
+                if entry_type is not RewardFunctionConfig
+                else f"{key}.{name} must be a mapping such as {{function: NAME, weight: 1}}, got "
+                f"{entries[name]}"
+            )
+        _refuse_unknown(entries[name], OmegaConf.structured(entry_type), f"{key}.{name}.")

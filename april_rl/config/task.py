@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from april_rl.config.checks import at_least, require
-from april_rl.config.choices import Template
+from april_rl.config.checks import above, at_least, require
+from april_rl.config.choices import Extract, Template
 
 MISSING = "???"  # OmegaConf's mark for a value the user must give
-_SET_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_FUNCTION = re.compile(r"[\w.]+:\w+")
+BUILTIN_REWARDS = (
+    "math_verify",
+    "exact",
+    "last_number",
+    "format",
+    "length",
+    "code",
+    "judge",
+    "reward_model",
+    "reasoning_gym",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,35 +37,111 @@ class ModelConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class DataConfig:
-    """Where prompts come from and how they are written."""
+class PromptSetConfig:
+    """Where rows come from and how they become prompts and answers."""
 
-    path: str = (
-        MISSING  # .jsonl, .json or .parquet file, Hugging Face data set id, or builtin:arithmetic
-    )
+    # .jsonl, .json or .parquet file, Hugging Face data set id, reasoning_gym:NAME, or
+    # builtin:arithmetic
+    path: str = ""
     split: str = "train"  # of a data set id
-    prompt_column: str = "prompt"
+    prompt_column: str = "prompt"  # a dotted path descends into structs; text or chat messages
     answer_column: str = "answer"
+    # regular expression with one group: the question within the text of the prompt column, to leave
+    # out the instructions that a data set writes around it
+    prompt_pattern: str | None = None
+    # regular expression with one group: the answer within the text of the answer column; of several
+    # matches the last one counts. GSM8K's is '####\s*(.+)'
+    answer_pattern: str | None = None
+    instruction: str = ""  # appended to the question as a paragraph of its own; empty: none
     template: Template = Template.chat
     plain_template: str = "{prompt}"
     system_prompt: str = ""  # chat only; empty: none
-    max_prompt_tokens: int = 1024  # longer prompts are left out, and counted
+    # of the tokenizer's chat template, such as {enable_thinking: false} of Qwen3
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptSetOverrides:
+    """The same settings of a source or an evaluation set; null: as in `data`."""
+
+    path: str = MISSING
+    split: str | None = None
+    prompt_column: str | None = None
+    answer_column: str | None = None
+    prompt_pattern: str | None = None  # "": none, although `data` has one
+    answer_pattern: str | None = None  # "": none, although `data` has one
+    instruction: str | None = None
+    template: Template | None = None
+    plain_template: str | None = None
+    system_prompt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class SourceConfig(PromptSetOverrides):
+    """One source of a mixture."""
+
+    weight: float = 1.0  # share of the prompts that are drawn from it, relative to the others'
 
     def __post_init__(self) -> None:
-        require(self.path != "", "data.path is empty: give a file, a data set id or a builtin")
+        above("data.sources.*", 0, weight=self.weight)
+
+
+@dataclass(slots=True, kw_only=True)
+class DataConfig(PromptSetConfig):
+    """The training prompts: one set (`path`), or a mixture (`sources`)."""
+
+    path: str = MISSING  # left alone with `sources`
+    # name: {path: ..., weight: ...}; what a source does not say is as in `data`
+    sources: dict[str, SourceConfig] = field(default_factory=dict)
+    max_prompt_tokens: int = 1024  # longer prompts are left out, and counted
+    deduplicate: bool = True  # rows with the same prompt and answer are used once
+    num_processes: int = 0  # that render and tokenize; 0: one per core
+
+    def __post_init__(self) -> None:
         at_least("data", 1, max_prompt_tokens=self.max_prompt_tokens)
+        at_least("data", 0, num_processes=self.num_processes)
         require("{prompt}" in self.plain_template, "data.plain_template must contain {prompt}")
+        _check_pattern("data", "prompt_pattern", self.prompt_pattern)
+        _check_pattern("data", "answer_pattern", self.answer_pattern)
+        _check_sets("data.sources", self.sources)
+        require(
+            bool(self.path) or bool(self.sources),
+            "data.path is empty: give a file, a data set id or a builtin, or a mixture in "
+            "data.sources",
+        )
+        require(
+            self.path in ("", MISSING) or not self.sources,
+            f"data.path={self.path} has no effect beside data.sources: write it into the mixture, "
+            "or leave one of them out",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class RewardFunctionConfig:
+    """One of several reward functions."""
+
+    function: str = MISSING  # a built-in or module:function, as reward.function
+    weight: float = 1.0  # of its value in the sum that trains; may be negative
+    sources: list[str] | None = None  # names in data.sources that it scores; null: all
+    args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the function
 
 
 @dataclass(slots=True, kw_only=True)
 class RewardConfig:
     """What a response is worth."""
 
-    function: str = "math_verify"  # or module:function, called with (prompts, responses, answers)
+    # math_verify, exact, last_number, format, length, code, judge, reward_model, reasoning_gym; or
+    # module:function, called with (prompts, responses, answers) and any data column it names
+    function: str = "math_verify"
+    args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of `function`
+    # name: {function: ..., weight: ...}, in place of `function`; their weighted sum trains
+    functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
+    extract: Extract = Extract.auto  # where math_verify, exact and last_number find the answer
     num_processes: int = 2
     soft_timeout_s: int = 3  # whole seconds; math_verify gives up on a response: value 0, counted
     hard_timeout_s: float = (
-        10.0  # the process is killed, the sample scored once more, then its group dropped
+        10.0  # a response; the process is killed, scored once more, then the group dropped
     )
     memory_gib: float = 4.0  # address space of one process; its libraries count too
 
@@ -68,24 +158,103 @@ class RewardConfig:
             f"reward.hard_timeout_s must be > reward.soft_timeout_s ({self.soft_timeout_s}), "
             f"got {self.hard_timeout_s}",
         )
+        require(
+            not self.functions or (self.function == "math_verify" and not self.args),
+            f"reward.function={self.function} has no effect beside reward.functions: write it into "
+            "reward.functions",
+        )
+        _check_function("reward.function", self.function)
+        for name, chosen in self.functions.items():
+            _check_name("reward.functions", name)
+            _check_function(f"reward.functions.{name}.function", chosen.function)
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluationSetConfig(PromptSetOverrides):
+    """One held-out set; null: as in `evaluation`, or in `data`, but for `split`: test."""
+
+    num_samples: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_response_tokens: int | None = None
+    max_prompts: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class EvaluationConfig:
     """Held-out accuracy along the way."""
 
-    sets: dict[str, str] = field(default_factory=dict)  # name: path, with the columns of `data`
+    sets: dict[str, EvaluationSetConfig] = field(default_factory=dict)  # name: {path: ..., ...}
     every: int = 10  # steps; also before the first step and after the last
-    num_samples: int = 1  # k of avg@k and pass@k
+    num_samples: int = 1  # k of avg@k, pass@k and maj@k
+    temperature: float | None = None  # null: rollout.temperature
+    top_p: float = 1.0
+    max_response_tokens: int = 0  # 0: rollout.max_response_tokens
     max_prompts: int = 0  # of each set; 0: all
+    # name in reward.functions whose value says whether a sample is right; null: the first of them
+    function: str | None = None
 
     def __post_init__(self) -> None:
-        at_least("evaluation", 1, every=self.every, num_samples=self.num_samples)
-        at_least("evaluation", 0, max_prompts=self.max_prompts)
-        for name, path in self.sets.items():
-            require(
-                _SET_NAME.fullmatch(name) is not None,
-                f"evaluation.sets.{name}: a name has letters, digits, '_', '.' and '-' only; "
-                "it becomes part of metric keys",
-            )
-            require(path != "", f"evaluation.sets.{name} is empty: give a file or a data set id")
+        at_least("evaluation", 1, every=self.every)
+        _check_sets("evaluation.sets", self.sets)
+        _check_sampling("evaluation", self)
+        for name, chosen in self.sets.items():
+            _check_sampling(f"evaluation.sets.{name}", chosen)
+
+
+def _check_sampling(section: str, chosen: EvaluationConfig | EvaluationSetConfig) -> None:
+    at_least(section, 1, num_samples=chosen.num_samples)
+    at_least(
+        section, 0, max_prompts=chosen.max_prompts, max_response_tokens=chosen.max_response_tokens
+    )
+    above(section, 0, temperature=chosen.temperature)
+    require(
+        chosen.top_p is None or 0 < chosen.top_p <= 1,
+        f"{section}.top_p must be in (0, 1], got {chosen.top_p}",
+    )
+
+
+def _check_sets(section: str, sets: Mapping[str, PromptSetOverrides]) -> None:
+    for name, chosen in sets.items():
+        _check_name(section, name)
+        require(
+            chosen.path not in ("", MISSING),
+            f"{section}.{name}.path is empty: give a file or a data set id",
+        )
+        for key in ("prompt_pattern", "answer_pattern"):
+            _check_pattern(f"{section}.{name}", key, vars_of(chosen)[key])
+
+
+def vars_of(chosen: PromptSetOverrides) -> dict[str, Any]:
+    """Return the settings by name; slots leave no `__dict__`."""
+    return {name: getattr(chosen, name) for name in PromptSetOverrides.__dataclass_fields__}
+
+
+def _check_name(section: str, name: str) -> None:
+    require(
+        _NAME.fullmatch(name) is not None,
+        f"{section}.{name}: a name has letters, digits, '_', '.' and '-' only; "
+        "it becomes part of metric keys",
+    )
+
+
+def _check_function(key: str, function: str) -> None:
+    require(
+        function in BUILTIN_REWARDS or _FUNCTION.fullmatch(function) is not None,
+        f"{key} must be module:function or one of {', '.join(BUILTIN_REWARDS)}, got {function}",
+    )
+
+
+def _check_pattern(section: str, key: str, pattern: str | None) -> None:
+    if not pattern:
+        return
+    try:
+        num_groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(
+            f"{section}.{key} is not a regular expression: {error}, got {pattern}"
+        ) from error
+    require(
+        num_groups == 1,
+        f"{section}.{key} must have one group, (...), around what is wanted, got {pattern}",
+    )

@@ -1,0 +1,35 @@
+"""The prompt sets of a run, with every setting filled in."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from april_rl.config.task import (
+    DataConfig,
+    EvaluationSetConfig,
+    PromptSetConfig,
+    PromptSetOverrides,
+    vars_of,
+)
+
+_TEST_SPLIT = "test"  # of an evaluation set that names none: never the rows of training
+
+
+def training_sets(data: DataConfig) -> dict[str, PromptSetConfig]:
+    """Return the sources of a mixture by name; of a single set, that one with the name ""."""
+    if not data.sources:
+        return {"": _filled(data, PromptSetOverrides(path=data.path))}
+    return {name: _filled(data, source) for name, source in data.sources.items()}
+
+
+def evaluation_set(data: DataConfig, chosen: EvaluationSetConfig) -> PromptSetConfig:
+    """Return the set of `evaluation.sets`; what it leaves out is as in `data`."""
+    filled = _filled(data, chosen)
+    filled.split = chosen.split or _TEST_SPLIT
+    return filled
+
+
+def _filled(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:
+    given = {name: value for name, value in vars_of(chosen).items() if value is not None}
+    general = {entry.name: getattr(data, entry.name) for entry in fields(PromptSetConfig)}
+    return PromptSetConfig(**{**general, **given})
