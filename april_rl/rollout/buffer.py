@@ -81,7 +81,7 @@ class Buffer:
 
     def score(self, scores: Sequence[Score]) -> list[int]:
         """Note scores; returns the places of the groups whose last missing one was among them."""
-        table, (sample_ids, values, outcomes, _) = self.table, zip(*scores, strict=True)
+        table, (sample_ids, values, outcomes, *_) = self.table, zip(*scores, strict=True)
         flat = np.fromiter(chain.from_iterable(sample_ids), np.int64, 2 * len(scores))
         rows, rewards = self.rows_of(flat[::2], flat[1::2]), np.array(values, np.float64)
         unusual = [number for number, outcome in enumerate(outcomes) if outcome != "scored"]
