@@ -37,11 +37,12 @@ LAYERS = (  # the floors of the house, the ground first
     {"learning"},
     {"assembly"},
     {"trainer"},
-    {"train", "evaluate", "simulate"},
+    {"train", "commands"},
+    {"__main__"},
 )
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
 PURE = LAYERS[0] | LAYERS[1] | LAYERS[2] | LAYERS[3]  # tested in seconds, without GPU or process
-HYDRA_USERS = {"config", "train", "evaluate", "simulate"}
+HYDRA_USERS = {"config", "train", "commands"}
 OWNERS = {
     "vllm": {"engine"},
     "wandb": {"tracking"},
@@ -87,7 +88,7 @@ def test_the_package_imports_itself_by_its_full_name() -> None:
 
 def test_the_tiny_task_is_imported_by_the_command_lines_only() -> None:
     users = {part_of(path) for path in package_files() if "tiny" in parts_imported(path)}
-    assert users <= {"tiny", "train", "evaluate"}
+    assert users <= {"tiny", "train", "commands"}
 
 
 @pytest.mark.parametrize("library", OWNERS)
@@ -120,7 +121,7 @@ def test_the_pure_floors_import_nothing_heavy() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("module", ["april_rl.config", "april_rl.train"])
+@pytest.mark.parametrize("module", ["april_rl.config", "april_rl.train", "april_rl.__main__"])
 def test_importing_the_command_line_loads_nothing_heavy(module: str) -> None:
     script = f"import sys, {module}; print(*sorted({set(HEAVY)!r} & sys.modules.keys()))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)

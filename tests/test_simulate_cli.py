@@ -1,4 +1,4 @@
-"""`python -m april_rl.simulate`: presets, recorded runs, and messages for what is wrong."""
+"""`python -m april_rl simulate`: presets, recorded runs, and messages for what is wrong."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from source_tree import ROOT
 
+from april_rl.commands.simulate import main
 from april_rl.config import TrainConfig
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.cost import EngineCost
@@ -20,7 +21,6 @@ from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.lengths import Lognormal
 from april_rl.rollout.paper import paper_cases, simulate_case
 from april_rl.rollout.simulation import Outcome, Scenario, simulate
-from april_rl.simulate import main
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.samples_file import SampleRecord, write_samples
 
@@ -82,7 +82,7 @@ def _records(collection: Collection, version: int) -> list[SampleRecord]:
 def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
     """What `--json` wrote."""
     path = tmp_path / "rows.json"
-    main([*arguments, "--json", str(path)])
+    assert main([*arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())
     assert isinstance(rows, list)
     return rows
@@ -90,10 +90,11 @@ def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
 
 def message_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Exit status and the last line of standard error."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, capsys.readouterr().err.strip().splitlines()[-1]
+    try:
+        status = main(arguments)
+    except SystemExit as ended:  # how argparse refuses
+        status = int(ended.code or 0)
+    return status, capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_a_recorded_run_simulates_to_its_own_step_time(recorded, tmp_path):
@@ -219,7 +220,7 @@ def test_a_run_that_lacks_something_is_refused_by_name(capsys, recorded, tmp_pat
 def test_help_answers_at_once():
     """Without torch or anything as heavy. Fails when the trainer is imported."""
     heavy = {"torch", "vllm", "ray", "transformers", "datasets", "wandb", "matplotlib", "hydra"}
-    script = f"import sys, april_rl.simulate; print(*({heavy!r} & sys.modules.keys()))"
+    script = f"import sys, april_rl.commands.simulate; print(*({heavy!r} & sys.modules.keys()))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "\n", "")
 

@@ -1,5 +1,5 @@
-"""Command line: `python -m april_rl.simulate --run DIR` or `--preset NAME`: what an over-sampling
-factor would do, on the real collector and simulated engines.
+"""`python -m april_rl simulate --run DIR` or `--preset NAME`: what an over-sampling factor would
+do, on the real collector and simulated engines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from april_rl.errors import RunError
+from april_rl.interrupts import EXIT_STATUS
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.lengths import Lognormal, Recorded, median_for
 from april_rl.rollout.paper import PaperRow, paper_cases, simulate_case
@@ -25,6 +26,8 @@ from april_rl.tracking.simulation_tables import comparison_table, paper_table
 
 if TYPE_CHECKING:
     from april_rl.config import TrainConfig
+
+SUMMARY = "what an over-sampling factor would gain, offline, from a recorded run or a preset"
 
 # Options that replace a field of the scenario: its name, type and meaning.
 _FIELDS: tuple[tuple[str, type, str], ...] = (
@@ -57,9 +60,9 @@ class Source:
     kv_bytes_per_token: int | None  # None: not known of a recorded run
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Simulate what the command line asks for and print the table; a mistake ends in one message
-    and status 1 or 2.
+def main(arguments: Sequence[str]) -> int:
+    """Simulate what the command line asks for, print the table and return the exit status; a
+    mistake ends in one message and status 1, or in SystemExit(2).
     """
     options = _parser().parse_args(arguments)
     try:
@@ -68,14 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _write(options.json, found)
     except (RunError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        return 1
     except KeyboardInterrupt:
-        sys.exit(130)
+        return EXIT_STATUS
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m april_rl.simulate",
+        prog="python -m april_rl simulate",
         description="Step time, gain over synchronous, ages and memory at several over-sampling "
         "factors, without a GPU. See docs/simulator.md.",
     )
@@ -293,7 +297,3 @@ def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise SimulationError(f"--json {path} cannot be written: {error.strerror}") from error
-
-
-if __name__ == "__main__":
-    main()

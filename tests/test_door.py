@@ -1,0 +1,70 @@
+"""`python -m april_rl`: the list of commands, and what is said of one that there is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+from april_rl.__main__ import main
+from april_rl.commands import NAMES, commands
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "april_rl", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def test_every_module_of_the_folder_is_a_command_that_is_listed() -> None:
+    """Fails when a command is added and its name forgotten."""
+    modules = {path.stem for path in (Path(ROOT) / "april_rl" / "commands").glob("[a-z]*.py")}
+    assert modules == commands().keys()
+    assert modules <= set(NAMES)
+
+
+def test_without_a_command_each_is_listed_with_a_line() -> None:
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, command in commands().items():
+        assert f"  {name} " in done.stdout
+        assert command.summary in done.stdout
+        assert "\n" not in command.summary
+    assert "python -m april_rl.train" in done.stdout
+
+
+@pytest.mark.parametrize("name", commands())
+def test_each_command_has_a_help_that_names_it(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main([name, "--help"])
+    except SystemExit as ended:  # argparse
+        status = int(ended.code or 0)
+    assert status == 0
+    assert f"usage: python -m april_rl {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("simulat", "simulat is not a command of python -m april_rl; did you mean simulate?"),
+        ("xyz", "xyz is not a command of python -m april_rl; there are "),
+        ("train", "Training is python -m april_rl.train"),
+    ],
+)
+def test_an_unknown_command_ends_in_one_message_with_the_nearest(
+    name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"error: {message}")
+    assert shown.err.count("\n") == 1
