@@ -14,6 +14,7 @@ from april_rl.algorithm.advantages import BatchAdvantages
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl, Resume
+from april_rl.config.notes import inert_settings
 from april_rl.data.prompts import tokenize_prompts
 from april_rl.data.rows import load_rows
 from april_rl.data.stream import PromptStream
@@ -73,6 +74,8 @@ def assemble(
     packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
     tracker = stack.enter_context(_tracker(config, run_dir, layout.shown_in(plain)))
     tracker.message(str(layout))
+    for line in inert_settings(config):
+        tracker.message(line)
     if config.rollout.resume is Resume.keep and layout.device != "cpu":
         tracker.message(
             "rollout.resume=keep: the engine sleeps on a GPU while the learner updates, and its KV "

@@ -146,7 +146,7 @@ class Trainer:
             [scored.rewards for scored in collection.groups],
             collection.stats.trained_lengths,
             max_response_tokens=self._config.rollout.max_response_tokens,
-            buffer_tokens=self._config.algorithm.overlong_buffer_tokens,
+            buffer_frac=self._config.algorithm.overlong_buffer_frac,
             penalty=self._config.algorithm.overlong_penalty,
         )
         return self._parts.advantages(rewards, [True] * len(rewards))

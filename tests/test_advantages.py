@@ -122,14 +122,14 @@ def test_advantages_are_finite_and_sum_to_zero(rewards):
 
 def test_the_overlong_penalty_falls_linearly_through_the_buffer_and_stays_at_its_end():
     penalty = soft_overlong_penalty(
-        [0, 80, 81, 90, 100, 150], max_response_tokens=100, buffer_tokens=20, penalty=0.5
+        [0, 80, 81, 90, 100, 150], max_response_tokens=100, buffer_frac=0.2, penalty=0.5
     )
     assert penalty == pytest.approx([0.0, 0.0, -0.025, -0.25, -0.5, -0.5])
 
 
-def test_a_buffer_of_no_tokens_turns_the_overlong_penalty_off():
+def test_a_buffer_of_no_share_turns_the_overlong_penalty_off():
     penalty = soft_overlong_penalty(
-        [1, 100, 150], max_response_tokens=100, buffer_tokens=0, penalty=1.0
+        [1, 100, 150], max_response_tokens=100, buffer_frac=0, penalty=1.0
     )
     assert penalty.tolist() == [0.0, 0.0, 0.0]
 
@@ -149,7 +149,7 @@ def test_a_batch_of_groups_of_one_size_is_what_each_group_by_itself_is(advantage
 
 def test_every_group_gets_the_penalty_of_its_own_responses():
     """Fails when lengths go to another group, or groups must be of one size."""
-    limits = {"max_response_tokens": 10, "buffer_tokens": 4, "penalty": 2.0}
+    limits = {"max_response_tokens": 10, "buffer_frac": 0.4, "penalty": 2.0}
     shaped = with_overlong_penalty([(1.0, 0.0), (1.0,)], [6, 10, 8], **limits)
     assert [group.tolist() for group in shaped] == [[1.0, -2.0], [0.0]]
     assert with_overlong_penalty([], [], **limits) == []

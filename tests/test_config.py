@@ -125,7 +125,7 @@ def test_an_unknown_key_or_a_wrong_type_is_refused_by_name(override: str, wanted
         "optimizer.lr=inf",
         "optimizer.weight_decay=nan",
         "optimizer.warmup_steps=100",
-        "algorithm.overlong_buffer_tokens=257",
+        "algorithm.overlong_buffer_frac=1.1",
         "algorithm.overlong_penalty=inf",
         "algorithm.clip_low=1",
         "algorithm.tis_cap=0.5",

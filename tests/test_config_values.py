@@ -44,8 +44,8 @@ def test_the_last_values_in_range_are_taken() -> None:
         "rollout.drain_steps=99",
         "optimizer.warmup_steps=199",
         "trainer.num_minibatches=2",
-        "algorithm.overlong_buffer_tokens=256",
+        "algorithm.overlong_buffer_frac=1",
     )
     assert (config.seed, config.rollout.drain_steps) == (2**32 - 1, config.trainer.num_steps - 1)
     assert config.optimizer.warmup_steps == 2 * config.trainer.num_steps - 1
-    assert config.algorithm.overlong_buffer_tokens == config.rollout.max_response_tokens
+    assert config.algorithm.overlong_buffer_frac == 1

@@ -204,7 +204,7 @@ def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalti
         assert all(np.all(mask) for mask in valid)
         return by_group(grpo)(groups, valid)
 
-    penalties = AlgorithmConfig(overlong_buffer_tokens=BUDGET, overlong_penalty=1000.0)
+    penalties = AlgorithmConfig(overlong_buffer_frac=1.0, overlong_penalty=1000.0)
     config = replace(settings(num_steps=2), algorithm=penalties)
     run(config, tmp_path, advantages=advantages)
     assert [[len(rewards) for rewards in groups] for groups in calls] == [[2, 2], [2, 2]]

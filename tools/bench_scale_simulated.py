@@ -123,7 +123,7 @@ def _advantages(collection: Collection, max_tokens: int) -> None:
         [scored.rewards for scored in collection.groups],
         collection.stats.trained_lengths,
         max_response_tokens=max_tokens,
-        buffer_tokens=max_tokens // 4,
+        buffer_frac=0.25,
         penalty=1.0,
     )
     by_group(grpo)(rewards, [True] * len(rewards))

@@ -13,16 +13,18 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def soft_overlong_penalty(
-    num_tokens: ArrayLike, *, max_response_tokens: int, buffer_tokens: int, penalty: float
+    num_tokens: ArrayLike, *, max_response_tokens: int, buffer_frac: float, penalty: float
 ) -> NDArray[np.float64]:
-    """What to add to the rewards of responses so long [G]; Yu et al. 2025 (DAPO), eq. 13.
+    """Return what to add to the rewards of responses of these lengths [G]; Yu et al. 2025 (DAPO),
+    eq. 13.
 
-    0 up to max_response_tokens - buffer_tokens, falling linearly through the buffer, -penalty at
-    and beyond max_response_tokens. `buffer_tokens` 0 turns it off: always 0.
+    The buffer is the last `buffer_frac` of max_response_tokens. The result is 0 before it, falls
+    linearly through it, and is -penalty at its end. `buffer_frac` 0 turns it off: always 0.
     """
     lengths = np.asarray(num_tokens, dtype=np.float64)
-    if buffer_tokens == 0:
+    if buffer_frac == 0:
         return np.zeros_like(lengths)
+    buffer_tokens = buffer_frac * max_response_tokens
     over = lengths - (max_response_tokens - buffer_tokens)
     # Not np.clip, which costs a small array several times as much.
     share: NDArray[np.float64] = np.minimum(np.maximum(over / buffer_tokens, 0.0), 1.0)
@@ -34,16 +36,16 @@ def with_overlong_penalty(
     num_tokens: ArrayLike,
     *,
     max_response_tokens: int,
-    buffer_tokens: int,
+    buffer_frac: float,
     penalty: float,
 ) -> list[NDArray[np.float64]]:
-    """The rewards of each group [G] with the `soft_overlong_penalty` of its responses, whose
+    """Return the rewards of each group [G] with the `soft_overlong_penalty` of its responses, whose
     lengths are `num_tokens`, one group behind the other [ΣG].
     """
     shaped = np.fromiter(chain.from_iterable(rewards), np.float64) + soft_overlong_penalty(
         num_tokens,
         max_response_tokens=max_response_tokens,
-        buffer_tokens=buffer_tokens,
+        buffer_frac=buffer_frac,
         penalty=penalty,
     )
     ends = accumulate(map(len, rewards), initial=0)

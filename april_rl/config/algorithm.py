@@ -38,13 +38,16 @@ class AlgorithmConfig:
     # [low, high]: responses whose weights have a product outside get no gradient; null: off
     sequence_mask: list[float] | None = None
     geometric_mask: list[float] | None = None  # the same of their geometric mean
-    dynamic_sampling: bool = (
-        False  # reject groups whose rewards are all equal and refill their slots
-    )
-    overlong_buffer_tokens: int = (
-        0  # DAPO's soft overlong punishment over the last so many tokens; 0: off
-    )
-    overlong_penalty: float = 1.0  # reward taken off at the end of the buffer
+    # reject groups whose rewards are all equal and refill their slots; as in DAPO (Yu et al. 2025,
+    # eq. 11: between 0 and G right answers, both excluded) it looks at the raw rewards, before the
+    # overlong penalty
+    dynamic_sampling: bool = False
+    # DAPO's soft overlong punishment over the last so large a share of rollout.max_response_tokens,
+    # DAPO: 4,096 of 20,480 = 0.2; 0: off
+    overlong_buffer_frac: float = 0.0
+    # reward taken off at the end of that buffer; DAPO: 1 of rewards of -1 and 1, which is half of
+    # their span, as 0.5 is of rewards of 0 and 1
+    overlong_penalty: float = 0.5
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -73,9 +76,9 @@ class AlgorithmConfig:
             f"algorithm.kl_coefficient must be > 0 with algorithm.kl={self.kl.name}, got 0",
         )
         require(
-            self.overlong_buffer_tokens > 0 or self.overlong_penalty == 1.0,
-            f"algorithm.overlong_penalty={self.overlong_penalty:g} means nothing with "
-            "algorithm.overlong_buffer_tokens=0: leave it at 1.0",
+            self.overlong_buffer_frac > 0 or self.overlong_penalty == 0.5,
+            f"algorithm.overlong_penalty={self.overlong_penalty:g} has no effect with "
+            "algorithm.overlong_buffer_frac=0: leave it at 0.5",
         )
 
     def _check_ranges(self) -> None:
@@ -93,8 +96,12 @@ class AlgorithmConfig:
             0,
             kl_coefficient=self.kl_coefficient,
             entropy_coefficient=self.entropy_coefficient,
-            overlong_buffer_tokens=self.overlong_buffer_tokens,
             overlong_penalty=self.overlong_penalty,
+        )
+
+        require(
+            0 <= self.overlong_buffer_frac <= 1,
+            f"algorithm.overlong_buffer_frac must be in [0, 1], got {self.overlong_buffer_frac}",
         )
 
     def _check_clip_low(self) -> None:

@@ -98,8 +98,7 @@ def _check_samples(config: TrainConfig) -> None:
 
 def _check_lengths(config: TrainConfig) -> None:
     """In tokens, of a prompt and its response."""
-    budget, buffer = config.rollout.max_response_tokens, config.algorithm.overlong_buffer_tokens
-    longest = config.data.max_prompt_tokens + budget
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     require(
         config.learner.max_tokens >= longest,
         f"learner.max_tokens must hold the longest sequence, data.max_prompt_tokens + "
@@ -109,11 +108,6 @@ def _check_lengths(config: TrainConfig) -> None:
         config.engine.max_model_len == 0 or config.engine.max_model_len >= longest,
         f"engine.max_model_len must be 0 or >= data.max_prompt_tokens + "
         f"rollout.max_response_tokens = {longest}, got {config.engine.max_model_len}",
-    )
-    require(
-        buffer <= budget,
-        f"algorithm.overlong_buffer_tokens must be <= rollout.max_response_tokens ({budget}), "
-        f"got {buffer}",
     )
 
 

@@ -1,0 +1,30 @@
+"""What is said once at the start of a run about settings that are allowed and do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from april_rl.config.choices import Loss, Ratio
+from april_rl.config.schema import TrainConfig
+
+# What bounds the ratio of each loss; policy_gradient has no ratio.
+_BOUNDS = {
+    Loss.ppo_clip: "algorithm.clip_low, clip_high and dual_clip",
+    Loss.gspo: "algorithm.clip_low and clip_high and the ratio of whole responses",
+    Loss.gspo_token: "algorithm.clip_low and clip_high and the ratio of whole responses",
+    Loss.cispo: "algorithm.clip_low and clip_high",
+    Loss.sapo: "algorithm.sapo_positive_temperature and sapo_negative_temperature",
+}
+
+
+def inert_settings(config: TrainConfig) -> Iterator[str]:
+    """Yield a line for each setting that never acts because of another one, with the remedy."""
+    algorithm = config.algorithm
+    is_one_update = config.trainer.num_minibatches == 1
+    if algorithm.ratio is Ratio.proximal and is_one_update and algorithm.loss in _BOUNDS:
+        yield (
+            f"every ratio is 1, so {_BOUNDS[algorithm.loss]} never act and loss/clip_frac stays 0: "
+            "with algorithm.ratio=proximal and trainer.num_minibatches=1 the only optimizer step "
+            "of a batch compares the policy with itself. Set trainer.num_minibatches above 1, or "
+            "algorithm.ratio=behaviour with algorithm.correction=none, if they shall act"
+        )
