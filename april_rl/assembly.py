@@ -15,8 +15,9 @@ from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl, Resume
 from april_rl.config.notes import inert_settings
-from april_rl.data.prompts import tokenize_prompts
-from april_rl.data.rows import load_rows
+from april_rl.config.prompt_sets import evaluation_set, training_sets
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.prompts import PromptTable, load_prompts
 from april_rl.data.stream import PromptStream
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.errors import RunError
@@ -56,7 +57,7 @@ class Parts:
     collector: Collector
     packer: Packer
     evaluator: Evaluator
-    held_out: dict[str, list[Prompt]]
+    held_out: dict[str, PromptTable]
     advantages: BatchAdvantages
 
 
@@ -84,11 +85,11 @@ def assemble(
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("reading the data"):
         load = partial(_load, config, tokenizer, tracker)
-        prompts = load(key="data.path", path=config.data.path)
+        prompts = load(key="data.path", chosen=training_sets(config.data)[""])
         held_out = {
-            name: load(key=f"evaluation.sets.{name}.path", path=chosen.path)[
-                : config.evaluation.max_prompts or None
-            ]
+            name: load(
+                key=f"evaluation.sets.{name}.path", chosen=evaluation_set(config.data, chosen)
+            )[: config.evaluation.max_prompts or None]
             for name, chosen in config.evaluation.sets.items()
         }
     with tracker.phase("trying the reward"):
@@ -169,32 +170,23 @@ def _rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> Rewa
 
 
 def _load(
-    config: TrainConfig, tokenizer: Tokenizer, tracker: Tracker, *, key: str, path: str
-) -> list[Prompt]:
-    """The prompts of the data set that the setting `key` names, in its order; says how many were
-    too long.
-    """
-    data = config.data
-    rows = load_rows(
-        path,
-        key=key,
-        split=data.split,
-        prompt_column=data.prompt_column,
-        answer_column=data.answer_column,
-    )
-    found = tokenize_prompts(
-        rows,
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+    tracker: Tracker,
+    *,
+    key: str,
+    chosen: PromptSetConfig,
+) -> PromptTable:
+    """Return the prompts of the set that the setting `key` names, and say how many there are."""
+    table = load_prompts(
+        chosen,
         tokenizer,
-        template=data.template,
-        plain_template=data.plain_template,
-        system_prompt=data.system_prompt,
-        max_prompt_tokens=data.max_prompt_tokens,
+        key=key,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        seed=config.seed,
     )
-    tracker.message(
-        f"{path}: {len(found.prompts)} prompts, {found.num_left_out} left out as longer than "
-        f"data.max_prompt_tokens={data.max_prompt_tokens} (the longest has {found.longest_tokens})"
-    )
-    return list(found.prompts)
+    tracker.message(table.summary)
+    return table
 
 
 def _window(config: TrainConfig) -> tuple[int, str]:

@@ -230,7 +230,7 @@ class Reads(ast.NodeVisitor):
             self._names[target.id] = section
 
     def _annotated(self, name: str, annotation: ast.expr) -> None:
-        known = self._classes | {"TrainConfig": ""}
+        known = self._classes | {"TrainConfig": "", "PromptSetConfig": "data"}
         if isinstance(annotation, ast.Name) and annotation.id in known:
             self._names[name] = known[annotation.id]
 

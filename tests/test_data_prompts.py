@@ -12,8 +12,9 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from april_rl.config.choices import Template
+from april_rl.data.errors import DataError
 from april_rl.data.prompts import tokenize_prompts
-from april_rl.data.rows import DataError, Row
+from april_rl.data.rows import Row
 from april_rl.data.stream import PromptStream
 from april_rl.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from april_rl.types import Prompt
@@ -72,20 +73,18 @@ def message(content, role="user"):
 
 
 def test_a_chat_prompt_ends_where_the_answer_begins_and_has_no_second_start_token():
-    (prompt,) = tokenized(row("one two"), system_prompt="three").prompts
+    (prompt,) = tokenized(row("one two"), system_prompt="three")
     assert words(prompt.token_ids) == "system three <eos> user one two <eos> assistant"
     assert prompt.text == "system three <eos> user one two <eos> assistant"
 
 
 def test_a_list_of_messages_is_used_as_it_is():
-    (prompt,) = tokenized(row((message("three", "system"), message("one")))).prompts
+    (prompt,) = tokenized(row((message("three", "system"), message("one"))))
     assert words(prompt.token_ids) == "system three <eos> user one <eos> assistant"
 
 
 def test_a_plain_prompt_has_the_template_around_it_and_the_start_token():
-    (prompt,) = tokenized(
-        row("one {x}"), template=Template.plain, plain_template="Q: {prompt} A:"
-    ).prompts
+    (prompt,) = tokenized(row("one {x}"), template=Template.plain, plain_template="Q: {prompt} A:")
     assert prompt.text == "Q: one {x} A:"
     assert words(prompt.token_ids) == "<bos> Q: one <unk> A:"
 
@@ -93,7 +92,7 @@ def test_a_plain_prompt_has_the_template_around_it_and_the_start_token():
 def test_prompts_that_are_too_long_are_left_out_and_counted():
     long, short = row("one two three", 1), row("one", 2)
     result = tokenized(long, short, short, max_prompt_tokens=4)
-    assert [(p.id, p.source) for p in result.prompts] == [(0, "data.jsonl:2"), (1, "data.jsonl:2")]
+    assert [(p.id, p.source) for p in result] == [(0, "data.jsonl:2"), (1, "data.jsonl:2")]
     assert (result.num_left_out, result.longest_tokens) == (1, 6)
 
 

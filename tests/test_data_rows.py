@@ -11,7 +11,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from april_rl.data.rows import DataError, load_rows
+from april_rl.data.errors import DataError
+from april_rl.data.rows import load_rows
 
 
 def load(path, *, key="data.path", prompt_column="prompt", answer_column="answer"):
@@ -168,7 +169,8 @@ def test_another_kind_of_file_says_which_kinds_there_are(tmp_path):
 @pytest.mark.slow
 def test_a_data_set_id_without_network_is_one_message(tmp_path):
     program = (
-        "from april_rl.data.rows import DataError, load_rows\n"
+        "from april_rl.data.errors import DataError\n"
+        "from april_rl.data.rows import load_rows\n"
         "try: load_rows('nobody/nothing', key='data.path', split='train', prompt_column='p',"
         " answer_column='a')\n"
         "except DataError as error: print(error)\n"

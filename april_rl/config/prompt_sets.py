@@ -32,4 +32,6 @@ def evaluation_set(data: DataConfig, chosen: EvaluationSetConfig) -> PromptSetCo
 def _filled(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:
     given = {name: value for name, value in vars_of(chosen).items() if value is not None}
     general = {entry.name: getattr(data, entry.name) for entry in fields(PromptSetConfig)}
+    if chosen.path != data.path:
+        general["args"] = {}  # of another task
     return PromptSetConfig(**{**general, **given})

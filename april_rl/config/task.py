@@ -58,6 +58,8 @@ class PromptSetConfig:
     system_prompt: str = ""  # chat only; empty: none
     # of the tokenizer's chat template, such as {enable_thinking: false} of Qwen3
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    # of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows
+    args: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class PromptSetOverrides:
     plain_template: str | None = None
     system_prompt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    args: dict[str, Any] | None = None  # null: as in `data` if the path is, too; otherwise none
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,21 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import overload
 
 from april_rl.config.choices import Template
-from april_rl.data.rows import DataError, Row
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.errors import DataError
+from april_rl.data.procedural import PREFIX
+from april_rl.data.rows import Row, load_procedural, load_rows
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
 from april_rl.types import Prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizedPrompts:
-    """The prompts of a data set that fit, in the order of the file, with ids 0 … n - 1."""
+class PromptTable(Sequence[Prompt]):
+    """The prompts of one set that fit, in the order of the file, with ids 0 … n - 1."""
 
-    prompts: tuple[Prompt, ...]
-    num_left_out: int  # longer than max_prompt_tokens
-    longest_tokens: int  # of all prompts, also of those left out
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_left_out: int,
+        longest_tokens: int,
+        summary: str = "",
+    ) -> None:
+        """`longest_tokens` is of all prompts, also of those left out as too long."""
+        self._prompts = tuple(prompts)
+        self.num_left_out, self.longest_tokens = num_left_out, longest_tokens
+        self.summary = summary  # one line for people: what was read and what was left out
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> PromptTable: ...
+    def __getitem__(self, index: int | slice) -> Prompt | PromptTable:
+        if isinstance(index, int):
+            return self._prompts[index]
+        return PromptTable(
+            self._prompts[index],
+            num_left_out=self.num_left_out,
+            longest_tokens=self.longest_tokens,
+            summary=self.summary,
+        )
+
+
+def load_prompts(
+    chosen: PromptSetConfig,
+    tokenizer: Tokenizer,
+    *,
+    key: str,
+    max_prompt_tokens: int,
+    dataset: str = "",
+    seed: int = 0,
+) -> PromptTable:
+    """Return the prompts of the set that the setting `key` names; raises DataError.
+
+    `dataset` is its name in `data.sources` or `evaluation.sets`; `seed` is of procedural tasks.
+    """
+    path = chosen.path
+    if path.startswith(PREFIX):
+        rows = load_procedural(path, key=key, split=chosen.split, args=chosen.args, seed=seed)
+    else:
+        rows = load_rows(
+            path,
+            key=key,
+            split=chosen.split,
+            prompt_column=chosen.prompt_column,
+            answer_column=chosen.answer_column,
+        )
+    table = tokenize_prompts(
+        rows,
+        tokenizer,
+        template=chosen.template,
+        plain_template=chosen.plain_template,
+        system_prompt=chosen.system_prompt,
+        max_prompt_tokens=max_prompt_tokens,
+    )
+    return PromptTable(
+        [replace(prompt, dataset=dataset) for prompt in table],
+        num_left_out=table.num_left_out,
+        longest_tokens=table.longest_tokens,
+        summary=f"{path}: {len(table)} prompts, {table.num_left_out} left out as longer than "
+        f"data.max_prompt_tokens={max_prompt_tokens} (the longest has {table.longest_tokens})",
+    )
 
 
 def tokenize_prompts(
@@ -28,7 +98,7 @@ def tokenize_prompts(
     plain_template: str,
     system_prompt: str,
     max_prompt_tokens: int,
-) -> TokenizedPrompts:
+) -> PromptTable:
     """The rows as prompts of at most `max_prompt_tokens`; their text has the template around it.
 
     A chat template writes the special tokens itself; a plain one gets those the tokenizer puts at
@@ -48,17 +118,18 @@ def tokenize_prompts(
             f"data.max_prompt_tokens={max_prompt_tokens} leaves out all {len(rows)} prompts, from "
             f"{rows[0].source} on; the shortest has {min(lengths)} tokens"
         )
-    return TokenizedPrompts(
-        prompts=tuple(
+    return PromptTable(
+        [
             Prompt(
                 id=place,
                 token_ids=encoded[i],
                 text=texts[i],
                 answer=rows[i].answer,
                 source=rows[i].source,
+                columns=rows[i].columns,
             )
             for place, i in enumerate(fitting)
-        ),
+        ],
         num_left_out=len(rows) - len(fitting),
         longest_tokens=max(lengths),
     )

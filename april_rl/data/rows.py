@@ -8,22 +8,19 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 
+from april_rl.data import procedural
+from april_rl.data.errors import DataError
 from april_rl.data.tokenizer import Message
-from april_rl.errors import RunError
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both report what is raised as well
-
-
-class DataError(RunError, ValueError):
-    """Data that cannot be used; the message names the key, the file and, if known, the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +30,7 @@ class Row:
     prompt: str | tuple[Message, ...]  # text, or the messages of a chat
     answer: str
     source: str  # file:line, or data set and row
+    columns: Mapping[str, object] = field(default_factory=dict)  # what the reward asks for beside
 
 
 def load_rows(
@@ -53,6 +51,26 @@ def load_rows(
             return table_of(table, _file_sources(path, len(table)))
     table = _load_id(path, key=key, split=split)
     return table_of(table, [f"{path} [{split}] row {i}" for i in range(1, len(table) + 1)])
+
+
+def load_procedural(
+    path: str, *, key: str, split: str, args: Mapping[str, Any], seed: int
+) -> list[Row]:
+    """Return the rows of `reasoning_gym:NAME`, with the column `entry`; raises DataError."""
+    table = datasets.Dataset.from_dict(
+        procedural.draw_rows(path, key=key, split=split, args=args, seed=seed)
+    )
+    rows = _to_rows(
+        table,
+        [f"{path} [{split}] row {i}" for i in range(1, len(table) + 1)],
+        where=f"{key}={path}",
+        prompt_column="prompt",
+        answer_column="answer",
+    )
+    return [
+        replace(row, columns={"entry": entry})
+        for row, entry in zip(rows, table["entry"], strict=True)
+    ]
 
 
 def _load_file(path: str, *, where: str, cache: str) -> datasets.Dataset:

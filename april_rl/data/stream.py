@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.data.rows import DataError
+from april_rl.data.errors import DataError
 from april_rl.types import Prompt
 
 

@@ -1,0 +1,153 @@
+"""Rows of `reasoning_gym:NAME`: questions drawn from a seed, and a verifier that is tried before
+anything trains on it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import xxhash
+
+from april_rl.data.errors import DataError
+
+PREFIX = "reasoning_gym:"
+COLUMNS = ("prompt", "answer", "entry")
+_NUM_ROWS = {"train": 2000, "test": 200}  # unless `args` has a size
+_TEST_SHARE = 5  # one question in five belongs to the split `test`
+_TEST_SEED = 0  # of the split `test`, in every run: evaluations of two runs ask the same
+_NUM_TRIED = 16  # rows whose gold answer and wrong answers are scored
+_LIMIT_S = 300.0  # for drawing the rows
+_WRONG = ("this is not an answer", "", "0")
+
+Scorer = Callable[[str, Mapping[str, Any]], float]  # of an answer, and the entry it belongs to
+
+
+def draw_rows(
+    path: str, *, key: str, split: str, args: Mapping[str, Any], seed: int
+) -> dict[str, list[str]]:
+    """Return the columns `prompt`, `answer` and `entry` of `reasoning_gym:NAME`.
+
+    `entry` is JSON text with task, question, answer and metadata: what the reward `reasoning_gym`
+    scores a response with. `args` are settings of the task (`size` is the number of rows); `seed`
+    is of the training rows. The hash of a question decides its split, so no question is in both.
+    Raises DataError for a task that does not exist, that its settings do not suit, that takes too
+    long, or whose verifier refuses its own answers or accepts wrong ones.
+    """
+    where = f"{key}={path}"
+    task = path.removeprefix(PREFIX)
+    if split not in _NUM_ROWS:
+        raise DataError(
+            f"{where}: procedural tasks have the splits train and test, got split={split}"
+        )
+    if "seed" in args:
+        raise DataError(
+            f"{where}: args.seed={args['seed']} has no effect: training rows are drawn from the "
+            "run's seed, and those of the split test are the same in every run; remove it"
+        )
+    size = int(args.get("size", _NUM_ROWS[split]))
+    entries = _drawn(task, where=where, split=split, size=size, args=dict(args), seed=seed)
+    check_verifier(task, entries, where=where)
+    return {
+        "prompt": [str(entry["question"]) for entry in entries],
+        "answer": [str(entry["answer"]) for entry in entries],
+        "entry": [json.dumps({"task": task, **entry}) for entry in entries],
+    }
+
+
+def check_verifier(task: str, entries: list[dict[str, Any]], *, where: str) -> None:
+    """Raise DataError unless the task scores its own answers 1 and wrong ones below 1.
+
+    Less than 1 counts as 0 in the reward `reasoning_gym`; an exception on a wrong answer does too.
+    """
+    score: Scorer = _library(where).get_score_answer_fn(task)
+    step = -(-len(entries) // _NUM_TRIED)
+    for entry in entries[::step]:
+        gold, value = entry["answer"], _score(score, entry["answer"], entry)
+        if value != 1.0:
+            raise DataError(
+                f"{where}: the verifier of this task gives {value} to its own answer "
+                f"{str(gold)[:60]!r}, so no response could be right; choose another task"
+            )
+        for wrong in _wrong_answers(gold):
+            if _score(score, wrong, entry) == 1.0:
+                raise DataError(
+                    f"{where}: the verifier of this task gives 1 to the wrong answer {wrong!r} "
+                    f"(right: {str(gold)[:60]!r}), so a model could learn to say that; choose "
+                    "another task"
+                )
+
+
+def _library(where: str) -> Any:  # noqa: ANN401  # the module
+    """Return reasoning_gym, which is imported by those who use it only."""
+    try:
+        return import_module("reasoning_gym")
+    except ImportError as error:
+        raise DataError(
+            f"{where} needs the package reasoning-gym ({error}): pip install 'april_rl[envs]'"
+        ) from error
+
+
+def _drawn(
+    task: str, *, where: str, split: str, size: int, args: dict[str, Any], seed: int
+) -> list[dict[str, Any]]:
+    """Return `size` entries of the split, or what there is of it in as many draws."""
+    library = _library(where)
+    names = sorted(library.factory.DATASETS.keys() - {"composite"})
+    if task not in names:
+        raise DataError(f"{where}: there is no such task; there are {', '.join(names)}")
+    is_test = split == "test"
+    share = _TEST_SHARE if is_test else _TEST_SHARE / (_TEST_SHARE - 1)
+    args |= {"size": round(size * share * 1.25) + 20, "seed": _TEST_SEED if is_test else seed}
+    try:
+        drawn = library.create_dataset(task, **args)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise DataError(f"{where}: the task refuses its settings args={args}: {error}") from error
+    entries: list[dict[str, Any]] = []
+    for entry in _within_limit(drawn, where=where, wanted=args["size"]):
+        if (xxhash.xxh3_64_intdigest(entry["question"].encode()) % _TEST_SHARE == 0) == is_test:
+            entries.append(entry)
+        if len(entries) == size:
+            break
+    if not entries:
+        raise DataError(
+            f"{where}: {args['size']} draws gave no question of the split {split}: the task has "
+            "too few different questions with these settings"
+        )
+    return entries
+
+
+def _within_limit(drawn: Any, *, where: str, wanted: int) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    """Yield each entry as the reward will see it: once through JSON."""
+    started = time.monotonic()
+    for index in range(wanted):
+        entry = drawn[index]
+        kept = {name: entry[name] for name in ("question", "answer", "metadata")}
+        yield json.loads(json.dumps(kept, default=str))
+        if time.monotonic() - started > _LIMIT_S:
+            raise DataError(
+                f"{where}: drawing {index + 1} of {wanted} questions took {_LIMIT_S:.0f} s; give "
+                "fewer with args.size"
+            )
+
+
+def _wrong_answers(gold: object) -> list[str]:
+    """Return the answers that are not the right one; 0.0 is 0."""
+    try:
+        is_zero = float(str(gold)) == 0.0
+    except ValueError:
+        is_zero = False
+    return [wrong for wrong in _WRONG if wrong != gold and not (wrong == "0" and is_zero)]
+
+
+def _score(score: Scorer, answer: str, entry: Mapping[str, Any]) -> float:
+    """Return the verifier's value; an exception counts as 0."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of what does not parse
+            return float(score(answer, entry))
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
+        return 0.0
