@@ -45,6 +45,13 @@ class Prompt:
     columns: Mapping[str, object] = field(default_factory=dict)  # what the reward asks for beside
 
 
+class Sampling(NamedTuple):
+    """How the tokens of a request are drawn where it is not as in training."""
+
+    temperature: float
+    top_p: float  # of the nucleus that tokens are drawn from (Holtzman et al. 2020); 1: all tokens
+
+
 class Request(NamedTuple):
     """What an engine gets: go on from `token_ids` for at most `max_tokens` tokens.
 
@@ -57,6 +64,7 @@ class Request(NamedTuple):
     max_tokens: int  # what is left of the response budget
     seed: int
     parts: tuple[Sequence[int], ...] = ()  # of each completion so far; [start] in all
+    sampling: Sampling | None = None  # None: at the engine's temperature, from all tokens
 
     @property
     def token_ids(self) -> list[int]:

@@ -14,7 +14,7 @@ from tiny_models import EOS_ID, write_tiny_qwen3
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from april_rl.engine.vllm_engine import VllmEngine
-from april_rl.types import Completion, Prompt, Request, Sample, SampleId
+from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Sampling
 
 pytestmark = pytest.mark.slow
 
@@ -228,6 +228,22 @@ def test_the_same_seeds_give_the_same_tokens_and_others_do_not(engine: VllmEngin
     assert finish(engine, [request(i) for i in range(8)]) == first
     other = [request(i)._replace(seed=i) for i in range(8)]
     assert [c.token_ids for c in finish(engine, other)] != [c.token_ids for c in first]
+
+
+def test_the_engine_draws_each_request_as_it_asks(engine: VllmEngine) -> None:
+    """A tiny nucleus is greedy: the probability of each token is 1. Fails when all requests are
+    drawn at the engine's own temperature, or those that follow at another.
+    """
+    before = finish(engine, [request(i) for i in range(8)])
+    tiny, cold = Sampling(TEMPERATURE, top_p=1e-6), Sampling(0.001, top_p=1.0)
+    greedy, coldest = (
+        finish(engine, [request(i)._replace(sampling=sampling) for i in range(8)])
+        for sampling in (tiny, cold)
+    )
+    assert all(logprob == 0 for completion in greedy for logprob in completion.logprobs)
+    same = [a.token_ids == b.token_ids for a, b in zip(greedy, coldest, strict=True)]
+    assert sum(same) >= 6  # in bfloat16 the first two may be equally probable
+    assert finish(engine, [request(i) for i in range(8)]) == before != greedy
 
 
 def test_a_request_that_cannot_fit_is_refused_by_name(engine: VllmEngine) -> None:

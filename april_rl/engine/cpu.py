@@ -5,6 +5,9 @@ Legend: [B] rows of an engine step, one a request. [V] vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import torch
 import vllm.model_executor.layers.utils as vllm_linear
@@ -18,10 +21,16 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from april_rl.types import Sampling
+
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014, fig. 17.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+
+# Keys of a request's `extra_args`: its seed, and a `Sampling` where it is not as in training.
+SEED, SAMPLING = "seed", "sampling"
+_LOOKED_AT_FIRST = 1024  # most probable tokens of a row: a nucleus rarely has more
 
 _set_up_experts = UnquantizedFusedMoEMethod._setup_kernel
 
@@ -83,12 +92,34 @@ def gumbel_argmax(logprobs: torch.Tensor, seeds: NDArray[np.int64]) -> torch.Ten
     return tokens
 
 
+def nucleus(logprobs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Return `logprobs` [B, V] with -inf for the tokens outside each row's nucleus.
+
+    The nucleus is the smallest set of most probable tokens whose probability is at least `top_p`
+    [B] (Holtzman et al. 2020, section 3.1). The rest is not renormalised.
+    """
+    bound = top_p.double()[:, None]
+    vocabulary, count = logprobs.shape[-1], _LOOKED_AT_FIRST
+    while True:
+        count = min(count, vocabulary)
+        ordered, order = logprobs.topk(count, dim=-1)
+        probabilities = ordered.double().exp()
+        total = probabilities.cumsum(dim=-1)
+        if count == vocabulary or bool((total[:, -1:] >= bound).all()):
+            break
+        count *= 8
+    is_outside = total - probabilities >= bound  # what the more probable tokens have is enough
+    nothing = torch.full_like(logprobs, -torch.inf)
+    return nothing.scatter_(-1, order, ordered.masked_fill(is_outside, -torch.inf))
+
+
 class CounterSampler(Sampler):
     """Samples at one temperature and reports the sampled token's log-probability.
 
     vLLM's own sampler draws a number from each request's generator in Python, and cannot do that at
     all for a prompt that is prefilled in several steps. A request's seed is read from its
-    `extra_args["seed"]`.
+    `extra_args`, and so is a `Sampling` of its own; rows without one are computed as if no row had
+    one.
     """
 
     def __init__(self, runner: CPUModelRunner, *, temperature: float) -> None:
@@ -107,9 +138,14 @@ class CounterSampler(Sampler):
 
         Ranks are not computed: they are reported as 0.
         """
+        arguments = self._row_arguments(len(logits))
+        own = [row for row, given in enumerate(arguments) if SAMPLING in given]
+        own_logits = logits[own] if own else None  # a copy: what follows may overwrite them
         scaled = logits.to(torch.float32).div_(self._temperature)
         logprobs = scaled.log_softmax(dim=-1)
-        tokens = gumbel_argmax(logprobs, self._row_seeds(len(logprobs)))[:, None]  # [B, 1]
+        if own_logits is not None:
+            logprobs[own] = _own_logprobs(own_logits, [arguments[row][SAMPLING] for row in own])
+        tokens = gumbel_argmax(logprobs, self._row_seeds(arguments))[:, None]  # [B, 1]
         tokens_32 = tokens.to(torch.int32)
         return SamplerOutput(
             sampled_token_ids=tokens_32,
@@ -120,12 +156,29 @@ class CounterSampler(Sampler):
             ),
         )
 
-    def _row_seeds(self, num_rows: int) -> NDArray[np.int64]:
+    def _row_arguments(self, num_rows: int) -> list[dict[str, Any]]:
+        """The `extra_args` of each row's request [B]."""
+        requests = self._runner.requests
+        rows = self._runner.input_batch.req_ids[:num_rows]
+        return [requests[row].sampling_params.extra_args for row in rows]  # type: ignore[union-attr, misc]
+
+    def _row_seeds(self, arguments: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
         """The noise seed of each row, from its request's seed and the position it samples [B]."""
-        batch, requests = self._runner.input_batch, self._runner.requests
-        rows = batch.req_ids[:num_rows]
-        seeds = [requests[row].sampling_params.extra_args["seed"] for row in rows]  # type: ignore[union-attr, index]
-        return noise_seeds(np.array(seeds, dtype=np.int64), batch.num_tokens_no_spec[:num_rows])
+        seeds = np.array([given[SEED] for given in arguments], dtype=np.int64)
+        positions = self._runner.input_batch.num_tokens_no_spec[: len(arguments)]
+        return noise_seeds(seeds, positions)
+
+
+def _own_logprobs(logits: torch.Tensor, sampling: Sequence[Sampling]) -> torch.Tensor:
+    """Return the log-probabilities that rows of `logits` [B, V] are drawn with, -inf outside the
+    nucleus and renormalised inside; each row has a `Sampling` of its own.
+    """
+    temperatures = torch.tensor([each.temperature for each in sampling])
+    logprobs = (logits.to(torch.float32) / temperatures[:, None]).log_softmax(dim=-1)
+    cut = [row for row, each in enumerate(sampling) if each.top_p < 1]
+    top_p = torch.tensor([sampling[row].top_p for row in cut])
+    logprobs[cut] = nucleus(logprobs[cut], top_p).log_softmax(dim=-1)
+    return logprobs
 
 
 def install_counter_sampler(runner: CPUModelRunner, *, temperature: float) -> None:

@@ -9,12 +9,15 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import InprocClient
 
 from april_rl.engine.cpu import (
+    SAMPLING,
+    SEED,
     install_counter_sampler,
     keep_experts_packed,
     keep_plain_weights,
 )
 from april_rl.engine.cpu_norms import PRIORITY, register_norms
 from april_rl.engine.cpu_speculation import mend_rejection_sampling
+from april_rl.types import Request
 
 
 class Device(Protocol):
@@ -28,8 +31,8 @@ class Device(Protocol):
     def attach(self, core: InprocClient, *, temperature: float) -> None:
         """Finish a core that was just built."""
 
-    def seed(self, params: SamplingParams, seed: int) -> SamplingParams:
-        """`params` for one request that is to be sampled with `seed`."""
+    def draw(self, params: SamplingParams, request: Request) -> SamplingParams:
+        """Return `params` with the request's seed, and whatever else its draws depend on."""
 
     def sleep(self, core: InprocClient) -> None:
         """Give up what memory the device can give up."""
@@ -71,9 +74,11 @@ class CpuDevice:
         runner = core.engine_core.model_executor.driver_worker.worker.model_runner
         install_counter_sampler(runner, temperature=temperature)
 
-    def seed(self, params: SamplingParams, seed: int) -> SamplingParams:
+    def draw(self, params: SamplingParams, request: Request) -> SamplingParams:
         """The seed travels beside vLLM's own, which would cost a generator a request."""
-        params.extra_args = {"seed": seed}
+        params.extra_args = {SEED: request.seed}
+        if request.sampling is not None:
+            params.extra_args[SAMPLING] = request.sampling
         return params
 
     def sleep(self, core: InprocClient) -> None:
@@ -107,9 +112,9 @@ class AcceleratorDevice:
     def attach(self, core: InprocClient, *, temperature: float) -> None:
         """vLLM is right as it is."""
 
-    def seed(self, params: SamplingParams, seed: int) -> SamplingParams:
-        """vLLM's own seed."""
-        params.seed = seed
+    def draw(self, params: SamplingParams, request: Request) -> SamplingParams:
+        """vLLM's own seed, temperature and nucleus."""
+        params.seed = request.seed
         return params
 
     def sleep(self, core: InprocClient) -> None:

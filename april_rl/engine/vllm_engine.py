@@ -236,14 +236,16 @@ class VllmEngine:
         return Attempt(request, context_version=self._policy_version)
 
     def _sampling_params(self, request: Request) -> SamplingParams:
+        own = request.sampling
         params = SamplingParams(
-            temperature=self._temperature,
+            temperature=self._temperature if own is None else own.temperature,
+            top_p=1.0 if own is None else own.top_p,
             max_tokens=request.max_tokens,
             stop_token_ids=self._stop_token_ids,
             logprobs=0,  # of the sampled token only
             detokenize=False,
         )
-        return self._device.seed(params, request.seed)
+        return self._device.draw(params, request)
 
     def _step(self, counts: TickCounts) -> Iterator[Completion]:
         """One engine step; yields what it finished."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from april_rl.rollout.seeds import request_seed
-from april_rl.types import Request, SampleId
+from april_rl.types import Request, SampleId, Sampling
 
 
 class Requests(NamedTuple):
@@ -23,6 +23,7 @@ class Requests(NamedTuple):
     # Of each sample [n][P]; siblings share theirs, and pickle writes what is shared once.
     prompt_token_ids: Sequence[tuple[int, ...]] = ()
     parts: Sequence[tuple[Sequence[int], ...]] = ()  # response tokens by completion, of each [n]
+    sampling: Sampling | None = None  # of all of them; None: as in training
 
     def each(self) -> list[Request]:
         """One for each sample, in their order."""
@@ -35,6 +36,7 @@ class Requests(NamedTuple):
                 max_tokens=self.max_response_tokens - start,
                 seed=request_seed(self.run_seed, sample_id, len(parts)),
                 parts=parts,
+                sampling=self.sampling,
             )
             for prompt_id, index, prompt_token_ids, parts in samples
         ]
