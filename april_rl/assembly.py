@@ -148,25 +148,9 @@ def _learner_bytes(config: TrainConfig) -> int:
 
 def _rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> RewardPool:
     """The pool, after one call of the function on a prompt of the data."""
-    reward = config.reward
     decode = tokenizer.decoder()
-    check_reward(
-        reward.function,
-        soft_timeout_s=reward.soft_timeout_s,
-        hard_timeout_s=reward.hard_timeout_s,
-        memory_gib=reward.memory_gib,
-        decode=decode,
-        prompt=example.text,
-        answer=example.answer,
-    )
-    return RewardPool(
-        function=reward.function,
-        num_processes=reward.num_processes,
-        soft_timeout_s=reward.soft_timeout_s,
-        hard_timeout_s=reward.hard_timeout_s,
-        memory_gib=reward.memory_gib,
-        decode=decode,
-    )
+    check_reward(config.reward, decode=decode, prompt=example.text, answer=example.answer)
+    return RewardPool(config.reward, decode=decode)
 
 
 def _load(

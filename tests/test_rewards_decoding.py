@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from april_rl.config.task import RewardConfig
 from april_rl.data.decoder import BackendDecoder
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.rewards.check import check_reward
@@ -25,7 +26,6 @@ from april_rl.rewards.processes import RewardError
 from april_rl.tiny.tokenizer import build_tokenizer
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
-LIMITS = {"soft_timeout_s": 5.0, "hard_timeout_s": 10.0, "memory_gib": 4.0}
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each: é is two of them
 
 
@@ -85,7 +85,8 @@ def sample(number, token_ids, answer):
 
 
 def pool(decode, function="reward_functions:exact"):
-    return closing(RewardPool(function=function, decode=decode, num_processes=1, **LIMITS))
+    reward = RewardConfig(function=function, num_processes=1)
+    return closing(RewardPool(reward, decode=decode))
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -185,4 +186,4 @@ def test_a_response_that_cannot_be_decoded_is_not_the_functions_fault():
 def test_a_tokenizer_that_does_not_load_is_found_before_training():
     message = r"token ids into text, before .*with reward\.memory_gib = 4: OSError: the vocabulary"
     with pytest.raises(RewardError, match=message):
-        check_reward("reward_functions:exact", decode=NeverLoads(), **LIMITS)
+        check_reward(RewardConfig(function="reward_functions:exact"), decode=NeverLoads())

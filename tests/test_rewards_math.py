@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from april_rl.rewards.math_reward import SoftTimeoutError, alarm, last_boxed, score_math
+from april_rl.rewards.extraction import last_boxed
+from april_rl.rewards.math_reward import SoftTimeoutError, alarm, score_math
 
 RIGHT = [
     (r"so \boxed{\frac{1}{2}}", "0.5"),
     (r"\boxed{70,000}", "70000"),
     (r"\boxed{(2, 3)}", "(2,3)"),
     (r"\boxed{\{3, 1, 2\}}", r"\{1,2,3\}"),
-    (r"first \boxed{1}, no: \boxed{2}", "2"),
     (r"\boxed{x^2 + 2x + 1}", "(x+1)^2"),
     (r"\boxed{B}", "B"),
     (r"\boxed{4}", r"\boxed{4}"),
@@ -25,6 +25,7 @@ RIGHT = [
 WRONG = [
     (r"\boxed{3}", "4"),
     ("the answer is 4", "4"),
+    (r"first \boxed{1}, no: \boxed{2}", "2"),
     (r"\boxed{4} or \boxed{5}", "4"),
     (r"\boxed{}", "4"),
     (r"\boxed{4", "4"),
@@ -34,7 +35,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("response", "answer"), RIGHT)
-def test_the_last_box_with_an_equal_expression_is_right(response, answer):
+def test_a_box_with_an_equal_expression_is_right(response, answer):
     assert score_math(response, answer, soft_timeout_s=3) == 1.0
 
 

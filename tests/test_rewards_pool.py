@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from character_decoder import characters
 
+from april_rl.config.choices import Extract
+from april_rl.config.task import RewardConfig
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.processes import RewardError
@@ -37,13 +39,17 @@ def sample(number, response, answer="2"):
 
 def pool(function=TOLD, **changes):
     """The time limit is far from what a busy machine takes; what must reach it sets its own."""
-    settings = {"num_processes": 2, "soft_timeout_s": 1.0, "hard_timeout_s": 20, "memory_gib": 4.0}
-    return closing(RewardPool(function=function, decode=characters, **(settings | changes)))
+    start_s = changes.pop("start_s", 60.0)
+    settings = {"soft_timeout_s": 1, "hard_timeout_s": 20.0} | changes
+    reward = RewardConfig(function=function, **settings)
+    return closing(RewardPool(reward, decode=characters, start_s=start_s))
 
 
 def checked(function, **changes):
-    settings = {"soft_timeout_s": 1, "hard_timeout_s": 5.0, "memory_gib": 4.0} | changes
-    return check_reward(function, decode=characters, **settings)
+    start_s = changes.pop("start_s", 60.0)
+    settings = {"soft_timeout_s": 1, "hard_timeout_s": 5.0} | changes
+    reward = RewardConfig(function=function, **settings)
+    return check_reward(reward, decode=characters, start_s=start_s)
 
 
 def outcomes(scores):
@@ -82,6 +88,17 @@ def test_math_verify_scores_all_and_says_which_gave_up():
         assert metrics["reward/soft_timeouts"] == 1
         assert metrics["reward/errors"] == 0
         assert scorer.metrics().read()["reward/soft_timeouts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("extract", "values"), [(Extract.answer_line, [1, 0]), (Extract.boxed, [0, 1])]
+)
+def test_the_reward_processes_read_the_answer_where_the_setting_says(extract, values):
+    with pool("math_verify", num_processes=1, extract=extract) as scorer:
+        scorer.submit(sample(0, "Answer: 2"))
+        scorer.submit(sample(1, r"\boxed{2}"))
+        assert [score.value for score in scorer.collect(None)] == values
+    assert checked("math_verify", extract=extract) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -215,7 +232,6 @@ BAD_FUNCTIONS = {
     "no_such_module:reward": "cannot be loaded: ModuleNotFoundError: No module named 'no_such_mod",
     "reward_functions:gone": "cannot be loaded: .*has no function 'gone'",
     "reward_functions:not_a_function": "cannot be loaded: .*has no function 'not_a_function'",
-    "reward_functions": "cannot be loaded: .*must be math_verify or module:function",
     "reward_functions:raises": r"raised when called once.*KeyError.*reward_functions\.py:\d+\)",
     "reward_functions:returns_nan": "returned nan as a reward",
     "reward_functions:returns_text": "returned '1.0' as a reward",
@@ -249,5 +265,5 @@ def test_a_good_function_passes_the_check_with_its_own_value(function, value):
 
 
 def test_a_function_that_never_answers_fails_the_check():
-    with pytest.raises(RewardError, match="gave no answer within 2 s"):
-        checked("reward_functions:hangs", hard_timeout_s=1.0, start_s=1.0)
+    with pytest.raises(RewardError, match="gave no answer within 3 s"):
+        checked("reward_functions:hangs", hard_timeout_s=2.0, start_s=1.0)

@@ -1,4 +1,4 @@
-"""Whether the last boxed expression of a response equals the answer, by math-verify.
+"""Whether the answer of a response equals the answer of the data set, by math-verify.
 
 The soft time limit is one alarm around everything, not math-verify's own: that one starts anew for
 parsing and for each comparison, and turns a timeout into "wrong". Signals need the main thread of a
@@ -15,7 +15,8 @@ from types import FrameType
 
 from math_verify import parse, verify
 
-BOXED = "\\boxed{"
+from april_rl.rewards.extraction import gold_answer, normalised, stated_answers
+
 ALARM_AGAIN_S = (
     0.1  # some libraries swallow what a signal raises: it is raised until it comes through
 )
@@ -29,32 +30,28 @@ class SoftTimeoutError(BaseException):
     """The time is over. Not an Exception, so that math-verify and sympy let it pass."""
 
 
-def last_boxed(text: str) -> str | None:
-    """What stands in the last complete \\boxed{...}, braces balanced; None when there is none."""
-    start = text.rfind(BOXED)
-    while start >= 0:
-        content = _balanced(text, start + len(BOXED))
-        if content is not None:
-            return content
-        start = text.rfind(BOXED, 0, start)
-    return None
+def score_math(response: str, answer: str, *, how: str = "auto", soft_timeout_s: float) -> float:
+    """Return 1.0 when the answer that the response states equals `answer`, else 0.0.
 
-
-def score_math(response: str, answer: str, *, soft_timeout_s: float) -> float:
-    """1.0 when the last boxed expression equals the answer, else 0.0; raises SoftTimeoutError.
-
-    Only the last box is looked at: faster, and an answer cannot hedge. What math-verify cannot read
-    is wrong.
+    `how` is where the answer stands, as `reward.extract` (see `extraction.stated_answers`). A
+    response that states several different answers is wrong, whichever of them is right, and so is
+    what math-verify cannot read. Raises SoftTimeoutError.
     """
-    boxed = last_boxed(response)
-    if boxed is None:
-        return 0.0
-    gold = last_boxed(answer) or answer
     with alarm(soft_timeout_s):
-        parsed_gold, parsed = (
-            parse(f"{BOXED}{text}}}", parsing_timeout=None) for text in (gold, boxed)
-        )
-        return float(verify(parsed_gold, parsed, timeout_seconds=None))
+        stated = stated_answers(response, how)
+        if not stated or not _is_equal(gold_answer(answer), stated[-1]):
+            return 0.0
+        others = {normalised(text): text for text in stated}
+        del others[normalised(stated[-1])]
+        return float(all(_is_equal(stated[-1], text) for text in others.values()))
+
+
+def _is_equal(expected: str, text: str) -> bool:
+    """Return whether math-verify takes the two expressions for equal; the first is the truth."""
+    parsed_expected, parsed = (
+        parse(f"\\boxed{{{part}}}", parsing_timeout=None) for part in (expected, text)
+    )
+    return bool(verify(parsed_expected, parsed, timeout_seconds=None))
 
 
 @contextmanager
@@ -72,18 +69,3 @@ def alarm(seconds: float) -> Iterator[None]:
 def _raise_timeout(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
     """The signal's handler."""
     raise SoftTimeoutError
-
-
-def _balanced(text: str, start: int) -> str | None:
-    """From `start` to the brace that closes the one before it; escaped braces count for nothing."""
-    depth, place = 1, start
-    while place < len(text):
-        character = text[place]
-        if character == "\\":
-            place += 2
-            continue
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return text[start:place]
-        place += 1
-    return None

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 from pebble import ProcessExpired, ProcessPool
 
+from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.rewards.processes import START_S, RewardError, fault, new_process_pool, stop
 from april_rl.rewards.worker import Decode, Job, Verdict, score
@@ -50,28 +51,20 @@ class RewardPool:
 
     def __init__(
         self,
+        reward: RewardConfig,
         *,
-        function: str,
-        num_processes: int,
-        soft_timeout_s: float,
-        hard_timeout_s: float,
-        memory_gib: float,
         decode: Decode,
         start_s: float = START_S,
     ) -> None:
-        """`function` is math_verify or module:function, `decode` turns response ids into text: in
-        the processes, to which it is pickled.
+        """Start nothing yet: processes start with the first sample. `decode` turns response ids
+        into text; it is pickled and called in the processes.
 
-        Processes start with the first sample, with `memory_gib` of address space each. When for
-        `hard_timeout_s` + `start_s` nothing ends although something was submitted, all processes
-        are replaced.
+        When nothing ends for `reward.hard_timeout_s` + `start_s` although something was submitted,
+        all processes are replaced.
         """
-        self._function = function
-        self._num_processes = num_processes
-        self._soft_timeout_s = soft_timeout_s
-        self._hard_timeout_s = hard_timeout_s
-        self._memory_gib = memory_gib
-        self._stalled_after_s = hard_timeout_s + start_s
+        self._reward, self._function = reward, reward.function
+        self._hard_timeout_s = reward.hard_timeout_s
+        self._stalled_after_s = reward.hard_timeout_s + start_s
         self._decoder = pickle.dumps(decode)  # once: a vocabulary is megabytes
         self._num_submitted = 0
         self._pending: dict[int, Pending] = {}  # by place in the order of submission
@@ -134,13 +127,7 @@ class RewardPool:
 
     def _new_pool(self) -> ProcessPool:
         """A pool whose processes start when the first job comes."""
-        return new_process_pool(
-            self._function,
-            num_processes=self._num_processes,
-            soft_timeout_s=self._soft_timeout_s,
-            memory_gib=self._memory_gib,
-            decoder=self._decoder,
-        )
+        return new_process_pool(self._reward, decoder=self._decoder)
 
     def _schedule(self, place: int) -> None:
         """Hand a pending job to the pool, to a new one if it is broken."""

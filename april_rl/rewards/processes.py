@@ -7,6 +7,7 @@ from functools import partial
 
 from pebble import ProcessPool
 
+from april_rl.config.task import RewardConfig
 from april_rl.errors import RunError
 from april_rl.rewards.worker import GIB, MATH_VERIFY, Verdict, prepare_process
 
@@ -28,23 +29,25 @@ def fault(function: str, verdict: Verdict) -> RewardError:
 
 
 def new_process_pool(
-    function: str, *, num_processes: int, soft_timeout_s: float, memory_gib: float, decoder: bytes
+    reward: RewardConfig, *, decoder: bytes, num_processes: int | None = None
 ) -> ProcessPool:
-    """Processes that start with the first job, each with `memory_gib` of address space and what
-    `decoder` is when unpickled: token ids to text.
+    """Return processes that start with the first job, `reward.num_processes` unless given, each
+    with `reward.memory_gib` of address space and what `decoder` is when unpickled: token ids to
+    text.
 
     From a fork server: safe beside threads, and a replacement has math-verify loaded already.
     That server outlives the pool: it is one for the whole program and ends with it."""
     context = multiprocessing.get_context("forkserver")
-    if function == MATH_VERIFY:
+    if reward.function == MATH_VERIFY:
         context.set_forkserver_preload(["april_rl.rewards.math_reward"])
     return ProcessPool(
-        max_workers=num_processes,
+        max_workers=num_processes or reward.num_processes,
         initializer=partial(
             prepare_process,
-            function,
-            soft_timeout_s=soft_timeout_s,
-            memory_bytes=int(memory_gib * GIB),
+            reward.function,
+            extract=reward.extract.value,
+            soft_timeout_s=reward.soft_timeout_s,
+            memory_bytes=int(reward.memory_gib * GIB),
             decoder=decoder,
         ),
         context=context,

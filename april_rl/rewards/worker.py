@@ -19,6 +19,7 @@ import traceback
 from array import array
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from types import TracebackType
 from typing import Literal, Self
@@ -102,7 +103,7 @@ class Caught:
 
 
 def prepare_process(
-    function: str, *, soft_timeout_s: float, memory_bytes: int, decoder: bytes
+    function: str, *, extract: str, soft_timeout_s: float, memory_bytes: int, decoder: bytes
 ) -> None:
     """Limits of a reward process, and all that is loaded before its first job is timed; `decoder`
     is a pickled `Decode`.
@@ -112,7 +113,8 @@ def prepare_process(
     # At once: pebble's own handler waits until the interpreter is out of C code.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_controller()
-    loaded = load(function, soft_timeout_s, decoder)
+    scorer = partial(load_scorer, function, extract=extract, soft_timeout_s=soft_timeout_s)
+    loaded = load(scorer, decoder)
 
 
 def die_with_controller() -> None:
@@ -147,10 +149,10 @@ def try_out(jobs: list[DecodedJob]) -> list[Verdict]:
     return [loaded] if isinstance(loaded, Verdict) else loaded.scorer(jobs)
 
 
-def load(function: str, soft_timeout_s: float, decoder: bytes) -> Loaded | Verdict:
+def load(new_scorer: Callable[[], Scorer], decoder: bytes) -> Loaded | Verdict:
     """The function and the decoder, or the verdict on every job when one cannot be loaded."""
     with Caught() as caught:
-        scorer = load_scorer(function, soft_timeout_s)
+        scorer = new_scorer()
     if caught.message:
         return Verdict(outcome="refused", message=f"cannot be loaded: {caught.message}")
     with Caught() as caught:
@@ -162,10 +164,10 @@ def load(function: str, soft_timeout_s: float, decoder: bytes) -> Loaded | Verdi
     )
 
 
-def load_scorer(function: str, soft_timeout_s: float) -> Scorer:
+def load_scorer(function: str, *, extract: str, soft_timeout_s: float) -> Scorer:
     """Jobs to verdicts, by math-verify or by the user's `module:function`."""
     if function == MATH_VERIFY:
-        return _math_scorer(soft_timeout_s)
+        return _math_scorer(extract, soft_timeout_s)
     module, _, name = function.partition(":")
     if not module or not name:
         raise ValueError("it must be math_verify or module:function")
@@ -189,13 +191,13 @@ def judge(returned: object, num_expected: int) -> list[float] | str:
     return [float(value) for value in values]
 
 
-def _math_scorer(soft_timeout_s: float) -> Scorer:
+def _math_scorer(extract: str, soft_timeout_s: float) -> Scorer:
     """Jobs to verdicts by math-verify, which only reward processes import."""
     from april_rl.rewards.math_reward import SoftTimeoutError, score_math
 
     def verdict(job: DecodedJob) -> Verdict:
         try:
-            value = score_math(job.response, job.answer, soft_timeout_s=soft_timeout_s)
+            value = score_math(job.response, job.answer, how=extract, soft_timeout_s=soft_timeout_s)
         except SoftTimeoutError:
             return Verdict(outcome="soft_timeout", value=0.0)
         return Verdict(outcome="scored", value=value)

@@ -1,0 +1,139 @@
+"""Where the answer of a response is read, and what counts as more than one answer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from april_rl.config.choices import Extract
+from april_rl.rewards.check import gold_response
+from april_rl.rewards.extraction import extract_answer, normalised, stated_answers
+from april_rl.rewards.math_reward import score_math
+
+AUTO = {
+    r"**Answer:** $34$": "34",
+    r"Answer: \boxed{34}": "34",
+    "**Answer: 34**": "34",
+    "### answer : \\(34\\).": "34",
+    "> Answer: $34.": "34",
+    "\\boxed{33}\n\nAnswer: 34": "34",
+    "Answer: 33\nso \\boxed{34}": "34",
+    "Answer: $\\boxed{\\frac{1}\n{2}}$": "\\frac{1}\n{2}",
+    r"it is \boxed{\boxed{34}}": "34",
+    "The answer: 34": None,
+    "Answer:\n34": None,
+    "it is 34": None,
+    "<think>\\boxed{33}</think>Answer: 34": "34",
+    "\\boxed{33}</think>no idea": None,
+    "<think>Answer: 34": None,
+    "<think>a</think>Answer: 33<think>Answer: 34": None,
+}
+
+
+@pytest.mark.parametrize("response", AUTO)
+def test_auto_reads_the_last_box_or_answer_line_after_the_thinking(response):
+    assert extract_answer(response, "auto") == AUTO[response]
+
+
+NUMBERS = {
+    "2 + 3 = 5.": "5",
+    "1,234.50 dollars": "1,234.50",
+    "x-5 = -5": "-5",
+    "from 3-4": "4",
+    "it is 3/4, that is .75": ".75",
+    "1e6": "1e6",
+    "is \N{MINUS SIGN}2": "-2",
+    "1</think>none": None,
+}
+
+
+@pytest.mark.parametrize("response", NUMBERS)
+def test_last_number_reads_signs_commas_decimals_and_fractions(response):
+    assert extract_answer(response, "last_number") == NUMBERS[response]
+
+
+def test_each_form_reads_nothing_else():
+    response = "Answer: 1\n\\boxed{2}\n3"
+    found = {how.value: extract_answer(response, how.value) for how in Extract}
+    assert found == {"boxed": "2", "answer_line": "1", "last_number": "3", "auto": "2"}
+
+
+HEDGED = [
+    (r"\boxed{3} or \boxed{4}", "auto"),
+    (r"\boxed{4} or \boxed{3}", "boxed"),
+    ("Answer: 3\nAnswer: 4", "answer_line"),
+    ("Answer: 4\nAnswer: 3", "auto"),
+    (r"Answer: \boxed{4} or \boxed{3}", "auto"),
+    ("Answer: 3 or 4", "auto"),
+    ("Answer: 3, 4", "auto"),
+    ("Answer: 3 and 4", "answer_line"),
+    (r"\boxed{3, 4}", "boxed"),
+    (r"Answer: 4} \boxed{3", "auto"),
+]
+
+
+@pytest.mark.parametrize(("response", "how"), HEDGED)
+@pytest.mark.parametrize("answer", ["3", "4"])
+def test_several_different_answers_are_wrong_whichever_is_right(response, how, answer):
+    assert score_math(response, answer, how=how, soft_timeout_s=3) == 0.0
+
+
+SAME = [
+    r"\boxed{1/2} is \boxed{\frac12}",
+    "Answer: 1/2\nAnswer: $0.5$.",
+    r"\boxed{\dfrac{1}{2}}, so \boxed{\frac{1}{2}}",
+    r"<think>\boxed{7}</think>\boxed{1/2}",
+    "\\boxed{7} of them\nAnswer: 1/2",  # an intermediate result in another form
+]
+
+
+@pytest.mark.parametrize("response", SAME)
+def test_one_answer_may_be_stated_in_several_ways(response):
+    assert score_math(response, "1/2", soft_timeout_s=3) == 1.0
+
+
+@pytest.mark.parametrize("gold", ["34", r"\boxed{34}", "$34$", "-0.5", r"\frac{1}{2}"])
+@pytest.mark.parametrize("how", [Extract.auto, Extract.boxed, Extract.answer_line])
+def test_the_answer_of_the_data_set_is_right_in_the_form_that_is_read(gold, how):
+    response = gold_response(gold, how)
+    assert score_math(response, gold, how=how.value, soft_timeout_s=3) == 1.0
+
+
+@pytest.mark.parametrize("how", [how.value for how in Extract])
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        r"\boxed{",
+        r"\boxed ",
+        "\\",
+        "{",
+        r"\boxed{1}",
+        ",234",
+        "Answer: 3\n",
+        "answer ",
+        "$",
+        "* ",
+        "1/",
+        "1e",
+        "-",
+        "<think>",
+        ".",
+        "Answer:",
+    ],
+)
+def test_a_hostile_response_takes_no_longer_than_its_length(how, hostile):
+    """A quadratic pattern needs minutes for this; these need a fraction of a second."""
+    response = hostile * (100_000 // len(hostile))
+    start_s = time.process_time()
+    for text in stated_answers(response, how)[-1:]:
+        normalised(text)
+    stated_answers("Answer: " + response + "x", how)
+    assert time.process_time() - start_s < 2.0
+
+
+def test_normalising_keeps_what_an_answer_means():
+    assert normalised(r"$ \left( 1,000 , \dfrac{1}{2} \right) $.") == normalised(
+        r"(1000,\frac{1}{2})"
+    )
+    assert len({normalised(text) for text in ("x^2", "x_2", "2x", "(1,2)", "12", "-12")}) == 6
