@@ -1,9 +1,8 @@
 # make setup | train | test | check | format | bench | build
 #   make train RECIPE=tiny_cpu ARGS="trainer.num_steps=20 optimizer.lr=2e-4"
-#   DEVICE=cpu|cuda|rocm overrides what the machine seems to have.
+#   DEVICE=cpu|cuda|rocm overrides what the machine seems to have; RECIPE is tiny_cpu or tiny_gpu by it.
 SHELL := /bin/bash
 PYTHON ?= python3
-RECIPE ?= tiny_cpu
 ARGS ?=
 # Where pip finds a CPU build of torch, if your package index has none (README, "Install").
 TORCH_INDEX ?=
@@ -16,6 +15,7 @@ else
 DEVICE ?= cpu
 endif
 
+RECIPE ?= $(if $(filter cpu,$(DEVICE)),tiny_cpu,tiny_gpu)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(DEVICE)

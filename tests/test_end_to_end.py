@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from april_rl.tracking.keys import missing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Sampling
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 TEMPERATURE = 0.7
 MAX_MODEL_LEN = 192

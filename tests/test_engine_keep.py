@@ -12,7 +12,7 @@ from tiny_models import write_tiny_qwen3
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.types import Completion, Request, SampleId
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 BUDGET = 60
 WINDOW = 160

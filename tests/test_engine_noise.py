@@ -8,7 +8,7 @@ import torch
 
 from april_rl.engine.cpu import gumbel_argmax, noise_seeds
 
-pytestmark = pytest.mark.slow  # imports vllm
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 NUM_DRAWS = 100_000
 PROBABILITIES = np.array([0.4, 0.3, 0.15, 0.1, 0.04, 0.009, 0.001])

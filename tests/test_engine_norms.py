@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytestmark = pytest.mark.slow  # imports vllm
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 EPSILON = 1e-6
 HALF_ULP = 2.0**-8  # of bfloat16, relative: the largest error of one rounding
 

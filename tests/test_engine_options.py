@@ -60,6 +60,7 @@ def test_options_are_those_of_vllm_and_none_is_on_unasked():
 
 
 @pytest.mark.slow
+@pytest.mark.cpu_engine
 def test_the_ranks_of_an_engine_add_up_by_nccl_alone(tmp_path):
     """vLLM's other ways are on where a GPU has them. Fails when one of them is left on."""
     code = (
@@ -157,6 +158,7 @@ def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.slow
+@pytest.mark.cpu_engine
 def test_guessed_tokens_have_the_distribution_and_the_log_probabilities_of_the_model(folder):
     """Several tokens a step, some past the end of a response or its budget. Fails when vLLM's CPU
     kernel expands the temperatures, when a guess is taken as it is, or when log-probabilities of
@@ -175,6 +177,7 @@ def test_guessed_tokens_have_the_distribution_and_the_log_probabilities_of_the_m
 
 
 @pytest.mark.slow
+@pytest.mark.cpu_engine
 def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
     every = NUM_SAMPLES * PROMPT_TOKENS
     kept, again = sampled(folder)
@@ -186,6 +189,7 @@ def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.cpu_engine
 def test_an_fp8_cache_is_further_from_the_learner_than_the_engine_is_by_itself(folder):
     """What makes it need a correction: the tokens have another distribution."""
     exact, _ = sampled(folder)

@@ -13,7 +13,7 @@ from april_rl.engine.protocol import EngineStartError
 from april_rl.engine.stop import stop_token_ids
 from april_rl.engine.vllm_engine import VllmEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 
 @pytest.mark.parametrize(

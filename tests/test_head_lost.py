@@ -151,6 +151,7 @@ def alive(pids: Iterable[int]) -> Iterator[psutil.Process]:
 
 
 @pytest.mark.slow
+@pytest.mark.cpu_engine
 def test_a_run_whose_head_process_is_killed_ends_with_one_message_and_no_process(tmp_path):
     """It was stopped for some seconds before. Fails when a head that is only slow is taken for
     dead; when the end is left to Ray, which takes a minute and says nothing of use; when cleaning
@@ -167,6 +168,7 @@ def test_a_run_whose_head_process_is_killed_ends_with_one_message_and_no_process
 
 
 @pytest.mark.slow
+@pytest.mark.cpu_engine
 def test_where_the_workers_end_with_the_head_process_cleaning_up_does_not_hang(tmp_path):
     """As after `ray stop`. Fails when only a lost head that was blamed is left alone."""
     said, _ = lost(tmp_path, is_alone=False)

@@ -13,7 +13,7 @@ from tiny_models import write_tiny_qwen3
 from april_rl.learner.lora import Lora
 from april_rl.learner.mismatch import MismatchError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 LORA = Lora(rank=8, alpha=16.0, target_modules=None, seed=0)
 
 

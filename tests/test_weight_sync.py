@@ -21,7 +21,7 @@ from april_rl.learner.mismatch import MismatchError
 from april_rl.learner.objective import Objective
 from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 GROUP_SIZE = 4
 
 

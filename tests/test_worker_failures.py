@@ -27,7 +27,7 @@ from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.watchdog import Watchdog
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 
 @pytest.fixture(scope="module", autouse=True)

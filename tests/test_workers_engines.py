@@ -23,7 +23,7 @@ from april_rl.runtime.watchdog import Watchdog
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Request, SampleId
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 NUM_RANKS, SIZE = 4, 2  # two engines of two workers
 NUM_STEPS = {1: 2, 2: 5}  # of whole runs, by the number of workers of an engine
 

@@ -24,7 +24,7 @@ from april_rl.batch.packing import Packer
 from april_rl.metrics import Metrics, merge
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 NUM_RANKS, NUM_UPDATES = 2, 3
 _MMAP_THRESHOLD = -3  # of malloc.h
 REWARDS = (0.0, 1.0)

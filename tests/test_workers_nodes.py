@@ -14,7 +14,7 @@ from april_rl.errors import RunError
 from april_rl.runtime.cluster import Placement, cluster_gpus, rank_order, stop_ray
 from april_rl.runtime.worker import Worker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 CPUS = 3  # of each node: room for three workers, or one engine of two
 
 

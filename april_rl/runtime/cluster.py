@@ -44,7 +44,8 @@ class Place:
 def start_ray(*, num_workers: int, address: str | None) -> None:
     """Join the cluster at `address`, or start Ray embedded here: offline, no dashboard."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray hides GPUs from actors that ask for none; the controller must not do more than that.
+    # Workers without a GPU keep the environment's own choice of visible devices: Ray would
+    # otherwise announce, with a warning, that it is going to hide all of them.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address is not None:
         join(address)

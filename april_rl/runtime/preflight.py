@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from transformers import AutoConfig, PreTrainedConfig
 
 from april_rl.errors import RunError
+from april_rl.runtime.engine_build import installed_engines, wrong_engine
 from april_rl.runtime.host_memory import host_memory
 
 _GIB = 1 << 30
@@ -102,6 +103,7 @@ def check_start(
         missing.append(
             f"GPUs: runtime.num_workers={num_workers} wants as many, this machine has {num_gpus()}"
         )
+    missing += wrong_engine(device, installed=installed_engines())
     facts = None
     without_network_go_offline()
     try:
