@@ -34,6 +34,7 @@ from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engines import RayEngines
+from april_rl.runtime.kv_room import KvRoom, kv_demand, planned_kv_tokens
 from april_rl.runtime.layout import Layout, settled
 from april_rl.runtime.memory_check import check_memory, memory_settings
 from april_rl.runtime.preflight import ModelFacts, check_start
@@ -75,13 +76,8 @@ def assemble(
     packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
     tracker = stack.enter_context(_tracker(config, run_dir, layout.shown_in(plain)))
     tracker.message(str(layout))
-    for line in inert_settings(config):
+    for line in inert_settings(config, device=layout.device):
         tracker.message(line)
-    if config.rollout.resume is Resume.keep and layout.device != "cpu":
-        tracker.message(
-            "rollout.resume=keep: the engine sleeps on a GPU while the learner updates, and its KV "
-            "cache with it; parked samples are prefilled again"
-        )
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("reading the data"):
         load = partial(_load, config, tokenizer, tracker)
@@ -97,9 +93,14 @@ def assemble(
     stack.callback(rewards.close)
     workers = _workers(config, layout, run_dir)
     stack.callback(workers.close)
-    plan = check_memory(facts, memory_settings(config, layout), workers.memory())
-    tracker.message(str(plan))
+    settings, memory = memory_settings(config, layout), workers.memory()
+    tracker.message(str(check_memory(facts, settings, memory)))
+    kv_room = KvRoom(kv_demand(config, layout), tell=tracker.message)
+    least = min(worker.device_bytes for worker in memory)
+    kv_room.compare(planned_kv_tokens(facts, settings, device_bytes=least))
     _start(workers, tracker)
+    kv_cache_tokens = workers.kv_cache_tokens()
+    kv_room.compare(kv_cache_tokens // layout.num_engines)
     engines = RayEngines(workers, deterministic=config.deterministic)
     stream = PromptStream(prompts, seed=config.seed)
     return Parts(
@@ -113,7 +114,7 @@ def assemble(
             engines,
             rewards,
             prompts=stream,
-            kv_cache_tokens=workers.kv_cache_tokens(),
+            kv_cache_tokens=kv_cache_tokens,
         ),
         packer=packer,
         evaluator=_evaluator(config, engines, rewards),

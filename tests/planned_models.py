@@ -14,6 +14,10 @@ GPU = 80 * GIB
 # Sizes of Qwen3's dense models.
 LAYERS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 MODELS = {
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
+    | {"num_attention_heads": 16, "tie_word_embeddings": True},
+    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
+    | {"num_attention_heads": 32, "tie_word_embeddings": True},
     "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
     | {"num_attention_heads": 32, "tie_word_embeddings": False},
     "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
@@ -35,6 +39,7 @@ SETTINGS = MemorySettings(
     tensor_parallel_size=1,
     gpu_memory_utilization=0.5,
     kv_cache_gib=1.0,
+    kv_bytes=2,
     cuda_graphs=True,
 )
 

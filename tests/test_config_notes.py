@@ -8,8 +8,8 @@ from test_config import load
 from april_rl.config.notes import inert_settings
 
 
-def notes(*overrides: str) -> list[str]:
-    return list(inert_settings(load("+recipe=tiny_cpu", *overrides)))
+def notes(*overrides: str, device: str = "cpu") -> list[str]:
+    return list(inert_settings(load("+recipe=tiny_cpu", *overrides), device=device))
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,11 @@ def test_the_flagships_overlong_buffer_begins_at_the_expected_maximum() -> None:
     config = load("+recipe=qwen3_4b_dapo")
     before = 1 - config.algorithm.overlong_buffer_frac
     assert before * config.rollout.max_response_tokens == 16384
-    assert list(inert_settings(config)) == []
+    assert list(inert_settings(config, device="cuda")) == []
+
+
+def test_kept_state_is_told_to_be_given_up_on_a_gpu() -> None:
+    keep = ("rollout.resume=keep", "trainer.num_minibatches=2")
+    assert notes(*keep) == []
+    (line,) = notes(*keep, device="cuda")
+    assert line.startswith("rollout.resume=keep")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from april_rl.config.choices import Loss, Ratio
+from april_rl.config.choices import Loss, Ratio, Resume
 from april_rl.config.schema import TrainConfig
 
 # What bounds the ratio of each loss; policy_gradient has no ratio.
@@ -17,8 +17,10 @@ _BOUNDS = {
 }
 
 
-def inert_settings(config: TrainConfig) -> Iterator[str]:
-    """Yield a line for each setting that never acts because of another one, with the remedy."""
+def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
+    """Yield a line for each setting that never acts because of another one or the device (cpu or
+    cuda), with the remedy where there is one.
+    """
     algorithm = config.algorithm
     is_one_update = config.trainer.num_minibatches == 1
     if algorithm.ratio is Ratio.proximal and is_one_update and algorithm.loss in _BOUNDS:
@@ -27,4 +29,9 @@ def inert_settings(config: TrainConfig) -> Iterator[str]:
             "with algorithm.ratio=proximal and trainer.num_minibatches=1 the only optimizer step "
             "of a batch compares the policy with itself. Set trainer.num_minibatches above 1, or "
             "algorithm.ratio=behaviour with algorithm.correction=none, if they shall act"
+        )
+    if config.rollout.resume is Resume.keep and device != "cpu":
+        yield (
+            "rollout.resume=keep: the engine sleeps on a GPU while the learner updates, and its KV "
+            "cache with it; parked samples are prefilled again"
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import ComputeDtype, Kl
+from april_rl.config.choices import ComputeDtype, Kl, KvCacheDtype
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.memory_plan import GIB, MemoryPlan, MemorySettings, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
@@ -38,6 +38,7 @@ def memory_settings(config: TrainConfig, layout: Layout) -> MemorySettings:
         tensor_parallel_size=layout.tensor_parallel_size,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         kv_cache_gib=engine.kv_cache_gib,
+        kv_bytes=_BYTES[engine.dtype] if engine.kv_cache_dtype is KvCacheDtype.auto else 1,
         cuda_graphs=engine.cuda_graphs,
     )
 

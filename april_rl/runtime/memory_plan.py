@@ -43,6 +43,7 @@ class MemorySettings:
     tensor_parallel_size: int
     gpu_memory_utilization: float
     kv_cache_gib: float
+    kv_bytes: int  # of a number in the KV cache
     cuda_graphs: bool
 
 

@@ -135,6 +135,7 @@ def planned(folder: Path) -> dict[str, dict[str, float]]:
         tensor_parallel_size=1,
         gpu_memory_utilization=0.5,
         kv_cache_gib=1.0,
+        kv_bytes=2,
         cuda_graphs=False,
     )
     plan = plan_memory(model_facts(str(folder)), settings, device_bytes=1.0)
