@@ -41,17 +41,10 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     """Train. What is heavy is imported here, so that --help and --cfg job answer at once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    from april_rl.tiny.prepare import resolve
+    from april_rl.tiny.builtins import resolve_builtins
     from april_rl.trainer import Trainer
 
-    model = Path(resolve(config.model.path, key="model.path"))
-    if model.is_dir():  # otherwise a name of the hub
-        config.model.path = str(model.absolute())  # the workers of a cluster are elsewhere
-    config.data.path = resolve(config.data.path, key="data.path")
-    for name, source in config.data.sources.items():
-        source.path = resolve(source.path, key=f"data.sources.{name}.path")
-    for name, held_out in config.evaluation.sets.items():
-        held_out.path = resolve(held_out.path, key=f"evaluation.sets.{name}.path")
+    resolve_builtins(config)
     assert isinstance(plain, dict)
     with Trainer(config, run_dir=run_dir, plain_config=plain, interrupts=interrupts) as trainer:
         trainer.run()
