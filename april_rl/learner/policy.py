@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from april_rl.learner import attention
+from april_rl.learner.architecture import silence
 from april_rl.learner.checkpoint import Checkpoint, CheckpointError
 from april_rl.learner.logprobs import LogprobHead
 from april_rl.learner.lora import Lora, base_parameters, initialise, inject, merged_parameters
@@ -166,6 +167,7 @@ def build_policy(
     """
     attention.register()
     config = AutoConfig.from_pretrained(folder)
+    silence(config)
     with init_empty_weights(include_buffers=False):
         causal_lm = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=storage_dtype, attn_implementation=attention.NAME
@@ -188,5 +190,5 @@ def build_policy(
     policy.materialise(checkpoint, device=device)
     if lora is not None:
         initialise(policy, seed=lora.seed)
-    # Without dropout: transformers checkpoints activations in training mode only.
+    # transformers checkpoints activations in training mode only; all noise is 0 (silence).
     return policy.train(activation_checkpointing)
