@@ -1,0 +1,143 @@
+"""The reward of code: blocks, tests as data sets publish them, and what each failure is worth."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from april_rl.rewards.builtin import code as module
+from april_rl.rewards.builtin import sandbox
+from april_rl.rewards.builtin.code import code, last_block, open_sandbox
+from april_rl.rewards.builtin.code_tests import Case, read_tests
+from april_rl.rewards.builtin.sandbox import Level, SandboxError
+
+DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\n"
+HALF_RIGHT = "```python\ndef double(x):\n    return x * x\n```"
+PROGRAM = "```python\nprint(2 * int(input()))\n```"
+ASSERTS = "import math\nassert double(2) == 4\nassert double(3) == 6\n"
+CASES = [{"input": "2\n", "output": "4\n"}, {"input": "3", "output": "6"}]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_choice() -> Iterator[None]:
+    open_sandbox.cache_clear()
+    yield
+    open_sandbox.cache_clear()
+
+
+def score(response: str, tests: object, **args: object) -> float | None:
+    chosen = {"sandbox": "none", "timeout_s": 10.0} | args
+    return code(["Write it."], [response], [""], tests=[tests], **chosen)[0]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ASSERTS,
+        ["assert double(2) == 4", "assert double(3) == 6"],
+        "from solution import double\n\ndef test_two():\n    assert double(2) == 4\n\n"
+        "def test_three():\n    assert double(3) == 6\n",
+    ],
+)
+def test_the_value_is_the_share_of_tests_that_pass(tests: object) -> None:
+    assert score(DOUBLE, tests) == 1.0
+    assert score(HALF_RIGHT, tests) == 0.5
+    assert score(HALF_RIGHT, tests, value="all") == 0.0
+    assert score(DOUBLE, tests, value="all") == 1.0
+
+
+@pytest.mark.parametrize("cases", [CASES, json.dumps(CASES)])
+def test_programs_are_run_for_every_case(cases: object) -> None:
+    assert score(PROGRAM, cases) == 1.0
+    assert score("```python\nx = int(input())\nprint(x * x)\n```", cases) == 0.5
+
+
+def test_a_program_that_prints_the_answer_and_fails_has_failed() -> None:
+    assert score("```python\nprint(4)\nraise ValueError\n```", CASES) == 0.0
+
+
+def test_a_check_function_is_one_test() -> None:
+    tests = "def check(f):\n    assert f(2) == 4\n    assert f(3) == 6\n\ncheck(double)\n"
+    assert score(DOUBLE, tests) == 1.0
+    assert score(HALF_RIGHT, tests) == 0.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "no code",
+        "```\nprint(4)\n```",
+        "```python\nprint(4)\n",
+        "```python\ndef double(x: return\n```",
+        "```python\nwhile True: pass\n```",
+        "```python\nimport os; os._exit(0)\n```",
+    ],
+)
+def test_what_the_policy_did_wrong_is_worth_nothing(response: str) -> None:
+    assert score(response, ASSERTS, timeout_s=1.0) == 0.0
+
+
+def test_the_last_complete_block_after_the_thinking_counts() -> None:
+    assert last_block("```python\na\n```\nor\n```python\nb\n```\n```python\nc") == "b\n"
+    assert last_block("<think>```python\na\n```</think> none") is None
+
+
+def test_responses_of_a_group_keep_their_order() -> None:
+    responses = [DOUBLE, "nothing", HALF_RIGHT, DOUBLE]
+    group = code(
+        ["p"] * 4,
+        responses,
+        [""] * 4,
+        tests=[ASSERTS] * 4,
+        sandbox="none",
+        concurrency=2,
+        timeout_s=10.0,
+    )
+    assert group == [1.0, 0.0, 0.5, 1.0]
+
+
+def test_a_sandbox_that_breaks_is_no_score(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_sandbox("none", memory_gib=1.0)
+    monkeypatch.setattr(sandbox, "BOOTSTRAP", "raise SystemExit('the kernel said no')")
+    assert score(DOUBLE, ASSERTS) is None
+    assert "did not close: the kernel said no" in caplog.text
+
+
+def test_code_is_refused_where_nothing_isolates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Level", [Level.RLIMITS])
+    with pytest.raises(SandboxError, match="code that a model wrote is not run"):
+        score(DOUBLE, ASSERTS, sandbox="auto")
+
+
+def test_the_strongest_level_scores_alike() -> None:
+    try:
+        assert score(DOUBLE, ASSERTS, sandbox="auto") == 1.0
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("args", [{"sandbox": "docker"}, {"value": "most"}])
+def test_an_unknown_choice_is_refused_by_name(args: dict[str, object]) -> None:
+    name, chosen = next(iter(args.items()))
+    with pytest.raises(ValueError, match=f"{name}={chosen}"):
+        score(DOUBLE, ASSERTS, **args)
+
+
+@pytest.mark.parametrize(
+    "tests", ["", [], "assert (", 3, None, [{"input": "1"}], "def test_a(x): 1"]
+)
+def test_tests_that_cannot_be_read_are_an_error(tests: object) -> None:
+    with pytest.raises(ValueError, match="test"):
+        read_tests(tests)
+
+
+def test_statements_that_prepare_others_do_not_count() -> None:
+    counts = [check.counts for check in read_tests("x = 1\nassert x\nfor y in [1]:\n    assert y")]
+    assert counts == [False, True, True]
+
+
+def test_white_space_at_line_ends_is_no_difference() -> None:
+    assert Case(input="", output="1 2\n3\n").is_met("1 2  \r\n3\n\n")
+    assert not Case(input="", output="1 2\n3\n").is_met("1  2\n3")
