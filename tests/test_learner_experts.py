@@ -173,7 +173,14 @@ def test_files_of_an_export_are_planned_by_the_sizes_of_single_experts(path, tmp
     """Fails when the sizes are those of the learner's parameters: there are fewer of them."""
     policy, target = build(path), tmp_path / "parts"
     shapes, max_bytes = [part.shape for part, _ in policy.stored()], 40_000
-    export(policy.gathered(), shapes=shapes, source=Path(path), target=target, max_bytes=max_bytes)
+    export(
+        policy.gathered(torch.bfloat16),
+        dtype=torch.bfloat16,
+        shapes=shapes,
+        source=Path(path),
+        target=target,
+        max_bytes=max_bytes,
+    )
     weight_map = json.loads((target / "model.safetensors.index.json").read_text())["weight_map"]
     stored = load_file(Path(path, "model.safetensors"))
     assert weight_map.keys() == stored.keys()

@@ -135,11 +135,17 @@ def test_what_is_loaded_and_exported_and_loaded_again_has_every_bit(tmp_path, is
     model.save_pretrained(parts, max_shard_size="100KB")
     with group_of_one():
         for source in (Path(path), parts):
-            weights = dict(make_learner(str(source)).weights())
+            learner = make_learner(str(source), compute_dtype="bfloat16")
+            weights = dict(learner.weights())
             shapes = [tensor.shape for tensor in weights.values()]
             target = tmp_path / f"exported_{source.name}"
             export(
-                weights.items(), shapes=shapes, source=source, target=target, max_bytes=max_bytes
+                weights.items(),
+                dtype=torch.bfloat16,
+                shapes=shapes,
+                source=source,
+                target=target,
+                max_bytes=max_bytes,
             )
             again = dict(make_learner(str(target)).weights())
             assert again.keys() == stored.keys()

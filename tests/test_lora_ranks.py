@@ -127,4 +127,4 @@ def test_both_ranks_send_the_merged_weights(seen, case):
     assert first.keys() == second.keys() == named.keys()
     for name, parameter in named.items():
         assert torch.equal(first[name], second[name]), name
-        assert torch.isclose(first[name], parameter.bfloat16(), rtol=2**-7).all(), name
+        assert torch.isclose(first[name], parameter, rtol=1e-5, atol=1e-7).all(), name

@@ -154,7 +154,7 @@ def run_stream(rank: int, folder: str) -> None:
     # large as the first ones, for itself: up to one and a half times the largest tensor.
     libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
     join(rank, folder)
-    learner = make_learner(f"{folder}/model")
+    learner = make_learner(f"{folder}/model", compute_dtype="bfloat16")
     # What the loading has freed goes back first: a stream that keeps everything could hide in it.
     libc.malloc_trim(0)
     memory = PeakMemory()

@@ -17,7 +17,6 @@ from transformers import AutoConfig
 from april_rl.learner.checkpoint import INDEX, SINGLE_FILE
 
 SHARD_BYTES = 2 * 2**30  # of one file: what rank 0 holds at a time
-_BYTES = 2  # of a bfloat16 number
 
 # Tokenizer and generation settings; what the folder says of the weights themselves is written anew.
 _COPIED = (".json", ".txt", ".model", ".jinja")
@@ -39,6 +38,7 @@ def plan_shards(sizes: Sequence[int], *, max_bytes: int) -> list[int]:
 def export(
     weights: Iterable[tuple[str, Tensor]],
     *,
+    dtype: torch.dtype,
     shapes: Sequence[torch.Size],
     source: Path,
     target: Path,
@@ -47,16 +47,18 @@ def export(
 ) -> None:
     """Write `weights` and what else the folder `source` has into the folder `target`.
 
-    A collective: every rank iterates, rank 0 writes. `shapes` are those of `weights`, in order.
+    A collective: every rank iterates, rank 0 writes. `shapes` are those of `weights`, in order, and
+    `dtype` is that of all of them.
     `also` puts more into the folder it is given.
     The folder appears whole or not at all. Raises FileExistsError when `target` is there already.
     """
     if target.exists():
         raise FileExistsError(f"{target} is there already: a checkpoint is never overwritten")
     dist.barrier()  # all have looked before rank 0 makes the folder
-    files = plan_shards([_BYTES * shape.numel() for shape in shapes], max_bytes=max_bytes)
+    files = plan_shards([dtype.itemsize * shape.numel() for shape in shapes], max_bytes=max_bytes)
     if dist.get_rank() == 0:
         partial = _write(weights, files=files, source=source, target=target)
+        _describe(partial, source=source, dtype=dtype)
         if also is not None:
             also(partial)
         os.rename(partial, target)
@@ -69,18 +71,22 @@ def export(
 def _write(
     weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], source: Path, target: Path
 ) -> Path:
-    """Rank 0's part: the folder beside `target` that is to be renamed when it is whole."""
+    """Write all but `config.json` into a folder beside `target`, on rank 0, and return it."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _write_tensors(weights, files=files, folder=partial)
-    config = AutoConfig.from_pretrained(source)
-    config.dtype = torch.bfloat16
-    config.save_pretrained(partial)
     for file in source.iterdir():
         if file.suffix in _COPIED and file.name not in _WRITTEN:
             shutil.copyfile(file, partial / file.name)
     return partial
+
+
+def _describe(folder: Path, *, source: Path, dtype: torch.dtype) -> None:
+    """Write `config.json`: that of the source, with the precision of the weights."""
+    config = AutoConfig.from_pretrained(source)
+    config.dtype = dtype
+    config.save_pretrained(folder)
 
 
 def _write_tensors(
@@ -98,7 +104,7 @@ def _write_tensors(
     for i, (name, tensor) in enumerate(weights):
         pending[name] = tensor.cpu()
         weight_map[name] = names[files[i]]
-        total_bytes += tensor.numel() * _BYTES
+        total_bytes += tensor.nbytes
         if i + 1 == len(files) or files[i + 1] != files[i]:
             save_file(pending, folder / names[files[i]], metadata={"format": "pt"})
             pending.clear()

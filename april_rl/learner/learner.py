@@ -89,15 +89,16 @@ class Learner:
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
+        self._compute_dtype = _DTYPES[compute_dtype]
         mesh = build_mesh(self._device.type, shard_size=shard_size)
         self._policy = build_policy(
             self._folder,
             mesh=mesh,
             device=self._device,
-            compute_dtype=_DTYPES[compute_dtype],
+            compute_dtype=self._compute_dtype,
             activation_checkpointing=activation_checkpointing,
             temperature=temperature,
-            storage_dtype=torch.float32 if lora is None else _DTYPES[compute_dtype],
+            storage_dtype=torch.float32 if lora is None else self._compute_dtype,
             lora=lora,
         )
         if on_forward is not None:
@@ -109,7 +110,7 @@ class Learner:
         self._moments = Offloadable(moments, device=self._device)
         self._objective, self._max_mismatch = objective, max_mismatch
         self._lora, self._model_path = lora, model_path
-        self._reference = self._build_reference(mesh, _DTYPES[compute_dtype], temperature)
+        self._reference = self._build_reference(mesh, self._compute_dtype, temperature)
         if on_forward is not None and isinstance(self._reference, Reference):
             self._reference.on_forward(on_forward)
 
@@ -163,16 +164,17 @@ class Learner:
         return logprobs.new_zeros(row.token_ids.shape[1]).index_copy(0, row.positions, logprobs)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of everything a checkpoint has, bfloat16, one at a time.
+        """Return name and whole tensor of everything a checkpoint has, one at a time.
 
-        A collective: every rank iterates to the end, also one that needs nothing. A tied lm_head
-        is left out: it is the embedding.
+        In the precision of computation: an engine of that precision then has the very numbers that
+        the learner computes with. A collective: every rank iterates to the end, also one that needs
+        nothing. A tied lm_head is left out: it is the embedding.
         """
         self._masters.reload()
-        return self._policy.gathered()
+        return self._policy.gathered(self._compute_dtype)
 
     def export(self, path: Path | str) -> None:
-        """Write the weights, with config and tokenizer, as the Hugging Face folder `path`; adapters
+        """Write `weights`, with config and tokenizer, as the Hugging Face folder `path`; adapters
         are merged, and also alone in its subfolder `adapter`.
 
         A collective; rank 0 writes. The folder appears whole or not at all; raises FileExistsError
@@ -181,6 +183,7 @@ class Learner:
         self._policy.reshard_all()
         export(
             self.weights(),
+            dtype=self._compute_dtype,
             shapes=[part.shape for part, _ in self._policy.stored()],
             source=self._folder,
             target=Path(path),

@@ -1,9 +1,9 @@
 """Low-rank adapters through peft: of W + (alpha / r) B A the model's own W is frozen.
 
 Legend: W [O, I] the weight of a linear layer, A [r, I], B [O, r]. The layer computes with the three
-apart, as peft does; engine and checkpoints get the sum, rounded to bfloat16, under the name of W: a
-sum that has moved less than half a step of bfloat16 is W to them. What takes a sharded module takes
-it with or without adapters, its units resharded.
+apart, as peft does; engine and checkpoints get the sum under the name of W, in the precision of
+computation: in bfloat16 a sum that has moved less than half a step is W to them. What takes a
+sharded module takes it with or without adapters, its units resharded.
 """
 
 from __future__ import annotations

@@ -123,18 +123,19 @@ class Policy(nn.Module):
             for part in self._stored_names.parts(name, parameter.shape):
                 yield part, parameter
 
-    def gathered(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of each part of `stored`, in its order, in bfloat16 on every rank.
+    def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and whole tensor of each part of `stored`, in its order, on every rank.
 
         A collective: all ranks iterate to the end together. Parameters are gathered one at a time,
-        cast before, which halves the traffic and the memory; the experts of a layer are views of
-        one. A tied output layer comes once, as the embedding; adapters come merged into what they
-        adapt.
+        cast to `dtype` before, and no tensor is a master itself; the experts of a layer are views
+        of one. A tied output layer comes once, as the embedding; adapters come merged into what
+        they adapt.
         """
         self.reshard_all()
         for name, parameter in merged_parameters(self):
             parts = self._stored_names.parts(name, parameter.shape)
-            yield from cut(cast(DTensor, parameter.to(torch.bfloat16)).full_tensor(), parts)
+            shard = cast(DTensor, parameter.to(dtype, copy=True))
+            yield from cut(shard.full_tensor(), parts)
 
     def trained(self) -> list[nn.Parameter]:
         """What the optimizer moves: the adapters where there are some, else every parameter."""

@@ -16,10 +16,8 @@ from april_rl.runtime.preflight import ModelFacts
 
 GIB = 1 << 30
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32
-_SYNC = 2  # bytes of a number on its way to the engine
 _COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and as the engine takes it
 _LOGIT_BLOCKS = 3  # logits, their exponentials and the 16-bit product they came from
-_EXPORTED = 2  # bytes of a number in a file of a checkpoint
 # Estimates: what NCCL holds and allocators waste; what vLLM keeps while it sleeps.
 _OVERHEAD, _ASLEEP, _GRAPHS = int(1.5 * GIB), int(0.5 * GIB), GIB
 
@@ -191,8 +189,9 @@ class _Sizes:
 
     def file(self) -> float:
         """The largest file of a checkpoint: tensors are put into one until it is full."""
-        largest = max(SHARD_BYTES, _EXPORTED * self._facts.embedding_parameters)
-        return min(largest, _EXPORTED * self._facts.num_parameters)
+        c = self._settings.compute_bytes
+        largest = max(SHARD_BYTES, c * self._facts.embedding_parameters)
+        return min(largest, c * self._facts.num_parameters)
 
     def on_cpu(self) -> Phase:
         """Nothing sleeps or leaves: one memory holds the peaks of learner and engine. A checkpoint
@@ -276,7 +275,7 @@ class _Sizes:
         """
         facts = self._facts
         largest = max(facts.embedding_parameters, facts.expert_parameters)
-        return _COPIES_IN_SYNC * _SYNC * largest
+        return _COPIES_IN_SYNC * self._settings.compute_bytes * largest
 
     def _asleep(self) -> float:
         return _ASLEEP + (_GRAPHS if self._settings.cuda_graphs else 0)
