@@ -1,0 +1,45 @@
+"""What a judge has said already, in a file that all reward processes share."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import xxhash
+
+WAIT_S = 30.0  # for another process that is writing
+
+
+def request_key(request: object) -> str:
+    """Return the XXH3-128 hash of a request, a value that JSON can hold."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(request, sort_keys=True).encode())
+
+
+class JudgeCache:
+    """Replies by request, in an SQLite file; safe with several processes of one machine.
+
+    Not for network file systems, whose locks SQLite cannot rely on.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the file at `path`, or make it with its folder."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS replies (request TEXT PRIMARY KEY, reply TEXT NOT NULL)"
+        )
+
+    def get(self, request: str) -> str | None:
+        """Return the reply to a request; None when there is none."""
+        query = "SELECT reply FROM replies WHERE request = ?"
+        row = self._connection.execute(query, (request,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def put(self, request: str, reply: str) -> None:
+        """Keep a reply, in place of an earlier one."""
+        self._connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (request, reply))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()

@@ -1,0 +1,61 @@
+"""A chat completion endpoint on the loopback interface that says what a test wants."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+Answer = Callable[[int, dict], tuple[int, str]]  # (number of the request, body): status and body
+
+
+def says(text: str) -> tuple[int, str]:
+    return 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+@dataclass
+class JudgeServer:
+    """An endpoint and what it was asked."""
+
+    answer: Answer
+    requests: list[dict] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[JudgeServer]:
+    judge = JudgeServer(answer)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            judge.requests.append(body)
+            judge.keys.append(self.headers["Authorization"])
+            status, text = judge.answer(len(judge.requests), body)
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Keep quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.handle_error = lambda *_: None  # a client that has given up
+        judge.port = server.server_port
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield judge
+        finally:
+            server.shutdown()
+            thread.join()
