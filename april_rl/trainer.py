@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from april_rl.algorithm.shaping import with_overlong_penalty
 from april_rl.assembly import Parts, assemble
 from april_rl.config import TrainConfig
+from april_rl.evaluating import evaluate
 from april_rl.interrupts import Interrupts
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rollout.collector import Collection
@@ -183,10 +184,17 @@ class Trainer:
         self._evaluated = self._version
         found: dict[str, Metrics] = {}
         started = time.perf_counter()
-        for name, prompts in self._parts.held_out.items():
-            total = len(prompts) * self._config.evaluation.num_samples
-            with self.tracker.phase(f"evaluating {name}", total) as phase:
-                found[name] = self._parts.evaluator.run(name, prompts, partial(self._show, phase))
+        for name, held_out in self._parts.held_out.items():
+            with self.tracker.phase(f"evaluating {name}", held_out.num_responses) as phase:
+                evaluated = evaluate(
+                    held_out,
+                    self._parts.evaluator,
+                    decode=self._parts.tokenizer.decode,
+                    answer_of=self._parts.answer_of,
+                    on_progress=partial(self._show, phase),
+                )
+            self.tracker.evaluation(self._version, name, evaluated.records)
+            found[name] = evaluated.figures.metrics(name)
         values = {key: metric for metrics in found.values() for key, metric in metrics.items()}
         return Metrics({**values, "time/evaluation_s": Sum(time.perf_counter() - started)})
 

@@ -6,15 +6,10 @@ import math
 from dataclasses import replace
 from itertools import chain
 
-import pytest
-from fake_engine import FakeEngines, FakeScorer, reward
 from hypothesis import given
 from hypothesis import strategies as st
 from light_samples import PROMPT, completion
-from rollout_runs import lognormal
 
-from april_rl.evaluation.evaluator import Evaluator
-from april_rl.metrics import Metrics
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.requests import Requests
@@ -146,55 +141,6 @@ def test_fresh_samples_are_put_in_order_by_prompt_and_response():
             grown(buffer, replace(part, sample_id=SampleId(prompt_id, index)))
     fresh = buffer.fresh_samples(3, limit=3)
     assert [sample.id for sample in fresh] == [(2, 0), (2, 1), (1, 0)]
-
-
-class CountingScorer(FakeScorer):
-    """Counts nothing."""
-
-    def metrics(self) -> Metrics:
-        return Metrics({})
-
-
-@pytest.mark.parametrize("num_slots", [2, 5, 100])
-def test_every_held_out_sample_is_asked_for_once_with_a_seed_of_its_own(num_slots):
-    """Fails when the samples of a prompt that are sent apart get each other's place, seed or
-    reward, one is sent twice, or an engine holds more than its share.
-    """
-    law, budget = lognormal(9, 0.9), 40
-    engines, scorer = FakeEngines(law, num_engines=2, budget=budget), CountingScorer()
-    evaluator = Evaluator(
-        engines,
-        scorer,
-        num_samples=3,
-        max_response_tokens=budget,
-        num_slots=num_slots,
-        tick_steps=4,
-        tick_timeout_s=1.0,
-        seed=11,
-    )
-    most_held = 0
-
-    def look(*_: object) -> None:
-        nonlocal most_held
-        most_held = max(most_held, *(len(e.running) + len(e.queue) for e in engines.each))
-
-    for engine in engines.each:
-        engine.on_step = look
-    done: list[int] = []
-    prompts = [replace(PROMPT, id=i, token_ids=(i,) * (1 + i)) for i in range(4)]
-    read = evaluator.run("held_out", prompts, done.append).read()
-    requests = [request for engine in engines.each for request in engine.requests]
-    ids = [SampleId(-1 - i, index) for i in range(4) for index in range(3)]
-    assert sorted(request.sample_id for request in requests) == sorted(ids)
-    for request in requests:
-        assert request.seed == request_seed(11, request.sample_id, 0)
-        assert len(request.prompt_token_ids) == -request.sample_id.prompt_id
-        assert (request.start, request.max_tokens) == (0, budget)
-    assert most_held <= -(-num_slots // 2)
-    assert done == [*range(1, 13)]
-    lengths = [min(law(id_), budget) for id_ in ids]
-    assert read["eval/held_out/response_tokens_mean"] == pytest.approx(sum(lengths) / 12)
-    assert read["eval/held_out/avg_at_k"] == pytest.approx(sum(map(reward, ids)) / 12)
 
 
 def test_fresh_samples_are_the_shortest_of_very_many():

@@ -131,6 +131,18 @@ def test_a_plain_evaluation_is_a_line_of_its_own(capsys: pytest.CaptureFixture) 
     assert capsys.readouterr().out == "trial\n     0  held_out: avg@k 0.625, pass@k 0.750\n"
 
 
+def test_a_figure_of_an_evaluation_is_shown_with_its_interval(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """Fails when 30 prompts look as sure as 30,000."""
+    ends = {"eval/held_out/avg_at_k_low": 0.5, "eval/held_out/avg_at_k_high": 0.7}
+    view = PlainView(title="trial")
+    view.step(0, {**EVALUATION, **ends, "eval/held_out/maj_at_k": 0.7}, left_s=None)
+    assert (
+        "held_out: avg@k 0.625 [0.500, 0.700], pass@k 0.750, maj@k 0.700" in capsys.readouterr().out
+    )
+
+
 def test_a_long_phase_gets_one_line_and_a_short_one_none(capsys: pytest.CaptureFixture) -> None:
     view = PlainView(title="trial", patience_s=0.2)
     with view.phase("sync"):

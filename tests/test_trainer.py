@@ -26,6 +26,8 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.schema import RolloutConfig, TrainerConfig
 from april_rl.config.task import EvaluationConfig
 from april_rl.evaluation.evaluator import Evaluator
+from april_rl.evaluation.held_out import HeldOut
+from april_rl.evaluation.settings import SetSampling
 from april_rl.metrics import Metrics, Sum
 from april_rl.scheduling import build_collector
 from april_rl.tracking.tracker import Tracker
@@ -33,7 +35,14 @@ from april_rl.trainer import Trainer
 from april_rl.types import Prompt
 
 BUDGET = 40
-HELD_OUT = [Prompt(id=i, token_ids=(1, 2), text="", answer="", source="held out") for i in range(3)]
+PROMPT = Prompt(id=0, token_ids=(1, 2), text="", answer="", source="held out")
+HELD_OUT = HeldOut(
+    name="held_out",
+    prompts=[replace(PROMPT, id=i) for i in range(3)],
+    sampling=SetSampling(
+        num_samples=1, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=0
+    ),
+)
 
 
 class CountingScorer(FakeScorer):
@@ -82,6 +91,13 @@ class FakeWorkers:
     def export(self, path: Path) -> None:
         self.exports.append((path.name, rows_of(self._run_dir)[-1]))
         path.mkdir(parents=True)
+
+
+class FakeTokenizer:
+    """Writes numbers."""
+
+    def decode(self, token_ids) -> str:
+        return " ".join(map(str, token_ids))
 
 
 class NoInterrupts:
@@ -142,7 +158,7 @@ def run(
         )
         return Parts(
             tracker=stack.enter_context(tracker),
-            tokenizer=None,
+            tokenizer=FakeTokenizer(),
             rewards=scorer,
             workers=workers,
             engines=engines,
@@ -162,14 +178,14 @@ def run(
             evaluator=Evaluator(
                 engines,
                 scorer,
-                num_samples=1,
-                max_response_tokens=BUDGET,
+                temperature=config.rollout.temperature,
                 num_slots=8,
                 tick_steps=4,
                 tick_timeout_s=1.0,
                 seed=0,
             ),
             held_out={"held_out": HELD_OUT},
+            answer_of=str,
             advantages=advantages or by_group(grpo),
         )
 

@@ -30,6 +30,7 @@ def check_consistency(config: TrainConfig) -> None:
     _check_samples(config)
     _check_masked_tokens(config)
     _check_lengths(config)
+    _check_evaluation(config)
     _check_steps(config)
     _check_workers(config)
     _check_engine(config)
@@ -108,6 +109,19 @@ def _check_lengths(config: TrainConfig) -> None:
         config.engine.max_model_len == 0 or config.engine.max_model_len >= longest,
         f"engine.max_model_len must be 0 or >= data.max_prompt_tokens + "
         f"rollout.max_response_tokens = {longest}, got {config.engine.max_model_len}",
+    )
+
+
+def _check_evaluation(config: TrainConfig) -> None:
+    """Whether the function that says which samples are right is one of the reward's."""
+    name, functions = config.evaluation.function, config.reward.functions
+    require(
+        name is None or bool(functions),
+        f"evaluation.function={name} has no effect without reward.functions: remove it",
+    )
+    require(
+        name is None or name in functions,
+        f"evaluation.function={name} is no name in reward.functions ({', '.join(functions)})",
     )
 
 

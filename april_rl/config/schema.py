@@ -225,7 +225,8 @@ class TrackingConfig:
     wandb: WandbMode = WandbMode.offline
     wandb_project: str = "april_rl"
     print_samples_every: int = 20  # steps; 0: never
-    save_samples_every: int = 10  # steps whose samples are written whole to samples/; 0: never
+    # steps whose samples are written whole to samples/; those of evaluations always; 0: none at all
+    save_samples_every: int = 10
 
     def __post_init__(self) -> None:
         at_least(

@@ -1,1 +1,1 @@
-"""avg@k and pass@k on held-out sets."""
+"""avg@k, pass@k and maj@k on held-out sets."""

@@ -1,26 +1,59 @@
-"""avg@k and pass@k from the number of right samples of each prompt."""
+"""What the k samples of each prompt say: avg@k, pass@k and maj@k, a value a prompt.
+
+A prompt is the unit that is drawn anew in another test set, so each estimator returns one value for
+each, and an interval is taken over them (`april_rl.evaluation.intervals`).
+
+Legend: [P] prompts, [n] samples of a prompt. A sample is right when its reward is above 0.5.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from math import comb
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+_RIGHT_ABOVE = 0.5
 
 
-def avg_at_k(rewards: ArrayLike) -> float:
-    """The mean reward over prompts and samples; `rewards` [prompts, k]."""
-    return float(np.mean(np.asarray(rewards, dtype=np.float64)))
+def averages(rewards: ArrayLike) -> NDArray[np.float64]:
+    """Return the mean reward of each prompt [P]; `rewards` [P, n]. Their mean is avg@n."""
+    means: NDArray[np.float64] = np.asarray(rewards, dtype=np.float64).mean(axis=1)
+    return means
 
 
-def pass_at_k(rewards: ArrayLike, *, k: int) -> float:
-    """The unbiased chance that at least one of k samples is right; `rewards` [prompts, n], n >= k.
+def passes(rewards: ArrayLike, *, k: int) -> NDArray[np.float64]:
+    """Return the chance that at least one of k samples is right, for each prompt [P].
 
-    Mean over prompts of 1 - C(n - c, k) / C(n, k) with c right ones (Chen et al. 2021, eq. 1). A
-    sample is right when its reward is above 0.5.
+    Without bias from n >= k samples of which c are right: 1 - C(n - c, k) / C(n, k) (Chen et al.
+    2021, arXiv 2107.03374, eq. 1). `rewards` [P, n]. Raises ValueError when n < k.
     """
-    right = (np.asarray(rewards, dtype=np.float64) > 0.5).sum(axis=1)
-    n = np.asarray(rewards).shape[1]
+    right = np.asarray(rewards, dtype=np.float64) > _RIGHT_ABOVE
+    n = right.shape[1]
     if n < k:
         raise ValueError(f"pass@{k} needs at least {k} samples of each prompt, got {n}")
-    return float(np.mean([1.0 - comb(n - int(c), k) / comb(n, k) for c in right]))
+    return np.array([1.0 - comb(n - int(c), k) / comb(n, k) for c in right.sum(axis=1)])
+
+
+def majorities(rewards: ArrayLike, answers: Sequence[Sequence[str | None]]) -> NDArray[np.float64]:
+    """Return whether the most frequent answer of each prompt is right [P]: 0, 1, or a share.
+
+    `rewards` [P, n], `answers` [P][n]; a sample without an answer (None) has no vote, and a prompt
+    without any counts 0. Answers that tie share the prompt equally. Samples with equal answers
+    whose rewards differ are right as often as they say. All n samples vote once (Wang et al. 2022,
+    arXiv 2203.11171): maj@n is of n votes, no estimate for fewer.
+    """
+    right = (np.asarray(rewards, dtype=np.float64) > _RIGHT_ABOVE).astype(np.float64)
+    return np.array([_majority(*of_prompt) for of_prompt in zip(right, answers, strict=True)])
+
+
+def _majority(right: NDArray[np.float64], answers: Sequence[str | None]) -> float:
+    """Of one prompt: the mean, over the answers with most votes, of how often each is right."""
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    winners = [answer for answer, count in votes.items() if count == most]
+    return float(np.mean([right[[a == winner for a in answers]].mean() for winner in winners]))

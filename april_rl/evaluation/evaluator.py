@@ -1,19 +1,20 @@
-"""Accuracy on held-out prompts, with the run's own engines and reward."""
+"""Responses to held-out prompts, with the run's own engines and reward."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from april_rl.evaluation.estimators import avg_at_k, pass_at_k
+from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
 from april_rl.metrics import Metrics
 from april_rl.rollout.ports import Engines, Scorer
 from april_rl.rollout.requests import Requests
-from april_rl.types import Completion, Prompt, Sample, SampleId
+from april_rl.types import Completion, Prompt, Sample, SampleId, Sampling, Score
 
 
 class CountingScorer(Scorer, Protocol):
@@ -24,75 +25,80 @@ class CountingScorer(Scorer, Protocol):
 
 
 class Evaluator:
-    """Samples k responses to every held-out prompt and scores them."""
+    """Samples k responses to every prompt of a held-out set and scores them."""
 
     def __init__(
         self,
         engines: Engines,
         scorer: CountingScorer,
         *,
-        num_samples: int,
-        max_response_tokens: int,
+        temperature: float,
         num_slots: int,
         tick_steps: int,
         tick_timeout_s: float,
         seed: int,
+        function: str | None = None,
     ) -> None:
-        """`num_slots`: requests computed together over all engines. Engines and scorer must be idle
-        at each call, and what the scorer has counted taken.
+        """`temperature` is the engines' own; `num_slots`: requests computed together over all
+        engines; `function`: which of several reward functions says whether a sample is right, None:
+        the sum of all. Engines and scorer must be idle at each call, and what the scorer has
+        counted taken.
         """
         self._engines, self._scorer = engines, scorer
-        self._num_samples = num_samples
-        self._max_response_tokens = max_response_tokens
+        self._temperature = temperature
         self._slots = -(-num_slots // engines.num_engines)
         self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
         self._seed = seed
+        self._function = function
 
-    def run(
-        self, name: str, prompts: Sequence[Prompt], on_progress: Callable[[int], None]
-    ) -> Metrics:
-        """`eval/<name>/*`; `on_progress` gets the number of finished samples.
+    def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> Outcome:
+        """Return every response with its reward; `on_progress` gets the number of finished samples.
 
         The same seeds every time, so two evaluations differ by the policy alone. A sample whose
-        reward failed counts as wrong, and in `eval/<name>/errors`; whatever else the scorer counted
-        stands beside it, and not in the next step of training.
+        reward failed has none; whatever else the scorer counted stands beside it, and not in the
+        next step of training. Raises EvaluationError when samples are missing.
         """
         # Ids below zero, so that no held-out prompt is taken for one of the stream.
-        held_out = {-1 - i: replace(prompt, id=-1 - i) for i, prompt in enumerate(prompts)}
-        samples = self._generate(held_out, on_progress)
+        prompts = {-1 - i: replace(prompt, id=-1 - i) for i, prompt in enumerate(held_out.prompts)}
+        samples = self._generate(held_out, prompts, on_progress)
+        _check_whole(held_out, samples)
         for sample in samples:
             self._scorer.submit(sample)
-        scores = self._scorer.collect(None)
-        counted = self._scorer.metrics()
-        rewards = np.zeros((len(prompts), self._num_samples))
-        for score in scores:
-            row = -1 - score.sample_id.prompt_id
-            rewards[row, score.sample_id.index] = score.value if score.is_valid else 0.0
-        return Metrics(
-            {
-                **{f"eval/{name}/{key.rpartition('/')[2]}": n for key, n in counted.items()},
-                f"eval/{name}/avg_at_k": avg_at_k(rewards),
-                f"eval/{name}/pass_at_k": pass_at_k(rewards, k=self._num_samples),
-                f"eval/{name}/response_tokens_mean": float(
-                    np.mean([s.num_tokens for s in samples])
-                ),
-                f"eval/{name}/truncated_frac": float(
-                    np.mean([s.finish_reason == "length" for s in samples])
-                ),
-                f"eval/{name}/errors": float(sum(not score.is_valid for score in scores)),
-            }
+        rewards = np.full((len(prompts), held_out.sampling.num_samples), math.nan)
+        for score in self._scorer.collect(None):
+            if score.is_valid:
+                row, column = -1 - score.sample_id.prompt_id, score.sample_id.index
+                rewards[row, column] = self._value(score, held_out)
+        return Outcome(
+            held_out=held_out,
+            samples=tuple(samples),
+            rewards=rewards,
+            counts=self._scorer.metrics(),
         )
 
+    def _value(self, score: Score, held_out: HeldOut) -> float:
+        if self._function is None or not score.parts:
+            return score.value
+        parts = dict(score.parts)
+        if self._function not in parts:
+            raise EvaluationError(
+                f"evaluation.sets.{held_out.name}: the reward function {self._function}, which "
+                f"says whether a sample is right, gave it no value; {', '.join(parts)} did: name "
+                "one of them with evaluation.function"
+            )
+        return parts[self._function]
+
     def _generate(
-        self, prompts: dict[int, Prompt], on_progress: Callable[[int], None]
+        self, held_out: HeldOut, prompts: dict[int, Prompt], on_progress: Callable[[int], None]
     ) -> list[Sample]:
         waiting = deque(
             SampleId(prompt_id, index)
             for prompt_id in prompts
-            for index in range(self._num_samples)
+            for index in range(held_out.sampling.num_samples)
         )
+        blank = self._blank_requests(held_out)
         samples: list[Sample] = []
-        for completion in self._completions(waiting, prompts):
+        for completion in self._completions(waiting, prompts, blank):
             prompt_id, index = completion.sample_id
             sample = Sample(prompt=prompts[prompt_id], index=index, completions=(completion,))
             samples.append(sample)
@@ -100,7 +106,7 @@ class Evaluator:
         return sorted(samples, key=lambda sample: (-sample.prompt.id, sample.index))
 
     def _completions(
-        self, waiting: deque[SampleId], prompts: dict[int, Prompt]
+        self, waiting: deque[SampleId], prompts: dict[int, Prompt], blank: Requests
     ) -> Iterable[Completion]:
         """Everything to the end: each engine is given as many as it has slots for."""
         room = [self._slots] * self._engines.num_engines
@@ -111,7 +117,7 @@ class Evaluator:
                 if room[engine] < self._slots:
                     self._engines.launch(
                         engine,
-                        self._requests([(prompts[prompt_id], index) for prompt_id, index in taken]),
+                        _requests(taken, prompts, blank),
                         slots=self._slots,
                         max_steps=self._tick_steps,
                     )
@@ -122,13 +128,40 @@ class Evaluator:
                     room[engine] += len(tick.finished)
                     yield from tick.finished
 
-    def _requests(self, samples: Sequence[tuple[Prompt, int]]) -> Requests:
-        """For samples that are empty: the prompt of each, and which of its samples it is."""
+    def _blank_requests(self, held_out: HeldOut) -> Requests:
+        """What all requests of a set have in common."""
+        chosen = held_out.sampling
+        is_as_in_training = chosen.temperature == self._temperature and chosen.top_p == 1
         return Requests(
-            max_response_tokens=self._max_response_tokens,
+            max_response_tokens=chosen.max_response_tokens,
             run_seed=self._seed,
-            prompt_ids=[prompt.id for prompt, _ in samples],
-            indices=[index for _, index in samples],
-            prompt_token_ids=[prompt.token_ids for prompt, _ in samples],
-            parts=[()] * len(samples),
+            sampling=None if is_as_in_training else Sampling(chosen.temperature, chosen.top_p),
         )
+
+
+def _requests(
+    sample_ids: Sequence[SampleId], prompts: Mapping[int, Prompt], blank: Requests
+) -> Requests:
+    """For samples that are empty; `prompts` by id."""
+    return blank._replace(
+        prompt_ids=[prompt_id for prompt_id, _ in sample_ids],
+        indices=[index for _, index in sample_ids],
+        prompt_token_ids=[prompts[prompt_id].token_ids for prompt_id, _ in sample_ids],
+        parts=[()] * len(sample_ids),
+    )
+
+
+def _check_whole(held_out: HeldOut, samples: Sequence[Sample]) -> None:
+    """Raise EvaluationError unless every prompt has its k finished samples.
+
+    A missing one would count as wrong, and the figure would fall with k.
+    """
+    wanted = held_out.sampling.num_samples
+    finished = Counter(sample.id for sample in samples if sample.is_finished)
+    for place, prompt in enumerate(held_out.prompts):
+        found = [finished[SampleId(-1 - place, index)] for index in range(wanted)]
+        if found != [1] * wanted:
+            raise EvaluationError(
+                f"evaluation.sets.{held_out.name}: the engines gave {sum(found)} of {wanted} "
+                f"samples of the prompt at {prompt.source}; no figure is taken from it"
+            )

@@ -122,12 +122,20 @@ def evaluation_lines(step: int, values: Mapping[str, float]) -> list[str]:
     lines = []
     for name, average in accuracies(values).items():
         line = f"{step:>{_STEP_WIDTH}}  {name}: avg@k {average:.3f}"
-        if (any_of := values.get(f"eval/{name}/pass_at_k")) is not None:
-            line += f", pass@k {any_of:.3f}"
+        line += _interval(values, f"eval/{name}/avg_at_k")
+        for kind in ("pass", "maj"):
+            if (found := values.get(f"eval/{name}/{kind}_at_k")) is not None:
+                line += f", {kind}@k {found:.3f}{_interval(values, f'eval/{name}/{kind}_at_k')}"
         if (length := values.get(f"eval/{name}/response_tokens_mean")) is not None:
             line += f", {compact(length)} tokens a response"
         lines.append(line)
     return lines
+
+
+def _interval(values: Mapping[str, float], key: str) -> str:
+    """The interval of a figure, such as ` [0.430, 0.591]`; empty when it has none."""
+    low, high = (values.get(f"{key}_{end}") for end in ("low", "high"))
+    return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
 
 
 def telling(records: Sequence[SampleRecord]) -> list[SampleRecord]:

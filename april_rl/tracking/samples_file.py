@@ -1,4 +1,6 @@
-"""samples/step_00010.jsonl: every sample of a step, readable by people and by scripts."""
+"""samples/step_00010.jsonl and samples/eval_NAME_step_10.jsonl: every sample of a step or of an
+evaluation, readable by people and by scripts.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,35 @@ class SampleRecord:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """One response to a held-out prompt as it is written."""
+
+    prompt_id: int  # place in the set, from 0
+    index: int  # of the k samples of the prompt
+    prompt: str
+    response: str
+    answer: str
+    stated: str | None  # the answer that the response states; None: none, or nothing reads it
+    reward: float | None  # None: the reward failed
+    finish_reason: FinishReason
+    num_tokens: int  # of the response
+    source: str
+
+
 def write_samples(folder: Path, step: int, records: Iterable[SampleRecord]) -> Path:
     """The file written into `folder`: one JSON object a sample. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step:05d}.jsonl"
-    lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
-    path.write_text("".join(lines), encoding="utf-8")
+    return _write(folder / f"step_{step:05d}.jsonl", records)
+
+
+def write_evaluation(path: Path, records: Iterable[EvaluationRecord]) -> Path:
+    """Write one JSON object a sample into the file `path` and return it. Raises OSError."""
+    return _write(path, records)
+
+
+def _write(path: Path, records: Iterable[SampleRecord | EvaluationRecord]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
     return path

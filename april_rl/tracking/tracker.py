@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,12 @@ from april_rl.tracking.live_view import LiveView
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.pace import Pace
 from april_rl.tracking.plain_view import PlainView
-from april_rl.tracking.samples_file import SampleRecord, write_samples
+from april_rl.tracking.samples_file import (
+    EvaluationRecord,
+    SampleRecord,
+    write_evaluation,
+    write_samples,
+)
 from april_rl.tracking.terminal import Phase, View
 from april_rl.tracking.wandb_run import Mode, start_run
 
@@ -98,6 +103,13 @@ class Tracker:
                 write_samples(self._run_dir / "samples", step, records)
         if _is_due(step, self._print_samples_every):
             self._view.samples(step, figures.telling(records))
+
+    def evaluation(self, step: int, name: str, records: Iterable[EvaluationRecord]) -> None:
+        """Write every sample of a held-out set, unless samples are never saved."""
+        if self._save_samples_every:
+            with self._writing():
+                path = self._run_dir / "samples" / f"eval_{name}_step_{step}.jsonl"
+                write_evaluation(path, records)
 
     def message(self, text: str) -> None:
         """Tell the person who runs this something."""

@@ -1,0 +1,92 @@
+"""The figures of an evaluated set, with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from april_rl.evaluation.estimators import averages, majorities, passes
+from april_rl.evaluation.held_out import EvaluationError, Outcome
+from april_rl.evaluation.intervals import Estimate, estimate
+from april_rl.metrics import Metrics
+
+Values = NDArray[np.float64]  # of each prompt with k rewards [S]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What an evaluated set says. Prompts of which a sample has no reward are left out of the
+    estimates, as a reward that failed says nothing of the model.
+    """
+
+    scored: tuple[int, ...]  # places of the prompts with k rewards [S]
+    averages: Values
+    passes: Values
+    majorities: Values | None  # None: nothing reads an answer from a response
+    num_prompts: int
+    errors: int  # samples without a reward
+    response_tokens_mean: float  # of all samples
+    truncated_frac: float  # of all samples
+    counts: Metrics
+
+    @property
+    def num_left_out(self) -> int:
+        """Prompts that the estimates leave out."""
+        return self.num_prompts - len(self.scored)
+
+    def estimates(self) -> dict[str, Estimate]:
+        """avg_at_k, pass_at_k and maj_at_k, each where there is one."""
+        found = {"avg_at_k": self.averages, "pass_at_k": self.passes, "maj_at_k": self.majorities}
+        return {key: estimate(values) for key, values in found.items() if values is not None}
+
+    def metrics(self, name: str) -> Metrics:
+        """`eval/<name>/*`, the low and high end of each estimate beside it."""
+        prefix = f"eval/{name}"
+        found: dict[str, float] = {}
+        for key, (value, low, high) in self.estimates().items():
+            found |= {key: value, f"{key}_low": low, f"{key}_high": high}
+        found |= {
+            "response_tokens_mean": self.response_tokens_mean,
+            "truncated_frac": self.truncated_frac,
+            "errors": float(self.errors),
+            "left_out_prompts": float(self.num_left_out),
+        }
+        counted = {f"{prefix}/{key.rpartition('/')[2]}": n for key, n in self.counts.items()}
+        return Metrics({**counted, **{f"{prefix}/{key}": value for key, value in found.items()}})
+
+
+def figures(outcome: Outcome, answers: Sequence[str | None] | None) -> Figures:
+    """Return the figures of a set; `answers` [P · k] are what the responses state, None: nothing
+    reads them.
+
+    Raises EvaluationError when no prompt has a reward for each of its samples.
+    """
+    rewards, held_out = outcome.rewards, outcome.held_out
+    is_missing = np.isnan(rewards)
+    scored = np.flatnonzero(~is_missing.any(axis=1))
+    if not scored.size:
+        raise EvaluationError(
+            f"evaluation.sets.{held_out.name}: each of its {len(rewards)} prompts has a sample "
+            f"without a reward ({int(is_missing.sum())} of {rewards.size} samples failed): see to "
+            "the reward function or its limits (reward.*)"
+        )
+    k = held_out.sampling.num_samples
+    kept = rewards[scored]
+    return Figures(
+        scored=tuple(scored.tolist()),
+        averages=averages(kept),
+        passes=passes(kept, k=k),
+        majorities=None
+        if answers is None
+        else majorities(kept, [answers[row * k : (row + 1) * k] for row in scored]),
+        num_prompts=len(rewards),
+        errors=int(is_missing.sum()),
+        response_tokens_mean=float(np.mean([sample.num_tokens for sample in outcome.samples])),
+        truncated_frac=float(
+            np.mean([sample.finish_reason == "length" for sample in outcome.samples])
+        ),
+        counts=outcome.counts,
+    )

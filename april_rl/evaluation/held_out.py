@@ -1,0 +1,42 @@
+"""A held-out set, and what was sampled from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from april_rl.errors import RunError
+from april_rl.evaluation.settings import SetSampling
+from april_rl.metrics import Metrics
+from april_rl.types import Prompt, Sample
+
+
+class EvaluationError(RunError):
+    """A set cannot be evaluated: samples are missing, or no prompt has a reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Held-out prompts and how responses to them are drawn."""
+
+    name: str
+    prompts: Sequence[Prompt]  # [P]
+    sampling: SetSampling
+
+    @property
+    def num_responses(self) -> int:
+        """P · k."""
+        return len(self.prompts) * self.sampling.num_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Every response to a held-out set and what the reward said of it."""
+
+    held_out: HeldOut
+    samples: tuple[Sample, ...]  # [P · k], by prompt and place in the group
+    rewards: NDArray[np.float64]  # [P, k]; NaN: the reward failed, also when tried again
+    counts: Metrics  # of the reward, `reward/*`

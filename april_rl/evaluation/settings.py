@@ -1,0 +1,51 @@
+"""How each set of `evaluation.sets` is sampled, with every setting filled in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from april_rl.config import TrainConfig
+from april_rl.config.task import EvaluationSetConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetSampling:
+    """How responses to a held-out set are drawn; every figure depends on all of it."""
+
+    num_samples: int  # k, of each prompt
+    temperature: float
+    top_p: float
+    max_response_tokens: int
+    max_prompts: int  # the first ones of the set; 0: all
+
+
+def set_sampling(config: TrainConfig, chosen: EvaluationSetConfig) -> SetSampling:
+    """Return the set's own settings; what it leaves out is as in `evaluation`, then `rollout`."""
+    general, rollout = config.evaluation, config.rollout
+    temperature = _first(chosen.temperature, general.temperature, rollout.temperature)
+    budget = _first(chosen.max_response_tokens, general.max_response_tokens)
+    return SetSampling(
+        num_samples=int(_first(chosen.num_samples, general.num_samples)),
+        temperature=temperature,
+        top_p=_first(chosen.top_p, general.top_p),
+        max_response_tokens=int(budget) or rollout.max_response_tokens,
+        max_prompts=int(_first(chosen.max_prompts, general.max_prompts)),
+    )
+
+
+def longest_response(config: TrainConfig) -> tuple[int, str]:
+    """Return the most tokens a response of training or evaluation may have, and the setting that
+    says so.
+    """
+    budgets = [(config.rollout.max_response_tokens, "rollout.max_response_tokens")]
+    for name, chosen in config.evaluation.sets.items():
+        is_own = chosen.max_response_tokens
+        key = f"evaluation.sets.{name}.max_response_tokens"
+        budget = set_sampling(config, chosen).max_response_tokens
+        budgets.append((budget, key if is_own else "evaluation.max_response_tokens"))
+    return max(budgets, key=lambda budget: budget[0])  # of equal ones the first
+
+
+def _first(*values: float | None) -> float:
+    """Return the first value that is given; the last one always is."""
+    return next(value for value in values if value is not None)

@@ -1,0 +1,97 @@
+"""From a checked configuration to the workers and what they are built from."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import Resume
+from april_rl.errors import RunError
+from april_rl.evaluation.settings import longest_response
+from april_rl.learning import learner_settings, lora_settings, objective_settings
+from april_rl.runtime.layout import Layout
+from april_rl.runtime.settings import EngineSettings, WorkerSettings, engine_options
+from april_rl.runtime.watchdog import Watchdog
+from april_rl.runtime.workers import Workers
+from april_rl.scheduling import num_slots
+
+
+def context_length(config: TrainConfig) -> tuple[int, str]:
+    """Return the most tokens of a prompt and its response, and the setting that says so.
+
+    Raises RunError when engine.max_model_len is less than training or an evaluation needs.
+    """
+    budget, key = longest_response(config)
+    longest, key = config.data.max_prompt_tokens + budget, f"data.max_prompt_tokens + {key}"
+    given = config.engine.max_model_len
+    if 0 < given < longest:
+        raise RunError(f"engine.max_model_len must be 0 or >= {key} = {longest}, got {given}")
+    return (given, "engine.max_model_len") if given else (longest, key)
+
+
+def training_slots(config: TrainConfig, layout: Layout) -> int:
+    """Return the requests that each engine computes together.
+
+    Raises RunError when engine.max_num_seqs is less than what training has in flight.
+    """
+    slots = math.ceil(num_slots(config) / layout.num_engines)
+    if 0 < config.engine.max_num_seqs < slots:
+        raise RunError(
+            f"engine.max_num_seqs={config.engine.max_num_seqs} is less than the {slots} samples "
+            "that rollout.over_sampling_factor · trainer.num_groups · rollout.group_size puts in "
+            "flight on each engine: give 0, or lower one of these"
+        )
+    return config.engine.max_num_seqs or slots
+
+
+def build_workers(
+    config: TrainConfig, layout: Layout, *, run_dir: Path, max_num_seqs: int
+) -> Workers:
+    """Return the workers, under a watchdog whose report goes to the run directory.
+
+    `max_num_seqs`: requests that each engine computes together.
+    """
+    watchdog = Watchdog(
+        report=run_dir.resolve() / "stall_report.txt",
+        stall_timeout_s=config.runtime.stall_timeout_s,
+        call_timeout_s=config.runtime.call_timeout_s,
+    )
+    return Workers(
+        layout,
+        settings=_worker_settings(config, layout, max_num_seqs),
+        address=config.runtime.ray_address,
+        watchdog=watchdog,
+    )
+
+
+def _worker_settings(config: TrainConfig, layout: Layout, max_num_seqs: int) -> WorkerSettings:
+    threads = config.runtime.threads or max(1, (os.cpu_count() or 1) // layout.num_workers)
+    return WorkerSettings(
+        device=layout.device,
+        threads=threads if layout.device == "cpu" else 0,
+        learner=learner_settings(config),
+        objective=objective_settings(config),
+        lora=lora_settings(config),
+        engine=_engine_settings(config, layout, max_num_seqs),
+        options=engine_options(config),
+    )
+
+
+def _engine_settings(config: TrainConfig, layout: Layout, max_num_seqs: int) -> EngineSettings:
+    engine = config.engine
+    return EngineSettings(
+        model_path=config.model.path,
+        seed=config.seed,
+        dtype=engine.dtype.name,
+        max_model_len=context_length(config)[0],
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=engine.max_batched_tokens,
+        kv_cache_gib=engine.kv_cache_gib,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        enforce_eager=not engine.cuda_graphs,
+        temperature=config.rollout.temperature,
+        keep_parked=config.rollout.resume is Resume.keep,
+        tensor_parallel_size=layout.tensor_parallel_size,
+    )

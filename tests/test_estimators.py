@@ -1,0 +1,134 @@
+"""avg@k, pass@k, maj@k and their intervals: closed forms, enumeration, published values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from april_rl.evaluation.estimators import averages, majorities, passes
+from april_rl.evaluation.intervals import bootstrap, estimate, paired_difference, wilson
+
+REWARDS = np.array([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_pass_at_k_is_the_share_of_the_subsets_with_a_right_sample(k: int) -> None:
+    """Chen et al. count subsets without listing them. Fails when samples are put back."""
+    expected = [
+        np.mean([max(subset) for subset in combinations(row, k)]) for row in REWARDS.tolist()
+    ]
+    assert passes(REWARDS, k=k) == pytest.approx(expected)
+    if k == 1:
+        assert passes(REWARDS, k=k) == pytest.approx(averages(REWARDS))
+
+
+def test_pass_at_k_needs_k_samples() -> None:
+    with pytest.raises(ValueError, match="pass@6 needs at least 6 samples of each prompt, got 5"):
+        passes(REWARDS, k=6)
+
+
+@pytest.mark.parametrize(
+    ("answers", "rewards", "expected"),
+    [
+        (["4", "4", "5"], [1, 1, 0], 1.0),
+        (["4", "5", "5"], [1, 0, 0], 0.0),
+        (["4", "5", None], [1, 0, 0], 0.5),  # a tie is shared
+        (["4", "5", "6"], [1, 0, 0], 1 / 3),
+        ([None, None, "4"], [0, 0, 1], 1.0),  # no answer, no vote
+        ([None, None, None], [0, 0, 0], 0.0),
+        (["4", "4", "4"], [1, 1, 0], 2 / 3),  # a reward that looks at more than the answer
+    ],
+)
+def test_the_majority_decides(answers: list[str | None], rewards: list[int], expected) -> None:
+    """Fails when ties go to the first, to the right one, or samples without answer are a party."""
+    assert majorities([rewards], [answers]) == pytest.approx([expected])
+
+
+def test_majorities_of_random_votes_are_what_breaking_ties_at_random_gives() -> None:
+    """On average, by many draws."""
+    rng = np.random.default_rng(0)
+    answers = rng.choice(list("abc"), (20, 6))
+    drawn = []
+    for _ in range(3000):
+        winners = []
+        for row in answers:
+            votes = Counter(rng.permutation(row).tolist())  # most_common: the first one met
+            winners.append(votes.most_common(1)[0][0] == "a")
+        drawn.append(winners)
+    found = majorities(answers == "a", answers.tolist())
+    assert found == pytest.approx(np.mean(drawn, axis=0), abs=0.05)
+    assert 0 < found.mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilsons_interval_is_that_of_newcombes_table(
+    successes: int, trials: int, low: float, high: float
+) -> None:
+    """Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I."""
+    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+    assert wilson(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=5e-5)
+
+
+def test_the_bootstrap_is_what_all_resamples_give() -> None:
+    """All 6**6 of six prompts. Fails with another tail, or when samples without replacement."""
+    values = np.array([0.1, 0.9, 0.25, 0.6, 0.0, 1.0])
+    every = [np.mean(drawn) for drawn in product(values, repeat=len(values))]
+    assert bootstrap(values) == pytest.approx(np.percentile(every, [2.5, 97.5]), abs=0.01)
+
+
+def test_the_interval_of_many_prompts_is_that_of_the_central_limit_theorem() -> None:
+    values = np.random.default_rng(1).beta(0.5, 0.5, 2000)
+    found = estimate(values)
+    half = 1.96 * values.std() / np.sqrt(len(values))
+    assert found == pytest.approx(
+        (values.mean(), values.mean() - half, values.mean() + half), abs=1e-3
+    )
+    assert estimate(values) == found  # a fixed seed
+
+
+def test_intervals_cover_the_truth_because_prompts_are_the_clusters() -> None:
+    """Thirty prompts of sixteen samples, as AIME. Fails when samples are resampled: such an
+    interval misses the truth in more than a third of the evaluations.
+    """
+    rng, covered, covered_by_samples = np.random.default_rng(2), [], []
+    for _ in range(150):
+        chances = rng.beta(0.6, 0.6, 30)  # 0.5 on average
+        rewards = (rng.random((30, 16)) < chances[:, None]).astype(float)
+        found = estimate(averages(rewards))
+        covered.append(found.low <= 0.5 <= found.high)
+        low, high = wilson(int(rewards.sum()), rewards.size)
+        covered_by_samples.append(low <= 0.5 <= high)
+    assert np.mean(covered) > 0.88
+    assert np.mean(covered_by_samples) < 0.65
+
+
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_set_that_is_all_wrong_or_all_right_still_has_a_width(right: int) -> None:
+    """Fails when it is resampled: thirty zeros are thirty zeros."""
+    found = estimate(averages(np.full((30, 8), right)))
+    assert found.value == right
+    assert found.high - found.low == pytest.approx(0.1135, abs=1e-4)  # z² / (30 + z²)
+
+
+def test_differences_are_paired() -> None:
+    """Prompts differ far more than the two models. Fails when the two sets are resampled apart."""
+    rng = np.random.default_rng(3)
+    first = rng.beta(0.5, 0.5, 400) * 0.9
+    second = first + 0.02 + rng.normal(size=400) * 0.02
+    found = paired_difference(first, second)
+    half = 1.96 * (second - first).std() / 20
+    assert found == pytest.approx((found.value, found.value - half, found.value + half), abs=5e-4)
+    assert found.low > 0.015
+    assert estimate(first).high > estimate(second).low
+    assert paired_difference(second, first).value == pytest.approx(-found.value)
