@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import Qwen3Config
+from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from april_rl.runtime.memory_plan import GIB, MemorySettings
 from april_rl.runtime.preflight import ModelFacts, model_facts
 from april_rl.runtime.worker_memory import WorkerMemory
 
 GPU = 80 * GIB
+# DeepSeek-R1-Distill-Qwen-1.5B.
+R1_DISTILL = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
+R1_DISTILL |= {"num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936}
+R1_DISTILL |= {"max_position_embeddings": 131072, "tie_word_embeddings": False}
 # Sizes of Qwen3's dense models.
 LAYERS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 MODELS = {
@@ -45,8 +49,14 @@ SETTINGS = MemorySettings(
 
 
 def facts_of(folder: Path, name: str) -> ModelFacts:
-    """Of the model of `MODELS` by its size; its configuration is written into `folder`."""
-    Qwen3Config(**MODELS[name], **LAYERS).save_pretrained(folder / name)
+    """Of the model of `MODELS` by its size, or "R1-1.5B"; its configuration is written into
+    `folder`.
+    """
+    if name == "R1-1.5B":
+        config: PreTrainedConfig = Qwen2Config(**R1_DISTILL)
+    else:
+        config = Qwen3Config(**MODELS[name], **LAYERS)
+    config.save_pretrained(folder / name)
     return model_facts(str(folder / name))
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from april_rl.data.errors import DataError
-from april_rl.data.rows import load_rows
+from april_rl.data.rows import hub_name, load_rows
 
 
 def load(path, *, key="data.path", prompt_column="prompt", answer_column="answer"):
@@ -170,7 +170,7 @@ def test_another_kind_of_file_says_which_kinds_there_are(tmp_path):
 def test_a_data_set_id_without_network_is_one_message(tmp_path):
     program = (
         "from april_rl.data.errors import DataError\n"
-        "from april_rl.data.rows import load_rows\n"
+        "from april_rl.data.rows import hub_name, load_rows\n"
         "try: load_rows('nobody/nothing', key='data.path', split='train', prompt_column='p',"
         " answer_column='a')\n"
         "except DataError as error: print(error)\n"
@@ -181,3 +181,33 @@ def test_a_data_set_id_without_network_is_one_message(tmp_path):
     )
     assert ran.stdout.startswith("data.path=nobody/nothing (data.split=train): neither")
     assert ran.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("openai/gsm8k/main", ("openai/gsm8k", "main")),
+        ("HuggingFaceH4/MATH-500", ("HuggingFaceH4/MATH-500", None)),
+        ("squad", ("squad", None)),
+        ("/data/sets/mine", ("/data/sets/mine", None)),
+        ("./sets/mine", ("./sets/mine", None)),
+        ("a/b/c/d", ("a/b/c/d", None)),
+    ],
+)
+def test_a_third_part_of_a_data_set_id_is_its_configuration(path, named):
+    assert hub_name(path) == named
+
+
+def test_one_configuration_of_a_data_set_with_several_is_loaded(tmp_path, monkeypatch):
+    """As GSM8K is published: without a configuration the library refuses to choose."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "openai" / "gsm8k"
+    folder.mkdir(parents=True)
+    listed = ""
+    for name in ("main", "socratic"):
+        written(folder, f'{{"prompt": "{name}", "answer": "1"}}\n', f"{name}.jsonl")
+        listed += f"- {{config_name: {name}, data_files: [{{split: train, path: {name}.jsonl}}]}}\n"
+    (folder / "README.md").write_text(f"---\nconfigs:\n{listed}---\n")
+    with pytest.raises(DataError, match="main"):
+        load("openai/gsm8k")
+    assert [row.prompt for row in load("openai/gsm8k/main")] == ["main"]

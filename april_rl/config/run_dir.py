@@ -1,25 +1,38 @@
-"""The check of the run directory, before Hydra makes it: Hydra itself would end in a traceback."""
+"""Checks before Hydra makes a run directory: Hydra itself would end in a traceback, or ignore a sweep
+that was chosen without --multirun.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 
 class CheckRunDir(Callback):
-    """A Hydra callback; ends the program with one message when the directory cannot be written."""
+    """A Hydra callback; ends the program with one message when the directory cannot be written, or
+    a sweep was chosen for a single run.
+    """
 
     def on_run_start(self, config: DictConfig, **_: object) -> None:
         """Called once before a single run."""
+        _refuse_sweep(config)
         _check("hydra.run.dir", Path(config.hydra.run.dir))
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
         """Called once before a sweep."""
         _check("hydra.sweep.dir", Path(config.hydra.sweep.dir))
+
+
+def _refuse_sweep(config: DictConfig) -> None:
+    """End the program when a single run has chosen a sweep, whose values nothing would read."""
+    params = config.hydra.sweeper.params
+    if params:
+        _end(f"{', '.join(params)} is swept over several values: add --multirun")
 
 
 def _check(key: str, path: Path) -> None:
@@ -29,6 +42,10 @@ def _check(key: str, path: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
-        # Hydra turns what a callback raises into a warning; SystemExit it lets pass.
-        print(f"error: {key}={path} cannot be written: {reason}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        _end(f"{key}={path} cannot be written: {reason}")
+
+
+def _end(message: str) -> NoReturn:
+    # Hydra turns what a callback raises into a warning; SystemExit it lets pass.
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(1)

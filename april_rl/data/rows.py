@@ -119,11 +119,25 @@ def _check_text(path: str, *, where: str) -> None:
                 ) from error
 
 
+def hub_name(path: str) -> tuple[str, str | None]:
+    """Return the id of a data set and the configuration of it that a path names, or None.
+
+    An id is NAME or OWNER/NAME, so a third part is the configuration: openai/gsm8k/main. A folder
+    of this machine is taken whole.
+    """
+    owner, _, rest = path.partition("/")
+    name, _, configuration = rest.partition("/")
+    if not configuration or "/" in configuration or Path(path).is_dir() or not owner.strip("."):
+        return path, None
+    return f"{owner}/{name}", configuration
+
+
 def _load_id(path: str, *, key: str, split: str) -> datasets.Dataset:
-    """One split of a Hugging Face data set."""
+    """Load one split of a Hugging Face data set, of one of its configurations where named."""
+    dataset, configuration = hub_name(path)
     try:
         with _quiet():
-            return datasets.load_dataset(path, split=split)
+            return datasets.load_dataset(dataset, configuration, split=split)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         raise DataError(
             f"{key}={path} (data.split={split}): neither a .jsonl, .json or .parquet file "

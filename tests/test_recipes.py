@@ -1,0 +1,188 @@
+"""Recipes: what a header says is so, memory fits the GPUs it names, and sweeps are what they say."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from planned_models import facts_of
+from source_tree import ROOT
+from test_config import load
+
+from april_rl.config import TrainConfig, config_dir, register
+from april_rl.config.notes import inert_settings
+from april_rl.config.store import recipes
+from april_rl.runtime.kv_room import kv_demand, planned_kv_tokens
+from april_rl.runtime.layout import Layout
+from april_rl.runtime.memory_check import Room, check_plan, memory_settings
+from april_rl.runtime.memory_plan import GIB
+
+# Models of the hub that recipes name, as tests/planned_models.py has them.
+HUB = {
+    "Qwen/Qwen3-0.6B": "0.6B",
+    "Qwen/Qwen3-4B": "4B",
+    "Qwen/Qwen3-8B": "8B",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "R1-1.5B",
+}
+load = cache(load)
+PLANNED = [name for name in recipes() if load(f"+recipe={name}").model.path in HUB]
+OURS = [name for name in PLANNED if not name.startswith("paper/")]
+SWEEPS = sorted(path.stem for path in Path(config_dir(), "sweep").glob("*.yaml"))
+_PLAN = re.compile(r"Memory plan: (rollout [^G]*) GiB of (\d+)\.")
+_WORKERS = {"one": 1, "eight": 8}
+
+
+def header(name: str) -> str:
+    """The comment at the head of a recipe, in one line."""
+    lines = recipes()[name].read_text(encoding="utf-8").splitlines()
+    head = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    return " ".join(head)
+
+
+def layout_of(config: TrainConfig) -> Layout:
+    workers = config.runtime.num_workers
+    assert isinstance(workers, int)
+    return Layout(
+        device="cuda",
+        num_workers=workers,
+        tensor_parallel_size=config.engine.tensor_parallel_size,
+    )
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_header_says_how_to_run_the_recipe_on_what_and_what_to_expect(name: str) -> None:
+    text = header(name)
+    assert re.search(rf"python -m april_rl\.train \+recipe={re.escape(name)}(\s|$)", text)
+    assert "Hardware: " in text
+    assert "Expected: " in text
+
+
+def test_every_recipe_is_in_the_table() -> None:
+    table = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| \[`([\w/]+)`\]\(([\w/.]+)\)", table, flags=re.MULTILINE)
+    assert named == [(name, f"{name}.yaml") for name, _ in named]
+    assert sorted(name for name, _ in named) == sorted(recipes())
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(
+    name: str, tmp_path: Path
+) -> None:
+    """Fails when a setting that takes memory changes and the header does not, or does not fit."""
+    config = load(f"+recipe={name}")
+    stated = _PLAN.search(header(name))
+    hardware = re.search(r"Hardware: (one|eight) (\d+) GiB GPU", header(name))
+    assert stated, "no memory plan"
+    assert hardware, "no hardware"
+    assert (_WORKERS[hardware[1]], hardware[2]) == (config.runtime.num_workers, stated[2])
+    gpu = int(stated[2]) * GIB
+    plan = check_plan(
+        facts_of(tmp_path, HUB[config.model.path]),
+        memory_settings(config, layout_of(config)),
+        Room(device=gpu, free=gpu - GIB),
+    )
+    found = ", ".join(f"{phase.name} {phase.total / GIB:.1f}" for phase in plan.phases)
+    assert stated[1] == found
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(
+    name: str, tmp_path: Path
+) -> None:
+    config = load(f"+recipe={name}")
+    stated = _PLAN.search(header(name))
+    assert stated
+    planned = planned_kv_tokens(
+        facts_of(tmp_path, HUB[config.model.path]),
+        memory_settings(config, layout_of(config)),
+        device_bytes=int(stated[2]) * GIB,
+    )
+    demand = kv_demand(config, layout_of(config))
+    assert demand is not None
+    assert planned >= (1.0 if name in OURS else 0.8) * demand.total_tokens
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_recipe_evaluates_and_asks_for_an_answer_in_one_form(name: str) -> None:
+    """DAPO-Math asks for a last line by itself; the others have to. Fails when an evaluation asks
+    for another form than the training does.
+    """
+    config = load(f"+recipe={name}")
+    assert config.evaluation.sets
+    is_dapo = config.data.path.endswith("DAPO-Math-17k")
+    asked = [config.data.instruction] if not is_dapo else []
+    for chosen in config.evaluation.sets.values():
+        own = chosen.instruction
+        asked.append(config.data.instruction if own is None else own)
+    wanted = "Answer: $Answer" if is_dapo else r"\boxed{}"
+    assert all(wanted in instruction for instruction in asked)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in OURS if load(f"+recipe={name}").algorithm.dynamic_sampling]
+)
+def test_dapo_recipes_of_ours_take_more_than_one_update_a_batch(name: str) -> None:
+    """Clip-higher is part of DAPO, and with one update a batch it never acts."""
+    assert list(inert_settings(load(f"+recipe={name}"), device="cuda")) == []
+
+
+@pytest.mark.parametrize("name", [name for name in PLANNED if name.startswith("paper/")])
+def test_the_papers_recipes_have_the_published_values(name: str) -> None:
+    config = load(f"+recipe={name}")
+    optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
+    assert (optimizer.lr, optimizer.beta1, optimizer.beta2) == (1e-6, 0.9, 0.98)
+    assert (optimizer.weight_decay, optimizer.warmup_steps) == (0.1, 0)
+    assert (config.trainer.num_groups, rollout.group_size) == (32, 8)
+    assert config.trainer.num_minibatches == 1
+    assert (rollout.temperature, rollout.over_sampling_factor, rollout.refill) == (0.8, 2.0, False)
+    assert rollout.max_response_tokens == 16384
+    assert (algorithm.clip_low, algorithm.clip_high) == (0.2, 0.28)
+    assert algorithm.aggregation.name == "sequence_mean"
+    assert algorithm.correction.name == "none"
+    assert (algorithm.loss.name == "gspo_token") == name.endswith("gspo")
+    evaluation = config.evaluation
+    assert (evaluation.every, evaluation.num_samples, evaluation.top_p) == (10, 16, 0.7)
+
+
+def test_an_ablation_differs_from_its_recipe_in_what_its_header_says() -> None:
+    base = load("+recipe=qwen3_4b_dapo")
+    for name, changed in (
+        ("no_april", {"over_sampling_factor": 1.0, "refill": False}),
+        ("one_shot", {"refill": False}),
+    ):
+        ablation = deepcopy(load(f"+recipe=ablations/{name}"))
+        for key, value in changed.items():
+            assert getattr(ablation.rollout, key) == value
+            setattr(ablation.rollout, key, getattr(base.rollout, key))
+        ablation.name = base.name
+        assert ablation == base
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+@pytest.mark.parametrize("recipe", ["tiny_cpu", "qwen3_4b_dapo"])
+def test_every_run_of_a_sweep_is_a_checked_configuration(recipe: str, sweep: str) -> None:
+    register()
+    chosen = [f"+recipe={recipe}", f"+sweep={sweep}"]
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", chosen, return_hydra_config=True)
+    params = OmegaConf.to_container(composed.hydra.sweeper.params)
+    assert isinstance(params, dict)
+    assert params
+    values = [
+        [f"{key}={value}" for value in str(listed).split(",")] for key, listed in params.items()
+    ]
+    for overrides in product(*values):
+        load(f"+recipe={recipe}", *overrides)
+
+
+def test_the_sweep_over_alpha_has_the_factors_of_the_ablation() -> None:
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", ["+recipe=tiny_cpu", "+sweep=alpha"], return_hydra_config=True)
+    assert dict(composed.hydra.sweeper.params) == {"rollout.over_sampling_factor": "1,1.5,2,3"}
