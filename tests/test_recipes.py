@@ -1,4 +1,4 @@
-"""Recipes: what a header says is so, memory fits the GPUs it names, and sweeps are what they say."""
+"""Recipes: what a header says is so, memory fits the GPUs it names, sweeps are what they say."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks before Hydra makes a run directory: Hydra itself would end in a traceback, or ignore a sweep
-that was chosen without --multirun.
+"""Checks before Hydra makes a run directory: Hydra itself would end in a traceback, or ignore a
+sweep that was chosen without --multirun.
 """
 
 from __future__ import annotations
