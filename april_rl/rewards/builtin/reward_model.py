@@ -1,0 +1,190 @@
+"""The reward function `reward_model`: the score of a sequence classifier with one label.
+
+Legend: [B] texts of a batch, [L] tokens of its longest text.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from april_rl.rewards.builtin.questions import messages_of, text_of
+
+CHAT, CONCAT = "chat", "concat"
+THINK_END = "</think>"
+PLACEHOLDER = re.compile(r"\{(prompt|response)\}")
+CONTROL = re.compile(r"<\|[^|\s]+\|>")  # what chat templates mark turns with
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModel:
+    """A loaded classifier; `score` is its reward function. Every reward process has a copy."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    batch_size: int
+    max_tokens: int
+    template: str
+    sigmoid: bool
+
+    def score(
+        self,
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        answers: Sequence[str],  # noqa: ARG002
+        *,
+        questions: Sequence[object] | None = None,
+    ) -> list[float | None]:
+        """Return the score of each response: the logit, or with `sigmoid` a value in (0, 1).
+
+        `template` makes the text: `chat` puts the question (`questions`, texts or messages) and
+        the response into the chat template of the model's tokenizer; `concat` takes the prompt as
+        the policy gets it and the whole response, for a model with the policy's chat template;
+        anything else has {prompt} and {response} in it. Other than with `concat`, a response is
+        what follows its last `</think>`.
+
+        Failures: a text of more than `max_tokens` tokens or a score that is not finite: None, no
+        score, and a warning in the log; nothing is cut. Raises ValueError when `chat` would put a
+        prompt that is rendered already into a second template.
+        """
+        shown = prompts if questions is None else questions
+        if self.template == CHAT and questions is None:
+            self._check_not_rendered(prompts)
+        asked = zip(shown, responses, strict=True)
+        token_ids = [self._token_ids(question, response) for question, response in asked]
+        fitting = [i for i, ids in enumerate(token_ids) if len(ids) <= self.max_tokens]
+        if len(fitting) < len(token_ids):
+            logger.warning(
+                "The reward model has no score for %d of %d responses, which are longer than "
+                "max_tokens=%d.",
+                *(len(token_ids) - len(fitting), len(token_ids), self.max_tokens),
+            )
+        scores: list[float | None] = [None] * len(token_ids)
+        for batch in _batches(sorted(fitting, key=lambda i: len(token_ids[i])), self.batch_size):
+            for i, value in zip(batch, self._forward([token_ids[i] for i in batch]), strict=True):
+                scores[i] = self._checked(value)
+        return scores
+
+    def _token_ids(self, question: object, response: str) -> list[int]:
+        """Return the tokens of a question with a response [L]."""
+        if self.template == CONCAT:
+            return self._encoded(text_of(question) + response, special=False)
+        answer = response.rpartition(THINK_END)[2].strip()
+        if self.template == CHAT:
+            messages = [*messages_of(question), {"role": "assistant", "content": answer}]
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False)
+            return self._encoded(str(text), special=False)
+        filled = {"prompt": text_of(question), "response": answer}
+        text = PLACEHOLDER.sub(lambda match: filled[match[1]], self.template)
+        return self._encoded(text, special=True)
+
+    def _encoded(self, text: str, *, special: bool) -> list[int]:
+        """Return the tokens of a text [L], with those that every text begins or ends with."""
+        token_ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return token_ids
+
+    @torch.inference_mode()
+    def _forward(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
+        """Return the logits of a batch [B], padded on the right."""
+        longest = max(map(len, token_ids))
+        pad = self.model.config.pad_token_id or 0
+        padded = [[*ids, *[pad] * (longest - len(ids))] for ids in token_ids]
+        mask = [[1] * len(ids) + [0] * (longest - len(ids)) for ids in token_ids]
+        device = self.model.device
+        logits = self.model(
+            input_ids=torch.tensor(padded, device=device),  # [B, L]
+            attention_mask=torch.tensor(mask, device=device),
+        ).logits
+        values: list[float] = logits[:, 0].float().tolist()
+        return values
+
+    def _checked(self, logit: float) -> float | None:
+        """Return the score that a logit means; None when it is not finite."""
+        if not math.isfinite(logit):
+            logger.warning("The reward model's score is %s, which is no score.", logit)
+            return None
+        return (1.0 + math.tanh(logit / 2.0)) / 2.0 if self.sigmoid else logit
+
+    def _check_not_rendered(self, prompts: Iterable[str]) -> None:
+        """Raise ValueError for a prompt with a control token of a chat template."""
+        for prompt in prompts:
+            found = CONTROL.search(prompt)
+            if found:
+                raise ValueError(
+                    f"template=chat of reward function reward_model: the prompt contains "
+                    f"{found[0]}, so it is in the policy's chat template already. Name the data "
+                    "column of the question by prompt_column, or say template: concat when the "
+                    "reward model has the policy's chat template."
+                )
+
+
+def load_reward_model(
+    *,
+    path: str,
+    device: str = "cpu",
+    dtype: str = "auto",
+    batch_size: int = 8,
+    max_tokens: int = 8192,
+    template: str = CHAT,
+    sigmoid: bool = False,
+) -> RewardModel:
+    """Load a classifier with its tokenizer from a folder or the hub, without code of its own.
+
+    It needs address space (`reward.memory_gib`) for the libraries, 1 GiB with torch's CPU build,
+    and for its weights; CUDA reserves much more than a GPU has. Raises ValueError when it has not
+    one label, when its file holds no classification head (a plain language model), or when
+    `template` cannot be used.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if template == CHAT and tokenizer.chat_template is None:
+        raise ValueError(
+            f"template=chat of reward function reward_model: the tokenizer of {path} has no chat "
+            "template; give a template with {prompt} and {response}."
+        )
+    if template not in (CHAT, CONCAT) and "{response}" not in template:
+        raise ValueError("template of reward function reward_model must contain {response}.")
+    model, loaded = AutoModelForSequenceClassification.from_pretrained(
+        path, dtype=dtype, output_loading_info=True
+    )
+    if model.config.num_labels != 1:
+        raise ValueError(
+            f"{path} has {model.config.num_labels} labels; a reward model must have 1."
+        )
+    if loaded["missing_keys"]:
+        raise ValueError(
+            f"{path} does not hold {', '.join(sorted(loaded['missing_keys']))}, so its scores are "
+            "random; a reward model must have a trained classification head."
+        )
+    model.config.pad_token_id = _pad_token_id(model, tokenizer)
+    return RewardModel(
+        model=model.eval().to(device),
+        tokenizer=tokenizer,
+        batch_size=batch_size if model.config.pad_token_id is not None else 1,
+        max_tokens=max_tokens,
+        template=template,
+        sigmoid=sigmoid,
+    )
+
+
+def _pad_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the token that fills batches; None when there is none."""
+    own: int | None = model.config.pad_token_id
+    return tokenizer.pad_token_id if own is None else own
+
+
+def _batches(places: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Return the places in runs of `size` at most."""
+    return [places[start : start + size] for start in range(0, len(places), size)]

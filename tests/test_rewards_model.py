@@ -1,0 +1,136 @@
+"""The reward model: scores equal a direct forward pass, and what cannot be scored is no score."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import PAD_ID, VOCABULARY, character_tokenizer, write_tiny_qwen3
+from transformers import (
+    AutoModelForSequenceClassification,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+)
+
+from april_rl.rewards.builtin.reward_model import RewardModel, load_reward_model
+
+CHAT_TEMPLATE = "{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
+RESPONSES = ["It is 2.", "It is certainly 3, because of what I said before.", "2"]
+
+
+def write_classifier(path: Path, *, num_labels: int = 1) -> Path:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(VOCABULARY),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        initializer_range=0.2,
+        pad_token_id=PAD_ID,
+        num_labels=num_labels,
+    )
+    Qwen3ForSequenceClassification(config).save_pretrained(path)
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_classifier(tmp_path_factory.mktemp("classifier"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> RewardModel:
+    return load_reward_model(path=str(folder), batch_size=2)
+
+
+def direct(folder: Path, text: str) -> float:
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    token_ids = character_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        return loaded(input_ids=torch.tensor([token_ids])).logits.item()
+
+
+def scores(model: RewardModel, responses: list[str], **more: object) -> list[float | None]:
+    num = len(responses)
+    return model.score(["1 + 1?"] * num, responses, ["2"] * num, **more)
+
+
+def test_scores_equal_a_direct_forward_pass(folder: Path, model: RewardModel) -> None:
+    texts = [f"<bos>user: 1 + 1?<eos><bos>assistant: {r}<eos>" for r in RESPONSES]
+    expected = [direct(folder, text) for text in texts]
+    assert scores(model, RESPONSES) == pytest.approx(expected, abs=1e-5)
+    assert len({round(value, 3) for value in expected}) == len(RESPONSES)
+
+
+def test_a_batch_changes_no_score(model: RewardModel) -> None:
+    alone = [scores(model, [response])[0] for response in RESPONSES]
+    assert scores(model, RESPONSES) == pytest.approx(alone, abs=1e-5)
+
+
+def test_the_sigmoid_is_of_the_same_score(model: RewardModel) -> None:
+    logit = scores(model, ["2"])[0]
+    value = scores(replace(model, sigmoid=True), ["2"])[0]
+    assert value == pytest.approx(torch.tensor(logit).sigmoid().item())
+
+
+def test_other_templates(folder: Path, model: RewardModel) -> None:
+    joined = scores(replace(model, template="concat"), ["a</think>2"])
+    assert joined == pytest.approx([direct(folder, "1 + 1?a</think>2")], abs=1e-5)
+    own = scores(replace(model, template="Q {prompt} A {response}"), ["a</think> {prompt}"])
+    assert own == pytest.approx([direct(folder, "Q 1 + 1? A {prompt}")], abs=1e-5)
+
+
+def test_a_question_of_its_own_is_scored_in_place_of_the_prompt(
+    folder: Path, model: RewardModel
+) -> None:
+    question = [{"role": "system", "content": "Brief."}, {"role": "user", "content": "1 + 1?"}]
+    text = "<bos>system: Brief.<eos><bos>user: 1 + 1?<eos><bos>assistant: 2<eos>"
+    assert scores(model, ["2"], questions=[question]) == pytest.approx(
+        [direct(folder, text)], abs=1e-5
+    )
+
+
+def test_a_prompt_in_a_chat_template_is_not_put_into_another(model: RewardModel) -> None:
+    with pytest.raises(ValueError, match=r"contains <\|im_start\|>.*prompt_column"):
+        model.score(["<|im_start|>user\n1 + 1?"], ["2"], ["2"])
+
+
+def test_what_is_too_long_is_no_score_and_does_not_stop_the_others(model: RewardModel) -> None:
+    short = replace(model, max_tokens=40)
+    values = scores(short, ["2", "2" * 40, "3"])
+    assert values[1] is None
+    assert None not in (values[0], values[2])
+
+
+def test_a_score_that_is_not_finite_is_no_score(folder: Path) -> None:
+    model = load_reward_model(path=str(folder))
+    model.model.score.weight.data.fill_(torch.nan)
+    assert scores(model, ["2"]) == [None]
+
+
+def test_several_labels_are_refused(tmp_path: Path) -> None:
+    write_classifier(tmp_path, num_labels=2)
+    with pytest.raises(ValueError, match="has 2 labels"):
+        load_reward_model(path=str(tmp_path))
+
+
+def test_a_language_model_without_a_head_is_refused(tmp_path: Path) -> None:
+    write_tiny_qwen3(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_labels": 1}))
+    with pytest.raises(ValueError, match=r"does not hold score\.weight"):
+        load_reward_model(path=str(tmp_path), template="concat")
+
+
+@pytest.mark.parametrize("template", ["no placeholder", "chat"])
+def test_a_template_that_cannot_work_is_refused(template: str, tmp_path: Path) -> None:
+    character_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="template"):
+        load_reward_model(path=str(tmp_path), template=template)
