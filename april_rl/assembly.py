@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from april_rl.algorithm.advantages import BatchAdvantages
@@ -13,10 +12,8 @@ from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.config.notes import inert_settings
-from april_rl.config.prompt_sets import training_sets
-from april_rl.config.task import PromptSetConfig
-from april_rl.data.prompts import PromptTable, load_prompts
-from april_rl.data.stream import PromptStream
+from april_rl.data.sets import PromptSets
+from april_rl.data.stream import stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.evaluating import AnswerOf, answer_reader, build_evaluator, held_out_sets
 from april_rl.evaluation.evaluator import Evaluator
@@ -73,11 +70,10 @@ def assemble(
         tracker.message(line)
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("reading the data"):
-        load = partial(load_set, config, tokenizer, tracker.message)
-        prompts = load(key="data.path", chosen=training_sets(config.data)[""])
-        held_out = held_out_sets(config, load)
+        sets = PromptSets(config.data, tokenizer, seed=config.seed, tell=tracker.message)
+        training, held_out = sets.training(), held_out_sets(config, sets.load)
     with tracker.phase("trying the reward"):
-        rewards = build_rewards(config, prompts[0], tokenizer)
+        rewards = build_rewards(config, next(iter(training.values()))[0], tokenizer)
     stack.callback(rewards.close)
     slots = training_slots(config, layout)
     workers = build_workers(config, layout, run_dir=run_dir, max_num_seqs=slots)
@@ -91,7 +87,7 @@ def assemble(
     kv_cache_tokens = workers.kv_cache_tokens()
     kv_room.compare(kv_cache_tokens // layout.num_engines)
     engines = RayEngines(workers, deterministic=config.deterministic)
-    stream = PromptStream(prompts, seed=config.seed)
+    weights = {name: source.weight for name, source in config.data.sources.items()} or {"": 1.0}
     return Parts(
         tracker=tracker,
         tokenizer=tokenizer,
@@ -102,7 +98,7 @@ def assemble(
             config,
             engines,
             rewards,
-            prompts=stream,
+            prompts=stream_of(training, weights, seed=config.seed),
             kv_cache_tokens=kv_cache_tokens,
         ),
         packer=packer,
@@ -142,28 +138,6 @@ def build_rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) ->
     decode = tokenizer.decoder()
     check_reward(config.reward, decode=decode, prompt=example.text, answer=example.answer)
     return RewardPool(config.reward, decode=decode)
-
-
-def load_set(
-    config: TrainConfig,
-    tokenizer: Tokenizer,
-    message: Callable[[str], None],
-    *,
-    key: str,
-    chosen: PromptSetConfig,
-    dataset: str = "",
-) -> PromptTable:
-    """Return the prompts of the set that the setting `key` names, and say how many there are."""
-    table = load_prompts(
-        chosen,
-        tokenizer,
-        key=key,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        dataset=dataset,
-        seed=config.seed,
-    )
-    message(table.summary)
-    return table
 
 
 def _tracker(config: TrainConfig, run_dir: Path, plain: Mapping[str, object]) -> Tracker:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from april_rl.algorithm.shaping import with_overlong_penalty
 from april_rl.assembly import Parts, assemble
 from april_rl.config import TrainConfig
+from april_rl.data.source_metrics import source_metrics
 from april_rl.evaluating import evaluate
 from april_rl.interrupts import Interrupts
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
@@ -163,6 +164,7 @@ class Trainer:
                 "reward/mean": Mean(float(np.sum(rewards)), len(rewards)),
                 "reward/std": float(np.std(rewards)),
                 "reward/no_signal_frac": Mean(flat + rejected, len(collection.groups) + rejected),
+                **source_metrics(collection.groups),
                 **counted,
             }
         )

@@ -6,19 +6,35 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
-from april_rl.data.rows import hub_name, load_rows
+from april_rl.data.rows import RowReader, check_rows
+from april_rl.data.sources import hub_name, open_source
 
 
-def load(path, *, key="data.path", prompt_column="prompt", answer_column="answer"):
-    return load_rows(
-        str(path), key=key, split="train", prompt_column=prompt_column, answer_column=answer_column
-    )
+class ReadRow(NamedTuple):
+    prompt: object
+    answer: str
+    source: str
+
+
+def load(path, *, key="data.path", columns=(), **settings):
+    """Every row, as a set with these settings reads it."""
+    chosen = PromptSetConfig(path=str(path), **settings)
+    with TemporaryDirectory() as folder:
+        raw = open_source(chosen, key=key, seed=0, folder=Path(folder))
+        reader = RowReader(raw, chosen, columns)
+        assert len(check_rows(raw, reader)) == len(raw.table)
+        rows = reader.rows(raw.table[:], range(len(raw.table)))
+        return [ReadRow(*row, raw.names.name(place)) for place, row in enumerate(rows)]
 
 
 def written(tmp_path, text, name="data.jsonl"):
@@ -67,6 +83,48 @@ def test_a_file_leaves_no_cache_behind(tmp_path):
     assert [row.prompt for row in load(path)] == ["b"]
 
 
+def test_a_list_of_one_answer_is_that_answer(tmp_path):
+    """As OlympiadBench has them."""
+    path = written(tmp_path, '{"prompt": "a", "answer": ["$2$"]}\n{"prompt": "b", "answer": ["3"]}')
+    assert [row.answer for row in load(path)] == ["$2$", "3"]
+
+
+def test_the_last_match_of_the_answer_pattern_is_the_answer(tmp_path):
+    answer = "2 + 2 = 4\n#### 4\nno:\n#### 5 "
+    path = written(tmp_path, json.dumps({"prompt": "a", "answer": answer}))
+    assert [row.answer for row in load(path, answer_pattern=r"####\s*(.+)")] == ["5"]
+
+
+def test_an_answer_pattern_that_finds_nothing_names_row_value_and_how_many(tmp_path):
+    answers = ["#### 1", "nothing", "#### 3", "nor here"]
+    path = written(tmp_path, "\n".join(json.dumps({"prompt": "a", "answer": a}) for a in answers))
+    expected = (
+        r":2: data\.answer_pattern=#+\(.*\) finds nothing.*'nothing'; so it is in 2 of 4 rows"
+    )
+    with pytest.raises(DataError, match=expected):
+        load(path, answer_pattern="####(.+)")
+
+
+def test_the_prompt_pattern_takes_the_question_out_of_text_and_of_the_last_message(tmp_path):
+    text = "Solve this.\n\nWhat is 1 + 1?\n\nRemember the box."
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": text}]
+    pattern = r"(?s)this\.\s+(.+?)\s+Remember"
+    path = written(tmp_path, json.dumps({"prompt": text, "answer": 2}))
+    assert load(path, prompt_pattern=pattern)[0].prompt == "What is 1 + 1?"
+    path = written(tmp_path, json.dumps({"prompt": messages, "answer": 2}))
+    system, user = load(path, prompt_pattern=pattern)[0].prompt
+    assert (system["content"], user["content"]) == (text, "What is 1 + 1?")
+    with pytest.raises(DataError, match=r":1: data\.prompt_pattern=.*finds nothing.*Solve this"):
+        load(path, prompt_pattern="(?s)Answer: (.+)")
+
+
+def test_a_missing_extra_column_is_named(tmp_path):
+    path = written(tmp_path, '{"prompt": "a", "answer": "1", "level": 3}')
+    load(path, columns=["level"])
+    with pytest.raises(DataError, match=r"no column tests, which the reward asks for; there are "):
+        load(path, columns=["level", "tests"])
+
+
 BAD_FILES = {
     "syntax": ('{"prompt": "a", "answer": "1"}\n{"prompt": "b" "answer": "2"}\n', r":2: not valid"),
     "broken array": ('[{"prompt": "a",\n "answer": 1},\n oops]', r":3: not valid JSON"),
@@ -94,8 +152,14 @@ BAD_FILES = {
     ),
     "missing": ('{"prompt": "a", "answer": "1"}\n\n{"prompt": "b"}', r":3: data.answer_column=ans"),
     "null prompt": ('{"prompt": null, "answer": "1"}\n{"prompt": "b", "answer": "1"}', r":1: data"),
-    "list": ('{"prompt": "a", "answer": ["1"]}', r":1: .*must be text or a number, got list"),
-    "boolean": ('{"prompt": "a", "answer": true}', r":1: .*must be text or a number, got bool"),
+    "list": (
+        '{"prompt": "a", "answer": ["1"]}\n{"prompt": "a", "answer": ["1", "2"]}',
+        r":2: .*must be text, a number or a list with one of.*got list",
+    ),
+    "boolean": (
+        '{"prompt": "a", "answer": true}',
+        r":1: .*must be text, a number or .*got bool",
+    ),
     "struct": ('{"prompt": {"x": "a"}, "answer": "1"}', r":1: .*list of messages.*got dict"),
 }
 
@@ -170,9 +234,8 @@ def test_another_kind_of_file_says_which_kinds_there_are(tmp_path):
 def test_a_data_set_id_without_network_is_one_message(tmp_path):
     program = (
         "from april_rl.data.errors import DataError\n"
-        "from april_rl.data.rows import hub_name, load_rows\n"
-        "try: load_rows('nobody/nothing', key='data.path', split='train', prompt_column='p',"
-        " answer_column='a')\n"
+        "from april_rl.data.sources import load_id\n"
+        "try: load_id('nobody/nothing', key='data.path', split='train')\n"
         "except DataError as error: print(error)\n"
     )
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}

@@ -70,18 +70,26 @@ def test_a_run_leaves_true_metrics_and_a_checkpoint_that_loads(task, finished):
     assert list(finished.glob("wandb/offline-run-*"))
 
 
-def test_a_checkpoint_starts_another_run(task, finished, tmp_path):
-    """So vLLM, transformers and the learner load what a run exports."""
+def test_a_checkpoint_starts_another_run_on_a_mixture(task, finished, tmp_path):
+    """So vLLM, transformers and the learner load what a run exports, and a run has sources."""
     again = command(
         task,
         tmp_path / "again",
         "trainer.num_steps=1",
         f"model.path={finished / 'checkpoints' / 'step_4'}",
-        "trainer.num_groups=2",
+        "trainer.num_groups=4",
+        "data.path=???",
+        f"+data.sources.sums={{path: {task / 'sums.jsonl'}, weight: 3}}",
+        f"+data.sources.asked={{path: {task / 'sums.jsonl'}, instruction: '?'}}",
+        "rollout.over_sampling_factor=1",
     )
     done = run(again, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert metrics_of(tmp_path / "again")[1]["mismatch/logprob_abs_mean"] <= 0.02
+    row = metrics_of(tmp_path / "again")[1]
+    assert row["mismatch/logprob_abs_mean"] <= 0.02
+    assert (row["source/sums/groups"], row["source/asked/groups"]) == (3, 1)
+    means = row["source/sums/reward_mean"], row["source/asked/reward_mean"]
+    assert (3 * means[0] + means[1]) / 4 == pytest.approx(row["reward/mean"])
 
 
 def test_the_controller_loads_no_engine():

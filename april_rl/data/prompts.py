@@ -1,51 +1,77 @@
-"""Rows to tokenized prompts: the template, and the filter for prompts that are too long."""
+"""The prompts of a set: a table that is read once and stays outside of Python's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import overload
 
-from april_rl.config.choices import Template
+import numpy as np
+from numpy.typing import NDArray
+
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
 from april_rl.data.procedural import PREFIX
-from april_rl.data.rows import Row, load_procedural, load_rows
-from april_rl.data.tokenizer import Tokenizer, TokenizerError
+from april_rl.data.rendering import EXTRA
+from april_rl.data.tokenized import TableMaker, TokenizedTable
+from april_rl.data.tokenizer import Tokenizer
 from april_rl.types import Prompt
 
 
 class PromptTable(Sequence[Prompt]):
-    """The prompts of one set that fit, in the order of the file, with ids 0 … n - 1."""
+    """The prompts of one set that fit, in the order of its rows, with ids 0 … n - 1.
+
+    A Prompt is made when it is asked for.
+    """
 
     def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        num_left_out: int,
-        longest_tokens: int,
-        summary: str = "",
+        self, tokenized: TokenizedTable, places: NDArray[np.int64], *, dataset: str, summary: str
     ) -> None:
-        """`longest_tokens` is of all prompts, also of those left out as too long."""
-        self._prompts = tuple(prompts)
-        self.num_left_out, self.longest_tokens = num_left_out, longest_tokens
-        self.summary = summary  # one line for people: what was read and what was left out
+        """`places` [prompts]: rows of the tokenized table; `summary` is one line for people: what
+        was read and what was left out.
+        """
+        self._tokenized, self._places = tokenized, places
+        self.dataset, self.summary = dataset, summary
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the source, with duplicates and prompts that are too long."""
+        return self._tokenized.num_rows
+
+    @property
+    def num_duplicates(self) -> int:
+        """Rows left out because an earlier one has the same prompt and answer."""
+        return self.num_rows - len(self._tokenized.lengths)
+
+    @property
+    def all_lengths(self) -> NDArray[np.int64]:
+        """Tokens of each distinct prompt [rows], also of those that are too long."""
+        return self._tokenized.lengths
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each prompt [prompts]."""
+        return self._tokenized.lengths[self._places]
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._places)
 
     @overload
     def __getitem__(self, index: int) -> Prompt: ...
     @overload
     def __getitem__(self, index: slice) -> PromptTable: ...
     def __getitem__(self, index: int | slice) -> Prompt | PromptTable:
-        if isinstance(index, int):
-            return self._prompts[index]
-        return PromptTable(
-            self._prompts[index],
-            num_left_out=self.num_left_out,
-            longest_tokens=self.longest_tokens,
-            summary=self.summary,
+        if isinstance(index, slice):
+            places = self._places[index]
+            return PromptTable(self._tokenized, places, dataset=self.dataset, summary=self.summary)
+        row = self._tokenized.table[int(self._places[index])]
+        return Prompt(
+            id=range(len(self))[index],
+            token_ids=tuple(row["token_ids"]),
+            text=row["text"],
+            answer=row["answer"],
+            source=self._tokenized.names.name(row["place"]),
+            dataset=self.dataset,
+            columns={k.removeprefix(EXTRA): v for k, v in row.items() if k.startswith(EXTRA)},
         )
 
 
@@ -56,141 +82,77 @@ def load_prompts(
     key: str,
     max_prompt_tokens: int,
     dataset: str = "",
+    columns: Collection[str] = (),
+    deduplicate: bool = True,
+    num_processes: int = 1,
     seed: int = 0,
 ) -> PromptTable:
-    """Return the prompts of the set that the setting `key` names; raises DataError.
+    """Return the prompts of the set that the setting `key` names; raises DataError and
+    TokenizerError.
 
-    `dataset` is its name in `data.sources` or `evaluation.sets`; `seed` is of procedural tasks.
+    `columns` are data columns to keep in `Prompt.columns` (`entry` of a procedural task always is);
+    `num_processes` render and tokenize, 0: one per core; `seed` is of procedural tasks. A table
+    that takes long is kept in the Hugging Face cache, where the next start with the same content,
+    settings and tokenizer finds it.
     """
-    path = chosen.path
-    if path.startswith(PREFIX):
-        rows = load_procedural(path, key=key, split=chosen.split, args=chosen.args, seed=seed)
-    else:
-        rows = load_rows(
-            path,
-            key=key,
-            split=chosen.split,
-            prompt_column=chosen.prompt_column,
-            answer_column=chosen.answer_column,
+    is_procedural = chosen.path.startswith(PREFIX)
+    if chosen.args and not is_procedural:
+        raise DataError(
+            f"{key}={chosen.path}: args={chosen.args} has no effect: only reasoning_gym tasks have "
+            "settings; remove it"
         )
-    table = tokenize_prompts(
-        rows,
+    tokenized = TableMaker(
+        chosen,
         tokenizer,
-        template=chosen.template,
-        plain_template=chosen.plain_template,
-        system_prompt=chosen.system_prompt,
-        max_prompt_tokens=max_prompt_tokens,
-    )
-    return PromptTable(
-        [replace(prompt, dataset=dataset) for prompt in table],
-        num_left_out=table.num_left_out,
-        longest_tokens=table.longest_tokens,
-        summary=f"{path}: {len(table)} prompts, {table.num_left_out} left out as longer than "
-        f"data.max_prompt_tokens={max_prompt_tokens} (the longest has {table.longest_tokens})",
-    )
-
-
-def tokenize_prompts(
-    rows: Sequence[Row],
-    tokenizer: Tokenizer,
-    *,
-    template: Template,
-    plain_template: str,
-    system_prompt: str,
-    max_prompt_tokens: int,
-) -> PromptTable:
-    """The rows as prompts of at most `max_prompt_tokens`; their text has the template around it.
-
-    A chat template writes the special tokens itself; a plain one gets those the tokenizer puts at
-    the start. Raises DataError for a row the template cannot take, for a prompt without tokens and
-    when no prompt fits, TokenizerError for a missing chat template.
-    """
-    render = _renderer(
-        tokenizer, template=template, plain_template=plain_template, system_prompt=system_prompt
-    )
-    texts = [_rendered(row, render) for row in rows]
-    encoded = tokenizer.encode(texts, add_special_tokens=template is Template.plain)
-    lengths = [len(token_ids) for token_ids in encoded]
-    _check_tokens(lengths, rows)
-    fitting = [i for i, length in enumerate(lengths) if length <= max_prompt_tokens]
-    if not fitting:
+        key=key,
+        columns={*columns, "entry"} if is_procedural else set(columns),
+        deduplicate=deduplicate,
+        num_processes=num_processes,
+        seed=seed,
+    ).table()
+    _check_tokens(tokenized)
+    places = np.flatnonzero(tokenized.lengths <= max_prompt_tokens)
+    if not len(places):
         raise DataError(
-            f"data.max_prompt_tokens={max_prompt_tokens} leaves out all {len(rows)} prompts, from "
-            f"{rows[0].source} on; the shortest has {min(lengths)} tokens"
+            f"data.max_prompt_tokens={max_prompt_tokens} leaves out all {len(tokenized.lengths)} "
+            f"prompts, from {_source(tokenized, 0)} on; the shortest has "
+            f"{tokenized.lengths.min()} tokens"
         )
     return PromptTable(
-        [
-            Prompt(
-                id=place,
-                token_ids=encoded[i],
-                text=texts[i],
-                answer=rows[i].answer,
-                source=rows[i].source,
-                columns=rows[i].columns,
-            )
-            for place, i in enumerate(fitting)
-        ],
-        num_left_out=len(rows) - len(fitting),
-        longest_tokens=max(lengths),
+        tokenized,
+        places,
+        dataset=dataset,
+        summary=f"{chosen.path}: {_counts(tokenized, len(places), limit=max_prompt_tokens)}",
     )
 
 
-def _check_tokens(lengths: Sequence[int], rows: Sequence[Row]) -> None:
+def _counts(tokenized: TokenizedTable, num_prompts: int, *, limit: int) -> str:
+    """Return how many rows there were, and why some are no prompts."""
+    num_distinct = len(tokenized.lengths)
+    num_duplicates = tokenized.num_rows - num_distinct
+    duplicates = (
+        f" of {tokenized.num_rows:,} rows, {num_duplicates:,} duplicates (the same prompt and "
+        "answer)"
+        if num_duplicates
+        else ""
+    )
+    return (
+        f"{num_prompts:,} prompts{duplicates}, {num_distinct - num_prompts:,} left out as longer "
+        f"than data.max_prompt_tokens={limit} (the longest has {tokenized.lengths.max()})"
+    )
+
+
+def _check_tokens(tokenized: TokenizedTable) -> None:
     """Raise DataError with the first prompt that has no tokens, and how many there are."""
-    without = [row.source for row, length in zip(rows, lengths, strict=True) if not length]
-    if without:
+    without = np.flatnonzero(tokenized.lengths == 0)
+    if len(without):
         raise DataError(
-            f"{without[0]}: the tokenizer finds no token in this prompt; so it is with "
-            f"{len(without)} of {len(rows)} prompts. A folder given as model.path must hold the "
-            "tokenizer's files too"
+            f"{_source(tokenized, int(without[0]))}: the tokenizer finds no token in this prompt; "
+            f"so it is with {len(without)} of {len(tokenized.lengths)} prompts. A folder given as "
+            "model.path must hold the tokenizer's files too"
         )
 
 
-def _renderer(
-    tokenizer: Tokenizer, *, template: Template, plain_template: str, system_prompt: str
-) -> Callable[[Row], str]:
-    """How a row becomes text; raises ValueError when the settings do not go together."""
-    if template is Template.chat:
-        if not tokenizer.has_chat_template:
-            tokenizer.chat_text([])  # raises with the advice
-        return lambda row: tokenizer.chat_text(_messages(row, system_prompt))
-    if system_prompt:
-        raise DataError(
-            "data.system_prompt works with data.template=chat only; "
-            "write it into data.plain_template"
-        )
-    return lambda row: _plain_text(row, plain_template)
-
-
-def _rendered(row: Row, render: Callable[[Row], str]) -> str:
-    """The row's text; a refusal of the template names the row."""
-    try:
-        return render(row)
-    except TokenizerError as error:
-        raise DataError(f"{row.source}: {error}") from error
-
-
-def _messages(row: Row, system_prompt: str) -> list[dict[str, str]]:
-    """The row as a chat, with the system prompt in front when there is one."""
-    if isinstance(row.prompt, str):
-        messages = [{"role": "user", "content": row.prompt}]
-    else:
-        messages = [dict(message) for message in row.prompt]
-    if not system_prompt:
-        return messages
-    if messages[0]["role"] == "system":
-        raise DataError(
-            f"{row.source}: the row has a system message of its own and data.system_prompt is set; "
-            "leave one of them out"
-        )
-    return [{"role": "system", "content": system_prompt}, *messages]
-
-
-def _plain_text(row: Row, plain_template: str) -> str:
-    """The template with the prompt in it."""
-    if not isinstance(row.prompt, str):
-        raise DataError(
-            f"{row.source}: the prompt is a list of chat messages; "
-            "data.template=plain takes text only"
-        )
-    return plain_template.replace("{prompt}", row.prompt)
+def _source(tokenized: TokenizedTable, row: int) -> str:
+    """Return what messages call a row of the tokenized table."""
+    return tokenized.names.name(tokenized.table[row]["place"])

@@ -1,181 +1,189 @@
-"""Data files and Hugging Face data sets to rows: a prompt, an answer, and where they stand."""
+"""Values of a table to rows: the question, the answer, and the extra columns of each."""
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import datasets
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
-from april_rl.data import procedural
+from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
+from april_rl.data.json_faults import shown
+from april_rl.data.sources import RawTable, RowNames, mapped_anew
 from april_rl.data.tokenizer import Message
 
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both report what is raised as well
+_BATCH_ROWS = 1000
+_MAPPED_ROWS = 100_000  # read before the file is mapped anew
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row of a data set."""
+class Row(NamedTuple):
+    """The question and the answer of one row, as text or as the messages of a chat."""
 
-    prompt: str | tuple[Message, ...]  # text, or the messages of a chat
+    prompt: str | tuple[Message, ...]
     answer: str
-    source: str  # file:line, or data set and row
-    columns: Mapping[str, object] = field(default_factory=dict)  # what the reward asks for beside
 
 
-def load_rows(
-    path: str, *, key: str, split: str, prompt_column: str, answer_column: str
-) -> list[Row]:
-    """Every row of a .jsonl, .json or .parquet file, or of a data set id; raises DataError.
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column, or what a dotted path finds in its structs."""
 
-    A dotted column name descends into structs: `reward_model.ground_truth`. `key` is the setting
-    that `path` comes from, `split` is of a data set id. Answers that are numbers become text; a row
-    without one is refused. A data set id uses the Hugging Face cache, a file leaves nothing behind.
-    """
-    table_of = partial(
-        _to_rows, where=f"{key}={path}", prompt_column=prompt_column, answer_column=answer_column
-    )
-    if Path(path).suffix in FORMATS or Path(path).is_file():
-        with tempfile.TemporaryDirectory() as cache:
-            table = _load_file(path, where=f"{key}={path}", cache=cache)
-            return table_of(table, _file_sources(path, len(table)))
-    table = _load_id(path, key=key, split=split)
-    return table_of(table, [f"{path} [{split}] row {i}" for i in range(1, len(table) + 1)])
+    setting: str  # for messages
+    path: tuple[str, ...]
+
+    def values(self, batch: Mapping[str, list[Any]]) -> list[Any]:
+        """Return the value of each row; None where a row has no such thing."""
+        values = batch[self.path[0]]
+        for name in self.path[1:]:
+            values = [v.get(name) if isinstance(v, Mapping) else None for v in values]
+        return values
 
 
-def load_procedural(
-    path: str, *, key: str, split: str, args: Mapping[str, Any], seed: int
-) -> list[Row]:
-    """Return the rows of `reasoning_gym:NAME`, with the column `entry`; raises DataError."""
-    table = datasets.Dataset.from_dict(
-        procedural.draw_rows(path, key=key, split=split, args=args, seed=seed)
-    )
-    rows = _to_rows(
-        table,
-        [f"{path} [{split}] row {i}" for i in range(1, len(table) + 1)],
-        where=f"{key}={path}",
-        prompt_column="prompt",
-        answer_column="answer",
-    )
-    return [
-        replace(row, columns={"entry": entry})
-        for row, entry in zip(rows, table["entry"], strict=True)
-    ]
+class RowReader:
+    """Reads questions and answers as the settings of a set say; every message names its row."""
 
-
-def _load_file(path: str, *, where: str, cache: str) -> datasets.Dataset:
-    """The file as a table with at least one row."""
-    builder = FORMATS.get(Path(path).suffix)
-    if builder is None:
-        raise DataError(f"{where}: a data file must end in {', '.join(FORMATS)}")
-    is_text = builder == "json"
-    _check_readable(path, where=where)
-    if is_text:
-        _check_text(path, where=where)
-    try:
-        with _quiet():
-            return datasets.load_dataset(builder, data_files=path, split="train", cache_dir=cache)
-    except datasets.exceptions.DatasetsError as error:
-        reason = _json_fault(path, where=where) if is_text else None
-        raise DataError(reason or f"{where}: {_root_cause(error)}") from error
-    except ValueError as error:  # how the library says that a JSON file has no rows
-        hint = " Are there rows in it?" if is_text else ""
-        raise DataError(f"{where}: {_root_cause(error)}{hint}") from error
-
-
-def _check_readable(path: str, *, where: str) -> None:
-    """Raise DataError unless the file is there, may be read, and has something in it."""
-    try:
-        with Path(path).open("rb") as file:
-            is_empty = not file.read(1)
-    except OSError as error:
-        raise DataError(f"{where}: cannot be read: {error.strerror}") from error
-    if is_empty:
-        raise DataError(f"{where}: the file is empty")
-
-
-def _check_text(path: str, *, where: str) -> None:
-    """Raise DataError with the first line that is not UTF-8: the library finds out late, and does
-    not say where.
-    """
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
+    def __init__(self, raw: RawTable, chosen: PromptSetConfig, columns: Collection[str]) -> None:
+        """Raise DataError for a column that the table does not have."""
+        self._names: RowNames = raw.names
+        features = raw.table.features
+        self._prompt = _column(raw.where, f"data.prompt_column={chosen.prompt_column}", features)
+        self._answer = _column(raw.where, f"data.answer_column={chosen.answer_column}", features)
+        for column in sorted(columns):
+            if column not in features:
                 raise DataError(
-                    f"{where}:{number}: not UTF-8: {error.reason} "
-                    f"0x{line[error.start]:02x} at byte {error.start + 1} of the line"
-                ) from error
+                    f"{raw.where} has no column {column}, which the reward asks for; there are "
+                    f"{', '.join(features)}"
+                )
+        self.columns = tuple(sorted(columns))
+        self._prompt_pattern = re.compile(chosen.prompt_pattern) if chosen.prompt_pattern else None
+        self._answer_pattern = re.compile(chosen.answer_pattern) if chosen.answer_pattern else None
 
+    @property
+    def columns_needed(self) -> list[str]:
+        """Names of all columns that are read."""
+        return sorted({self._prompt.path[0], self._answer.path[0], *self.columns})
 
-def hub_name(path: str) -> tuple[str, str | None]:
-    """Return the id of a data set and the configuration of it that a path names, or None.
+    def rows(self, batch: Mapping[str, list[Any]], places: Collection[int]) -> Iterator[Row]:
+        """Yield the row of each place in the table [batch]; raises DataError for a bad one."""
+        values = zip(self._prompt.values(batch), self._answer.values(batch), places, strict=True)
+        for prompt, answer, place in values:
+            yield Row(self._question(prompt, place), self._gold(answer, place))
 
-    An id is NAME or OWNER/NAME, so a third part is the configuration: openai/gsm8k/main. A folder
-    of this machine is taken whole.
-    """
-    owner, _, rest = path.partition("/")
-    name, _, configuration = rest.partition("/")
-    if not configuration or "/" in configuration or Path(path).is_dir() or not owner.strip("."):
-        return path, None
-    return f"{owner}/{name}", configuration
+    def is_answered(self, batch: Mapping[str, list[Any]]) -> list[bool]:
+        """Return of each row whether there is an answer, and one that the pattern finds."""
+        return [self._found(value) is not None for value in self._answer.values(batch)]
 
+    def _question(self, value: object, place: int) -> str | tuple[Message, ...]:
+        """Return text or chat messages, with the pattern applied to the last message."""
+        prompt = _to_prompt(value, name=self._names.name(place), setting=self._prompt.setting)
+        if self._prompt_pattern is None:
+            return prompt
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        match = self._prompt_pattern.search(text)
+        if match is None or not match[1]:
+            raise DataError(
+                f"{self._names.name(place)}: data.prompt_pattern={self._prompt_pattern.pattern} "
+                f"finds nothing in this prompt: {text[:80]!r}"
+            )
+        if isinstance(prompt, str):
+            return match[1]
+        return (*prompt[:-1], {"role": prompt[-1]["role"], "content": match[1]})
 
-def _load_id(path: str, *, key: str, split: str) -> datasets.Dataset:
-    """Load one split of a Hugging Face data set, of one of its configurations where named."""
-    dataset, configuration = hub_name(path)
-    try:
-        with _quiet():
-            return datasets.load_dataset(dataset, configuration, split=split)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+    def _gold(self, value: object, place: int) -> str:
+        """Return the answer as text, with the pattern applied."""
+        answer = self._found(value)
+        if answer is None:
+            raise UnansweredError(self._complaint(value, place))
+        if isinstance(answer, str):
+            return answer
         raise DataError(
-            f"{key}={path} (data.split={split}): neither a .jsonl, .json or .parquet file "
-            f"nor a data set that can be loaded: {_root_cause(error)}"
-        ) from error
-
-
-def _to_rows(
-    table: datasets.Dataset,
-    sources: list[str],
-    *,
-    where: str,
-    prompt_column: str,
-    answer_column: str,
-) -> list[Row]:
-    """The two columns of the table as rows."""
-    if not sources:
-        raise DataError(f"{where}: there are no rows in it")
-    prompt_path = _column_path(where, f"data.prompt_column={prompt_column}", table.features)
-    answer_path = _column_path(where, f"data.answer_column={answer_column}", table.features)
-    needed = table.select_columns(sorted({prompt_path[0], answer_path[0]}))
-    read = [(_descend(row, prompt_path), _descend(row, answer_path)) for row in needed]
-    _check_answers([answer for _, answer in read], sources, column=answer_column)
-    return [
-        Row(
-            prompt=_to_prompt(prompt, source=source, column=prompt_column),
-            answer=_to_answer(answer, source=source, column=answer_column),
-            source=source,
+            f"{self._names.name(place)}: {self._answer.setting} must be text, a number or a list "
+            f"with one of these, got {shown(answer)}"
         )
-        for (prompt, answer), source in zip(read, sources, strict=True)
-    ]
+
+    def _found(self, value: object) -> object:
+        """Return the answer as text, None when there is none; other things as they are."""
+        text = _to_answer(value)
+        if self._answer_pattern is None or not isinstance(text, str):
+            return text
+        matches = self._answer_pattern.findall(text)
+        return (matches[-1].strip() or None) if matches else None
+
+    def _complaint(self, value: object, place: int) -> str:
+        name, text = self._names.name(place), _to_answer(value)
+        if text is None or self._answer_pattern is None:
+            return f"{name}: {self._answer.setting} is missing, null, NaN or empty in this row"
+        return (
+            f"{name}: data.answer_pattern={self._answer_pattern.pattern} finds nothing in this "
+            f"row's answer {str(text)[-80:]!r}"
+        )
 
 
-def _column_path(where: str, setting: str, features: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names to descend through: a column of exactly that name comes before a dotted path."""
+class UnansweredError(DataError):
+    """A row has no answer; the caller adds how many there are."""
+
+
+def check_rows(raw: RawTable, reader: RowReader) -> NDArray[np.uint64]:
+    """Return a digest of prompt and answer of every row [rows, 2], reading the table once.
+
+    Raises DataError with the first bad row, and how many rows have no answer.
+    """
+    digests: list[NDArray[np.uint64]] = []
+    try:
+        for places, batch in _batches(raw, reader):
+            digest = b"".join(_digest(row) for row in reader.rows(batch, places))
+            digests.append(np.frombuffer(digest, dtype=np.uint64).reshape(-1, 2))
+    except UnansweredError as error:
+        without = sum(
+            not ok for _, batch in _batches(raw, reader) for ok in reader.is_answered(batch)
+        )
+        total = len(raw.table)
+        raise DataError(f"{error}; so it is in {without} of {total} rows") from error
+    return np.concatenate(digests)
+
+
+def first_places(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the place of the first row of each digest, in the order of the table.
+
+    `digests` [rows, 2]: 16 bytes a row, so 1.8 million rows take 29 MB.
+    """
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal rows keep their order
+    in_order = digests[order]
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
+    return np.sort(order[is_first])
+
+
+def _batches(raw: RawTable, reader: RowReader) -> Iterator[tuple[range, dict[str, list[Any]]]]:
+    """Yield the table's rows as Python values, a batch at a time, with their places."""
+    for first in range(0, len(raw.table), _MAPPED_ROWS):
+        last = min(first + _MAPPED_ROWS, len(raw.table))
+        mapped = mapped_anew(raw.table).select_columns(reader.columns_needed)
+        part = mapped.select(range(first, last))
+        for start, batch in enumerate(part.iter(batch_size=_BATCH_ROWS)):
+            place = first + start * _BATCH_ROWS
+            yield range(place, min(place + _BATCH_ROWS, last)), batch
+
+
+def _digest(row: Row) -> bytes:
+    """Return 16 bytes that two rows share when prompt and answer are equal."""
+    if isinstance(row.prompt, str):
+        parts = [row.prompt, row.answer]
+    else:
+        parts = [text for m in row.prompt for text in (m["role"], m["content"])] + [row.answer]
+    return xxhash.xxh3_128_digest("\0".join((str(len(parts)), *parts)).encode(errors="replace"))
+
+
+def _column(where: str, setting: str, features: Mapping[str, Any]) -> _Column:
+    """Return the column; one of exactly that name comes before a dotted path."""
     column = setting.partition("=")[2]
     if column in features:
-        return (column,)
+        return _Column(setting, (column,))
     path = tuple(column.split("."))
     if path[0] not in features:
         raise DataError(f"{where} has no column {setting}; there are {', '.join(features)}")
@@ -186,127 +194,43 @@ def _column_path(where: str, setting: str, features: Mapping[str, Any]) -> tuple
                 f"{where} has no column {setting}: no {name!r}; there are {', '.join(inner)}"
             )
         inner = inner[name] if isinstance(inner, Mapping) else None
-    return path
+    return _Column(setting, path)
 
 
-def _descend(row: Mapping[str, Any], path: tuple[str, ...]) -> Any:  # noqa: ANN401
-    """What stands at the end of the path; None where the row has no such thing."""
-    value: Any = row
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def _to_prompt(value: object, *, source: str, column: str) -> str | tuple[Message, ...]:
-    """Text or chat messages; anything else is a DataError."""
+def _to_prompt(value: object, *, name: str, setting: str) -> str | tuple[Message, ...]:
+    """Return text or chat messages; anything else is a DataError."""
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and all(_is_message(item) for item in value):
         return tuple({"role": item["role"], "content": item["content"]} for item in value)
     if value is None or value in ("", []):
-        raise DataError(f"{source}: data.prompt_column={column} is missing or empty in this row")
+        raise DataError(f"{name}: {setting} is missing or empty in this row")
     raise DataError(
-        f"{source}: data.prompt_column={column} must be text or a list of messages "
-        f"with role and content, got {_shown(value)}"
+        f"{name}: {setting} must be text or a list of messages "
+        f"with role and content, got {shown(value)}"
     )
 
 
 def _is_message(value: object) -> bool:
-    """Whether it has a role and a content, both text."""
+    """Return whether it has a role and a content, both text."""
     return isinstance(value, Mapping) and all(
         isinstance(value.get(key), str) for key in ("role", "content")
     )
 
 
-def _check_answers(answers: Sequence[object], sources: Sequence[str], *, column: str) -> None:
-    """Raise DataError with the first row without an answer, and how many there are."""
-    without = [s for answer, s in zip(answers, sources, strict=True) if _is_missing(answer)]
-    if without:
-        raise DataError(
-            f"{without[0]}: data.answer_column={column} is missing, null, NaN or empty in this "
-            f"row; so it is in {len(without)} of {len(sources)} rows"
-        )
+def _to_answer(value: object) -> object:
+    """Return text for text and numbers, None for nothing, other values as they are.
 
-
-def _is_missing(answer: object) -> bool:
-    """Whether nothing can be compared with it."""
-    if isinstance(answer, str):
-        return not answer.strip()
-    return answer is None or (isinstance(answer, float) and not math.isfinite(answer))
-
-
-def _to_answer(value: object, *, source: str, column: str) -> str:
-    """The answer as text; whole numbers without a decimal point, whatever the column's type."""
+    Whole numbers have no decimal point, whatever the column's type; a list of one is that one.
+    """
+    if isinstance(value, list) and len(value) == 1:
+        return _to_answer(value[0])
     if isinstance(value, str):
-        return value
+        return value if value.strip() else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    raise DataError(
-        f"{source}: data.answer_column={column} must be text or a number, got {_shown(value)}"
-    )
-
-
-def _shown(value: object) -> str:
-    """Type and beginning of a value, for messages."""
-    return f"{type(value).__name__} {str(value)[:80]}"
-
-
-def _file_sources(path: str, num_rows: int) -> list[str]:
-    """`file:line` of each row of a file with one object a line, `file row N` otherwise."""
-    if FORMATS[Path(path).suffix] == "json":
-        with Path(path).open("rb") as file:
-            lines = [number for number, line in enumerate(file, start=1) if line.strip()]
-        if len(lines) == num_rows:
-            return [f"{path}:{number}" for number in lines]
-    return [f"{path} row {number}" for number in range(1, num_rows + 1)]
-
-
-def _json_fault(path: str, *, where: str) -> str | None:
-    """What is wrong with a JSON file and in which line; None when each line is a proper object."""
-    text = Path(path).read_text(encoding="utf-8-sig")
-    if text.lstrip().startswith("["):
-        return _fault_of(text, where=where, first_line=1)
-    faults = (
-        _fault_of(line, where=where, first_line=number)
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
-    )
-    return next((fault for fault in faults if fault), None)
-
-
-def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
-    """The fault of one JSON document that begins in `first_line`."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        return f"{where}:{line}: not valid JSON: {error.msg} (column {error.colno})"
-    if isinstance(value, (dict, list)):
-        return None
-    return f"{where}:{first_line}: every line must be a JSON object, got {_shown(value)}"
-
-
-def _root_cause(error: BaseException) -> str:
-    """The first line of the innermost error, which says more than the outer ones."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars, and no log lines about what is raised anyway."""
-    levels = {name: logging.getLogger(name).level for name in NOISY_LOGGERS}
-    bars_were_on = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    for name in NOISY_LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        if bars_were_on:
-            datasets.enable_progress_bars()
+    return value

@@ -1,42 +1,55 @@
-"""The endless, shuffled stream of prompts, and its exact state."""
+"""The endless, shuffled stream of prompts, and its exact state.
+
+A stream of one set has every prompt once an epoch. A mixture takes from such streams in turn: the
+next prompt is of the source that is furthest behind its share, so that after n prompts a source of
+weight w has given n · w / Σ w of them, give or take one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from april_rl.data.errors import DataError
 from april_rl.types import Prompt
 
 
-def epoch_order(num_prompts: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The permutation of one epoch [num_prompts].
+def epoch_order(num_prompts: int, *, seed: int, epoch: int, name: str = "") -> NDArray[np.int64]:
+    """Return the permutation of one epoch [num_prompts] of the source `name`.
 
     From the raw bits of a bit generator, whose stream numpy keeps over its versions; it does not
     promise that of `Generator.permutation`.
     """
-    bits = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(num_prompts)
+    entropy = [seed, epoch, xxhash.xxh3_64_intdigest(name.encode())] if name else [seed, epoch]
+    bits = np.random.Philox(np.random.SeedSequence(entropy)).random_raw(num_prompts)
     return np.argsort(bits, kind="stable")
 
 
 class PromptStream:
     """A `rollout.ports.PromptSource`: every prompt once an epoch, each epoch in another order."""
 
-    def __init__(self, prompts: Sequence[Prompt], *, seed: int) -> None:
-        """`prompts` keep all but their ids; `seed` is not negative."""
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int, name: str = "") -> None:
+        """`prompts` keep all but their ids; `seed` is not negative; `name` is of the source."""
         assert prompts, "a stream needs at least one prompt"
-        self._prompts = tuple(prompts)
+        self._prompts, self._name = prompts, name
         self._seed = seed
         self._move_to(epoch=0, cursor=0)
 
+    @property
+    def num_taken(self) -> int:
+        """Prompts taken so far, which is the id of the next."""
+        return self._epoch * len(self._prompts) + self._cursor
+
     def take(self) -> Prompt:
         """The next prompt; its id is its position in the stream, epoch · num_prompts + cursor."""
+        position = self.num_taken
         if self._cursor == len(self._prompts):
             self._move_to(epoch=self._epoch + 1, cursor=0)
-        position = self._epoch * len(self._prompts) + self._cursor
         prompt = self._prompts[int(self._order[self._cursor])]
         self._cursor += 1
         return replace(prompt, id=position)
@@ -50,7 +63,7 @@ class PromptStream:
             "num_prompts": len(self._prompts),
         }
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken; raises DataError for another seed or data set."""
         if state["seed"] != self._seed:
             raise DataError(
@@ -59,14 +72,73 @@ class PromptStream:
             )
         if state["num_prompts"] != len(self._prompts):
             raise DataError(
-                f"data.path gives {len(self._prompts)} prompts and the saved prompt stream had "
+                f"{self._key} gives {len(self._prompts)} prompts and the saved prompt stream had "
                 f"{state['num_prompts']}: resume with the same data, tokenizer and "
                 "data.max_prompt_tokens"
             )
         self._move_to(epoch=state["epoch"], cursor=state["cursor"])
 
+    @property
+    def _key(self) -> str:
+        return f"data.sources.{self._name}.path" if self._name else "data.path"
+
     def _move_to(self, *, epoch: int, cursor: int) -> None:
         """Stand before place `cursor` of an epoch."""
-        self._order = epoch_order(len(self._prompts), seed=self._seed, epoch=epoch)
+        self._order = epoch_order(len(self._prompts), seed=self._seed, epoch=epoch, name=self._name)
         self._epoch = epoch
         self._cursor = cursor
+
+
+class MixedStream:
+    """A `rollout.ports.PromptSource` of several sources, each with its share of the prompts."""
+
+    def __init__(
+        self, sources: Mapping[str, Sequence[Prompt]], weights: Mapping[str, float], *, seed: int
+    ) -> None:
+        """`weights` [source] are positive; only their ratios count."""
+        assert sources.keys() == weights.keys(), (sources.keys(), weights.keys())
+        self._streams = {
+            name: PromptStream(prompts, seed=seed, name=name) for name, prompts in sources.items()
+        }
+        self._weights = dict(weights)
+
+    def take(self) -> Prompt:
+        """The next prompt; its id is its position in the whole stream."""
+        position = sum(stream.num_taken for stream in self._streams.values())
+        return replace(self._streams[self._next_source()].take(), id=position)
+
+    def _next_source(self) -> str:
+        """Return the source furthest behind its share (Sainte-Laguë's rule); of equal ones the
+        first.
+        """
+        return min(
+            self._streams,
+            key=lambda name: (self._streams[name].num_taken + 0.5) / self._weights[name],
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands, as plain data."""
+        return {
+            name: {**stream.state(), "weight": self._weights[name]}
+            for name, stream in self._streams.items()
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state` was taken; raises DataError for another seed or mixture."""
+        saved = {name: source["weight"] for name, source in state.items()}
+        if saved != self._weights:
+            raise DataError(
+                f"data.sources has the weights {self._weights} and the saved prompt stream "
+                f"{saved}: resume with the same mixture"
+            )
+        for name, stream in self._streams.items():
+            stream.restore(state[name])
+
+
+def stream_of(
+    sources: Mapping[str, Sequence[Prompt]], weights: Mapping[str, float], *, seed: int
+) -> PromptStream | MixedStream:
+    """Return the stream of one set, which has the name "", or of a mixture."""
+    if sources.keys() == {""}:
+        return PromptStream(sources[""], seed=seed)
+    return MixedStream(sources, weights, seed=seed)

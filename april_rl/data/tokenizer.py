@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import xxhash
 from jinja2 import TemplateError
 from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -19,7 +22,7 @@ class TokenizerError(RunError, ValueError):
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer behind the five things the project asks of one.
+    """A Hugging Face tokenizer behind the six things the project asks of one.
 
     Pickled as its path: another process loads it again.
     """
@@ -38,19 +41,38 @@ class Tokenizer:
         """Whether `chat_text` can work."""
         return self._tokenizer.chat_template is not None
 
-    def chat_text(self, messages: Sequence[Message]) -> str:
-        """The messages as the model sees them, up to where its turn begins.
-
-        Raises TokenizerError when there is no chat template or it refuses these messages.
+    def check_chat(self, template_kwargs: Mapping[str, Any]) -> None:
+        """Raise TokenizerError unless there is a chat template, and one that reads every one of
+        `template_kwargs`.
         """
         if not self.has_chat_template:
             raise TokenizerError(
                 f"data.template=chat needs a chat template, and the tokenizer of model.path="
                 f"{self._path} has none; use data.template=plain, or a model with a chat template"
             )
+        template = str(self._tokenizer.chat_template)
+        unread = [name for name in template_kwargs if not re.search(rf"\b{name}\b", template)]
+        if unread:
+            raise TokenizerError(
+                f"data.chat_template_kwargs: {', '.join(unread)} has no effect: the chat template "
+                f"of model.path={self._path} does not read it; remove it"
+            )
+
+    def chat_text(
+        self, messages: Sequence[Message], template_kwargs: Mapping[str, Any] | None = None
+    ) -> str:
+        """The messages as the model sees them, up to where its turn begins; `template_kwargs` are
+        variables of the chat template.
+
+        Raises TokenizerError when there is no chat template or it refuses these messages.
+        """
+        self.check_chat({})
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+                **(template_kwargs or {}),
             )
         except (TemplateError, TypeError) as error:
             raise TokenizerError(
@@ -69,6 +91,15 @@ class Tokenizer:
             verbose=False,
         )
         return [tuple(ids) for ids in encoded["input_ids"]]
+
+    def fingerprint(self) -> str:
+        """Return a digest of what decides text and tokens: vocabulary, rules, chat template."""
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, PreTrainedTokenizerFast):
+            rules = tokenizer.backend_tokenizer.to_str()
+        else:
+            rules = f"{type(tokenizer).__name__} {sorted(tokenizer.get_vocab().items())}"
+        return xxhash.xxh3_128_hexdigest(f"{rules}{tokenizer.chat_template}".encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""

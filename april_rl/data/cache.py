@@ -1,0 +1,96 @@
+"""Where tokenized tables that take long to make are kept, and what they are found by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import datasets
+import xxhash
+
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.errors import DataError
+from april_rl.data.procedural import PREFIX
+from april_rl.data.sources import is_file, load_id
+from april_rl.data.tokenizer import Tokenizer
+
+KEEP_FROM_BYTES = 8 * 2**20  # of a source; a smaller one is tokenized in seconds
+_READ_BYTES = 2**22
+_MADE_BY = (
+    "rows.py",
+    "rendering.py",
+    "tokenized.py",
+    "tokenizer.py",
+)  # another text, another table
+_LIBRARIES = ("datasets", "transformers", "tokenizers")
+
+
+def kept_folder(
+    chosen: PromptSetConfig,
+    tokenizer: Tokenizer,
+    *,
+    key: str,
+    columns: Collection[str],
+    deduplicate: bool,
+) -> Path | None:
+    """Return the folder in the Hugging Face cache for the tokenized table of these settings, made
+    or not; None for a source that is small. The place of a file does not count, its content does.
+    """
+    identity = _identity(chosen, key=key)
+    if identity is None:
+        return None
+    folder = Path(__file__).parent
+    parts = {
+        "source": identity,
+        "settings": {k: v for k, v in asdict(chosen).items() if k != "path"},
+        "columns": sorted(columns),
+        "deduplicate": deduplicate,
+        "tokenizer": tokenizer.fingerprint(),
+        "code": [_file_digest(folder / name) for name in _MADE_BY],
+        "libraries": [version(name) for name in _LIBRARIES],
+    }
+    text = json.dumps(parts, sort_keys=True, default=str)
+    root = Path(datasets.config.HF_DATASETS_CACHE) / "april_rl"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{key}={chosen.path}: the cache folder {root} cannot be made: {error.strerror}; set "
+            "HF_HOME to a folder that can be written"
+        ) from error
+    return root / xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def publish(made: Path, folder: Path) -> None:
+    """Give a whole table its name by one rename; of two runs that made it, one wins."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _identity(chosen: PromptSetConfig, *, key: str) -> str | None:
+    """Return what tells a large source from others, None for a small one."""
+    path = chosen.path
+    if is_file(path):
+        file = Path(path)
+        if not file.is_file() or file.stat().st_size < KEEP_FROM_BYTES:
+            return None
+        return f"{file.suffix} {_file_digest(file)}"
+    if path.startswith(PREFIX):
+        return None
+    table = load_id(path, key=key, split=chosen.split)
+    return table._fingerprint if table.data.nbytes >= KEEP_FROM_BYTES else None
+
+
+def _file_digest(path: Path) -> str:
+    """Return a digest of the file's content."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

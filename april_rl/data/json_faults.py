@@ -1,0 +1,64 @@
+"""What is wrong with a data file, and in which line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from april_rl.data.errors import DataError
+
+
+def check_readable(path: str, *, where: str) -> None:
+    """Raise DataError unless the file exists, may be read, and is not empty."""
+    try:
+        with Path(path).open("rb") as file:
+            is_empty = not file.read(1)
+    except OSError as error:
+        raise DataError(f"{where}: cannot be read: {error.strerror}") from error
+    if is_empty:
+        raise DataError(f"{where}: the file is empty")
+
+
+def check_text(path: str, *, where: str) -> None:
+    """Raise DataError with the first line that is not UTF-8: the library finds out late, and does
+    not say where.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{where}:{number}: not UTF-8: {error.reason} "
+                    f"0x{line[error.start]:02x} at byte {error.start + 1} of the line"
+                ) from error
+
+
+def json_fault(path: str, *, where: str) -> str | None:
+    """Return what is wrong with a JSON file and in which line; None when nothing is."""
+    text = Path(path).read_text(encoding="utf-8-sig")
+    if text.lstrip().startswith("["):
+        return _fault_of(text, where=where, first_line=1)
+    faults = (
+        _fault_of(line, where=where, first_line=number)
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+    )
+    return next((fault for fault in faults if fault), None)
+
+
+def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
+    """Return the fault of one JSON document that begins in `first_line`."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        return f"{where}:{line}: not valid JSON: {error.msg} (column {error.colno})"
+    if isinstance(value, (dict, list)):
+        return None
+    return f"{where}:{first_line}: every line must be a JSON object, got {shown(value)}"
+
+
+def shown(value: object) -> str:
+    """Return type and beginning of a value, for messages."""
+    return f"{type(value).__name__} {str(value)[:80]}"

@@ -1,0 +1,120 @@
+"""Rows to the text and the tokens that the model sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from april_rl.config.choices import Template
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.errors import DataError
+from april_rl.data.rows import Row, RowReader
+from april_rl.data.sources import RowNames
+from april_rl.data.tokenizer import Message, Tokenizer, TokenizerError
+
+EXTRA = "column/"  # before the name of an extra column: it cannot hide one of ours
+
+
+class Renderer:
+    """Puts instruction and template around a question."""
+
+    def __init__(self, chosen: PromptSetConfig, tokenizer: Tokenizer, names: RowNames) -> None:
+        """Raise DataError when settings do not go together, TokenizerError for a missing chat
+        template.
+        """
+        self._chosen, self._tokenizer, self._names = chosen, tokenizer, names
+        self.is_chat = chosen.template is Template.chat
+        if self.is_chat:
+            tokenizer.check_chat(chosen.chat_template_kwargs)
+            return
+        for setting, value in (
+            ("system_prompt", chosen.system_prompt),
+            ("chat_template_kwargs", chosen.chat_template_kwargs),
+        ):
+            if value:
+                raise DataError(
+                    f"data.{setting} works with data.template=chat only; "
+                    "write it into data.plain_template"
+                )
+
+    def text(self, row: Row, place: int) -> str:
+        """Return what the model reads before its answer; raises DataError that names the row."""
+        if not self.is_chat:
+            return self._plain_text(row, place)
+        try:
+            return self._tokenizer.chat_text(
+                self._messages(row, place), self._chosen.chat_template_kwargs
+            )
+        except TokenizerError as error:
+            raise DataError(f"{self._names.name(place)}: {error}") from error
+
+    def _messages(self, row: Row, place: int) -> list[Message]:
+        """Return the row as a chat, with system prompt and instruction if there are any."""
+        if isinstance(row.prompt, str):
+            messages: list[Message] = [{"role": "user", "content": row.prompt}]
+        else:
+            messages = list(row.prompt)
+        if self._chosen.instruction:
+            last = messages[-1]
+            content = self._instructed(last["content"])
+            messages[-1] = {"role": last["role"], "content": content}
+        if not self._chosen.system_prompt:
+            return messages
+        if messages[0]["role"] == "system":
+            raise DataError(
+                f"{self._names.name(place)}: the row has a system message of its own and "
+                "data.system_prompt is set; leave one of them out"
+            )
+        return [{"role": "system", "content": self._chosen.system_prompt}, *messages]
+
+    def _plain_text(self, row: Row, place: int) -> str:
+        """Return the plain template with the question in it."""
+        if not isinstance(row.prompt, str):
+            raise DataError(
+                f"{self._names.name(place)}: the prompt is a list of chat messages; "
+                "data.template=plain takes text only"
+            )
+        return self._chosen.plain_template.replace("{prompt}", self._instructed(row.prompt))
+
+    def _instructed(self, question: str) -> str:
+        """Return the question with the instruction as a paragraph of its own."""
+        instruction = self._chosen.instruction
+        return f"{question}\n\n{instruction}" if instruction else question
+
+
+class BatchTokenizer:
+    """What `Dataset.map` calls: a batch of values to texts, tokens and answers.
+
+    Pickled with the path of its tokenizer, so that another process can load it again.
+    """
+
+    def __init__(
+        self,
+        reader: RowReader,
+        renderer: Renderer,
+        *,
+        tokenizer: Tokenizer,
+        places: NDArray[np.int64],
+    ) -> None:
+        """`places` [prompts]: where in the table each mapped row stands."""
+        self._reader, self._renderer = reader, renderer
+        self._tokenizer, self._places = tokenizer, places
+
+    def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        """Return the columns of a prompt table. A chat template writes the special tokens itself;
+        a plain one gets those the tokenizer puts at the start.
+        """
+        places = self._places[indices].tolist()
+        rows = list(self._reader.rows(batch, places))
+        texts = [self._renderer.text(row, at) for row, at in zip(rows, places, strict=True)]
+        encoded = self._tokenizer.encode(texts, add_special_tokens=not self._renderer.is_chat)
+        return {
+            "text": texts,
+            "token_ids": encoded,
+            "answer": [row.answer for row in rows],
+            "place": places,
+            **{f"{EXTRA}{name}": batch[name] for name in self._reader.columns},
+        }

@@ -1,0 +1,57 @@
+"""The prompt sets of a run: what it trains on, and what it is evaluated on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from april_rl.config.prompt_sets import training_sets
+from april_rl.config.task import DataConfig, PromptSetConfig
+from april_rl.data.prompts import PromptTable, load_prompts
+from april_rl.data.tokenizer import Tokenizer
+
+
+class PromptSets:
+    """Loads the sets of a run with its settings, and says of each how many prompts it has."""
+
+    def __init__(
+        self,
+        data: DataConfig,
+        tokenizer: Tokenizer,
+        *,
+        seed: int,
+        columns: Collection[str] = (),
+        tell: Callable[[str], None],
+    ) -> None:
+        """`seed` is of procedural tasks; `columns` are data columns the reward asks for; `tell`
+        gets one line a set.
+        """
+        self._data, self._seed = data, seed
+        self._tokenizer, self._columns = tokenizer, columns
+        self._tell = tell
+
+    def load(self, *, key: str, chosen: PromptSetConfig, dataset: str) -> PromptTable:
+        """Return the prompts of the set that the setting `key` names; raises DataError."""
+        table = load_prompts(
+            chosen,
+            self._tokenizer,
+            key=key,
+            max_prompt_tokens=self._data.max_prompt_tokens,
+            dataset=dataset,
+            columns=self._columns,
+            deduplicate=self._data.deduplicate,
+            num_processes=self._data.num_processes,
+            seed=self._seed,
+        )
+        self._tell(table.summary)
+        return table
+
+    def training(self) -> dict[str, PromptTable]:
+        """Return the sources of a mixture by name; of a single set, that one with the name ""."""
+        return {
+            name: self.load(
+                key=f"data.sources.{name}.path" if name else "data.path",
+                chosen=chosen,
+                dataset=name,
+            )
+            for name, chosen in training_sets(self._data).items()
+        }

@@ -1,0 +1,145 @@
+"""Raw rows to a table of texts and tokens: checked, deduplicated, rendered and tokenized."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import datasets
+import numpy as np
+import pyarrow.compute
+from datasets import Features, List, Value
+from numpy.typing import NDArray
+
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.cache import kept_folder, publish
+from april_rl.data.rendering import EXTRA, BatchTokenizer, Renderer
+from april_rl.data.rows import RowReader, check_rows, first_places
+from april_rl.data.sources import RawTable, RowNames, open_source, quiet, row_names
+from april_rl.data.tokenizer import Tokenizer
+
+_ROWS_PER_PROCESS = 10_000  # fewer are tokenized before another process has started
+_INFO = "info.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedTable:
+    """Every distinct row of a source with its text and tokens, in the order of the source."""
+
+    table: datasets.Dataset  # text, token_ids, answer, place (in the source), and extra columns
+    lengths: NDArray[np.int64]  # tokens of each row
+    num_rows: int  # of the source
+    names: RowNames
+
+
+class TableMaker:
+    """Makes the tokenized table of one set, or finds the one that an earlier start has made."""
+
+    def __init__(
+        self,
+        chosen: PromptSetConfig,
+        tokenizer: Tokenizer,
+        *,
+        key: str,
+        columns: Collection[str],
+        deduplicate: bool,
+        num_processes: int,
+        seed: int,
+    ) -> None:
+        """The arguments are those of `load_prompts`."""
+        self._chosen, self._tokenizer = chosen, tokenizer
+        self._key, self._columns = key, columns
+        self._deduplicate, self._seed = deduplicate, seed
+        self._num_processes = num_processes or len(os.sched_getaffinity(0))
+
+    def table(self) -> TokenizedTable:
+        """Return the table: in memory when it is small, otherwise mapped from the cache. Raises
+        DataError and TokenizerError.
+        """
+        folder = kept_folder(
+            self._chosen,
+            self._tokenizer,
+            key=self._key,
+            columns=self._columns,
+            deduplicate=self._deduplicate,
+        )
+        if folder is None:
+            with TemporaryDirectory() as work:
+                return self._made(Path(work), into=None)
+        if not folder.is_dir():
+            with TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as work:
+                made = Path(work) / folder.name
+                made.mkdir()
+                self._made(Path(work), into=made)
+                publish(made, folder)
+        return self._read(folder)
+
+    def _made(self, work: Path, *, into: Path | None) -> TokenizedTable:
+        """Read, check and tokenize the rows; `work` is for the source's own Arrow file."""
+        raw = open_source(self._chosen, key=self._key, seed=self._seed, folder=work)
+        renderer = Renderer(self._chosen, self._tokenizer, raw.names)
+        reader = RowReader(raw, self._chosen, self._columns)
+        digests = check_rows(raw, reader)
+        if self._deduplicate:
+            places = first_places(digests)
+        else:
+            places = np.arange(len(raw.table), dtype=np.int64)
+        tokenize = BatchTokenizer(reader, renderer, tokenizer=self._tokenizer, places=places)
+        with quiet():
+            table = self._mapped(raw, reader, tokenize=tokenize, places=places, into=into)
+        if into is not None:
+            (into / _INFO).write_text(json.dumps({"num_rows": len(raw.table)}), encoding="utf-8")
+        return _with_lengths(table, num_rows=len(raw.table), names=raw.names)
+
+    def _mapped(
+        self,
+        raw: RawTable,
+        reader: RowReader,
+        *,
+        tokenize: BatchTokenizer,
+        places: NDArray[np.int64],
+        into: Path | None,
+    ) -> datasets.Dataset:
+        """Return the table that `tokenize` makes of the rows at `places`, written to `into`."""
+        rows = raw.table.select_columns(reader.columns_needed)
+        if len(places) < len(rows):
+            rows = rows.select(places)
+        num_processes = min(self._num_processes, len(places) // _ROWS_PER_PROCESS)
+        return rows.map(
+            tokenize,
+            batched=True,
+            with_indices=True,
+            remove_columns=rows.column_names,
+            features=Features(
+                {
+                    "text": Value("string"),
+                    "token_ids": List(Value("int32")),
+                    "answer": Value("string"),
+                    "place": Value("int64"),
+                    **{f"{EXTRA}{name}": raw.table.features[name] for name in reader.columns},
+                }
+            ),
+            num_proc=num_processes if into is not None and num_processes > 1 else None,
+            keep_in_memory=into is None,
+            cache_file_name=None if into is None else str(into / "prompts.arrow"),
+            # By default a hash of everything the function holds; that of a tokenizer is not stable.
+            new_fingerprint="tokenized" if into is None else into.name,
+        )
+
+    def _read(self, folder: Path) -> TokenizedTable:
+        """Return a finished table; its files stay mapped as long as it is used."""
+        num_rows = int(json.loads((folder / _INFO).read_text(encoding="utf-8"))["num_rows"])
+        shards = sorted(folder.glob("prompts*.arrow"))  # one for each process that wrote
+        table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])
+        return _with_lengths(table, num_rows=num_rows, names=row_names(self._chosen, num_rows))
+
+
+def _with_lengths(table: datasets.Dataset, *, num_rows: int, names: RowNames) -> TokenizedTable:
+    lengths = pyarrow.compute.list_value_length(table.data.column("token_ids")).to_numpy()
+    return TokenizedTable(
+        table=table, lengths=lengths.astype(np.int64), num_rows=num_rows, names=names
+    )

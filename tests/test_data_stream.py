@@ -1,0 +1,156 @@
+"""The stream of prompts: every prompt once an epoch, sources in their shares, exact resumption."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from april_rl.data.errors import DataError
+from april_rl.data.source_metrics import source_metrics
+from april_rl.data.stream import MixedStream, PromptStream, stream_of
+from april_rl.types import Group, Prompt, ScoredGroup
+
+
+def stream(num_prompts, seed=0):
+    prompts = [
+        Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}")
+        for i in range(num_prompts)
+    ]
+    return PromptStream(prompts, seed=seed)
+
+
+def taken(source, count):
+    return [source.take() for _ in range(count)]
+
+
+@given(st.integers(1, 40), st.integers(0, 2**40))
+def test_every_epoch_has_every_prompt_once_and_ids_count_up(num_prompts, seed):
+    prompts = taken(stream(num_prompts, seed), 3 * num_prompts)
+    assert [p.id for p in prompts] == list(range(3 * num_prompts))
+    for epoch in range(3):
+        part = prompts[epoch * num_prompts : (epoch + 1) * num_prompts]
+        assert sorted(p.text for p in part) == sorted(str(i) for i in range(num_prompts))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    epochs = [[p.text for p in taken(stream(50, seed), 100)] for seed in (0, 1)]
+    orders = [texts[start : start + 50] for texts in epochs for start in (0, 50)]
+    assert all(a != b for a, b in pairwise(orders))
+    assert orders[0] != sorted(orders[0], key=int)
+
+
+@given(st.integers(1, 20), st.integers(0, 70), st.integers(0, 100), st.integers(0, 99))
+def test_a_restored_stream_goes_on_exactly(num_prompts, before, elsewhere, seed):
+    source = stream(num_prompts, seed)
+    taken(source, before)
+    state = source.state()
+    other = stream(num_prompts, seed)
+    taken(other, elsewhere)
+    other.restore(state)
+    assert taken(other, 45) == taken(source, 45)
+
+
+def test_the_order_of_a_seed_never_changes():
+    assert "".join(p.text for p in taken(stream(8, seed=7), 8)) == "43621057"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({"seed": 5}, "seed=0 is not"), ({"num_prompts": 4}, "data.path gives")],
+)
+def test_a_state_of_another_stream_is_refused(changes, expected):
+    with pytest.raises(DataError, match=expected):
+        stream(3).restore(stream(3).state() | changes)
+
+
+def numbered(name, count):
+    return [
+        Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}", dataset=name)
+        for i in range(count)
+    ]
+
+
+def mixture(sizes, weights, seed=3):
+    sources = {name: numbered(name, size) for name, size in sizes.items()}
+    return MixedStream(sources, weights, seed=seed)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.05, 20)), min_size=2, max_size=5))
+def test_every_source_has_its_share_of_any_number_of_prompts(chosen):
+    sizes = {f"s{i}": size for i, (size, _) in enumerate(chosen)}
+    weights = {f"s{i}": weight for i, (_, weight) in enumerate(chosen)}
+    prompts = taken(mixture(sizes, weights), 300)
+    assert [p.id for p in prompts] == list(range(300))
+    for num in (60, 150, 300):
+        for name, weight in weights.items():
+            share = num * weight / sum(weights.values())
+            given_out = sum(p.dataset == name for p in prompts[:num])
+            assert abs(given_out - share) <= len(weights)
+
+
+def test_a_source_of_a_mixture_has_every_prompt_once_an_epoch():
+    prompts = taken(mixture({"a": 5, "b": 7}, {"a": 1, "b": 1}), 70)
+    for name, size in (("a", 5), ("b", 7)):
+        texts = [p.text for p in prompts if p.dataset == name]
+        assert len(texts) == 35
+        for start in range(0, 35, size):
+            assert sorted(texts[start : start + size]) == [str(i) for i in range(size)]
+
+
+def test_another_source_does_not_change_the_order_within_a_source():
+    def order(*names):
+        sizes = dict.fromkeys(names, 20)
+        return [
+            p.text for p in taken(mixture(sizes, dict.fromkeys(names, 1)), 60) if p.dataset == "a"
+        ][:20]
+
+    assert order("a", "b") == order("c", "a", "b")
+    assert order("a") != [p.text for p in taken(mixture({"b": 20}, {"b": 1}), 20)]
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_a_restored_mixture_goes_on_exactly(before, elsewhere):
+    sizes, weights = {"a": 4, "b": 9}, {"a": 2.5, "b": 1}
+    source, other = mixture(sizes, weights), mixture(sizes, weights)
+    taken(source, before)
+    taken(other, elsewhere)
+    other.restore(source.state())
+    assert taken(other, 40) == taken(source, 40)
+
+
+def test_a_state_of_another_mixture_is_refused():
+    state = mixture({"a": 4, "b": 9}, {"a": 2, "b": 1}).state()
+    with pytest.raises(DataError, match=r"weights \{'a': 1, 'b': 1\} and .*\{'a': 2, 'b': 1\}"):
+        mixture({"a": 4, "b": 9}, {"a": 1, "b": 1}).restore(state)
+    with pytest.raises(DataError, match=r"data\.sources\.b\.path gives 8 prompts"):
+        mixture({"a": 4, "b": 8}, {"a": 2, "b": 1}).restore(state)
+
+
+def test_one_set_without_a_name_is_no_mixture():
+    assert isinstance(stream_of({"": numbered("", 3)}, {"": 1.0}, seed=0), PromptStream)
+    assert isinstance(stream_of({"a": numbered("a", 3)}, {"a": 1.0}, seed=0), MixedStream)
+
+
+def scored(name, *rewards):
+    prompt = Prompt(id=0, token_ids=(1,), text="", answer="", source="f:1", dataset=name)
+    return ScoredGroup(group=Group(prompt=prompt, samples=()), rewards=rewards)
+
+
+def test_each_source_of_a_mixture_has_figures_of_its_own():
+    groups = [scored("a", 1.0, 0.0), scored("b", 0.0, 0.0), scored("b", 1.0, 0.5, 0.0)]
+    metrics = source_metrics(groups)
+    assert {key: metric.read() for key, metric in metrics.items()} == {
+        "source/a/reward_mean": 0.5,
+        "source/a/groups": 1,
+        "source/a/no_signal_frac": 0.0,
+        "source/b/reward_mean": 0.3,
+        "source/b/groups": 2,
+        "source/b/no_signal_frac": 0.5,
+    }
+
+
+def test_a_single_set_has_no_figures_beside_the_run_s_own():
+    assert source_metrics([scored("", 1.0, 0.0)]) == {}
