@@ -49,3 +49,19 @@ def test_the_last_values_in_range_are_taken() -> None:
     assert (config.seed, config.rollout.drain_steps) == (2**32 - 1, config.trainer.num_steps - 1)
     assert config.optimizer.warmup_steps == 2 * config.trainer.num_steps - 1
     assert config.algorithm.overlong_buffer_frac == 1
+
+
+def test_what_a_person_names_is_set_with_and_without_a_plus() -> None:
+    named = [
+        "data.args={max_digits: 1}",
+        "data.chat_template_kwargs.enable_thinking=false",
+        "reward.args={power: 2}",
+        "data.sources.a={path: a.jsonl}",
+        "evaluation.sets.new={path: a.jsonl}",
+    ]
+    config = load("data.path=", "model.path=m", *named)
+    assert config == load("data.path=", "model.path=m", *(f"+{override}" for override in named))
+    assert config.data.args == {"max_digits": 1}
+    assert config.data.chat_template_kwargs == {"enable_thinking": False}
+    assert config.reward.args == {"power": 2}
+    assert config.data.sources["a"].path == config.evaluation.sets["new"].path == "a.jsonl"

@@ -29,6 +29,8 @@ _NAMED_BY_USERS: dict[str, type] = {
     "reward.functions": RewardFunctionConfig,
     "evaluation.sets": EvaluationSetConfig,
 }
+# Mappings of keyword arguments.
+_KEYWORDS = ("data.chat_template_kwargs", "data.args", "reward.args")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -69,11 +71,13 @@ def _open_schema() -> DictConfig:
     """Return the schema with mappings of any content where a person names the entries.
 
     Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config`
-    gives them theirs.
+    gives them theirs. New names are set without a plus, too, as any other setting is.
     """
     schema: DictConfig = OmegaConf.structured(TrainConfig)
     for key in _NAMED_BY_USERS:
         OmegaConf.select(schema, key)._metadata.element_type = Any
+    for key in (*_NAMED_BY_USERS, *_KEYWORDS):
+        OmegaConf.set_struct(OmegaConf.select(schema, key), False)
     return schema
 
 
