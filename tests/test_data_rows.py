@@ -16,8 +16,9 @@ import pytest
 
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
+from april_rl.data.hub import hub_name
 from april_rl.data.rows import RowReader, check_rows
-from april_rl.data.sources import hub_name, open_source
+from april_rl.data.sources import open_source
 
 
 class ReadRow(NamedTuple):
@@ -249,16 +250,19 @@ def test_a_data_set_id_without_network_is_one_message(tmp_path):
 @pytest.mark.parametrize(
     ("path", "named"),
     [
-        ("openai/gsm8k/main", ("openai/gsm8k", "main")),
+        ("openai/gsm8k:main", ("openai/gsm8k", "main")),
         ("HuggingFaceH4/MATH-500", ("HuggingFaceH4/MATH-500", None)),
         ("squad", ("squad", None)),
-        ("/data/sets/mine", ("/data/sets/mine", None)),
-        ("./sets/mine", ("./sets/mine", None)),
-        ("a/b/c/d", ("a/b/c/d", None)),
     ],
 )
-def test_a_third_part_of_a_data_set_id_is_its_configuration(path, named):
+def test_a_configuration_of_a_data_set_stands_behind_a_colon(path, named):
     assert hub_name(path) == named
+
+
+def test_a_folder_with_a_colon_in_its_name_is_taken_whole(tmp_path):
+    folder = tmp_path / "run 12:30"
+    folder.mkdir()
+    assert hub_name(str(folder)) == (str(folder), None)
 
 
 def test_one_configuration_of_a_data_set_with_several_is_loaded(tmp_path, monkeypatch):
@@ -271,6 +275,6 @@ def test_one_configuration_of_a_data_set_with_several_is_loaded(tmp_path, monkey
         written(folder, f'{{"prompt": "{name}", "answer": "1"}}\n', f"{name}.jsonl")
         listed += f"- {{config_name: {name}, data_files: [{{split: train, path: {name}.jsonl}}]}}\n"
     (folder / "README.md").write_text(f"---\nconfigs:\n{listed}---\n")
-    with pytest.raises(DataError, match="main"):
+    with pytest.raises(DataError, match="openai/gsm8k:main or openai/gsm8k:socratic"):
         load("openai/gsm8k")
-    assert [row.prompt for row in load("openai/gsm8k/main")] == ["main"]
+    assert [row.prompt for row in load("openai/gsm8k:main")] == ["main"]

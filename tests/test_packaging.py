@@ -49,3 +49,11 @@ def test_wheel_checkout_and_editable_install_compose_the_same_configuration(whee
     assert print_config(tmp_path, wheel) == expected
     assert print_config(tmp_path, ROOT) == expected
     assert print_config(tmp_path, None) == expected
+
+
+def test_every_recipe_and_every_choice_of_configs_is_in_the_wheel(wheel):
+    """Fails when package data take one level of folders only."""
+    for folder in ("configs", "recipes"):
+        in_checkout = {path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*.yaml")}
+        root = wheel / "april_rl" / folder
+        assert {path.relative_to(root) for path in root.rglob("*.yaml")} == in_checkout

@@ -17,6 +17,7 @@ from test_config import load
 
 from april_rl.config import TrainConfig, config_dir, register
 from april_rl.config.notes import inert_settings
+from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
 from april_rl.runtime.kv_room import kv_demand, planned_kv_tokens
 from april_rl.runtime.layout import Layout
@@ -186,3 +187,18 @@ def test_the_sweep_over_alpha_has_the_factors_of_the_ablation() -> None:
     with initialize_config_dir(config_dir(), version_base="1.3"):
         composed = compose("train", ["+recipe=tiny_cpu", "+sweep=alpha"], return_hydra_config=True)
     assert dict(composed.hydra.sweeper.params) == {"rollout.over_sampling_factor": "1,1.5,2,3"}
+
+
+def test_a_sweep_without_multirun_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra itself would run once, with the recipe's own value."""
+    register()
+    chosen = ["+recipe=tiny_cpu", "+sweep=alpha", f"hydra.run.dir={tmp_path / 'run'}"]
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", chosen, return_hydra_config=True)
+    with pytest.raises(SystemExit):
+        CheckRunDir().on_run_start(composed)
+    assert "rollout.over_sampling_factor" in (said := capsys.readouterr().err)
+    assert "--multirun" in said
+    assert not (tmp_path / "run").exists()

@@ -41,7 +41,7 @@ class PromptSetConfig:
     """Where rows come from and how they become prompts and answers."""
 
     # .jsonl, .json or .parquet file, Hugging Face data set id (OWNER/NAME, or
-    # OWNER/NAME/CONFIGURATION of a set with several: openai/gsm8k/main), reasoning_gym:NAME, or
+    # OWNER/NAME:CONFIGURATION of a set with several: openai/gsm8k:main), reasoning_gym:NAME, or
     # builtin:arithmetic
     path: str = ""
     split: str = "train"  # of a data set id

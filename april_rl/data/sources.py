@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from april_rl.config.task import PromptSetConfig
 from april_rl.data import procedural
 from april_rl.data.errors import DataError
+from april_rl.data.hub import load_split
 from april_rl.data.json_faults import check_readable, check_text, json_fault
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -107,25 +108,11 @@ def _load_file(path: str, *, where: str, cache: Path) -> datasets.Dataset:
         raise DataError(f"{where}: {_root_cause(error)}{hint}") from error
 
 
-def hub_name(path: str) -> tuple[str, str | None]:
-    """Return the id of a data set and the configuration of it that a path names, or None.
-
-    An id is NAME or OWNER/NAME, so a third part is the configuration: openai/gsm8k/main. A folder
-    of this machine is taken whole.
-    """
-    owner, _, rest = path.partition("/")
-    name, _, configuration = rest.partition("/")
-    if not configuration or "/" in configuration or Path(path).is_dir() or not owner.strip("."):
-        return path, None
-    return f"{owner}/{name}", configuration
-
-
 def load_id(path: str, *, key: str, split: str) -> datasets.Dataset:
     """Return one split of a Hugging Face data set, of one of its configurations where named."""
-    dataset, configuration = hub_name(path)
     try:
         with quiet():
-            return datasets.load_dataset(dataset, configuration, split=split)
+            return load_split(path, split=split)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         raise DataError(
             f"{key}={path} (data.split={split}): neither a .jsonl, .json or .parquet file "

@@ -1,0 +1,43 @@
+"""Data sets of the Hugging Face hub, by id and configuration."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import datasets
+
+from april_rl.data.errors import DataError
+
+# What `datasets` says when a set has several configurations and none was named.
+_SEVERAL = re.compile(r"Config name is missing.*available configs: (\[.*?\])", re.DOTALL)
+
+
+def hub_name(path: str) -> tuple[str, str | None]:
+    """Return the id of a data set and the configuration of it that a path names, or None.
+
+    The configuration stands behind a colon: openai/gsm8k:main. A folder of this machine is taken
+    whole.
+    """
+    if Path(path).is_dir():
+        return path, None
+    dataset, _, configuration = path.partition(":")
+    return dataset, configuration or None
+
+
+def load_split(path: str, *, split: str) -> datasets.Dataset:
+    """Load one split of a data set from the hub, its cache or a folder.
+
+    Raises DataError naming the configurations when there are several and the path names none, and
+    whatever `datasets` raises.
+    """
+    dataset, configuration = hub_name(path)
+    try:
+        return datasets.load_dataset(dataset, configuration, split=split)
+    except ValueError as error:
+        several = _SEVERAL.search(str(error))
+        if several is None:
+            raise
+        choices = " or ".join(f"{dataset}:{name}" for name in ast.literal_eval(several[1]))
+        raise DataError(f"it has several configurations: name one, {choices}") from None
