@@ -18,7 +18,7 @@ from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.evaluating import AnswerOf, answer_reader, build_evaluator, held_out_sets
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
-from april_rl.launching import build_workers, context_length, training_slots
+from april_rl.launching import build_workers, context_length, training_sizes
 from april_rl.learning import ADVANTAGES, build_packer
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
@@ -75,8 +75,8 @@ def assemble(
     with tracker.phase("trying the reward"):
         rewards = build_rewards(config, next(iter(training.values()))[0], tokenizer)
     stack.callback(rewards.close)
-    slots = training_slots(config, layout)
-    workers = build_workers(config, layout, run_dir=run_dir, max_num_seqs=slots)
+    sizes = training_sizes(config, layout)
+    workers = build_workers(config, layout, run_dir=run_dir, sizes=sizes)
     stack.callback(workers.close)
     settings, memory = memory_settings(config, layout), workers.memory()
     tracker.message(str(check_memory(facts, settings, memory)))

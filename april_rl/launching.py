@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
@@ -18,12 +19,20 @@ from april_rl.runtime.workers import Workers
 from april_rl.scheduling import num_slots
 
 
-def context_length(config: TrainConfig) -> tuple[int, str]:
-    """Return the most tokens of a prompt and its response, and the setting that says so.
+class EngineSizes(NamedTuple):
+    """What one engine must hold."""
+
+    max_num_seqs: int  # requests computed together
+    max_model_len: int  # tokens of a prompt and its response
+
+
+def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[int, str]:
+    """Return the most tokens of a prompt and its response, and the setting that says so; with
+    `is_training` false those of the evaluation sets alone.
 
     Raises RunError when engine.max_model_len is less than training or an evaluation needs.
     """
-    budget, key = longest_response(config)
+    budget, key = longest_response(config, is_training=is_training)
     longest, key = config.data.max_prompt_tokens + budget, f"data.max_prompt_tokens + {key}"
     given = config.engine.max_model_len
     if 0 < given < longest:
@@ -31,8 +40,8 @@ def context_length(config: TrainConfig) -> tuple[int, str]:
     return (given, "engine.max_model_len") if given else (longest, key)
 
 
-def training_slots(config: TrainConfig, layout: Layout) -> int:
-    """Return the requests that each engine computes together.
+def training_sizes(config: TrainConfig, layout: Layout) -> EngineSizes:
+    """Return what each engine must hold for training and its evaluations.
 
     Raises RunError when engine.max_num_seqs is less than what training has in flight.
     """
@@ -43,16 +52,13 @@ def training_slots(config: TrainConfig, layout: Layout) -> int:
             "that rollout.over_sampling_factor · trainer.num_groups · rollout.group_size puts in "
             "flight on each engine: give 0, or lower one of these"
         )
-    return config.engine.max_num_seqs or slots
+    return EngineSizes(config.engine.max_num_seqs or slots, context_length(config)[0])
 
 
 def build_workers(
-    config: TrainConfig, layout: Layout, *, run_dir: Path, max_num_seqs: int
+    config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: EngineSizes
 ) -> Workers:
-    """Return the workers, under a watchdog whose report goes to the run directory.
-
-    `max_num_seqs`: requests that each engine computes together.
-    """
+    """Return the workers, under a watchdog whose report goes to the run directory."""
     watchdog = Watchdog(
         report=run_dir.resolve() / "stall_report.txt",
         stall_timeout_s=config.runtime.stall_timeout_s,
@@ -60,13 +66,13 @@ def build_workers(
     )
     return Workers(
         layout,
-        settings=_worker_settings(config, layout, max_num_seqs),
+        settings=_worker_settings(config, layout, sizes),
         address=config.runtime.ray_address,
         watchdog=watchdog,
     )
 
 
-def _worker_settings(config: TrainConfig, layout: Layout, max_num_seqs: int) -> WorkerSettings:
+def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) -> WorkerSettings:
     threads = config.runtime.threads or max(1, (os.cpu_count() or 1) // layout.num_workers)
     return WorkerSettings(
         device=layout.device,
@@ -74,19 +80,19 @@ def _worker_settings(config: TrainConfig, layout: Layout, max_num_seqs: int) -> 
         learner=learner_settings(config),
         objective=objective_settings(config),
         lora=lora_settings(config),
-        engine=_engine_settings(config, layout, max_num_seqs),
+        engine=_engine_settings(config, layout, sizes),
         options=engine_options(config),
     )
 
 
-def _engine_settings(config: TrainConfig, layout: Layout, max_num_seqs: int) -> EngineSettings:
+def _engine_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) -> EngineSettings:
     engine = config.engine
     return EngineSettings(
         model_path=config.model.path,
         seed=config.seed,
         dtype=engine.dtype.name,
-        max_model_len=context_length(config)[0],
-        max_num_seqs=max_num_seqs,
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=sizes.max_num_seqs,
         max_batched_tokens=engine.max_batched_tokens,
         kv_cache_gib=engine.kv_cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization,

@@ -37,7 +37,7 @@ LAYERS = (  # the floors of the house, the ground first
     {"learning", "evaluating"},
     {"launching"},
     {"assembly"},
-    {"trainer"},
+    {"trainer", "evaluation_run"},
     {"train", "commands"},
     {"__main__"},
 )

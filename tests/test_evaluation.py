@@ -213,7 +213,7 @@ def test_what_a_set_leaves_out_is_as_in_evaluation_and_then_as_in_rollout() -> N
     assert set_sampling(config, bare) == SetSampling(
         num_samples=4, temperature=0.7, top_p=0.9, max_response_tokens=400, max_prompts=5
     )
-    assert longest_response(config) == (400, "evaluation.max_response_tokens")
+    assert longest_response(config, is_training=True) == (400, "evaluation.max_response_tokens")
     own = EvaluationSetConfig(
         path="aime",
         num_samples=32,
@@ -226,12 +226,19 @@ def test_what_a_set_leaves_out_is_as_in_evaluation_and_then_as_in_rollout() -> N
     assert set_sampling(config, own) == SetSampling(
         num_samples=32, temperature=0.6, top_p=0.95, max_response_tokens=500, max_prompts=0
     )
-    assert longest_response(config) == (500, "evaluation.sets.aime.max_response_tokens")
+    assert longest_response(config, is_training=True) == (
+        500,
+        "evaluation.sets.aime.max_response_tokens",
+    )
 
 
 def test_a_context_that_holds_training_but_not_an_evaluation_is_refused() -> None:
     config = configured(EvaluationSetConfig(path="aime", max_response_tokens=500))
     assert context_length(config)[0] == 1524
+    assert context_length(configured(EvaluationSetConfig(path="aime")))[0] == 1324
+    short = configured(EvaluationSetConfig(path="aime", max_response_tokens=5))
+    assert context_length(short)[0] == 1324
+    assert context_length(short, is_training=False)[0] == 1029
     config = replace(config, engine=replace(config.engine, max_model_len=1400))
     with pytest.raises(RunError, match=r"evaluation.sets.aime.max_response_tokens = 1524, got"):
         context_length(config)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_engine import FakeEngines, FakePrompts, FakeScorer
+from fake_engine import FakeEngine, FakeEngines, FakePrompts, FakeScorer
 from rollout_runs import lognormal
 
 from april_rl.algorithm.advantages import BatchAdvantages, by_group, grpo
@@ -80,6 +80,10 @@ class FakeWorkers:
         self._engines, self._run_dir = engines, run_dir
         self.exports: list[tuple[str, dict[str, float]]] = []  # name, last row of metrics.jsonl
 
+    @property
+    def engine(self) -> FakeEngine:
+        return self._engines.each[0]
+
     def update(self, batch) -> Metrics:
         assert batch.num_response_tokens > 0
         return Metrics()
@@ -137,6 +141,7 @@ def run(
     scorer: CountingScorer | None = None,
     *,
     advantages: BatchAdvantages | None = None,
+    held_out: HeldOut | None = HELD_OUT,
 ) -> FakeWorkers:
     """A whole run; returns its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
@@ -153,7 +158,7 @@ def run(
             wandb_mode="disabled",
             wandb_project="april_rl",
             print_samples_every=0,
-            save_samples_every=0,
+            save_samples_every=config.tracking.save_samples_every,
             is_terminal=False,
         )
         return Parts(
@@ -184,7 +189,7 @@ def run(
                 tick_timeout_s=1.0,
                 seed=0,
             ),
-            held_out={"held_out": HELD_OUT},
+            held_out={held_out.name: held_out} if held_out else {},
             answer_of=str,
             advantages=advantages or by_group(grpo),
         )

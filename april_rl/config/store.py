@@ -91,7 +91,7 @@ def compose_overrides(overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(config_dir(), version_base="1.3"):
             return compose("train", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(str(error).partition("\nConfig search path")[0]) from error
 
 
 def to_config(composed: DictConfig) -> TrainConfig:

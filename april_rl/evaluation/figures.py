@@ -37,10 +37,14 @@ class Figures:
         """Prompts that the estimates leave out."""
         return self.num_prompts - len(self.scored)
 
-    def estimates(self) -> dict[str, Estimate]:
-        """avg_at_k, pass_at_k and maj_at_k, each where there is one."""
+    def values(self) -> dict[str, Values]:
+        """avg_at_k, pass_at_k and maj_at_k of each scored prompt, those that there are."""
         found = {"avg_at_k": self.averages, "pass_at_k": self.passes, "maj_at_k": self.majorities}
-        return {key: estimate(values) for key, values in found.items() if values is not None}
+        return {key: values for key, values in found.items() if values is not None}
+
+    def estimates(self) -> dict[str, Estimate]:
+        """The mean of each of `values`, with its interval."""
+        return {key: estimate(values) for key, values in self.values().items()}
 
     def metrics(self, name: str) -> Metrics:
         """`eval/<name>/*`, the low and high end of each estimate beside it."""

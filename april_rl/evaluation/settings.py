@@ -33,16 +33,21 @@ def set_sampling(config: TrainConfig, chosen: EvaluationSetConfig) -> SetSamplin
     )
 
 
-def longest_response(config: TrainConfig) -> tuple[int, str]:
-    """Return the most tokens a response of training or evaluation may have, and the setting that
-    says so.
+def longest_response(config: TrainConfig, *, is_training: bool) -> tuple[int, str]:
+    """Return the most tokens a response may have, and the setting that says so: of an evaluation,
+    or of training as well.
     """
-    budgets = [(config.rollout.max_response_tokens, "rollout.max_response_tokens")]
+    general = (config.rollout.max_response_tokens, "rollout.max_response_tokens")
+    budgets = [general] if is_training else []
     for name, chosen in config.evaluation.sets.items():
-        is_own = chosen.max_response_tokens
-        key = f"evaluation.sets.{name}.max_response_tokens"
-        budget = set_sampling(config, chosen).max_response_tokens
-        budgets.append((budget, key if is_own else "evaluation.max_response_tokens"))
+        if chosen.max_response_tokens:
+            key = f"evaluation.sets.{name}.max_response_tokens"
+            budgets.append((chosen.max_response_tokens, key))
+        elif config.evaluation.max_response_tokens and chosen.max_response_tokens is None:
+            key = "evaluation.max_response_tokens"
+            budgets.append((config.evaluation.max_response_tokens, key))
+        else:
+            budgets.append(general)
     return max(budgets, key=lambda budget: budget[0])  # of equal ones the first
 
 

@@ -74,6 +74,13 @@ class Workers:
         self._all("build_engine")
         return int(num_parameters), int(num_trained)
 
+    def start_engines(self) -> None:
+        """Form the process group and start the engines with the model as it is in its folder; there
+        is no learner, and so neither update nor weight sync. Raises what `Watchdog.results` does.
+        """
+        self._join()
+        self._all("build_engine")
+
     def memory(self) -> list[WorkerMemory]:
         """What each worker has, before `start`."""
         return list(self._all("memory"))

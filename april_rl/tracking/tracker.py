@@ -65,7 +65,7 @@ class Tracker:
             (run_dir / "config.yaml").write_text(text, encoding="utf-8")
         self._pace = Pace(num_steps)
         title = f"{name}: {num_steps} steps of {num_groups} groups"
-        self._view = _open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
+        self._view = open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
         self._view.message(f"run directory: {run_dir}")
         self._run = start_run(
             wandb_mode,
@@ -166,8 +166,8 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _open_view(*, title: str, num_steps: int, is_terminal: bool | None) -> View:
-    """The live view on a terminal that can move its cursor, plain lines elsewhere."""
+def open_view(*, title: str, num_steps: int, is_terminal: bool | None = None) -> View:
+    """Return the live view on a terminal that can move its cursor, plain lines elsewhere."""
     console = Console()
     if is_terminal is None:
         is_terminal = console.is_terminal and not console.is_dumb_terminal

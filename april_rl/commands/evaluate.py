@@ -1,0 +1,216 @@
+"""`python -m april_rl evaluate model.path=PATH +recipe=NAME`: a model on the sets of a recipe, or
+on sets that the command line names, with the engine and reward of training and without a learner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from april_rl.config import TrainConfig, to_config
+from april_rl.config.store import ConfigError, compose_overrides
+from april_rl.errors import RunError
+from april_rl.evaluation.intervals import Estimate
+from april_rl.evaluation.report import FILE_NAME, Report, difference, read_report, write_report
+from april_rl.interrupts import EXIT_STATUS, Interrupts
+from april_rl.tracking.evaluation_table import EvaluationRow, difference_lines, evaluation_table
+
+SUMMARY = "avg@k, pass@k and maj@k of any checkpoint or hub model on held-out sets"
+
+_DESCRIPTION = """\
+Samples every prompt of evaluation.sets k times with the engine of training, scores the responses
+with its reward, and prints avg@k, pass@k and maj@k with 95 % intervals over prompts. Settings are
+those of training (april_rl/config/); data.path is not needed. See docs/evaluation.md.
+
+  python -m april_rl evaluate +recipe=tiny_cpu
+  python -m april_rl evaluate +recipe=qwen3_4b_dapo model.path=outputs/.../step_500
+  python -m april_rl evaluate model.path=MODEL '+evaluation.sets.gsm8k={path: gsm8k_test.jsonl,
+      prompt_column: question, answer_pattern: "####\\s*(.+)"}' evaluation.num_samples=4
+"""
+_OUTPUT = "output="
+# Sections of the configuration that an evaluation reads: what evaluation.json says of it.
+_SECTIONS = ("seed", "deterministic", "model", "data", "rollout", "engine", "reward", "evaluation")
+_READ = (*_SECTIONS, "runtime", "recipe")
+_ROLLOUT_READ = ("temperature", "max_response_tokens", "tick_steps")
+_NOT_READ = ("data.path", "data.sources", "evaluation.every")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Evaluate as the command line asks, print a table and return the exit status; a mistake ends
+    in one message and status 1, or in SystemExit(2).
+    """
+    options = _parser().parse_intermixed_args(arguments)
+    folder = _folder(options.settings)
+    try:
+        other = None if options.compare is None else read_report(options.compare)
+        composed, config = _configured(options.settings)
+        _refuse_used(folder)
+        report = _evaluated(config, composed, folder)
+        if other is not None:
+            _compare(other, report)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        status = 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        status = EXIT_STATUS
+    else:
+        return 0
+    with suppress(OSError):
+        folder.rmdir()  # unless there is something in it
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m april_rl evaluate",
+        usage="python -m april_rl evaluate [+recipe=NAME] [model.path=PATH] [key=value ...] "
+        "[output=FOLDER] [--compare FILE]",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("settings", nargs="*", help="+recipe=NAME and key=value, as in training")
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        metavar="FILE",
+        help=f"{FILE_NAME} of another evaluation, or its folder: paired differences to it",
+    )
+    return parser
+
+
+# What is asked.
+
+
+def _configured(settings: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
+    """Return the settings as composed and as checked. Raises ConfigError for one that is wrong, or
+    has no effect here.
+    """
+    overrides = [given for given in settings if not given.startswith(_OUTPUT)]
+    for override in overrides:
+        _refuse_without_effect(override)
+    composed = compose_overrides(overrides)
+    if not composed.evaluation.sets:
+        raise ConfigError(
+            "evaluation.sets is empty: choose a recipe that has some with +recipe=NAME, or give "
+            "'+evaluation.sets.NAME={path: FILE}'"
+        )
+    return composed, _checked(composed)
+
+
+def _checked(composed: DictConfig) -> TrainConfig:
+    """Return the configuration; its checks of what only training reads are given what passes."""
+    composed = copy.deepcopy(composed)
+    OmegaConf.set_struct(composed, False)
+    composed.data.path, composed.data.sources = "none", {}
+    composed.learner.max_tokens = sys.maxsize
+    # Held against the budgets of the sets instead, where the engine is set up.
+    max_model_len, composed.engine.max_model_len = composed.engine.max_model_len, 0
+    config = to_config(composed)
+    config.engine.max_model_len = max_model_len
+    return config
+
+
+def _refuse_without_effect(override: str) -> None:
+    key = override.lstrip("+~").partition("=")[0].partition("@")[0]
+    section, _, rest = key.partition(".")
+    is_read = section in _READ and not key.startswith(_NOT_READ)
+    if section == "rollout":
+        is_read = rest in _ROLLOUT_READ
+    if section == "hydra":
+        raise ConfigError(f"{key} has no effect here; give {_OUTPUT}FOLDER")
+    # What is no setting at all is for the check of all settings to name.
+    if not is_read and section in TrainConfig.__dataclass_fields__:
+        raise ConfigError(f"{key} has no effect on an evaluation; remove it")
+
+
+def _folder(settings: Sequence[str]) -> Path:
+    """Return the folder for what is written."""
+    given = [value.removeprefix(_OUTPUT) for value in settings if value.startswith(_OUTPUT)]
+    return Path(given[-1] if given else time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
+
+
+def _refuse_used(folder: Path) -> None:
+    """Raise ConfigError when the folder holds an evaluation."""
+    if (folder / FILE_NAME).exists():
+        raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
+
+
+# What is done.
+
+
+def _evaluated(config: TrainConfig, composed: DictConfig, folder: Path) -> Report:
+    """Return the evaluation of every set, written to `folder`, shown as a table."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    interrupts = Interrupts()
+    from april_rl.evaluation_run import EvaluationRun
+    from april_rl.tiny.builtins import resolve_builtins
+
+    settings = _plain(composed)
+    resolve_builtins(config)
+    with ExitStack() as stack:
+        run = EvaluationRun(config, folder=folder, stack=stack, interrupts=interrupts)
+        report = Report(settings=settings, sets=run.run())
+    _show(report, config.model.path)
+    try:
+        print(f"written: {write_report(report, folder)}, samples in {folder / 'samples'}")
+    except OSError as error:
+        raise ConfigError(f"{_OUTPUT}{folder} cannot be written: {error.strerror}") from error
+    return report
+
+
+def _plain(composed: DictConfig) -> dict[str, Any]:
+    """Return the settings that an evaluation depends on, as plain values."""
+    found = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+    assert isinstance(found, dict)
+    del found["data"]["path"], found["data"]["sources"]  # of training
+    return {key: found[key] for key in _SECTIONS}
+
+
+def _show(report: Report, model: str) -> None:
+    rows = [
+        EvaluationRow(
+            name=name,
+            num_prompts=of_set.num_prompts,
+            num_samples=of_set.sampling.num_samples,
+            temperature=of_set.sampling.temperature,
+            top_p=of_set.sampling.top_p,
+            estimates={key: str(found) for key, found in of_set.estimates.items()},
+            response_tokens_mean=of_set.response_tokens_mean,
+            truncated_frac=of_set.truncated_frac,
+            errors=of_set.errors,
+        )
+        for name, of_set in report.sets.items()
+    ]
+    Console(width=140).print(evaluation_table(rows, title=model))
+
+
+def _compare(other: Report, report: Report) -> None:
+    """Print the paired difference of every set that both evaluations have."""
+    common = [name for name in report.sets if name in other.sets]
+    if not common:
+        raise ConfigError(
+            f"--compare: no set in common; it has {', '.join(other.sets)}, this evaluation "
+            f"{', '.join(report.sets)}"
+        )
+    for name in common:
+        found = difference(other.sets[name], report.sets[name])
+        changes = {key: _signed(change) for key, change in found.changes.items()}
+        for line in difference_lines(
+            name, num_prompts=found.num_prompts, changes=changes, notes=found.notes
+        ):
+            print(line)
+
+
+def _signed(change: Estimate) -> str:
+    return f"{change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"

@@ -1,0 +1,163 @@
+"""What an evaluation leaves in evaluation.json, and the difference of two of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from april_rl.evaluation.figures import Figures
+from april_rl.evaluation.held_out import EvaluationError, HeldOut
+from april_rl.evaluation.intervals import Estimate, paired_difference
+from april_rl.evaluation.settings import SetSampling
+
+FILE_NAME = "evaluation.json"
+_FORMAT = 1
+# Depend on k: not compared between evaluations with different numbers of samples.
+_OF_K = ("pass_at_k", "maj_at_k")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptValues:
+    """One prompt of a set with what its k samples say."""
+
+    source: str
+    answer: str
+    values: Mapping[str, float]  # of avg_at_k, pass_at_k and maj_at_k, those that there are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetReport:
+    """An evaluated set."""
+
+    path: str
+    sampling: SetSampling
+    num_prompts: int
+    estimates: Mapping[str, Estimate]
+    response_tokens_mean: float
+    truncated_frac: float
+    errors: int  # samples without a reward
+    left_out_prompts: int  # without a reward for each sample
+    prompts: tuple[PromptValues, ...]  # those with a reward for each sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A whole evaluation: the settings it was made with, and its sets by name."""
+
+    settings: Mapping[str, Any]
+    sets: Mapping[str, SetReport]
+
+
+class Difference(NamedTuple):
+    """How far two evaluations of a set are apart, over the prompts they have in common."""
+
+    num_prompts: int
+    changes: Mapping[str, Estimate]  # of avg_at_k and, where k is the same, the others
+    notes: tuple[str, ...]  # settings of the sampling that differ
+
+
+def set_report(held_out: HeldOut, figures: Figures, *, path: str) -> SetReport:
+    """Return the report of a set whose prompts are those at `path`."""
+    values = figures.values()
+    prompts = [held_out.prompts[place] for place in figures.scored]
+    return SetReport(
+        path=path,
+        sampling=held_out.sampling,
+        num_prompts=figures.num_prompts,
+        estimates=figures.estimates(),
+        response_tokens_mean=figures.response_tokens_mean,
+        truncated_frac=figures.truncated_frac,
+        errors=figures.errors,
+        left_out_prompts=figures.num_left_out,
+        prompts=tuple(
+            PromptValues(
+                source=prompt.source,
+                answer=prompt.answer,
+                values={key: float(of_key[place]) for key, of_key in values.items()},
+            )
+            for place, prompt in enumerate(prompts)
+        ),
+    )
+
+
+def write_report(report: Report, folder: Path) -> Path:
+    """Write `folder`/evaluation.json and return its path. Raises OSError."""
+    plain = {"format": _FORMAT, **asdict(report)}
+    for of_set in plain["sets"].values():
+        named = of_set["estimates"].items()
+        of_set["estimates"] = {key: Estimate(*found)._asdict() for key, found in named}
+    path = folder / FILE_NAME
+    text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def read_report(path: Path) -> Report:
+    """Return the report in a file, or in the evaluation.json of a folder.
+
+    Raises EvaluationError when it cannot be read, or is of another format.
+    """
+    path = path / FILE_NAME if path.is_dir() else path
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        if plain["format"] != _FORMAT:
+            raise EvaluationError(
+                f"{path} has format {plain['format']}, this version reads {_FORMAT}: evaluate again"
+            )
+        sets = {name: _set_from(of_set) for name, of_set in plain["sets"].items()}
+        return Report(settings=plain["settings"], sets=sets)
+    except OSError as error:
+        raise EvaluationError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EvaluationError(
+            f"{path} is not what `python -m april_rl evaluate` writes ({type(error).__name__}: "
+            f"{error})"
+        ) from error
+
+
+def _set_from(plain: Mapping[str, Any]) -> SetReport:
+    estimates = {key: Estimate(**found) for key, found in plain["estimates"].items()}
+    prompts = tuple(PromptValues(**found) for found in plain["prompts"])
+    sampling = SetSampling(**plain["sampling"])
+    return SetReport(**{**plain, "estimates": estimates, "prompts": prompts, "sampling": sampling})
+
+
+def difference(first: SetReport, second: SetReport) -> Difference:
+    """Return second - first over the prompts of both.
+
+    A prompt is known by its file's name, its place there and its answer: folders and templates may
+    differ. Raises EvaluationError when there is none in common.
+    """
+    before, after = _by_identity(first.prompts), _by_identity(second.prompts)
+    common = [identity for identity in before if identity in after]
+    if not common:
+        raise EvaluationError(
+            f"{first.path} and {second.path} have no prompt in common: rows are compared by file "
+            "name, place and answer"
+        )
+    is_same_k = first.sampling.num_samples == second.sampling.num_samples
+    keys = [
+        key
+        for key in first.estimates
+        if key in second.estimates and (is_same_k or key not in _OF_K)
+    ]
+    changes = {
+        key: paired_difference(
+            [before[identity][key] for identity in common],
+            [after[identity][key] for identity in common],
+        )
+        for key in keys
+    }
+    return Difference(len(common), changes, tuple(_notes(first.sampling, second.sampling)))
+
+
+def _by_identity(prompts: Sequence[PromptValues]) -> dict[tuple[str, str], Mapping[str, float]]:
+    return {(p.source.rpartition("/")[2], p.answer): p.values for p in prompts}
+
+
+def _notes(first: SetSampling, second: SetSampling) -> list[str]:
+    before, after = asdict(first), asdict(second)
+    return [f"{key} {before[key]} → {after[key]}" for key in before if before[key] != after[key]]

@@ -1,0 +1,126 @@
+"""An evaluation by itself: a model as it is in its folder, engines and reward, and no learner."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from april_rl.assembly import build_rewards
+from april_rl.config import TrainConfig
+from april_rl.data.sets import PromptSets
+from april_rl.data.tokenizer import load_tokenizer
+from april_rl.errors import RunError
+from april_rl.evaluating import Evaluated, answer_reader, build_evaluator, evaluate, held_out_sets
+from april_rl.evaluation.held_out import HeldOut
+from april_rl.evaluation.report import SetReport, set_report
+from april_rl.interrupts import Interrupts
+from april_rl.launching import EngineSizes, build_workers, context_length
+from april_rl.runtime.cluster import stop_ray
+from april_rl.runtime.engines import RayEngines
+from april_rl.runtime.layout import Layout, settled
+from april_rl.runtime.preflight import check_start
+from april_rl.tracking.samples_file import write_evaluation
+from april_rl.tracking.terminal import Phase
+from april_rl.tracking.tracker import open_view
+
+_MOST_SEQS = 256  # requests that an engine computes together, unless engine.max_num_seqs says so
+
+
+class EvaluationRun:
+    """Everything an evaluation needs, started."""
+
+    def __init__(
+        self, config: TrainConfig, *, folder: Path, stack: ExitStack, interrupts: Interrupts
+    ) -> None:
+        """Check what can be checked, then start the engines; `stack` gets what ends them, and
+        `folder` the samples. Raises RunError with one message.
+        """
+        stack.callback(stop_ray)
+        config, layout = settled(config)
+        _check_machine(config, layout)
+        _make(folder)
+        self._config, self._folder, self._interrupts = config, folder, interrupts
+        num_sets = len(config.evaluation.sets)
+        self._view = open_view(title=f"evaluating {config.model.path}", num_steps=num_sets)
+        stack.callback(self._view.close)
+        self._view.message(str(layout))
+        self._tokenizer = load_tokenizer(config.model.path)
+        with self._view.phase("reading the data"):
+            sets = PromptSets(
+                config.data, self._tokenizer, seed=config.seed, tell=self._view.message
+            )
+            self._sets = held_out_sets(config, sets.load)
+        with self._view.phase("trying the reward"):
+            example = next(iter(self._sets.values())).prompts[0]
+            rewards = build_rewards(config, example, self._tokenizer)
+        stack.callback(rewards.close)
+        num_seqs = _num_seqs(config, layout, self._sets)
+        sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
+        workers = build_workers(config, layout, run_dir=folder, sizes=sizes)
+        stack.callback(workers.close)
+        with self._view.phase("starting vLLM"):
+            workers.start_engines()
+        engines = RayEngines(workers, deterministic=config.deterministic)
+        num_slots = num_seqs * layout.num_engines
+        self._evaluator = build_evaluator(config, engines, rewards, num_slots=num_slots)
+        self._answer_of = answer_reader(config)
+
+    def run(self) -> dict[str, SetReport]:
+        """Return the report of every set, and write its samples to samples/eval_NAME.jsonl."""
+        reports = {}
+        for place, (name, held_out) in enumerate(self._sets.items(), start=1):
+            evaluated = self._evaluate(held_out)
+            _write_samples(evaluated, self._folder / "samples" / f"eval_{name}.jsonl")
+            self._view.step(place, evaluated.figures.metrics(name).read(), left_s=None)
+            path = self._config.evaluation.sets[name].path
+            reports[name] = set_report(held_out, evaluated.figures, path=path)
+        return reports
+
+    def _evaluate(self, held_out: HeldOut) -> Evaluated:
+        with self._view.phase(f"evaluating {held_out.name}", held_out.num_responses) as phase:
+            return evaluate(
+                held_out,
+                self._evaluator,
+                decode=self._tokenizer.decode,
+                answer_of=self._answer_of,
+                on_progress=partial(self._progress, phase),
+            )
+
+    def _progress(self, phase: Phase, done: int) -> None:
+        self._interrupts.check()
+        phase.advance(done)
+
+
+def _check_machine(config: TrainConfig, layout: Layout) -> None:
+    window_tokens, window_key = context_length(config, is_training=False)
+    check_start(
+        model_path=config.model.path,
+        device=layout.device,
+        num_workers=layout.num_workers,
+        is_cluster=config.runtime.ray_address is not None,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        window_tokens=window_tokens,
+        window_key=window_key,
+        learner_bytes=0,  # there is none
+    )
+
+
+def _num_seqs(config: TrainConfig, layout: Layout, sets: dict[str, HeldOut]) -> int:
+    """Return the requests that each engine computes together."""
+    most = max(held_out.num_responses for held_out in sets.values())
+    return config.engine.max_num_seqs or min(_MOST_SEQS, -(-most // layout.num_engines))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"output={folder} cannot be made: {error.strerror}") from error
+
+
+def _write_samples(evaluated: Evaluated, path: Path) -> None:
+    try:
+        write_evaluation(path, evaluated.records)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}; see output=") from error

@@ -1,0 +1,192 @@
+"""`python -m april_rl evaluate`: what is refused and written, and how two evaluations differ."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import run, write_task
+
+from april_rl.commands.evaluate import main
+from april_rl.evaluation.estimators import passes
+from april_rl.evaluation.held_out import EvaluationError
+from april_rl.evaluation.intervals import Estimate, estimate, paired_difference
+from april_rl.evaluation.report import (
+    PromptValues,
+    Report,
+    SetReport,
+    difference,
+    read_report,
+    write_report,
+)
+from april_rl.evaluation.settings import SetSampling
+
+TINY = "+recipe=tiny_cpu"
+
+
+def set_report(averages: list[float], *, k: int = 4, folder: str = "/data") -> SetReport:
+    """Rows of {folder}/aime.jsonl, one for each average."""
+    prompts = tuple(
+        PromptValues(
+            source=f"{folder}/aime.jsonl:{row}",
+            answer=str(row),
+            values={"avg_at_k": average, "pass_at_k": float(average > 0)},
+        )
+        for row, average in enumerate(averages)
+    )
+    found = {"avg_at_k": estimate(averages), "pass_at_k": estimate(np.array(averages) > 0)}
+    return SetReport(
+        path=f"{folder}/aime.jsonl",
+        sampling=SetSampling(
+            num_samples=k, temperature=0.6, top_p=0.95, max_response_tokens=100, max_prompts=0
+        ),
+        num_prompts=len(averages),
+        estimates=found,
+        response_tokens_mean=50.0,
+        truncated_frac=0.1,
+        errors=0,
+        left_out_prompts=0,
+        prompts=prompts,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model.path=x"], "evaluation.sets is empty: choose a recipe"),
+        ([TINY, "optimizer.lr=1"], "optimizer.lr has no effect on an evaluation"),
+        ([TINY, "algorithm=dapo"], "algorithm has no effect on an evaluation"),
+        ([TINY, "rollout.group_size=4"], "rollout.group_size has no effect on an evaluation"),
+        ([TINY, "data.path=x"], "data.path has no effect on an evaluation"),
+        ([TINY, "evaluation.every=3"], "evaluation.every has no effect on an evaluation"),
+        ([TINY, "hydra.run.dir=x"], "hydra.run.dir has no effect here; give output=FOLDER"),
+        ([TINY, "+evaluation.sampls=3"], "did you mean evaluation.num_samples"),
+        ([TINY, "evaluation.top_p=2"], "evaluation.top_p must be in (0, 1], got 2"),
+        ([TINY, "--compare", "/nowhere"], "/nowhere cannot be read"),
+        ([TINY, "--compare", __file__], "is not what `python -m april_rl evaluate` writes"),
+        (["+recipe=tiny_cp"], "Could not find 'recipe/tiny_cp'"),
+        (["+evaluation.sets.a={path: x}"], "model.path is not set"),
+        ([TINY, "engine.max_model_len=100"], "rollout.max_response_tokens = 352, got 100"),
+    ],
+)
+def test_what_is_wrong_or_has_no_effect_ends_in_one_message(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything is started or written. Fails when a setting of training is swallowed."""
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert message in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_is_never_overwritten(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "evaluation.json").write_text("mine")
+    assert main([TINY, f"output={tmp_path}"]) == 1
+    assert "already holds an evaluation" in capsys.readouterr().err
+    assert (tmp_path / "evaluation.json").read_text() == "mine"
+
+
+def test_a_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    report = Report(settings={"seed": 0}, sets={"aime": set_report([0.25, 0.5, 1.0])})
+    path = write_report(report, tmp_path)
+    assert read_report(path) == read_report(tmp_path) == report
+    plain = json.loads(path.read_text())
+    assert plain["sets"]["aime"]["estimates"]["avg_at_k"]["low"] == pytest.approx(0.25)
+    path.write_text(json.dumps({**plain, "format": 99}))
+    with pytest.raises(EvaluationError, match="has format 99, this version reads 1"):
+        read_report(path)
+
+
+def test_a_difference_pairs_the_prompts_that_both_have() -> None:
+    """The folder may have moved. Fails when rows are paired by their order."""
+    first = set_report([0.0, 0.25, 0.5, 0.75, 1.0])
+    second = set_report([0.25, 0.5, 0.5, 1.0, 1.0], folder="/elsewhere")
+    shuffled = replace(second, prompts=second.prompts[:0:-1])  # without the first row
+    found = difference(first, shuffled)
+    assert found.num_prompts == 4
+    assert found.changes["avg_at_k"] == paired_difference(
+        [0.25, 0.5, 0.75, 1.0], [0.5, 0.5, 1.0, 1.0]
+    )
+    assert found.changes["avg_at_k"].value == pytest.approx(0.125)
+    assert found.notes == ()
+
+
+def test_figures_that_depend_on_k_are_compared_for_the_same_k_only() -> None:
+    """pass@8 is above pass@4 of the same model."""
+    found = difference(set_report([0.0, 0.5]), set_report([0.0, 0.5], k=8))
+    assert found.changes.keys() == {"avg_at_k"}
+    assert found.notes == ("num_samples 4 → 8",)
+
+
+def test_sets_without_a_common_prompt_are_refused() -> None:
+    other = replace(set_report([0.5]), prompts=(PromptValues(source="b:0", answer="0", values={}),))
+    with pytest.raises(EvaluationError, match="have no prompt in common"):
+        difference(set_report([0.5]), other)
+
+
+@pytest.mark.slow
+def test_the_command_reports_what_its_samples_say(tmp_path: Path) -> None:
+    """Two sets of their own, on a model whose folder is all there is: no data.path, no learner.
+    Fails when a figure is of other samples than are written, or a set is drawn as another.
+    """
+    task = write_task(tmp_path)
+    sums = task / "sums.jsonl"
+    own = f"{{path: {sums}, num_samples: 4, top_p: 0.000001, max_response_tokens: 5}}"
+    arguments = [
+        f"model.path={task / 'model'}",
+        f"+evaluation.sets.plain={{path: {sums}}}",
+        f"+evaluation.sets.greedy={own}",
+        "evaluation.num_samples=3",
+        "evaluation.max_prompts=8",
+        "evaluation.max_response_tokens=9",
+        "data.template=plain",
+        "data.max_prompt_tokens=16",
+        "reward.function=reward_functions:even_length",
+        "reward.num_processes=1",
+        "engine.kv_cache_gib=0.25",
+        "runtime.device=cpu",
+        "runtime.threads=1",
+        f"output={tmp_path / 'out'}",
+    ]
+    done = run([sys.executable, "-m", "april_rl", "evaluate", *arguments], tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    report = read_report(tmp_path / "out")
+    for name, k, budget in (("plain", 3, 9), ("greedy", 4, 5)):
+        path = tmp_path / "out" / "samples" / f"eval_{name}.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        rewards = np.array([record["reward"] for record in records]).reshape(8, k)
+        found = report.sets[name]
+        assert found.estimates["avg_at_k"] == pytest.approx(estimate(rewards.mean(axis=1)))
+        assert found.estimates["pass_at_k"] == pytest.approx(estimate(passes(rewards, k=k)))
+        averages = [prompt.values["avg_at_k"] for prompt in found.prompts]
+        assert averages == pytest.approx(rewards.mean(axis=1).tolist())
+        tokens = [record["num_tokens"] for record in records]
+        assert found.response_tokens_mean == pytest.approx(np.mean(tokens))
+        assert max(tokens) == budget
+        cut = [record["finish_reason"] == "length" for record in records]
+        assert found.truncated_frac == pytest.approx(np.mean(cut))
+        assert [record["reward"] for record in records] == [
+            float(len(record["response"]) % 2 == 0) for record in records
+        ]
+        assert [record["prompt"] for record in records[::k]] == [f"0+{b}=" for b in range(6)] + [
+            "1+0=",
+            "1+1=",
+        ]
+        assert str(found.estimates["avg_at_k"]) in done.stdout
+        of_prompts = [{r["response"] for r in records[i : i + k]} for i in range(0, 8 * k, k)]
+        assert (max(map(len, of_prompts)) == 1) is (name == "greedy")
+    assert isinstance(report.sets["plain"].estimates["avg_at_k"], Estimate)
+    assert report.settings["model"]["path"] == str(task / "model")
+    assert not list(tmp_path.glob("**/metrics.jsonl"))
