@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.config.notes import inert_settings
+from april_rl.config.prompt_sets import training_sets
 from april_rl.data.sets import PromptSets
 from april_rl.data.stream import stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
@@ -22,6 +23,7 @@ from april_rl.launching import build_workers, context_length, training_sizes
 from april_rl.learning import ADVANTAGES, build_packer
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
+from april_rl.rewards.trial import RewardTrial
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engines import RayEngines
@@ -69,11 +71,16 @@ def assemble(
     for line in inert_settings(config, device=layout.device):
         tracker.message(line)
     tokenizer = load_tokenizer(config.model.path)
+    with tracker.phase("loading the reward"):
+        columns = reward_columns(config, tokenizer, folder=run_dir.resolve())
     with tracker.phase("reading the data"):
-        sets = PromptSets(config.data, tokenizer, seed=config.seed, tell=tracker.message)
+        sets = PromptSets(
+            config.data, tokenizer, seed=config.seed, columns=columns, tell=tracker.message
+        )
         training, held_out = sets.training(), held_out_sets(config, sets.load)
     with tracker.phase("trying the reward"):
-        rewards = build_rewards(config, next(iter(training.values()))[0], tokenizer)
+        examples, folder = [rows[0] for rows in training.values()], run_dir.resolve()
+        rewards = build_rewards(config, tokenizer, examples, folder=folder, tell=tracker.message)
     stack.callback(rewards.close)
     sizes = training_sizes(config, layout)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=sizes)
@@ -133,11 +140,36 @@ def _learner_bytes(config: TrainConfig) -> int:
     return 16 if config.algorithm.kl is Kl.none else 16 + frozen
 
 
-def build_rewards(config: TrainConfig, example: Prompt, tokenizer: Tokenizer) -> RewardPool:
-    """Return the pool, after one call of the function on a prompt of the data."""
+def reward_columns(
+    config: TrainConfig, tokenizer: Tokenizer, *, folder: Path | None
+) -> dict[str, tuple[str, ...]]:
+    """Return the data columns that the reward functions ask for, by data set; raises RewardError.
+
+    `folder` is the run directory. The reward process ends before data is read: that forks.
+    """
+    with RewardTrial(config.reward, decode=tokenizer.decoder(), folder=folder) as trial:
+        names = [*training_sets(config.data), *config.evaluation.sets]
+        return {name: trial.columns_of(name) for name in names}
+
+
+def build_rewards(
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+    examples: Sequence[Prompt],
+    *,
+    folder: Path | None,
+    tell: Callable[[str], None],
+) -> RewardPool:
+    """Return the pool, after a call of every function on each example; raises RewardError.
+
+    `examples` are prompts, one of each data set; `folder` is the run directory; `tell` gets what a
+    person should know of the functions.
+    """
     decode = tokenizer.decoder()
-    check_reward(config.reward, decode=decode, prompt=example.text, answer=example.answer)
-    return RewardPool(config.reward, decode=decode)
+    with RewardTrial(config.reward, decode=decode, folder=folder) as trial:
+        for note in check_reward(config.reward, trial, examples):
+            tell(note)
+    return RewardPool(config.reward, decode=decode, folder=folder)
 
 
 def _tracker(config: TrainConfig, run_dir: Path, plain: Mapping[str, object]) -> Tracker:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from april_rl.assembly import build_rewards
+from april_rl.assembly import build_rewards, reward_columns
 from april_rl.config import TrainConfig
 from april_rl.data.sets import PromptSets
 from april_rl.data.tokenizer import load_tokenizer
@@ -46,14 +46,12 @@ class EvaluationRun:
         stack.callback(self._view.close)
         self._view.message(str(layout))
         self._tokenizer = load_tokenizer(config.model.path)
-        with self._view.phase("reading the data"):
-            sets = PromptSets(
-                config.data, self._tokenizer, seed=config.seed, tell=self._view.message
-            )
-            self._sets = held_out_sets(config, sets.load)
+        self._sets = self._held_out(config)
         with self._view.phase("trying the reward"):
-            example = next(iter(self._sets.values())).prompts[0]
-            rewards = build_rewards(config, example, self._tokenizer)
+            examples = [held_out.prompts[0] for held_out in self._sets.values()]
+            rewards = build_rewards(
+                config, self._tokenizer, examples, folder=folder, tell=self._view.message
+            )
         stack.callback(rewards.close)
         num_seqs = _num_seqs(config, layout, self._sets)
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
@@ -65,6 +63,19 @@ class EvaluationRun:
         num_slots = num_seqs * layout.num_engines
         self._evaluator = build_evaluator(config, engines, rewards, num_slots=num_slots)
         self._answer_of = answer_reader(config)
+
+    def _held_out(self, config: TrainConfig) -> dict[str, HeldOut]:
+        with self._view.phase("loading the reward"):
+            columns = reward_columns(config, self._tokenizer, folder=self._folder)
+        with self._view.phase("reading the data"):
+            sets = PromptSets(
+                config.data,
+                self._tokenizer,
+                seed=config.seed,
+                columns=columns,
+                tell=self._view.message,
+            )
+            return held_out_sets(config, sets.load)
 
     def run(self) -> dict[str, SetReport]:
         """Return the report of every set, and write its samples to samples/eval_NAME.jsonl."""

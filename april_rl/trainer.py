@@ -22,6 +22,7 @@ from april_rl.data.source_metrics import source_metrics
 from april_rl.evaluating import evaluate
 from april_rl.interrupts import Interrupts
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
+from april_rl.rewards.figures import reward_metrics
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.leftovers import leftover_lines
 from april_rl.rollout.stats import StepStats
@@ -154,15 +155,13 @@ class Trainer:
         return self._parts.advantages(rewards, [True] * len(rewards))
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
-        rewards = [reward for group in collection.groups for reward in group.rewards]
         flat = sum(not group.has_signal for group in collection.groups)
         rejected = collection.stats.rejected_groups
         counted = merge([self._counted, self._parts.rewards.metrics()])
         self._counted = Metrics()
         return Metrics(
             {
-                "reward/mean": Mean(float(np.sum(rewards)), len(rewards)),
-                "reward/std": float(np.std(rewards)),
+                **reward_metrics(collection.groups),
                 "reward/no_signal_frac": Mean(flat + rejected, len(collection.groups) + rejected),
                 **source_metrics(collection.groups),
                 **counted,
@@ -225,12 +224,17 @@ class Trainer:
                     sample,
                     response=self._parts.tokenizer.decode(sample.token_ids),
                     reward=reward,
+                    reward_parts=parts,
                     advantage=float(advantage),
                     policy_version=self._version,
                 )
                 for scored, of_group in zip(groups, advantages, strict=True)
-                for sample, reward, advantage in zip(
-                    scored.group.samples, scored.rewards, of_group, strict=True
+                for sample, reward, parts, advantage in zip(
+                    scored.group.samples,
+                    scored.rewards,
+                    scored.parts or ((),) * len(scored.rewards),
+                    of_group,
+                    strict=True,
                 )
             ],
         )

@@ -17,7 +17,8 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length"]
-ScoreOutcome = Literal["scored", "soft_timeout", "timeout", "crash"]
+ScoreOutcome = Literal["scored", "soft_timeout", "no_score", "timeout", "crash"]
+Parts = tuple[tuple[str, float], ...]  # what each reward function gave, by name, unweighted
 
 
 class SampleId(NamedTuple):
@@ -202,16 +203,16 @@ class Group:
 class Score(NamedTuple):
     """What the reward says of one finished sample.
 
-    `soft_timeout`: the reward itself gave up on this response in time; its value counts. `timeout`
-    and `crash`: the reward process had to be killed or died, also when tried again; there is no
-    value and the group is dropped.
+    `soft_timeout`: the reward itself gave up on this response in time; its value counts.
+    `no_score`: a reward function had no value for it, `timeout` and `crash`: the reward process had
+    to be killed or died, also when tried again; there is no value and the group is dropped.
     """
 
     sample_id: SampleId
     value: float
     outcome: ScoreOutcome
     message: str = ""  # for people: why there is no value
-    parts: tuple[tuple[str, float], ...] = ()  # of several reward functions, by name, unweighted
+    parts: Parts = ()  # of several reward functions; the value is their weighted sum
 
     @property
     def is_valid(self) -> bool:
@@ -225,6 +226,7 @@ class ScoredGroup:
 
     group: Group
     rewards: tuple[float, ...]  # [G]
+    parts: tuple[Parts, ...] = ()  # [G] with several reward functions, else none
 
     @property
     def has_signal(self) -> bool:

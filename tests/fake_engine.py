@@ -213,22 +213,30 @@ class FakeScorer:
         delay: int = 0,
         failing: Container[int] = (),
         stuck: Container[int] = (),
+        by_group: bool = False,
     ) -> None:
         """`delay`: calls that a score takes at most; `failing`, `stuck`: prompts whose first sample
-        has no value, or never a score.
+        has no value, or never a score; `by_group`: scores whole groups only.
         """
+        self._by_group = by_group
+        self._groups: dict[int, list[SampleId]] = {}  # by prompt, those that wait for siblings
         self._delay, self._failing, self._stuck = delay, failing, stuck
         self._now = 0
         self._pending: list[tuple[int, SampleId]] = []
         self.submitted: list[SampleId] = []
         self.num_waits = 0
 
-    def submit(self, sample: Sample) -> None:
+    def submit(self, sample: Sample, *, group_size: int) -> None:
         assert sample.is_finished
+        assert group_size >= 1
         assert sample.id not in self.submitted
         self.submitted.append(sample.id)
         lag = (sample.id.prompt_id * 5 + sample.id.index * 3) % (self._delay + 1)
-        self._pending.append((self._now + lag, sample.id))
+        group = self._groups.setdefault(sample.prompt.id, [])
+        group.append(sample.id)
+        if not self._by_group or len(group) == group_size:
+            self._pending += [(self._now + lag, sample_id) for sample_id in group]
+            del self._groups[sample.prompt.id]
 
     def collect(self, timeout_s: float | None) -> list[Score]:
         self._now += 1
@@ -251,4 +259,5 @@ class FakeScorer:
             value=float("nan") if is_lost else reward(sample_id),
             outcome="crash" if is_lost else "scored",
             message=f"no value for {sample_id}" if is_lost else "",
+            parts=() if is_lost else (("a", reward(sample_id)), ("b", 0.0)),
         )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -98,3 +99,44 @@ def reserves_2_gib(prompts, responses, answers):
     """Needs that much address space."""
     np.empty(2 * 2**30, dtype=np.uint8)
     return [1.0] * len(responses)
+
+
+def rank(prompts, responses, answers):
+    """The place of each response in its group, by length: has no value for a single one."""
+    lengths = [len(response) for response in responses]
+    return [float(sorted(lengths).index(length)) for length in lengths]
+
+
+async def group_size(prompts, responses, answers, *, base=0):
+    """How many responses came in one call, after a while."""
+    await asyncio.sleep(0.01)
+    return [float(base + len(responses))] * len(responses)
+
+
+def with_columns(prompts, responses, answers, difficulty, num_tokens, truncated=None, unit=1.0):
+    """What the data says, and how long and how cut off the response is."""
+    assert truncated is not None
+    return [
+        unit * d + 10 * n + 100 * t
+        for d, n, t in zip(difficulty, num_tokens, truncated, strict=True)
+    ]
+
+
+def unsure(prompts, responses, answers):
+    """Has no score for some responses."""
+    return [None if response == "odd" else 1.0 for response in responses]
+
+
+def data_sets(prompts, responses, answers, datasets):
+    """1.0 for prompts of the set `a`."""
+    return [float(dataset == "a") for dataset in datasets]
+
+
+def two(prompts, responses):
+    """Not enough arguments."""
+    return [0.0] * len(responses)
+
+
+def never_sure(prompts, responses, answers):
+    """A judge that is not there."""
+    return [None] * len(responses)

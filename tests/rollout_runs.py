@@ -56,6 +56,7 @@ class Setup:
     reject_every: int = 0  # prompts whose id it divides are rejected; 0: none
     failing: frozenset[int] = frozenset()
     stuck: frozenset[int] = frozenset()
+    by_group: bool = False  # the scorer wants whole groups
     max_staleness: int = 5
     finish_stale: bool = True
     max_rejected_groups: int = 1000
@@ -83,7 +84,12 @@ class Run:
             keeps=setup.keeps,
             computes_on=setup.computes_on,
         )
-        self.scorer = FakeScorer(delay=setup.delay, failing=setup.failing, stuck=setup.stuck)
+        self.scorer = FakeScorer(
+            delay=setup.delay,
+            failing=setup.failing,
+            stuck=setup.stuck,
+            by_group=setup.by_group,
+        )
         self.prompts = prompts or FakePrompts()
         self.version = 0
         self.trained: list[ScoredGroup] = []
@@ -199,6 +205,7 @@ def check_trainable(scored: ScoredGroup, setup: Setup) -> None:
         assert sample.num_tokens == min(natural, setup.budget)
         assert sample.finish_reason == ("stop" if natural <= setup.budget else "length")
     assert scored.rewards == tuple(reward(sample.id) for sample in group.samples)
+    assert scored.parts == tuple((("a", value), ("b", 0.0)) for value in scored.rewards)
 
 
 def check_drained(run: Run) -> None:
@@ -229,6 +236,7 @@ SETUPS = st.builds(
     delay=st.integers(0, 6),
     reject_every=st.sampled_from([0, 2, 3]),
     failing=st.sampled_from([frozenset(), frozenset({0, 4, 5}), frozenset(range(0, 99, 3))]),
+    by_group=st.booleans(),
     max_staleness=st.integers(1, 6),
     finish_stale=st.booleans(),
     deterministic=st.booleans(),

@@ -266,7 +266,7 @@ def test_what_engines_gave_back_is_kept_when_the_scorer_takes_no_sample():
     """
     run = Run(Setup(law=lambda s: 3 if s.prompt_id == 0 else 30, group_size=4, computes_on=False))
 
-    def submit(_: Sample) -> None:
+    def submit(_: Sample, *, group_size: int) -> None:  # noqa: ARG001
         raise RunError("the reward is broken")
 
     run.scorer.submit = submit  # type: ignore[method-assign]

@@ -38,9 +38,9 @@ def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredG
             )
             samples.append(Sample(prompt=prompt, index=index).extended(completion))
         rewards = tuple(reward(sample.id) for sample in samples)
-        groups.append(
-            ScoredGroup(group=Group(prompt=prompt, samples=tuple(samples)), rewards=rewards)
-        )
+        parts = tuple((("a", value), ("b", 0.0)) for value in rewards)
+        group = Group(prompt=prompt, samples=tuple(samples))
+        groups.append(ScoredGroup(group=group, rewards=rewards, parts=parts))
     return groups
 
 

@@ -1,6 +1,7 @@
 """What the schema takes and what it refuses, beyond the ranges of single settings."""
 
 import math
+import re
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 
@@ -8,6 +9,7 @@ import pytest
 from test_config import SECTIONS, load
 
 from april_rl.config import TrainConfig
+from april_rl.config.store import ConfigError
 from april_rl.config.task import EvaluationConfig, EvaluationSetConfig
 
 
@@ -65,3 +67,46 @@ def test_what_a_person_names_is_set_with_and_without_a_plus() -> None:
     assert config.data.chat_template_kwargs == {"enable_thinking": False}
     assert config.reward.args == {"power": 2}
     assert config.data.sources["a"].path == config.evaluation.sets["new"].path == "a.jsonl"
+
+
+SOURCES = (
+    "+recipe=tiny_cpu",
+    "+data.sources.a={path: a.jsonl}",
+    "+data.sources.b={path: b.jsonl}",
+    "data.path=''",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["+recipe=tiny_cpu", "+reward.functions.f={function: exact, sources: [a]}"],
+            "reward.functions.f.sources names a; data.sources and evaluation.sets have held_out",
+        ),
+        (
+            ["+recipe=tiny_cpu", "+reward.functions.f={function: exact, sources: [held_out]}"],
+            "no function of reward.functions scores data.path",
+        ),
+        (
+            [*SOURCES, "+reward.functions.f={function: exact, sources: [a, c]}"],
+            "reward.functions.f.sources names c; data.sources and evaluation.sets have a, b",
+        ),
+        (
+            [*SOURCES, "+reward.functions.f={function: exact, sources: [a]}"],
+            "no function of reward.functions scores b",
+        ),
+        (
+            [
+                *SOURCES,
+                "+reward.functions.f={function: exact, sources: [a, b]}",
+                "+reward.functions.g={function: exact, sources: [held_out]}",
+            ],
+            "reward.functions.f says what is right in an evaluation and does not score "
+            "evaluation.sets.held_out: add held_out to its sources",
+        ),
+    ],
+)
+def test_reward_functions_that_miss_a_data_set_are_refused(overrides, message) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        load(*overrides)

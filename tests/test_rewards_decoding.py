@@ -23,6 +23,7 @@ from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.processes import RewardError
+from april_rl.rewards.trial import RewardTrial
 from april_rl.tiny.tokenizer import build_tokenizer
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
@@ -139,8 +140,8 @@ def test_a_reward_function_gets_the_text_the_controller_would_decode(name, tmp_p
     loaded = tokenizer(name, tmp_path)
     with pool(loaded.decoder()) as scorer:
         for number, ids in enumerate(responses(loaded)):
-            scorer.submit(sample(number, ids, loaded.decode(ids)))
-        scorer.submit(sample(99, responses(loaded)[1], "something else"))
+            scorer.submit(sample(number, ids, loaded.decode(ids)), group_size=1)
+        scorer.submit(sample(99, responses(loaded)[1], "something else"), group_size=1)
         values = [score.value for score in scorer.collect(None)]
     assert values == [1.0] * (len(values) - 1) + [0.0]
 
@@ -150,14 +151,14 @@ def test_math_verify_reads_the_box_of_decoded_tokens(tmp_path):
     right, wrong = loaded.encode(["1+1 \\boxed{2}<eos>", "\\boxed{3}"], add_special_tokens=False)
     with pool(loaded.decoder(), "math_verify") as scorer:
         for number, ids in enumerate((right, wrong, ())):
-            scorer.submit(sample(number, ids, "2"))
+            scorer.submit(sample(number, ids, "2"), group_size=1)
         assert [score.value for score in scorer.collect(None)] == [1.0, 0.0, 0.0]
 
 
 def test_nothing_is_decoded_in_the_controller():
     """A tokenizer takes a millisecond for a long response: `submit` must not wait for it."""
     with pool(process_id) as scorer:
-        scorer.submit(sample(0, (50,), str(os.getpid())))
+        scorer.submit(sample(0, (50,), str(os.getpid())), group_size=1)
         assert [score.value for score in scorer.collect(None)] == [0.0]
 
 
@@ -169,15 +170,15 @@ def test_responses_travel_as_arrays_however_many_parts_they_have():
     prompt = Prompt(id=0, token_ids=(1,), text="1 + 1 = ", answer="i", source="f:1")
     parted = Sample(prompt=prompt, index=0, completions=(first, rest))
     with pool(attrgetter("typecode")) as scorer:
-        scorer.submit(whole)
-        scorer.submit(parted)
+        scorer.submit(whole, group_size=1)
+        scorer.submit(parted, group_size=1)
         assert [score.value for score in scorer.collect(None)] == [1.0, 1.0]
 
 
 def test_a_response_that_cannot_be_decoded_is_not_the_functions_fault():
     """Fails when it becomes a crash of one sample, which drops its group and goes on."""
     with pool(printable) as scorer:
-        scorer.submit(sample(0, (50, 7), "2"))
+        scorer.submit(sample(0, (50, 7), "2"), group_size=1)
         message = r"turn a response's token ids into text, before .*exact was called: .* token: 7"
         with pytest.raises(RewardError, match=message):
             scorer.collect(None)
@@ -185,5 +186,9 @@ def test_a_response_that_cannot_be_decoded_is_not_the_functions_fault():
 
 def test_a_tokenizer_that_does_not_load_is_found_before_training():
     message = r"token ids into text, before .*with reward\.memory_gib = 4: OSError: the vocabulary"
-    with pytest.raises(RewardError, match=message):
-        check_reward(RewardConfig(function="reward_functions:exact"), decode=NeverLoads())
+    reward = RewardConfig(function="reward_functions:exact")
+    with (
+        RewardTrial(reward, decode=NeverLoads()) as trial,
+        pytest.raises(RewardError, match=message),
+    ):
+        check_reward(reward, trial, [sample(0, (), "2").prompt])

@@ -15,9 +15,10 @@ from character_decoder import characters
 
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
-from april_rl.rewards.check import check_reward
+from april_rl.rewards.check import check_reward, gold_response
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.processes import RewardError
+from april_rl.rewards.trial import RewardTrial
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
 TOLD = "reward_functions:told"
@@ -49,7 +50,9 @@ def checked(function, **changes):
     start_s = changes.pop("start_s", 60.0)
     settings = {"soft_timeout_s": 1, "hard_timeout_s": 5.0} | changes
     reward = RewardConfig(function=function, **settings)
-    return check_reward(reward, decode=characters, start_s=start_s)
+    with RewardTrial(reward, decode=characters, start_s=start_s) as trial:
+        check_reward(reward, trial, [sample(0, "").prompt])
+        return trial.rate([sample(0, "").prompt], [gold_response("2", reward.extract)])[0]
 
 
 def outcomes(scores):
@@ -72,7 +75,7 @@ def wait_until(condition, timeout_s=5.0):
 
 
 def told_pid(scorer, path):
-    scorer.submit(sample(0, "tell pid", str(path)))
+    scorer.submit(sample(0, "tell pid", str(path)), group_size=1)
     scorer.collect(None)
     return int(path.read_text())
 
@@ -80,7 +83,7 @@ def told_pid(scorer, path):
 def test_math_verify_scores_all_and_says_which_gave_up():
     with pool("math_verify", hard_timeout_s=5.0) as scorer:
         for number, response in enumerate((r"\boxed{2}", r"\boxed{10^{10^8}}", r"\boxed{3}")):
-            scorer.submit(sample(number, response))
+            scorer.submit(sample(number, response), group_size=1)
         scores = scorer.collect(None)
         assert outcomes(scores) == [(0, "scored"), (1, "soft_timeout"), (2, "scored")]
         assert [score.value for score in scores] == [1.0, 0.0, 0.0]
@@ -95,8 +98,8 @@ def test_math_verify_scores_all_and_says_which_gave_up():
 )
 def test_the_reward_processes_read_the_answer_where_the_setting_says(extract, values):
     with pool("math_verify", num_processes=1, extract=extract) as scorer:
-        scorer.submit(sample(0, "Answer: 2"))
-        scorer.submit(sample(1, r"\boxed{2}"))
+        scorer.submit(sample(0, "Answer: 2"), group_size=1)
+        scorer.submit(sample(1, r"\boxed{2}"), group_size=1)
         assert [score.value for score in scorer.collect(None)] == values
     assert checked("math_verify", extract=extract) == 1.0
 
@@ -114,7 +117,7 @@ def test_the_reward_processes_read_the_answer_where_the_setting_says(extract, va
 def test_a_failed_reward_is_tried_again_then_reported_and_takes_no_neighbour_along(order, outcome):
     with pool(hard_timeout_s=1.2 if order == "hang" else 20.0) as scorer:
         for number, response in enumerate(("fine", order, "fine", "fine")):
-            scorer.submit(sample(number, response))
+            scorer.submit(sample(number, response), group_size=1)
         scores = scorer.collect(None)
         others = [(n, "scored") for n in (0, 2, 3)]
         assert outcomes(scores) == sorted([(1, outcome), *others])
@@ -126,8 +129,8 @@ def test_a_failed_reward_is_tried_again_then_reported_and_takes_no_neighbour_alo
 
 def test_a_failure_that_does_not_come_again_costs_nothing(tmp_path):
     with pool() as scorer:
-        scorer.submit(sample(0, "first time exit", str(tmp_path / "a")))
-        scorer.submit(sample(1, "first time raise", str(tmp_path / "b")))
+        scorer.submit(sample(0, "first time exit", str(tmp_path / "a")), group_size=1)
+        scorer.submit(sample(1, "first time raise", str(tmp_path / "b")), group_size=1)
         assert outcomes(scorer.collect(None)) == [(0, "scored"), (1, "scored")]
         metrics = scorer.metrics().read()
         assert metrics["reward/errors"] == 0
@@ -137,7 +140,7 @@ def test_a_failure_that_does_not_come_again_costs_nothing(tmp_path):
 
 def test_the_last_failure_says_what_was_raised_and_where():
     with pool() as scorer:
-        scorer.submit(sample(4, "raise"))
+        scorer.submit(sample(4, "raise"), group_size=1)
         scorer.collect(None)
         assert "ValueError: unreadable response" in scorer.last_failure
         assert "reward_functions.py:" in scorer.last_failure
@@ -147,17 +150,17 @@ def test_the_last_failure_says_what_was_raised_and_where():
 def test_a_reward_process_gets_the_memory_it_is_given_and_no_more(memory_gib, outcome):
     """A response that needs 2 GiB. Fails when the limit is a constant, or not set at all."""
     with pool(num_processes=1, memory_gib=memory_gib) as scorer:
-        scorer.submit(sample(0, "reserve 2 GiB"))
+        scorer.submit(sample(0, "reserve 2 GiB"), group_size=1)
         assert outcomes(scorer.collect(None)) == [(0, outcome)]
         assert ("reward.memory_gib = 1" in scorer.last_failure) == (outcome == "crash")
 
 
 def test_a_slow_reward_holds_no_other_back():
     with pool() as scorer:
-        scorer.submit(sample(0, "fine"))
+        scorer.submit(sample(0, "fine"), group_size=1)
         scorer.collect(None)
-        scorer.submit(sample(1, "sleep"))
-        scorer.submit(sample(2, "fine"))
+        scorer.submit(sample(1, "sleep"), group_size=1)
+        scorer.submit(sample(2, "fine"), group_size=1)
         start_s = time.monotonic()
         assert scorer.collect(0) == []
         assert time.monotonic() - start_s < 0.1
@@ -170,20 +173,20 @@ def test_a_slow_reward_holds_no_other_back():
 def test_waiting_for_all_gives_the_order_of_submission():
     with pool() as scorer:
         for number in range(4):
-            scorer.submit(sample(number, "sleep" if number % 3 == 0 else "fine"))
+            scorer.submit(sample(number, "sleep" if number % 3 == 0 else "fine"), group_size=1)
         assert outcomes(scorer.collect(None)) == [(number, "scored") for number in range(4)]
 
 
 def test_a_function_may_return_an_array():
     with pool("reward_functions:exact") as scorer:
-        scorer.submit(sample(0, "2"))
-        scorer.submit(sample(1, "3"))
+        scorer.submit(sample(0, "2"), group_size=1)
+        scorer.submit(sample(1, "3"), group_size=1)
         assert [score.value for score in scorer.collect(None)] == [1.0, 0.0]
 
 
 def test_nan_ends_the_run_and_is_never_a_reward():
     with pool() as scorer:
-        scorer.submit(sample(0, "nan"))
+        scorer.submit(sample(0, "nan"), group_size=1)
         with pytest.raises(RewardError, match=r"reward\.function=.*told returned nan"):
             scorer.collect(None)
 
@@ -192,7 +195,7 @@ def test_processes_that_vanish_while_idle_are_replaced(tmp_path):
     with pool(num_processes=1) as scorer:
         for _ in range(2):
             os.kill(told_pid(scorer, tmp_path / "pid"), signal.SIGKILL)
-            scorer.submit(sample(1, "fine"))
+            scorer.submit(sample(1, "fine"), group_size=1)
             assert outcomes(scorer.collect(None)) == [(1, "scored")]
 
 
@@ -200,16 +203,16 @@ def test_processes_that_vanish_while_idle_are_replaced(tmp_path):
 def test_a_process_that_stops_answering_is_replaced(tmp_path):
     with pool(num_processes=1, hard_timeout_s=1.2, start_s=3.0) as scorer:
         os.kill(told_pid(scorer, tmp_path / "pid"), signal.SIGSTOP)
-        scorer.submit(sample(1, "fine"))
+        scorer.submit(sample(1, "fine"), group_size=1)
         assert outcomes(scorer.collect(None)) == [(1, "scored")]
 
 
 def test_closing_ends_every_process_with_work_still_queued(tmp_path):
     path = tmp_path / "pid"
     with pool(num_processes=1, hard_timeout_s=100.0) as scorer:
-        scorer.submit(sample(0, "tell pid and hang", str(path)))
+        scorer.submit(sample(0, "tell pid and hang", str(path)), group_size=1)
         for number in range(200):
-            scorer.submit(sample(number, "x" * 10_000))
+            scorer.submit(sample(number, "x" * 10_000), group_size=1)
         wait_until(lambda: path.exists() and path.read_text())
     assert not is_alive(int(path.read_text()))
 
@@ -219,7 +222,7 @@ def test_a_killed_controller_takes_its_reward_processes_along(tmp_path):
     program = (
         "import test_rewards_pool as t\n"
         f"with t.pool(hard_timeout_s=100.0) as p:\n"
-        f"    p.submit(t.sample(0, 'tell pid and hang', {str(path)!r}))\n"
+        f"    p.submit(t.sample(0, 'tell pid and hang', {str(path)!r}), group_size=1)\n"
         "    p.collect(None)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parent) as controller:
@@ -265,5 +268,5 @@ def test_a_good_function_passes_the_check_with_its_own_value(function, value):
 
 
 def test_a_function_that_never_answers_fails_the_check():
-    with pytest.raises(RewardError, match="gave no answer within 3 s"):
+    with pytest.raises(RewardError, match="gave no answer within 5 s"):
         checked("reward_functions:hangs", hard_timeout_s=2.0, start_s=1.0)

@@ -152,7 +152,11 @@ def test_a_broken_metrics_file_is_reported_with_its_line(tmp_path: Path, line: s
 
 
 def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Path) -> None:
-    path = write_samples(tmp_path / "samples", 10, [make_record(), make_record(reward=0.0)])
+    path = write_samples(
+        tmp_path / "samples",
+        10,
+        [make_record(reward_parts=(("right", 1.0), ("length", -0.5))), make_record(reward=0.0)],
+    )
     assert path == tmp_path / "samples" / "step_00010.jsonl"
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert first == {
@@ -167,6 +171,7 @@ def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Pa
         "num_tokens": 5,
         "ages": [[2, 3], [0, 2]],
         "source": "sums.jsonl:8",
+        "reward_parts": {"right": 1.0, "length": -0.5},
     }
     assert second["reward"] == 0.0
 

@@ -54,10 +54,10 @@ class CountingScorer(FakeScorer):
         self.failed: list[int] = []  # the prompt of every failure
         self.settled: list[int] = []  # failures in training found by each wait for all scores
 
-    def submit(self, sample) -> None:
+    def submit(self, sample, *, group_size) -> None:
         if sample.prompt.id < 0 and sample.id in self.submitted:
             self.submitted.remove(sample.id)  # held out: the same ones in every evaluation
-        super().submit(sample)
+        super().submit(sample, group_size=group_size)
 
     def collect(self, timeout_s):
         scores = super().collect(timeout_s)

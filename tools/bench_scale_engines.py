@@ -117,7 +117,7 @@ class InstantScorer:
         """Nothing submitted."""
         self._submitted: list[Sample] = []
 
-    def submit(self, sample: Sample) -> None:
+    def submit(self, sample: Sample, *, group_size: int) -> None:  # noqa: ARG002 (one by one)
         """Known at the next call of `collect`."""
         self._submitted.append(sample)
 

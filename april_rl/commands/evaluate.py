@@ -112,7 +112,7 @@ def _checked(composed: DictConfig) -> TrainConfig:
     """Return the configuration; its checks of what only training reads are given what passes."""
     composed = copy.deepcopy(composed)
     OmegaConf.set_struct(composed, False)
-    composed.data.path, composed.data.sources = "none", {}
+    composed.data.path = "" if composed.data.sources else "none"
     composed.learner.max_tokens = sys.maxsize
     # Held against the budgets of the sets instead, where the engine is set up.
     max_model_len, composed.engine.max_model_len = composed.engine.max_model_len, 0

@@ -34,6 +34,7 @@ def check_consistency(config: TrainConfig) -> None:
     _check_steps(config)
     _check_workers(config)
     _check_engine(config)
+    _check_reward_sources(config)
 
 
 def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -181,3 +182,31 @@ def _check_engine(config: TrainConfig) -> None:
         f"{setting} has guesses under way between two engine steps, which a sample that is "
         "parked with its KV cache cannot keep: take rollout.resume=reprefill",
     )
+
+
+def _check_reward_sources(config: TrainConfig) -> None:
+    """Whether reward functions name data sets that there are, and every set is scored."""
+    functions = config.reward.functions
+    known = {*config.data.sources, *config.evaluation.sets}
+    for name, function in functions.items():
+        unknown = sorted(set(function.sources or ()) - known)
+        require(
+            not unknown,
+            f"reward.functions.{name}.sources names {', '.join(unknown)}; data.sources and "
+            f"evaluation.sets have {', '.join(sorted(known)) or 'none'}",
+        )
+    unnamed = [] if config.data.sources else ["data.path"]
+    for dataset in [*sorted(known), *unnamed] if functions else []:
+        require(
+            any(f.sources is None or dataset in f.sources for f in functions.values()),
+            f"no function of reward.functions scores {dataset}: leave the sources of one away, or "
+            "name it there",
+        )
+    counts = config.evaluation.function or next(iter(functions), None)
+    scored = functions[counts].sources if counts in functions else None
+    for dataset in sorted(config.evaluation.sets):
+        require(
+            scored is None or dataset in scored,
+            f"reward.functions.{counts} says what is right in an evaluation and does not score "
+            f"evaluation.sets.{dataset}: add {dataset} to its sources",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from april_rl.config.prompt_sets import training_sets
 from april_rl.config.task import DataConfig, PromptSetConfig
@@ -19,14 +19,14 @@ class PromptSets:
         tokenizer: Tokenizer,
         *,
         seed: int,
-        columns: Collection[str] = (),
+        columns: Mapping[str, Collection[str]] | None = None,
         tell: Callable[[str], None],
     ) -> None:
-        """`seed` is of procedural tasks; `columns` are data columns the reward asks for; `tell`
-        gets one line a set.
+        """`seed` is of procedural tasks; `columns` are data columns the reward asks for, by
+        set; `tell` gets one line a set.
         """
         self._data, self._seed = data, seed
-        self._tokenizer, self._columns = tokenizer, columns
+        self._tokenizer, self._columns = tokenizer, columns or {}
         self._tell = tell
 
     def load(self, *, key: str, chosen: PromptSetConfig, dataset: str) -> PromptTable:
@@ -37,7 +37,7 @@ class PromptSets:
             key=key,
             max_prompt_tokens=self._data.max_prompt_tokens,
             dataset=dataset,
-            columns=self._columns,
+            columns=self._columns.get(dataset, ()),
             deduplicate=self._data.deduplicate,
             num_processes=self._data.num_processes,
             seed=self._seed,

@@ -63,7 +63,7 @@ class Evaluator:
         samples = self._generate(held_out, prompts, on_progress)
         _check_whole(held_out, samples)
         for sample in samples:
-            self._scorer.submit(sample)
+            self._scorer.submit(sample, group_size=held_out.sampling.num_samples)
         rewards = np.full((len(prompts), held_out.sampling.num_samples), math.nan)
         for score in self._scorer.collect(None):
             if score.is_valid:

@@ -1,54 +1,48 @@
-"""The test of the reward function before training starts."""
+"""The test of the reward functions before training starts."""
 
 from __future__ import annotations
 
-import pickle
-from concurrent.futures.process import BrokenProcessPool
-
-from pebble import ProcessExpired
+from collections.abc import Sequence
 
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.extraction import gold_answer
-from april_rl.rewards.processes import START_S, RewardError, fault, new_process_pool, stop
-from april_rl.rewards.worker import Decode, DecodedJob, try_out
+from april_rl.rewards.functions import reward_functions
+from april_rl.rewards.processes import RewardError
+from april_rl.rewards.trial import RewardTrial
+from april_rl.types import Prompt
 
 
 def check_reward(
-    reward: RewardConfig,
-    *,
-    decode: Decode,
-    prompt: str = "What is 1 + 1?",
-    answer: str = "2",
-    start_s: float = START_S,
-) -> float:
-    """Return what the function gives for the answer in the form that `reward.extract` reads, called
-    once in a process of its own. Raises RewardError when that fails, or when `decode` cannot be
-    loaded there.
+    reward: RewardConfig, trial: RewardTrial, examples: Sequence[Prompt]
+) -> tuple[str, ...]:
+    """Call every function once for each example, a prompt of each data set, with its own answer in
+    the form that `reward.extract` reads; return what a person should know of the values.
 
-    A function that needs answers of some form should get a prompt and an answer of the data set
-    here.
+    Raises RewardError when a function fails.
     """
-    function, hard_timeout_s = reward.function, reward.hard_timeout_s
-    job = DecodedJob(prompt=prompt, response=gold_response(answer, reward.extract), answer=answer)
-    pool = new_process_pool(reward, decoder=pickle.dumps(decode), num_processes=1)
-    try:
-        future = pool.schedule(try_out, args=([job, job],), timeout=start_s + hard_timeout_s)
-        verdict = future.result()[0]
-    except (TimeoutError, ProcessExpired, BrokenProcessPool) as error:
-        raise RewardError(
-            f"reward.function={function}: called once as a test, its process died or gave no "
-            f"answer within {start_s + hard_timeout_s:.0f} s: {error}"
-        ) from error
-    finally:
-        stop(pool)
-    if verdict.outcome == "raised":
-        raise RewardError(
-            f"reward.function={function} raised when called once as a test: {verdict.message}"
-        )
-    if verdict.outcome in ("refused", "undecoded"):
-        raise fault(function, verdict)
-    return verdict.value
+    notes = [*trial.notes]
+    functions = {function.name: function for function in reward_functions(reward)}
+    for example in examples:
+        response = gold_response(example.answer, reward.extract)
+        for verdict in trial.verdicts(example, [response] * 2)[0]:
+            function = functions[verdict.name]
+            if verdict.outcome == "crash":
+                raise RewardError(
+                    f"{function} raised when called once as a test: {verdict.message}"
+                )
+            if verdict.outcome == "no_score":
+                raise RewardError(
+                    f"{function} {verdict.message}, the data set's own answer "
+                    f"{example.answer!r:.60} ({example.source}); a run would drop every group"
+                )
+            if function.function in _READ_ANSWERS and verdict.value < 1.0:
+                notes.append(
+                    f"{function} gives {verdict.value:g} to the data set's own answer "
+                    f"{example.answer!r:.60} in the form reward.extract={reward.extract.value} "
+                    f"({example.source}): no response can be right there"
+                )
+    return tuple(notes)
 
 
 def gold_response(answer: str, how: Extract) -> str:
@@ -59,3 +53,6 @@ def gold_response(answer: str, how: Extract) -> str:
     if how is Extract.last_number:
         return f"It is {answer}."
     return f"It is \\boxed{{{answer}}}."
+
+
+_READ_ANSWERS = ("math_verify", "exact", "last_number", "reasoning_gym")

@@ -1,8 +1,8 @@
 """Rewards in processes of their own: scored while generation goes on, with time and memory limits.
 
-A timeout, a crash and a wrong answer are three different things. A job whose process had to be
-killed or died, or whose function raised, is tried once more; what a function returns wrongly (NaN,
-the wrong length) ends the run.
+A timeout, a crash and a wrong answer are three different things. What a process had to be killed
+for or died of, where a function raised or had no score, is tried once more; what a function returns
+wrongly (NaN, the wrong length) ends the run.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from collections import Counter
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Literal, NamedTuple
 
 from pebble import ProcessExpired, ProcessPool
 
 from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
+from april_rl.rewards.functions import reward_functions
+from april_rl.rewards.jobs import Verdict
 from april_rl.rewards.processes import START_S, RewardError, fault, new_process_pool, stop
-from april_rl.rewards.worker import Decode, Job, Verdict, score
-from april_rl.types import Sample, SampleId, Score, ScoreOutcome
+from april_rl.rewards.scorebook import Scorebook, Unit
+from april_rl.rewards.worker import Decode, score
+from april_rl.types import Sample, Score
 
 MAX_ATTEMPTS = 2
 MAX_RESTARTS = 3  # of all processes, without one score between them
@@ -31,19 +34,11 @@ MAX_RESTARTS = 3  # of all processes, without one score between them
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
-    """A submitted sample without a score."""
+    """A unit that was handed to the processes and has not come back."""
 
-    sample_id: SampleId
-    job: Job
+    unit: Unit
     attempt: int
-    future: Future[Verdict] | None = None  # of this attempt; None between two pools
-
-
-class Failure(NamedTuple):
-    """Why an attempt gave no score."""
-
-    outcome: Literal["timeout", "crash"]
-    message: str
+    future: Future[list[list[Verdict]]] | None = None  # of this attempt; None between two pools
 
 
 class RewardPool:
@@ -54,67 +49,64 @@ class RewardPool:
         reward: RewardConfig,
         *,
         decode: Decode,
+        folder: Path | None = None,
         start_s: float = START_S,
     ) -> None:
         """Start nothing yet: processes start with the first sample. `decode` turns response ids
-        into text; it is pickled and called in the processes.
+        into text; it is pickled and called in the processes. `folder` is the run directory.
 
-        When nothing ends for `reward.hard_timeout_s` + `start_s` although something was submitted,
-        all processes are replaced.
+        When nothing ends for `reward.hard_timeout_s` a response + `start_s` although something was
+        submitted, all processes are replaced.
         """
-        self._reward, self._function = reward, reward.function
-        self._hard_timeout_s = reward.hard_timeout_s
-        self._stalled_after_s = reward.hard_timeout_s + start_s
+        self._reward, self._functions = reward, reward_functions(reward)
+        self._folder, self._start_s = folder, start_s
         self._decoder = pickle.dumps(decode)  # once: a vocabulary is megabytes
-        self._num_submitted = 0
-        self._pending: dict[int, Pending] = {}  # by place in the order of submission
-        self._known: dict[int, Score] = {}
-        self._ended: SimpleQueue[tuple[int, Future[Verdict]]] = SimpleQueue()
+        self._book = Scorebook(self._functions)
+        self._num_units = 0
+        self._pending: dict[int, Pending] = {}  # by place in the order of scheduling
+        self._ended: SimpleQueue[tuple[int, Future[list[list[Verdict]]]]] = SimpleQueue()
         self._counts: Counter[str] = Counter()
         self._restarts = 0
         self._last_sign_s = time.monotonic()
-        self.last_failure = ""  # one line about the last timeout or crash, for messages
+        self.last_failure = ""  # one line about the last failed attempt, for messages
         self._pool = self._new_pool()
 
-    def submit(self, sample: Sample) -> None:
-        """Score a finished sample; returns at once."""
-        if not self._pending:
-            self._last_sign_s = time.monotonic()
-        job = Job(
-            prompt=sample.prompt.text,
-            token_ids=sample.token_ids,
-            answer=sample.prompt.answer,
-        )
-        place = self._num_submitted
-        self._num_submitted += 1
-        self._pending[place] = Pending(sample_id=sample.id, job=job, attempt=1)
-        self._schedule(place)
+    def submit(self, sample: Sample, *, group_size: int) -> None:
+        """Score a finished sample of a group of `group_size`; returns at once."""
+        for unit in self._book.submit(sample, group_size=group_size):
+            if not self._pending:
+                self._last_sign_s = time.monotonic()
+            number, self._num_units = self._num_units, self._num_units + 1
+            self._pending[number] = Pending(unit=unit, attempt=1)
+            self._schedule(number)
 
     def collect(self, timeout_s: float | None) -> list[Score]:
-        """The scores that have become known, in the order of submission.
+        """Return the scores that have become known, in the order of submission.
 
         A late one holds no other back. `timeout_s` 0: what is there now; positive: wait so long for
-        at least one; None: wait for all submitted. Raises RewardError when the function is at
-        fault.
+        at least one; None: wait for all submitted, but for those whose siblings a reward function
+        waits for. Raises RewardError when a function is at fault.
         """
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._take_ended(wait_s=0.0)
-        while self._pending and (timeout_s is None or not self._known):
+        while self._pending and (timeout_s is None or not self._book.has_known):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
             self._take_ended(wait_s=min(left_s, 1.0))
-        known, self._known = self._known, {}
-        return [known[place] for place in sorted(known)]
+        return self._book.take()
 
     def metrics(self) -> Metrics:
-        """Samples without a score, with a soft timeout and tried again, since the last call."""
+        """Return what went wrong since the last call: samples without a score by reason, with a
+        soft timeout, and units that were scored again.
+        """
         counts, self._counts = self._counts, Counter()
         return Metrics(
             {
-                "reward/errors": Sum(counts["timeout"] + counts["crash"]),
+                "reward/errors": Sum(counts["timeout"] + counts["crash"] + counts["no_score"]),
                 "reward/timeouts": Sum(counts["timeout"]),
                 "reward/crashes": Sum(counts["crash"]),
+                "reward/no_scores": Sum(counts["no_score"]),
                 "reward/soft_timeouts": Sum(counts["soft_timeout"]),
                 "reward/retries": Sum(counts["retry"]),
             }
@@ -123,39 +115,45 @@ class RewardPool:
     def close(self) -> None:
         """End every process; what was not collected is lost."""
         self._pending.clear()
+        self._book.clear()
         stop(self._pool)
 
     def _new_pool(self) -> ProcessPool:
         """A pool whose processes start when the first job comes."""
-        return new_process_pool(self._reward, decoder=self._decoder)
+        return new_process_pool(self._reward, decoder=self._decoder, folder=self._folder)
 
-    def _schedule(self, place: int) -> None:
-        """Hand a pending job to the pool, to a new one if it is broken."""
-        pending = self._pending[place]
+    def _limit_s(self, unit: Unit) -> float:
+        """What a unit may take: the limit is of a response."""
+        return self._reward.hard_timeout_s * len(unit.places)
+
+    def _schedule(self, number: int) -> None:
+        """Hand a pending unit to the pool, to a new one if it is broken."""
+        pending = self._pending[number]
+        limit_s = self._limit_s(pending.unit)
         try:
-            future = self._pool.schedule(score, args=(pending.job,), timeout=self._hard_timeout_s)
+            future = self._pool.schedule(score, args=(pending.unit.job,), timeout=limit_s)
         except RuntimeError:  # how pebble says that its processes are gone
             self._restart("all reward processes ended")
             return
         pending.future = future
-        future.add_done_callback(lambda ended: self._ended.put((place, ended)))
+        future.add_done_callback(lambda ended: self._ended.put((number, ended)))
 
     def _restart(self, reason: str) -> None:
         """Replace every process and schedule again whatever is pending."""
         self._restarts += 1
         if self._restarts > MAX_RESTARTS:
             raise RewardError(
-                f"reward.function={self._function}: its processes do not stay alive ({reason}; "
-                f"restarted {MAX_RESTARTS} times without a score). {self.last_failure}"
+                f"{' and '.join(map(str, self._functions))}: the processes do not stay alive "
+                f"({reason}; restarted {MAX_RESTARTS} times without a score). {self.last_failure}"
             )
         stop(self._pool)
         self._pool = self._new_pool()
         self._last_sign_s = time.monotonic()
         for pending in self._pending.values():
             pending.future = None
-        for place in sorted(self._pending):
-            if place in self._pending and self._pending[place].future is None:
-                self._schedule(place)
+        for number in sorted(self._pending):
+            if number in self._pending and self._pending[number].future is None:
+                self._schedule(number)
 
     def _take_ended(self, *, wait_s: float) -> None:
         """Settle what has ended, after at most `wait_s` for the first; restart a stalled pool."""
@@ -165,12 +163,15 @@ class RewardPool:
                 self._settle(*self._ended.get_nowait())
         except Empty:
             pass
-        if self._pending and time.monotonic() - self._last_sign_s > self._stalled_after_s:
-            self._restart(f"nothing ended for {self._stalled_after_s:.0f} s")
+        if not self._pending or time.monotonic() - self._last_sign_s < self._start_s:
+            return
+        stalled_s = self._start_s + max(self._limit_s(p.unit) for p in self._pending.values())
+        if time.monotonic() - self._last_sign_s > stalled_s:
+            self._restart(f"nothing ended for {stalled_s:.0f} s")
 
-    def _settle(self, place: int, future: Future[Verdict]) -> None:
-        """What an ended attempt means: a score, another attempt, or the end of the run."""
-        pending = self._pending.get(place)
+    def _settle(self, number: int, future: Future[list[list[Verdict]]]) -> None:
+        """What an ended attempt means: verdicts, another attempt, or the end of the run."""
+        pending = self._pending.get(number)
         if pending is None or pending.future is not future:
             return  # of a pool that was replaced
         error = future.exception()
@@ -179,45 +180,37 @@ class RewardPool:
             return
         self._last_sign_s = time.monotonic()
         if error is not None:
-            self._settle_failure(place, self._failure(error))
+            failure = self._failure(error, self._limit_s(pending.unit))
+            self._settle_verdicts(number, [[failure]] * len(pending.unit.places))
             return
         self._restarts = 0
-        self._settle_verdict(place, future.result())
+        self._settle_verdicts(number, future.result())
 
-    def _settle_verdict(self, place: int, verdict: Verdict) -> None:
-        """A score, another attempt, or RewardError."""
-        if verdict.outcome == "refused" or verdict.outcome == "undecoded":
-            raise fault(self._function, verdict)
-        if verdict.outcome == "raised":
-            self._settle_failure(place, Failure("crash", f"it raised {verdict.message}"))
-            return
-        self._finish(place, value=verdict.value, outcome=verdict.outcome)
+    def _settle_verdicts(self, number: int, verdicts: list[list[Verdict]]) -> None:
+        """Note what the functions said, or have the unit scored once more; raise RewardError when
+        a function is at fault.
+        """
+        pending = self._pending[number]
+        failed = next((v for of_one in verdicts for v in of_one if not v.has_value), None)
+        if failed is not None:
+            if failed.outcome in ("refused", "undecoded"):
+                raise fault(self._functions, failed)
+            self.last_failure = f"{pending.unit.names}: {failed.reason}"
+            if pending.attempt < MAX_ATTEMPTS:
+                pending.attempt += 1
+                self._counts["retry"] += 1
+                self._schedule(number)
+                return
+        del self._pending[number]
+        self._counts.update(s.outcome for s in self._book.settle(pending.unit, verdicts))
 
-    def _settle_failure(self, place: int, failure: Failure) -> None:
-        """Try the sample again, or say that it has no value."""
-        pending = self._pending[place]
-        self.last_failure = f"{pending.sample_id}: {failure.message}"
-        if pending.attempt < MAX_ATTEMPTS:
-            pending.attempt += 1
-            self._counts["retry"] += 1
-            self._schedule(place)
-            return
-        self._finish(place, value=math.nan, outcome=failure.outcome, message=failure.message)
-
-    def _finish(
-        self, place: int, *, value: float, outcome: ScoreOutcome, message: str = ""
-    ) -> None:
-        """The sample's score is known."""
-        self._counts[outcome] += 1
-        sample_id = self._pending.pop(place).sample_id
-        self._known[place] = Score(
-            sample_id=sample_id, value=value, outcome=outcome, message=message
-        )
-
-    def _failure(self, error: BaseException) -> Failure:
+    def _failure(self, error: BaseException, limit_s: float) -> Verdict:
         """What the pool's error says of an attempt."""
         if isinstance(error, TimeoutError):
-            return Failure("timeout", f"no reward within {self._hard_timeout_s} s, process killed")
+            return Verdict(
+                outcome="timeout", message=f"no reward within {limit_s:g} s, process killed"
+            )
         if isinstance(error, ProcessExpired):
-            return Failure("crash", f"the reward process died with exit code {error.exitcode}")
-        return Failure("crash", f"{type(error).__name__}: {error}")
+            message = f"the reward process died with exit code {error.exitcode}"
+            return Verdict(outcome="crash", message=message)
+        return Verdict(outcome="crash", message=f"{type(error).__name__}: {error}")

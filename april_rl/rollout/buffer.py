@@ -81,7 +81,7 @@ class Buffer:
 
     def score(self, scores: Sequence[Score]) -> list[int]:
         """Note scores; returns the places of the groups whose last missing one was among them."""
-        table, (sample_ids, values, outcomes, *_) = self.table, zip(*scores, strict=True)
+        table, (sample_ids, values, outcomes, _, parts) = self.table, zip(*scores, strict=True)
         flat = np.fromiter(chain.from_iterable(sample_ids), np.int64, 2 * len(scores))
         rows, rewards = self.rows_of(flat[::2], flat[1::2]), np.array(values, np.float64)
         unusual = [number for number, outcome in enumerate(outcomes) if outcome != "scored"]
@@ -90,6 +90,9 @@ class Buffer:
             if rows[number] >= 0:
                 place = int(rows[number]) // table.group_size
                 table.failures.setdefault(place, scores[number])
+        for number in [number for number, of_one in enumerate(parts) if of_one]:
+            if rows[number] >= 0:
+                table.parts_of_rewards[int(rows[number])] = parts[number]
         is_open = rows >= 0
         return table.note(rows[is_open], rewards[is_open])
 
@@ -104,7 +107,10 @@ class Buffer:
             assert prompt is not None
             assert all(samples), prompt.id
             group = Group(prompt=prompt, samples=cast("tuple[Sample, ...]", (*samples,)))
-            groups.append(ScoredGroup(group=group, rewards=(*of_each,)))
+            parts = table.parts_of_rewards[place * size : (place + 1) * size]
+            groups.append(
+                ScoredGroup(group=group, rewards=(*of_each,), parts=(*parts,) if any(parts) else ())
+            )
         return groups
 
     def make_ready(self, scored: ScoredGroup, *, oldest_version: int) -> None:
@@ -209,6 +215,7 @@ class Buffer:
             {
                 **save_group(scored.group.prompt, scored.group.samples),
                 "rewards": list(scored.rewards),
+                "parts": [dict(parts) for parts in scored.parts],
             }
             for scored in self.ready_groups()
         ]
@@ -222,7 +229,11 @@ class Buffer:
             OpenGroup.restore(group, self.table, num_engines=num_engines)
         self._num_open = len(state["open"])
         ready = [
-            ScoredGroup(group=restore_group(group), rewards=tuple(group["rewards"]))
+            ScoredGroup(
+                group=restore_group(group),
+                rewards=tuple(group["rewards"]),
+                parts=tuple(tuple(parts.items()) for parts in group["parts"]),
+            )
             for group in state["ready"]
         ]
         self._ready = {

@@ -93,7 +93,9 @@ class Groups:
         the scorer may raise, and then all that engines gave back is in its place.
         """
         while self._unsubmitted:
-            self._scorer.submit(self._unsubmitted.popleft())
+            self._scorer.submit(
+                self._unsubmitted.popleft(), group_size=self.buffer.table.group_size
+            )
 
     def score(self, scores: Sequence[Score]) -> int:
         """Note scores; returns how many groups were rejected or dropped, whose slots are free."""
@@ -180,8 +182,9 @@ class Groups:
         )
         self._check_budget(max_response_tokens)
         for group in open_groups:
+            num_unscored = len(group.rows) - len(group.scores)
             for sample in group.unscored:
-                self._scorer.submit(sample)
+                self._scorer.submit(sample, group_size=num_unscored)
 
     def _check_budget(self, max_response_tokens: int) -> None:
         """Raise StateError unless every unfinished sample may get another token."""

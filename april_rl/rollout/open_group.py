@@ -77,7 +77,8 @@ class OpenGroup:
         for index, row in enumerate(self.rows):
             if self._table.is_scored[row]:
                 value = self._table.rewards[row]
-                score = Score(SampleId(self.prompt.id, index), value, "scored")
+                parts = self._table.parts_of_rewards[row]
+                score = Score(SampleId(self.prompt.id, index), value, "scored", parts=parts)
                 if math.isnan(value) and self.failure is not None:
                     score = self.failure._replace(sample_id=score.sample_id)
                 found.append(score)
@@ -120,6 +121,8 @@ class OpenGroup:
         for score in scores:
             if not score.is_valid:
                 table.failures.setdefault(group.place, score)
+        for score in scores:
+            table.parts_of_rewards[group.rows[score.sample_id.index]] = score.parts
         table.note(
             np.array([group.rows[score.sample_id.index] for score in scores], np.int64),
             np.array([score.value if score.is_valid else math.nan for score in scores]),

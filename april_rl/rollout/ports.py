@@ -52,16 +52,17 @@ class Engines(Protocol):
 class Scorer(Protocol):
     """Rewards, computed elsewhere while generation goes on."""
 
-    def submit(self, sample: Sample) -> None:
-        """Score a finished sample; returns at once. Every sample is given a score in the end, be it
-        that there is none.
+    def submit(self, sample: Sample, *, group_size: int) -> None:
+        """Score a finished sample of a group of `group_size`; returns at once. Every sample is
+        given a score once all samples of its group are submitted, be it that there is none.
         """
 
     def collect(self, timeout_s: float | None) -> list[Score]:
         """The scores that have become known, in the order of submission as far as they go.
 
         `timeout_s` 0: what is there now; positive: wait so long for at least one; None: wait for
-        all submitted.
+        all submitted, but for those that can only be scored together with siblings that are not
+        submitted yet. Those of one group then become known together.
         """
 
 

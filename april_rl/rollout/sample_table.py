@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from april_rl.types import Completion, Prompt, Sample, Score
+from april_rl.types import Completion, Parts, Prompt, Sample, Score
 
 NOBODY = -1  # the home of a sample that no engine has had
 NO_VERSION = -1  # of a group without tokens
@@ -40,6 +40,7 @@ class SampleTable:
         self.finished: list[Sample | None] = []
         self.is_scored = bytearray()
         self.rewards = array("d")  # of the scored ones; nan: there is none
+        self.parts_of_rewards: list[Parts] = []  # what each reward function gave, if several
         # Of groups [places].
         self.prompts: list[Prompt | None] = []  # None: the place is free
         self.prompt_ids = array("q")
@@ -60,6 +61,7 @@ class SampleTable:
             (self.finished, [None] * size),
             (self.is_scored, bytes(size)),
             (self.rewards, array("d", [0.0]) * size),
+            (self.parts_of_rewards, [()] * size),
         ]
         # By prompt id, from that of `_first_id` on, the place; _NONE of what is open no more.
         self._places, self._first_id = array("q"), 0

@@ -13,7 +13,7 @@ from typing import Any
 from april_rl.errors import RunError
 from april_rl.types import Completion, Prompt, Sample, SampleId, Score
 
-FORMAT = 2  # of what Collector.save returns
+FORMAT = 3  # of what Collector.save returns
 
 Plain = dict[str, Any]  # as json.loads returns it: string keys
 
@@ -85,12 +85,13 @@ def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
 
 
 def save_score(score: Score) -> Plain:
-    """Place, value (null when there is none), outcome and message."""
+    """Place, value (null when there is none) and its parts, outcome and message."""
     return {
         "index": score.sample_id.index,
         "value": score.value if score.is_valid else None,
         "outcome": score.outcome,
         "message": score.message,
+        "parts": dict(score.parts),
     }
 
 
@@ -101,4 +102,5 @@ def restore_score(state: Plain, *, prompt_id: int) -> Score:
         value=math.nan if state["value"] is None else state["value"],
         outcome=state["outcome"],
         message=state["message"],
+        parts=tuple(state["parts"].items()),
     )

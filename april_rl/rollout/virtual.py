@@ -154,7 +154,7 @@ class DelayedScorer:
         self._clock = clock
         self._pending: deque[tuple[float, SampleId]] = deque()  # when it is known
 
-    def submit(self, sample: Sample) -> None:
+    def submit(self, sample: Sample, *, group_size: int) -> None:  # noqa: ARG002 (one by one)
         """Known later."""
         self._pending.append((self._clock() + self._score_s, sample.id))
 

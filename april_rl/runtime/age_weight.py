@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from april_rl.algorithm.age import WeightOfAge, age_weights
 from april_rl.errors import RunError
-from april_rl.rewards.worker import Caught
+from april_rl.rewards.caught import Caught
 
 AgeWeights = Callable[[NDArray[np.int32]], NDArray[np.float32]]
 

@@ -5,12 +5,12 @@ evaluation, readable by people and by scripts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from april_rl.types import FinishReason, Sample
+from april_rl.types import FinishReason, Parts, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,18 @@ class SampleRecord:
     num_tokens: int  # of the response
     ages: tuple[tuple[int, int], ...]  # (age, tokens) of each completion, oldest first
     source: str
+    reward_parts: Parts = ()  # of several reward functions
 
     @classmethod
     def of(
-        cls, sample: Sample, *, response: str, reward: float, advantage: float, policy_version: int
+        cls,
+        sample: Sample,
+        *,
+        response: str,
+        reward: float,
+        advantage: float,
+        policy_version: int,
+        reward_parts: Parts = (),
     ) -> Self:
         """The record of a finished sample; `policy_version` is the version that trains it."""
         assert sample.finish_reason is not None, sample.id
@@ -42,6 +50,7 @@ class SampleRecord:
             response=response,
             answer=sample.prompt.answer,
             reward=reward,
+            reward_parts=reward_parts,
             advantage=advantage,
             finish_reason=sample.finish_reason,
             num_tokens=sample.num_tokens,
@@ -72,17 +81,21 @@ class EvaluationRecord:
 
 def write_samples(folder: Path, step: int, records: Iterable[SampleRecord]) -> Path:
     """The file written into `folder`: one JSON object a sample. Raises OSError."""
-    return _write(folder / f"step_{step:05d}.jsonl", records)
+    return _write(folder / f"step_{step:05d}.jsonl", map(_plain, records))
 
 
 def write_evaluation(path: Path, records: Iterable[EvaluationRecord]) -> Path:
     """Write one JSON object a sample into the file `path` and return it. Raises OSError."""
-    return _write(path, records)
+    return _write(path, map(asdict, records))
 
 
-def _write(path: Path, records: Iterable[SampleRecord | EvaluationRecord]) -> Path:
+def _plain(record: SampleRecord) -> dict[str, object]:
+    return {**asdict(record), "reward_parts": dict(record.reward_parts)}
+
+
+def _write(path: Path, records: Iterable[Mapping[str, object]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for record in records:
-            file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
     return path

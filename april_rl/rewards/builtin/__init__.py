@@ -1,2 +1,1 @@
-"""Reward functions that need more than text: a sandbox, a judge, a reward model. One is imported
-only when a run names it."""
+"""Built-in reward functions. One is imported in the reward processes, when a run names it."""

@@ -1,0 +1,29 @@
+"""`exact`: 1.0 when the answer of the response is the data set's answer as text, else 0.0.
+
+The answer is read as `reward.extract` says, and both are compared without what never changes a
+meaning (`extraction.normalised`): spaces, `$`, sizes of fractions and brackets, thousands commas. A
+response that states several different answers is wrong. Nothing can fail here.
+"""
+
+from __future__ import annotations
+
+from april_rl.rewards.extraction import gold_answer, normalised, stated_answers
+from april_rl.rewards.loading import Built, Context
+
+
+def build(context: Context) -> Built:
+    """Return the function; it takes no arguments."""
+
+    def exact(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
+        return [
+            score_exact(response, answer, how=context.extract)
+            for response, answer in zip(responses, answers, strict=True)
+        ]
+
+    return Built(reward=exact)
+
+
+def score_exact(response: str, answer: str, *, how: str) -> float:
+    """Return 1.0 when every answer that the response states has the text of `answer`, else 0.0."""
+    stated = {normalised(text) for text in stated_answers(response, how)}
+    return float(stated == {normalised(gold_answer(answer))})

@@ -1,0 +1,32 @@
+"""`format`: 1.0 for a response of the form that is asked for, else 0.0, whatever the answer is.
+
+The form is one `<think>...</think>` and then an answer where `reward.extract` reads it. Many chat
+templates write the `<think>` themselves, so it may be missing from the response; `</think>` may
+not. With `thinking: false` there must be no such tag, and an answer. Nothing can fail here.
+"""
+
+from __future__ import annotations
+
+from april_rl.rewards.extraction import THINK_END, THINK_START, extract_answer
+from april_rl.rewards.loading import Built, Context
+
+
+def build(context: Context, *, thinking: bool = True) -> Built:
+    """Return the function; `thinking`: whether thinking is asked for."""
+
+    def format_reward(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
+        return [
+            float(has_form(response, how=context.extract, thinking=thinking))
+            for response in responses
+        ]
+
+    return Built(reward=format_reward)
+
+
+def has_form(response: str, *, how: str, thinking: bool) -> bool:
+    """Return whether a response has its thinking in tags, or none, and then an answer."""
+    if response.count(THINK_END) != thinking or response.count(THINK_START) > thinking:
+        return False
+    if THINK_START in response and not response.lstrip().startswith(THINK_START):
+        return False
+    return extract_answer(response, how) is not None

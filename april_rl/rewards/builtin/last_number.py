@@ -1,0 +1,55 @@
+"""`last_number`: 1.0 when the last number of the response equals that of the answer, else 0.0.
+
+With `reward.extract=auto` it is the last number in what a box or an `Answer:` line states, and of
+the whole response (after its thinking) where there is neither; with `boxed` and `answer_line` only
+what is stated there counts, with `last_number` the whole response does. A response that states
+several different numbers in that form is wrong. Numbers are compared by value: 1,000 is 1000.0. On
+failure: an answer without a number makes every response wrong, and so do numbers of more than 60
+digits or powers of ten.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from april_rl.rewards.extraction import extract_answer, stated_answers
+from april_rl.rewards.loading import Built, Context
+
+_MOST_DIGITS = 60
+_LARGEST_EXPONENT = 60
+
+
+def build(context: Context) -> Built:
+    """Return the function; it takes no arguments."""
+
+    def last_number(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
+        return [
+            score_last_number(response, answer, how=context.extract)
+            for response, answer in zip(responses, answers, strict=True)
+        ]
+
+    return Built(reward=last_number)
+
+
+def score_last_number(response: str, answer: str, *, how: str) -> float:
+    """Return 1.0 when the response states the last number of `answer` and no other, else 0.0."""
+    expected = value_of(answer)
+    if expected is None:
+        return 0.0
+    stated = stated_answers(response, how)
+    if not stated and how == "auto":
+        stated = stated_answers(response, "last_number")
+    return float({value_of(text) for text in stated} == {expected})
+
+
+def value_of(text: str) -> Fraction | None:
+    """Return the last number in a text; None when there is none, or it is out of bounds."""
+    number = extract_answer(text, "last_number")
+    if number is None or len(number) > _MOST_DIGITS:
+        return None
+    above, _, below = number.replace(",", "").lower().partition("/")
+    exponent = above.partition("e")[2]
+    if exponent and abs(int(exponent)) > _LARGEST_EXPONENT:
+        return None
+    divisor = int(below or 1)
+    return Fraction(above) / divisor if divisor else None

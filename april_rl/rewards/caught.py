@@ -1,0 +1,61 @@
+"""Whatever the user's code raises, as one line for the user."""
+
+from __future__ import annotations
+
+import importlib
+import resource
+import traceback
+from types import TracebackType
+from typing import Self
+
+GIB = 1 << 30
+
+
+class Caught:
+    """A context in which the user's code may raise anything; `message` is then a line on it."""
+
+    def __init__(self) -> None:
+        """Nothing caught yet."""
+        self.message = ""
+
+    def __enter__(self) -> Self:
+        """Return the context itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> bool:
+        """Keep the error's last line and its place, and go on."""
+        if error is not None:
+            last_line = traceback.format_exception_only(error)[-1].strip()
+            self.message = f"{last_line}{_place(error, tb)}{_limit(error)}"
+        return True
+
+
+def memory_gib() -> float:
+    """Return the address space this process may have."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] / GIB
+
+
+def _limit(error: BaseException) -> str:
+    """What to say of this process's memory when it was too little; else empty."""
+    if not isinstance(error, MemoryError):
+        return ""
+    return f"; reward.memory_gib = {memory_gib():g}"
+
+
+def _place(error: BaseException, tb: TracebackType | None) -> str:
+    """` (file:line)` of the user's code the error comes from; empty when it comes from here."""
+    if isinstance(error, SyntaxError):
+        return f" ({error.filename}:{error.lineno})"
+    machinery = ("<frozen", importlib.__file__)
+    frames = [f for f in traceback.extract_tb(tb) if not f.filename.startswith(machinery)]
+    if frames[-1].filename in _OURS:
+        return ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"
+
+
+_OURS = {__file__.replace("caught.py", name) for name in ("worker.py", "loading.py")}

@@ -1,0 +1,190 @@
+"""From a setting to a function that scores responses, in a reward process."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from dataclasses import dataclass, replace
+from functools import cache
+from numbers import Real
+from pathlib import Path
+
+from april_rl.rewards.caught import Caught
+from april_rl.rewards.functions import BUILTIN_MODULES, RewardFunction
+from april_rl.rewards.jobs import Responses, Verdict
+
+RESERVED = ("num_tokens", "truncated", "datasets")
+NUM_LISTS = 3  # prompts, responses, answers: what every function gets
+Reward = Callable[..., object]
+Scorer = Callable[[Responses], list[Verdict]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a built-in may need of the run beside its own arguments."""
+
+    extract: str  # reward.extract
+    soft_timeout_s: float
+    hard_timeout_s: float
+    folder: Path | None  # the run directory; None: there is no run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A built-in reward function with its arguments filled in."""
+
+    reward: Reward
+    columns: tuple[str, ...] = ()  # data columns it gets beside those its signature names
+    note: str = ""  # what a person should know of it before training starts
+    last_failure: Callable[[], str] = str  # why it had no score, the last time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltScorer:
+    """A built-in that says more of a response than a number."""
+
+    scorer: Scorer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedFunction:
+    """A reward function that can be called."""
+
+    settings: RewardFunction
+    scorer: Scorer
+    columns: tuple[str, ...] = ()  # data columns it asks for
+    note: str = ""  # for people
+
+
+def load_function(settings: RewardFunction, context: Context) -> LoadedFunction:
+    """Import a reward function, or build a built-in with its arguments.
+
+    Raises TypeError when it does not take what the settings give it, and whatever the import
+    raises.
+    """
+    if settings.function not in BUILTIN_MODULES:
+        reward = _imported(settings.function)
+        check_args(reward, settings.args, num_given=NUM_LISTS)
+        return _loaded(settings, Built(reward=reward), settings.args)
+    build = vars(importlib.import_module(BUILTIN_MODULES[settings.function]))["build"]
+    check_args(build, settings.args, num_given=1)
+    built: Built | BuiltScorer = build(context, **settings.args)
+    if isinstance(built, BuiltScorer):
+        return LoadedFunction(settings=settings, scorer=_named(settings.name, built.scorer))
+    return _loaded(settings, built, {})
+
+
+def check_args(
+    function: Callable[..., object], args: Mapping[str, object], *, num_given: int
+) -> None:
+    """Raise TypeError unless a function takes `args` by name, beside `num_given` by place."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    named = [p.name for p in parameters[num_given:] if p.kind is not p.VAR_POSITIONAL]
+    unknown = [name for name in args if name not in named]
+    if unknown:
+        raise TypeError(f"has no argument {unknown[0]!r}; it takes {', '.join(named) or 'none'}")
+
+
+def wanted(function: Callable[..., object], args: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names that a function asks for beside prompts, responses, answers and `args`:
+    every parameter without a default, and the reserved names with one too.
+
+    Raises TypeError when it cannot be called with prompts, responses and answers by place.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(by_place) < NUM_LISTS and not takes_all:
+        raise TypeError("does not take (prompts, responses, answers)")
+    rest = [p for p in parameters if p not in by_place[:NUM_LISTS]]
+    named = [p for p in rest if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return tuple(
+        p.name for p in named if p.name not in args and (p.default is p.empty or p.name in RESERVED)
+    )
+
+
+def judge(returned: object, num_expected: int) -> list[float | None] | str:
+    """Return the rewards that a function gave, None where it has no score, or what is wrong."""
+    expected = f"expected a list of {num_expected} numbers"
+    if not isinstance(returned, Collection) or isinstance(returned, (str, bytes, dict, Set)):
+        return f"returned {returned!r:.80}, {expected}"
+    values = list(returned)
+    if len(values) != num_expected:
+        return f"returned {len(values)} rewards for {num_expected} responses, {expected}"
+    for value in values:
+        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+            return f"returned {value!r:.80} as a reward, {expected}, all of them finite, or None"
+    return [None if value is None else float(value) for value in values]
+
+
+def _imported(function: str) -> Reward:
+    module, _, name = function.partition(":")
+    found = vars(importlib.import_module(module)).get(name)
+    if not callable(found):
+        raise TypeError(f"module {module} has no function {name!r}")
+    reward: Reward = found
+    return reward
+
+
+def _loaded(settings: RewardFunction, built: Built, args: Mapping[str, object]) -> LoadedFunction:
+    names = (*built.columns, *wanted(built.reward, args))
+
+    def score(responses: Responses) -> list[Verdict]:
+        num = len(responses.texts)
+        values: list[float | None] | str = ""
+        with Caught() as caught:
+            values = judge(_answered(built.reward, responses, names, args), num)
+        if caught.message:
+            return [Verdict(outcome="crash", name=settings.name, message=caught.message)] * num
+        if isinstance(values, str):
+            return [Verdict(outcome="refused", name=settings.name, message=values)] * num
+        return [_verdict(settings.name, value, built.last_failure()) for value in values]
+
+    return LoadedFunction(
+        settings=settings,
+        scorer=score,
+        columns=tuple(name for name in names if name not in RESERVED),
+        note=built.note,
+    )
+
+
+def _named(name: str, scorer: Scorer) -> Scorer:
+    return lambda responses: [replace(verdict, name=name) for verdict in scorer(responses)]
+
+
+def _answered(
+    reward: Reward, responses: Responses, names: tuple[str, ...], args: Mapping[str, object]
+) -> object:
+    """Call the function, and run what it returns to its end where it is asynchronous."""
+    num = len(responses.texts)
+    returned = reward(
+        [responses.asked.text] * num,
+        list(responses.texts),
+        [responses.asked.answer] * num,
+        **{name: responses.argument(name) for name in names},
+        **args,
+    )
+    return _runner().run(_awaited(returned)) if inspect.isawaitable(returned) else returned
+
+
+def _verdict(name: str, value: float | None, last_failure: str) -> Verdict:
+    if value is None:
+        why = f": {last_failure}" if last_failure else ""
+        message = f"has no score for this response{why}"
+        return Verdict(outcome="no_score", name=name, message=message)
+    return Verdict(outcome="scored", name=name, value=value)
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    """The event loop of this process: one, so that connections outlive a call."""
+    return asyncio.Runner()
+
+
+async def _awaited(awaitable: Awaitable[object]) -> object:
+    return await awaitable

@@ -1,0 +1,134 @@
+"""Reward functions on responses given as text: before training, and in commands."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from pebble import ProcessExpired
+
+from april_rl.config.task import RewardConfig
+from april_rl.rewards.functions import RewardFunction, reward_functions
+from april_rl.rewards.jobs import Asked, Responses, Verdict
+from april_rl.rewards.processes import START_S, RewardError, fault, new_process_pool, stop
+from april_rl.rewards.worker import Decode, asked_columns, made_notes, score_texts
+from april_rl.types import Prompt
+
+_CHARACTERS_PER_TOKEN = 4  # about what a tokenizer makes of English, for functions of the length
+
+_Answer = TypeVar("_Answer")
+
+
+class RewardTrial:
+    """A reward process of one's own, to ask what the functions of a run say. Use it as a context.
+
+    Every method raises RewardError when a function cannot be loaded or is at fault, when the
+    decoder cannot be loaded, and when the process dies or gives no answer in time.
+    """
+
+    def __init__(
+        self,
+        reward: RewardConfig,
+        *,
+        decode: Decode,
+        folder: Path | None = None,
+        start_s: float = START_S,
+    ) -> None:
+        """`decode` is what a run would use; `folder` is the run directory, None: there is none."""
+        self._functions, self._limit_s = reward_functions(reward), reward.hard_timeout_s
+        self._start_s = start_s
+        self._pool = new_process_pool(
+            reward, decoder=pickle.dumps(decode), folder=folder, num_processes=1
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The data columns that the functions ask for beside prompt and answer."""
+        return self._asked_by(self._functions)
+
+    def columns_of(self, dataset: str) -> tuple[str, ...]:
+        """Return the data columns that the functions ask for which score that data set."""
+        return self._asked_by([f for f in self._functions if f.scores(dataset)])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of the functions: which sandbox there is, and the like."""
+        return self._told(made_notes)
+
+    def rate(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float | None]:
+        """Return the reward of each response to the prompt at its place, None where there is no
+        score. Each is its own group.
+        """
+        verdicts = [
+            self.verdicts(prompt, [response])[0]
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+        return [self._total(of_one) for of_one in verdicts]
+
+    def verdicts(self, prompt: Prompt, responses: Sequence[str]) -> list[list[Verdict]]:
+        """Return what each function says of each response to a prompt, which are one group [n].
+
+        Their lengths in tokens are taken to be a fourth of those in characters.
+        """
+        asked = Asked(
+            text=prompt.text, answer=prompt.answer, dataset=prompt.dataset, columns=prompt.columns
+        )
+        job = Responses(
+            asked=asked,
+            texts=tuple(responses),
+            num_tokens=[1 + len(text) // _CHARACTERS_PER_TOKEN for text in responses],
+            truncated=[False] * len(responses),
+        )
+        limit_s = self._start_s + self._limit_s * len(responses)
+        found = self._ask(score_texts, (job,), limit_s=limit_s)
+        for verdict in (verdict for of_one in found for verdict in of_one):
+            if verdict.outcome in ("refused", "undecoded"):
+                raise fault(self._functions, verdict)
+        return found
+
+    def _total(self, verdicts: Sequence[Verdict]) -> float | None:
+        if not all(verdict.has_value for verdict in verdicts):
+            return None
+        weights = {function.name: function.weight for function in self._functions}
+        return sum(weights[verdict.name] * verdict.value for verdict in verdicts)
+
+    def _asked_by(self, functions: Sequence[RewardFunction]) -> tuple[str, ...]:
+        by_name = self._told(asked_columns)
+        asked = chain.from_iterable(by_name[function.name] for function in functions)
+        return tuple(dict.fromkeys(asked))
+
+    def _told(self, question: Callable[[], _Answer | Verdict]) -> _Answer:
+        found = self._ask(question, (), limit_s=self._start_s)
+        if isinstance(found, Verdict):
+            raise fault(self._functions, found)
+        return found
+
+    def _ask(
+        self, question: Callable[..., _Answer], args: tuple[object, ...], *, limit_s: float
+    ) -> _Answer:
+        try:
+            answer: _Answer = self._pool.schedule(question, args=args, timeout=limit_s).result()
+        except (TimeoutError, ProcessExpired, BrokenProcessPool) as error:
+            raise RewardError(
+                f"{' and '.join(map(str, self._functions))}: called once as a test, the process "
+                f"died or gave no answer within {limit_s:.0f} s: {error}"
+            ) from error
+        return answer
+
+    def __enter__(self) -> Self:
+        """Return the trial itself; the process starts with the first question."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """End the process."""
+        stop(self._pool)

@@ -1,0 +1,225 @@
+"""Several reward functions, whole groups, data columns, arguments, and no score."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from character_decoder import characters
+
+from april_rl.config.task import RewardConfig, RewardFunctionConfig
+from april_rl.rewards.check import check_reward
+from april_rl.rewards.figures import reward_metrics
+from april_rl.rewards.pool import RewardPool
+from april_rl.rewards.processes import RewardError
+from april_rl.rewards.trial import RewardTrial
+from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+
+
+def prompt(number=0, *, answer="2", dataset="", **columns):
+    return Prompt(
+        id=number,
+        token_ids=(1,),
+        text="1 + 1 = ",
+        answer=answer,
+        source="f:1",
+        dataset=dataset,
+        columns=columns,
+    )
+
+
+def sample(asked, index, response, *, finish_reason="stop"):
+    completion = Completion(
+        sample_id=SampleId(asked.id, index),
+        start=0,
+        policy_version=0,
+        context_version=0,
+        token_ids=tuple(map(ord, response)),
+        logprobs=(-0.1,) * len(response),
+        finish_reason=finish_reason,
+    )
+    return Sample(prompt=asked, index=index, completions=(completion,))
+
+
+def pool(**settings):
+    settings = {"num_processes": 1, "hard_timeout_s": 20.0} | settings
+    return closing(RewardPool(RewardConfig(**settings), decode=characters))
+
+
+def trial(**settings):
+    return RewardTrial(RewardConfig(**settings), decode=characters)
+
+
+def functions(**chosen):
+    return {name: RewardFunctionConfig(**settings) for name, settings in chosen.items()}
+
+
+TWO = functions(
+    right={"function": "math_verify", "weight": 2.0},
+    place={"function": "reward_functions:rank", "weight": -0.5},
+)
+
+
+def test_the_weighted_sum_trains_and_each_function_is_kept():
+    with pool(functions=TWO) as scorer:
+        for index, response in enumerate((r"\boxed{2}", r"so \boxed{2}", "no")):
+            scorer.submit(sample(prompt(), index, response), group_size=3)
+        scores = scorer.collect(None)
+    assert [score.value for score in scores] == [1.5, 1.0, 0.0]
+    assert scores[1].parts == (("right", 1.0), ("place", 2.0))
+
+
+def test_a_group_is_scored_when_its_last_sample_has_come_and_holds_no_other_group_back():
+    """Fails when `collect(None)` waits for siblings that nobody has submitted yet."""
+    with pool(function="reward_functions:rank") as scorer:
+        scorer.submit(sample(prompt(0), 1, "aa"), group_size=2)
+        assert scorer.collect(None) == []
+        assert scorer.collect(5.0) == []
+        for number, response in ((0, "b"), (1, "ccc")):  # another group, of another size
+            scorer.submit(sample(prompt(-7), number, response), group_size=2)
+        assert [score.sample_id.prompt_id for score in scorer.collect(None)] == [-7, -7]
+        scorer.submit(sample(prompt(0), 0, "bbb"), group_size=2)
+        scores = scorer.collect(None)
+        assert [(score.sample_id.index, score.value) for score in scores] == [(1, 0.0), (0, 1.0)]
+
+
+def test_functions_of_one_sample_do_not_wait_for_siblings():
+    both = functions(right={"function": "math_verify"}, form={"function": "format"})
+    with pool(functions=both) as scorer:
+        scorer.submit(sample(prompt(), 0, r"a</think>\boxed{2}"), group_size=8)
+        (score,) = scorer.collect(None)
+    assert (score.value, score.parts) == (2.0, (("right", 1.0), ("form", 1.0)))
+
+
+def test_a_group_becomes_known_together_when_one_of_its_samples_fails():
+    """Else whoever saves the samples without a score saves a part of a group, which is never
+    complete again.
+    """
+    chosen = functions(
+        told={"function": "exact"}, place={"function": "reward_functions:unsure", "weight": 0.0}
+    )
+    with pool(functions=chosen) as scorer:
+        for index, response in enumerate((r"\boxed{2}", "odd", "no")):
+            assert scorer.collect(0) == []
+            scorer.submit(sample(prompt(), index, response), group_size=3)
+        scores = scorer.collect(None)
+        assert [score.outcome for score in scores] == ["scored", "no_score", "scored"]
+        assert "place has no score for this response" in scores[1].message
+        metrics = scorer.metrics().read()
+    assert (metrics["reward/errors"], metrics["reward/no_scores"]) == (1, 1)
+    assert metrics["reward/retries"] == 1
+
+
+def test_a_restored_group_may_have_less_to_score_than_its_size():
+    with pool(function="reward_functions:group_size") as scorer:
+        scorer.submit(sample(prompt(), 3, "a"), group_size=2)
+        scorer.submit(sample(prompt(), 4, "a"), group_size=8)
+        assert [score.value for score in scorer.collect(None)] == [2.0, 2.0]
+
+
+def test_a_function_may_be_asynchronous_and_take_arguments():
+    with pool(function="reward_functions:group_size", args={"base": 10}) as scorer:
+        for index in (0, 1):
+            scorer.submit(sample(prompt(), index, "a"), group_size=2)
+        assert [score.value for score in scorer.collect(None)] == [12.0, 12.0]
+
+
+def test_a_function_gets_the_columns_and_facts_that_it_names():
+    settings = {"function": "reward_functions:with_columns", "args": {"unit": 3}}
+    with pool(**settings) as scorer:
+        asked = prompt(difficulty=2, unused="x")
+        scorer.submit(sample(asked, 0, "abc"), group_size=2)
+        scorer.submit(sample(asked, 1, "ab", finish_reason="length"), group_size=2)
+        assert [score.value for score in scorer.collect(None)] == [36.0, 126.0]
+    with trial(**settings) as asked_once:
+        assert asked_once.columns == asked_once.columns_of("any") == ("difficulty",)
+
+
+def test_a_function_scores_only_the_sources_it_is_for():
+    chosen = functions(
+        here={"function": "reward_functions:data_sets", "sources": ["a"]},
+        everywhere={"function": "length", "args": {"start_tokens": 0, "end_tokens": 4}},
+    )
+    with pool(functions=chosen) as scorer:
+        scorer.submit(sample(prompt(0, dataset="a"), 0, "ab"), group_size=1)
+        scorer.submit(sample(prompt(1, dataset="b"), 0, "ab"), group_size=2)
+        first, second = scorer.collect(None)
+    assert (first.value, first.parts) == (0.5, (("here", 1.0), ("everywhere", -0.5)))
+    assert (second.value, second.parts) == (-0.5, (("everywhere", -0.5),))
+
+
+def test_a_set_needs_the_columns_of_the_functions_that_score_it_only():
+    chosen = functions(
+        a={"function": "reward_functions:with_columns", "sources": ["a"]}, b={"function": "exact"}
+    )
+    with trial(functions=chosen) as asked:
+        assert asked.columns == asked.columns_of("a") == ("difficulty",)
+        assert asked.columns_of("b") == ()
+
+
+def test_metrics_are_by_function_and_by_source():
+    def scored(number, dataset, rewards, parts):
+        asked = prompt(number, dataset=dataset)
+        samples = tuple(sample(asked, index, "a") for index in range(2))
+        group = Group(prompt=asked, samples=samples)
+        return ScoredGroup(group=group, rewards=rewards, parts=parts)
+
+    metrics = reward_metrics(
+        [
+            scored(0, "a", (1.0, 3.0), ((("f", 1.0), ("g", 2.0)), (("f", 3.0), ("g", 0.0)))),
+            scored(1, "b", (5.0, 5.0), ((("f", 5.0),), (("f", 5.0),))),
+        ]
+    ).read()
+    assert metrics == {
+        "reward/mean": 3.5,
+        "reward/std": pytest.approx(1.6583, rel=1e-4),
+        "reward/f/mean": 3.5,
+        "source/a/reward/f/mean": 2.0,
+        "source/b/reward/f/mean": 5.0,
+        "reward/g/mean": 1.0,
+        "source/a/reward/g/mean": 1.0,
+    }
+
+
+FAULTS = {
+    "two": ({}, r"cannot be loaded: TypeError: does not take \(prompts, responses, answers\)"),
+    "rank": ({"top": 1}, "cannot be loaded: TypeError: has no argument 'top'; it takes none"),
+    "with_columns": ({}, "raised when called once as a test: LookupError: .* no column 'difficu"),
+    "unsure": ({}, r"has no score for this response, the data set's own answer 'odd' \(f:1\)"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_function_that_cannot_be_called_as_it_is_set_is_found_before_training(name):
+    args, message = FAULTS[name]
+    reward = RewardConfig(function=f"reward_functions:{name}", args=args)
+    answer = "odd" if name == "unsure" else "2"
+    if name == "unsure":
+        reward.function = "reward_functions:never_sure"
+    with (
+        RewardTrial(reward, decode=characters) as tried,
+        pytest.raises(RewardError, match=message) as error,
+    ):
+        check_reward(reward, tried, [prompt(answer=answer)])
+    assert str(error.value).startswith(f"reward.function={reward.function} ")
+
+
+def test_the_message_about_one_of_several_functions_names_it():
+    reward = RewardConfig(functions=functions(long={"function": "length", "args": {"tokens": 3}}))
+    message = (
+        r"reward\.functions\.long\.function=length cannot be loaded: TypeError: has no argument "
+        "'tokens'; it takes start_tokens, end_tokens"
+    )
+    with (
+        RewardTrial(reward, decode=characters) as tried,
+        pytest.raises(RewardError, match=message),
+    ):
+        assert tried.columns
+
+
+def test_an_answer_that_its_own_reward_takes_for_wrong_is_said_at_the_start():
+    reward = RewardConfig(function="exact")
+    with RewardTrial(reward, decode=characters) as tried:
+        assert check_reward(reward, tried, [prompt(answer="34")]) == ()
+        (note,) = check_reward(reward, tried, [prompt(answer="a{")])
+    assert "reward.function=exact gives 0 to the data set's own answer 'a{'" in note
