@@ -1,15 +1,15 @@
 """The reward of code: blocks, tests as data sets publish them, and what each failure is worth."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from april_rl.rewards.builtin import code as module
 from april_rl.rewards.builtin import sandbox
-from april_rl.rewards.builtin.code import code, last_block, open_sandbox
+from april_rl.rewards.builtin.code import build, last_block, open_sandbox
 from april_rl.rewards.builtin.code_tests import Case, read_tests
 from april_rl.rewards.builtin.sandbox import Level, SandboxError
+from april_rl.rewards.loading import Built, Context
 
 DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\n"
 HALF_RIGHT = "```python\ndef double(x):\n    return x * x\n```"
@@ -18,16 +18,15 @@ ASSERTS = "import math\nassert double(2) == 4\nassert double(3) == 6\n"
 CASES = [{"input": "2\n", "output": "4\n"}, {"input": "3", "output": "6"}]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_choice() -> Iterator[None]:
-    open_sandbox.cache_clear()
-    yield
-    open_sandbox.cache_clear()
+CONTEXT = Context(extract="auto", soft_timeout_s=3.0, hard_timeout_s=20.0, folder=None)
+
+
+def build_code(**args: object) -> Built:
+    return build(CONTEXT, **({"sandbox": "none", "timeout_s": 10.0} | args))
 
 
 def score(response: str, tests: object, **args: object) -> float | None:
-    chosen = {"sandbox": "none", "timeout_s": 10.0} | args
-    return code(["Write it."], [response], [""], tests=[tests], **chosen)[0]
+    return build_code(**args).reward(["Write it."], [response], [""], tests=[tests])[0]
 
 
 @pytest.mark.parametrize(
@@ -83,46 +82,54 @@ def test_the_last_complete_block_after_the_thinking_counts() -> None:
 
 
 def test_responses_of_a_group_keep_their_order() -> None:
+    reward = build_code(concurrency=2, column="asserts").reward
     responses = [DOUBLE, "nothing", HALF_RIGHT, DOUBLE]
-    group = code(
-        ["p"] * 4,
-        responses,
-        [""] * 4,
-        tests=[ASSERTS] * 4,
-        sandbox="none",
-        concurrency=2,
-        timeout_s=10.0,
-    )
-    assert group == [1.0, 0.0, 0.5, 1.0]
+    assert reward(["p"] * 4, responses, [""] * 4, asserts=[ASSERTS] * 4) == [1.0, 0.0, 0.5, 1.0]
 
 
-def test_a_sandbox_that_breaks_is_no_score(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    open_sandbox("none", memory_gib=1.0)
+def test_the_column_of_the_tests_is_asked_for_by_name() -> None:
+    assert build_code().columns == ("tests",)
+    assert build_code(column="asserts").columns == ("asserts",)
+
+
+def test_a_sandbox_that_breaks_is_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build_code()
     monkeypatch.setattr(sandbox, "BOOTSTRAP", "raise SystemExit('the kernel said no')")
-    assert score(DOUBLE, ASSERTS) is None
-    assert "did not close: the kernel said no" in caplog.text
+    assert built.reward([""], [DOUBLE], [""], tests=[ASSERTS]) == [None]
+    assert "did not close: the kernel said no" in built.last_failure()
 
 
 def test_code_is_refused_where_nothing_isolates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Level", [Level.RLIMITS])
+    open_sandbox.cache_clear()
     with pytest.raises(SandboxError, match="code that a model wrote is not run"):
-        score(DOUBLE, ASSERTS, sandbox="auto")
+        build_code(sandbox="auto")
 
 
 def test_the_strongest_level_scores_alike() -> None:
     try:
-        assert score(DOUBLE, ASSERTS, sandbox="auto") == 1.0
+        built = build_code(sandbox="auto")
     except SandboxError as error:
         pytest.skip(str(error))
+    assert built.reward([""], [DOUBLE], [""], tests=[ASSERTS]) == [1.0]
+    assert "stops writing files, reading files, the network" in built.note
 
 
-@pytest.mark.parametrize("args", [{"sandbox": "docker"}, {"value": "most"}])
-def test_an_unknown_choice_is_refused_by_name(args: dict[str, object]) -> None:
-    name, chosen = next(iter(args.items()))
-    with pytest.raises(ValueError, match=f"{name}={chosen}"):
-        score(DOUBLE, ASSERTS, **args)
+def test_the_note_says_that_nothing_is_hidden() -> None:
+    assert "does not stop writing files" in build_code().note
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"sandbox": "docker"}, "sandbox=docker"),
+        ({"value": "most"}, "value=most"),
+        ({"timeout_s": 20.0}, "timeout_s=20 must be below reward.hard_timeout_s=20"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(args: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_code(**args)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from judge_server import JudgeServer, says, serving
 from openai import NotFoundError
 from source_tree import ROOT
 
-from april_rl.rewards.builtin.judge import Judge
+from april_rl.rewards.builtin.judge import CACHE, Judge, build
 from april_rl.rewards.builtin.judge_cache import JudgeCache, request_key
+from april_rl.rewards.loading import Context
 
+CONTEXT = Context(extract="auto", soft_timeout_s=3.0, hard_timeout_s=50.0, folder=None)
 YES, NO = "Verdict: yes", "Verdict: no"
 
 
@@ -73,6 +76,15 @@ def test_no_endpoint_is_no_score() -> None:
 def test_garbage_is_no_score(body: str) -> None:
     with serving(lambda *_: (200, body)) as server:
         assert ask(server, ["2"]) == [None]
+
+
+def test_why_there_is_no_score_is_told() -> None:
+    with serving(lambda n, _: (500, "{}") if n == 1 else says("Hm.")) as server:
+        judge = Judge(base_url=server.url, model="stub", max_retries=0)
+        asyncio.run(judge.score(["?"], ["2"], ["2"]))
+        assert judge.last_failure.startswith("the judge stub failed 1 times: Error code: 500")
+        asyncio.run(judge.score(["?"], ["2"], ["2"]))
+        assert judge.last_failure == "the judge stub gave no verdict: 'Hm.'"
 
 
 def test_an_unknown_model_is_an_error() -> None:
@@ -178,13 +190,30 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     ("args", "message"),
     [
         ({"template": "no placeholder"}, r"must contain \{response\}"),
-        ({"verdict": "(a)(b)"}, "must have one group, it has 2"),
+        ({"verdict": "(a)(b)"}, "must have one group, not 2"),
         ({"api_key_env": "NOT_THERE"}, "api_key_env=NOT_THERE"),
+        ({"timeout_s": 20.0}, "60 s a response; reward.hard_timeout_s=50 must be above"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(args: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Judge(base_url="", model="", **args)
+        build(CONTEXT, base_url="", model="", **args)
+
+
+def test_a_reward_process_gets_the_judge_with_a_cache_in_the_run_directory(tmp_path: Path) -> None:
+    with serving(lambda *_: says(YES)) as server:
+        built = build(
+            replace(CONTEXT, folder=tmp_path),
+            **{"base_url": server.url, "model": "stub", "timeout_s": 5.0},
+            prompt_column="problem",
+        )
+        assert built.columns == ("problem",)
+        for _ in range(2):
+            asked = built.reward(["<|im_start|>"], ["2"], ["2"], problem=["1 + 1?"])
+            assert asyncio.run(asked) == [1.0]
+    assert len(server.requests) == 1
+    assert "<|im_start|>" not in server.requests[0]["messages"][0]["content"]
+    assert (tmp_path / CACHE).exists()
 
 
 def test_a_question_of_its_own_is_shown_in_place_of_the_prompt() -> None:

@@ -13,7 +13,8 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
-from april_rl.rewards.builtin.reward_model import RewardModel, load_reward_model
+from april_rl.rewards.builtin.reward_model import RewardModel, build, load_reward_model
+from april_rl.rewards.loading import Context
 
 CHAT_TEMPLATE = "{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
 RESPONSES = ["It is 2.", "It is certainly 3, because of what I said before.", "2"]
@@ -113,6 +114,16 @@ def test_a_score_that_is_not_finite_is_no_score(folder: Path) -> None:
     model = load_reward_model(path=str(folder))
     model.model.score.weight.data.fill_(torch.nan)
     assert scores(model, ["2"]) == [None]
+
+
+def test_a_reward_process_gets_the_model_and_a_column(folder: Path) -> None:
+    context = Context(extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, folder=None)
+    built = build(context, path=str(folder), prompt_column="problem", max_tokens=50)
+    assert built.columns == ("problem",)
+    text = "<bos>user: 1 + 1?<eos><bos>assistant: 2<eos>"
+    values = built.reward(["", ""], ["2", "2" * 60], ["", ""], problem=["1 + 1?"] * 2)
+    assert values == [pytest.approx(direct(folder, text), abs=1e-5), None]
+    assert "more than args.max_tokens=50" in built.last_failure()
 
 
 def test_several_labels_are_refused(tmp_path: Path) -> None:

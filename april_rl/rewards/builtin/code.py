@@ -1,18 +1,19 @@
-"""The reward function `code`: what share of its task's tests the program in a response passes."""
+"""`code`: the share of its task's tests that the program in a response passes, run in a sandbox."""
 
 from __future__ import annotations
 
 import functools
-import logging
 import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from april_rl.rewards.builtin.code_tests import Case, read_tests
-from april_rl.rewards.builtin.probe import check_start, strongest
+from april_rl.rewards.builtin.probe import Isolation, probe, strongest
 from april_rl.rewards.builtin.sandbox import Check, Level, Sandbox, SandboxError
+from april_rl.rewards.loading import Built, Context
 
 BLOCK = re.compile(r"^[ \t]*```(?:python3?|py)[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.M | re.S | re.I)
 THINK_END = "</think>"
@@ -21,73 +22,103 @@ Choice = Literal["auto", "bubblewrap", "landlock", "none"]
 Value = Literal["share", "all"]
 
 
-def code(
-    prompts: Sequence[str],  # noqa: ARG001
-    responses: Sequence[str],
-    answers: Sequence[str],  # noqa: ARG001
+def build(
+    context: Context,
     *,
-    tests: Sequence[object],
+    column: str = "tests",
     value: Value = "share",
     sandbox: Choice = "auto",
     timeout_s: float = 5.0,
     memory_gib: float = 1.0,
     concurrency: int = 1,
-) -> list[float | None]:
-    """Run the last ```python block of each response with its task's tests and return what passed.
+) -> Built:
+    """Return the reward function, with the result of the sandbox's self-test as its note.
 
-    `tests`, a data column, holds asserts in Python, which run in the module of the response (it can
-    also be imported as `solution`), or cases [{input, output}], for each of which the block runs as
-    a program and what it prints is compared. `value` is the share of tests that pass, or 1 when all
-    do. `timeout_s` is for all tests of a response together; `concurrency` responses run at a time.
-
-    Failures: no block, code that raises, is killed by a limit or prints too much (16 MiB): its
-    tests have failed, as have those that the time did not suffice for. A sandbox that does not
-    start: None, no score. Raises ValueError for a row whose tests cannot be read, and SandboxError
-    when no sandbox isolates files and network, unless `sandbox` is none.
-
-    What it does not promise: asserts run in the interpreter of the response, so code that sets out
-    to deceive them (an `__eq__` that is always true, a look at this module's frames) can pass them;
-    it cannot with cases. The files that Python itself reads are readable.
+    `column` is the data column of the tests. `sandbox`: auto takes the strongest that isolates
+    files and network, none gives limits of time, memory and output alone. Raises SandboxError when
+    nothing isolates and ValueError for arguments that make no sense.
     """
     if value not in get_args(Value):
-        raise ValueError(f"value={value} of reward function code must be share or all.")
-    chosen = open_sandbox(sandbox, memory_gib=memory_gib)
+        raise ValueError(f"args.value={value} must be share or all")
+    if timeout_s >= context.hard_timeout_s:
+        raise ValueError(
+            f"args.timeout_s={timeout_s:g} must be below reward.hard_timeout_s="
+            f"{context.hard_timeout_s:g}, after which the reward process is killed"
+        )
+    isolation = open_sandbox(sandbox, memory_gib=memory_gib)
+    code = Code(
+        sandbox=isolation.sandbox, value=value, timeout_s=timeout_s, concurrency=concurrency
+    )
 
-    def score(response: str, of_task: object) -> float | None:
+    def reward(
+        prompts: Sequence[str],  # noqa: ARG001
+        responses: Sequence[str],
+        answers: Sequence[str],  # noqa: ARG001
+        **columns: Sequence[object],
+    ) -> list[float | None]:
+        return code.score(responses, columns[column])
+
+    return Built(
+        reward=reward,
+        columns=(column,),
+        note=isolation.describe(),
+        last_failure=lambda: code.last_failure,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Code:
+    """What runs the programs of responses.
+
+    It does not promise that asserts cannot be deceived: they run in the interpreter of the
+    response, so code that sets out to (an `__eq__` that is always true, a look at the frames of
+    jail.py) can pass them. With cases it cannot. Files that Python itself reads are readable.
+    """
+
+    sandbox: Sandbox
+    value: Value  # the share of tests that pass, or 1 when all do
+    timeout_s: float  # for all tests of a response together
+    concurrency: int  # responses at a time
+    last_failure: str = ""  # why a response had no score
+
+    def score(self, responses: Sequence[str], tests: Sequence[object]) -> list[float | None]:
+        """Run the last ```python block of each response with its task's tests.
+
+        Asserts run in the module of the response, which can also be imported as `solution`; for
+        cases {input, output} the block runs as a program, and what it prints is compared.
+
+        Failures: no block, code that raises, that a limit ends or that prints too much (16 MiB):
+        its tests have failed, like those that the time did not suffice for. A sandbox that does not
+        start: None, no score. Raises ValueError for tests that cannot be read.
+        """
+        with ThreadPoolExecutor(self.concurrency) as threads:
+            return list(threads.map(self._score_one, responses, tests))
+
+    def _score_one(self, response: str, tests: object) -> float | None:
+        checks = read_tests(tests)
         program = last_block(response)
-        checks = read_tests(of_task)
         if program is None:
             return 0.0
         try:
-            share = _share(chosen, program, checks, timeout_s=timeout_s)
+            share = _share(self.sandbox, program, checks, timeout_s=self.timeout_s)
         except SandboxError as error:
-            logging.getLogger(__name__).warning("%s The response has no score.", error)
+            self.last_failure = str(error)
             return None
-        return share if value == "share" else float(share == 1.0)
-
-    with ThreadPoolExecutor(concurrency) as threads:
-        return list(threads.map(score, responses, tests))
+        return share if self.value == "share" else float(share == 1.0)
 
 
 @functools.cache
-def open_sandbox(choice: Choice, *, memory_gib: float) -> Sandbox:
-    """Return the sandbox of this process, after its self-test at the first call.
+def open_sandbox(choice: Choice, *, memory_gib: float) -> Isolation:
+    """Return the sandbox of this process with its self-test, which is done at the first call.
 
-    `auto` takes the strongest level that isolates files and network, a level's name that one, none
-    limits of time, memory and output alone. Raises SandboxError when nothing isolates.
+    Raises SandboxError when nothing isolates, unless `choice` is none.
     """
     if choice not in get_args(Choice):
-        raise ValueError(
-            f"sandbox={choice} of reward function code must be auto, bubblewrap, landlock or none."
-        )
+        raise ValueError(f"args.sandbox={choice} must be auto, bubblewrap, landlock or none")
     if choice == "none":
-        sandbox = Sandbox(level=Level.RLIMITS, memory_gib=memory_gib)
-        check_start(sandbox)
-        return sandbox
+        return probe(Sandbox(level=Level.RLIMITS, memory_gib=memory_gib))
     levels = list(Level) if choice == "auto" else [Level(choice)]
-    isolation = strongest(levels, memory_gib=memory_gib)
-    logging.getLogger(__name__).info(isolation.describe())
-    return isolation.sandbox
+    return strongest(levels, memory_gib=memory_gib)
 
 
 def last_block(response: str) -> str | None:

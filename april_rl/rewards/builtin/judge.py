@@ -1,17 +1,15 @@
-"""The reward function `judge`: what a language model at an OpenAI-compatible endpoint says of a
-response.
-"""
+"""`judge`: what a language model at an OpenAI-compatible endpoint says of a response."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import xxhash
 from openai import (
@@ -27,7 +25,8 @@ from openai import (
 )
 
 from april_rl.rewards.builtin.judge_cache import JudgeCache, request_key
-from april_rl.rewards.builtin.questions import text_of
+from april_rl.rewards.builtin.questions import text_of, with_question
+from april_rl.rewards.loading import Built, Context
 
 TEMPLATE = """You grade a response to a question against a reference answer.
 
@@ -51,10 +50,37 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 TRANSIENT = (RateLimitError, InternalServerError, APIConnectionError, TimeoutError)
 MISCONFIGURED = (AuthenticationError, PermissionDeniedError, NotFoundError)
 
-logger = logging.getLogger(__name__)
+CACHE = "judge_replies.sqlite"  # in the run directory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def build(
+    context: Context,
+    *,
+    base_url: str,
+    model: str,
+    prompt_column: str | None = None,
+    cache: str | None = None,
+    **args: Any,  # noqa: ANN401
+) -> Built:
+    """Return the reward function; `args` are the other fields of Judge.
+
+    `prompt_column` is the data column of the question as the judge should see it, a text or
+    messages; null: the prompt as the policy gets it. `cache` null: a file in the run directory.
+    Raises ValueError or TypeError for arguments that make no sense.
+    """
+    path = None if context.folder is None else str(context.folder / CACHE)
+    judge = Judge(base_url=base_url, model=model, cache=cache or path, **args)
+    longest_s = judge.timeout_s * (1 + judge.max_retries)
+    if longest_s >= context.hard_timeout_s:
+        raise ValueError(
+            f"args.timeout_s={judge.timeout_s:g} and args.max_retries={judge.max_retries} may take "
+            f"{longest_s:g} s a response; reward.hard_timeout_s={context.hard_timeout_s:g} must be "
+            "above that"
+        )
+    return with_question(judge.score, prompt_column, last_failure=lambda: judge.last_failure)
+
+
+@dataclass(slots=True, kw_only=True)
 class Judge:
     """A judge; `score` is its reward function.
 
@@ -77,21 +103,18 @@ class Judge:
     cache: str | None = None  # SQLite file of replies, shared by all processes; null: no cache
     max_tokens: int = 512  # of a reply
     extra_body: Mapping[str, object] = field(default_factory=dict)  # more keys of the request
+    last_failure: str = field(default="", init=False)  # why a response had no score
 
     def __post_init__(self) -> None:
         """Raise ValueError for arguments with which no verdict can come."""
         if "{response}" not in self.template:
-            raise ValueError("template of reward function judge must contain {response}.")
+            raise ValueError("args.template must contain {response}")
         num_groups = re.compile(self.verdict).groups
         if num_groups != 1:
-            raise ValueError(
-                f"verdict={self.verdict!r} of reward function judge must have one group, it has "
-                f"{num_groups}."
-            )
+            raise ValueError(f"args.verdict={self.verdict} must have one group, not {num_groups}")
         if self.api_key_env is not None and self.api_key_env not in os.environ:
             raise ValueError(
-                f"api_key_env={self.api_key_env} of reward function judge: there is no such "
-                "environment variable."
+                f"args.api_key_env={self.api_key_env}: there is no such environment variable"
             )
 
     async def score(
@@ -108,7 +131,7 @@ class Judge:
         gets it), the answer, and what a response says after its last `</think>`.
 
         Failures: a reply without a verdict, a refused request, or an endpoint that fails at every
-        attempt: None, no score, and a warning in the log. Raises openai.AuthenticationError,
+        attempt: None, no score, and `last_failure` says why. Raises openai.AuthenticationError,
         PermissionDeniedError or NotFoundError when the endpoint does not know the key or the model.
         """
         shown = [text_of(question) for question in (prompts if questions is None else questions)]
@@ -169,7 +192,7 @@ class Judge:
             reply = await self._reply(client, request)
         value = None if reply is None else self.read_verdict(reply)
         if reply is not None and value is None:
-            logger.warning("The judge %s gave no verdict: %.80r", self.model, reply)
+            self.last_failure = f"the judge {self.model} gave no verdict: {reply!r:.80}"
         if cache is not None and reply is not None and value is not None:
             cache.put(key, reply)
         return value
@@ -180,30 +203,29 @@ class Judge:
             try:
                 async with asyncio.timeout(self.timeout_s):
                     raw = await client.post("/chat/completions", body=request, cast_to=str)
-                return _content(raw)
+                return self._content(raw)
             except MISCONFIGURED:
                 raise
             except TRANSIENT as error:
-                logger.warning(
-                    "The judge %s failed (attempt %d of %d): %s",
-                    *(self.model, attempt + 1, self.max_retries + 1, error or type(error).__name__),
-                )
+                said = str(error) or type(error).__name__
+                self.last_failure = f"the judge {self.model} failed {attempt + 1} times: {said}"
                 if attempt < self.max_retries:
                     await asyncio.sleep(_pause_s(error, attempt))
             except OpenAIError as error:
-                logger.warning("The judge %s refused a request: %s", self.model, error)
+                self.last_failure = f"the judge {self.model} refused a request: {error}"
                 return None
         return None
 
-
-def _content(raw: str) -> str | None:
-    """Return the text in the body of a chat completion; None when it holds none."""
-    try:
-        content = json.loads(raw)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
-        logger.warning("The judge's endpoint sent no chat completion: %.80r", raw)
+    def _content(self, raw: str) -> str | None:
+        """Return the text in the body of a chat completion; None when it holds none."""
+        try:
+            content = json.loads(raw)["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError):
+            content = None
+        if isinstance(content, str):
+            return content
+        self.last_failure = f"{self.base_url} sent no chat completion: {raw!r:.80}"
         return None
-    return content if isinstance(content, str) else None
 
 
 def _pause_s(error: Exception, attempt: int) -> float:

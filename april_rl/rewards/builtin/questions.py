@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from april_rl.rewards.loading import Built
 
 
 def messages_of(question: object) -> list[dict[str, str]]:
@@ -24,3 +26,23 @@ def messages_of(question: object) -> list[dict[str, str]]:
 def text_of(question: object) -> str:
     """Return a question as one text: the contents of its messages, an empty line between them."""
     return "\n\n".join(message["content"] for message in messages_of(question))
+
+
+def with_question(
+    score: Callable[..., object], column: str | None, *, last_failure: Callable[[], str]
+) -> Built:
+    """Return a reward function that gets a data column as its argument `questions`; without a
+    column it sees the prompt as the policy gets it.
+    """
+
+    def reward(
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        answers: Sequence[str],
+        **columns: Sequence[object],
+    ) -> object:
+        questions = None if column is None else columns[column]
+        return score(prompts, responses, answers, questions=questions)
+
+    columns = () if column is None else (column,)
+    return Built(reward=reward, columns=columns, last_failure=last_failure)

@@ -1,15 +1,15 @@
-"""The reward function `reward_model`: the score of a sequence classifier with one label.
+"""`reward_model`: the score that a sequence classifier with one label gives a response.
 
 Legend: [B] texts of a batch, [L] tokens of its longest text.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import (
@@ -19,17 +19,32 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from april_rl.rewards.builtin.questions import messages_of, text_of
+from april_rl.rewards.builtin.questions import messages_of, text_of, with_question
+from april_rl.rewards.loading import Built, Context
 
 CHAT, CONCAT = "chat", "concat"
 THINK_END = "</think>"
 PLACEHOLDER = re.compile(r"\{(prompt|response)\}")
 CONTROL = re.compile(r"<\|[^|\s]+\|>")  # what chat templates mark turns with
 
-logger = logging.getLogger(__name__)
+
+def build(
+    context: Context,  # noqa: ARG001
+    *,
+    path: str,
+    prompt_column: str | None = None,
+    **args: Any,  # noqa: ANN401
+) -> Built:
+    """Return the reward function, its model loaded; `args` are those of load_reward_model.
+
+    `prompt_column` is the data column of the question, a text or messages; null: the prompt as the
+    policy gets it. Raises ValueError or TypeError for arguments that make no sense.
+    """
+    model = load_reward_model(path=path, **args)
+    return with_question(model.score, prompt_column, last_failure=lambda: model.last_failure)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RewardModel:
     """A loaded classifier; `score` is its reward function. Every reward process has a copy."""
 
@@ -39,6 +54,7 @@ class RewardModel:
     max_tokens: int
     template: str
     sigmoid: bool
+    last_failure: str = ""  # why a response had no score
 
     def score(
         self,
@@ -57,8 +73,8 @@ class RewardModel:
         what follows its last `</think>`.
 
         Failures: a text of more than `max_tokens` tokens or a score that is not finite: None, no
-        score, and a warning in the log; nothing is cut. Raises ValueError when `chat` would put a
-        prompt that is rendered already into a second template.
+        score, and `last_failure` says why; nothing is cut. Raises ValueError when `chat` would put
+        a prompt that is rendered already into a second template.
         """
         shown = prompts if questions is None else questions
         if self.template == CHAT and questions is None:
@@ -67,11 +83,8 @@ class RewardModel:
         token_ids = [self._token_ids(question, response) for question, response in asked]
         fitting = [i for i, ids in enumerate(token_ids) if len(ids) <= self.max_tokens]
         if len(fitting) < len(token_ids):
-            logger.warning(
-                "The reward model has no score for %d of %d responses, which are longer than "
-                "max_tokens=%d.",
-                *(len(token_ids) - len(fitting), len(token_ids), self.max_tokens),
-            )
+            longest = max(map(len, token_ids))
+            self.last_failure = f"{longest} tokens are more than args.max_tokens={self.max_tokens}"
         scores: list[float | None] = [None] * len(token_ids)
         for batch in _batches(sorted(fitting, key=lambda i: len(token_ids[i])), self.batch_size):
             for i, value in zip(batch, self._forward([token_ids[i] for i in batch]), strict=True):
@@ -114,7 +127,7 @@ class RewardModel:
     def _checked(self, logit: float) -> float | None:
         """Return the score that a logit means; None when it is not finite."""
         if not math.isfinite(logit):
-            logger.warning("The reward model's score is %s, which is no score.", logit)
+            self.last_failure = f"the model's score is {logit}"
             return None
         return (1.0 + math.tanh(logit / 2.0)) / 2.0 if self.sigmoid else logit
 
@@ -124,10 +137,9 @@ class RewardModel:
             found = CONTROL.search(prompt)
             if found:
                 raise ValueError(
-                    f"template=chat of reward function reward_model: the prompt contains "
-                    f"{found[0]}, so it is in the policy's chat template already. Name the data "
-                    "column of the question by prompt_column, or say template: concat when the "
-                    "reward model has the policy's chat template."
+                    f"args.template=chat: the prompt contains {found[0]}, so it is in the policy's "
+                    "chat template already; name the data column of the question by prompt_column, "
+                    "or say template: concat when the reward model has the policy's chat template"
                 )
 
 
@@ -151,11 +163,11 @@ def load_reward_model(
     tokenizer = AutoTokenizer.from_pretrained(path)
     if template == CHAT and tokenizer.chat_template is None:
         raise ValueError(
-            f"template=chat of reward function reward_model: the tokenizer of {path} has no chat "
-            "template; give a template with {prompt} and {response}."
+            f"args.template=chat: the tokenizer of {path} has no chat template; give a template "
+            "with {prompt} and {response}"
         )
     if template not in (CHAT, CONCAT) and "{response}" not in template:
-        raise ValueError("template of reward function reward_model must contain {response}.")
+        raise ValueError("args.template must contain {response}, or be chat or concat")
     model, loaded = AutoModelForSequenceClassification.from_pretrained(
         path, dtype=dtype, output_loading_info=True
     )
@@ -166,7 +178,7 @@ def load_reward_model(
     if loaded["missing_keys"]:
         raise ValueError(
             f"{path} does not hold {', '.join(sorted(loaded['missing_keys']))}, so its scores are "
-            "random; a reward model must have a trained classification head."
+            "random; a reward model must have a trained classification head"
         )
     model.config.pad_token_id = _pad_token_id(model, tokenizer)
     return RewardModel(
