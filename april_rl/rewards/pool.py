@@ -21,6 +21,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
+from april_rl.rewards.disagreements import DisagreementLog
 from april_rl.rewards.functions import reward_functions
 from april_rl.rewards.jobs import Verdict
 from april_rl.rewards.processes import START_S, RewardError, fault, new_process_pool, stop
@@ -62,6 +63,7 @@ class RewardPool:
         self._folder, self._start_s = folder, start_s
         self._decoder = pickle.dumps(decode)  # once: a vocabulary is megabytes
         self._book = Scorebook(self._functions)
+        self._disagreements = DisagreementLog(self._functions, folder=folder)
         self._num_units = 0
         self._pending: dict[int, Pending] = {}  # by place in the order of scheduling
         self._ended: SimpleQueue[tuple[int, Future[list[list[Verdict]]]]] = SimpleQueue()
@@ -98,7 +100,7 @@ class RewardPool:
 
     def metrics(self) -> Metrics:
         """Return what went wrong since the last call: samples without a score by reason, with a
-        soft timeout, and units that were scored again.
+        soft timeout, and units that were scored again; and how often math-verify is disputed.
         """
         counts, self._counts = self._counts, Counter()
         return Metrics(
@@ -109,6 +111,7 @@ class RewardPool:
                 "reward/no_scores": Sum(counts["no_score"]),
                 "reward/soft_timeouts": Sum(counts["soft_timeout"]),
                 "reward/retries": Sum(counts["retry"]),
+                **self._disagreements.metrics(),
             }
         )
 
@@ -202,6 +205,8 @@ class RewardPool:
                 self._schedule(number)
                 return
         del self._pending[number]
+        for of_one in verdicts:
+            self._disagreements.note(of_one)
         self._counts.update(s.outcome for s in self._book.settle(pending.unit, verdicts))
 
     def _failure(self, error: BaseException, limit_s: float) -> Verdict:

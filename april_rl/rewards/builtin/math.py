@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from april_rl.rewards.jobs import Responses, Verdict
 from april_rl.rewards.loading import BuiltScorer, Context
-from april_rl.rewards.math_reward import SoftTimeoutError, score_math
+from april_rl.rewards.math_reward import SoftTimeoutError, compare_math, score_math
 
 START_S = 30.0  # what the first call may take
 
@@ -20,12 +20,12 @@ def build(context: Context) -> BuiltScorer:
 
     def verdict(response: str, answer: str) -> Verdict:
         try:
-            value = score_math(
+            found = compare_math(
                 response, answer, how=context.extract, soft_timeout_s=context.soft_timeout_s
             )
         except SoftTimeoutError:
             return Verdict(outcome="soft_timeout", value=0.0)
-        return Verdict(outcome="scored", value=value)
+        return Verdict(outcome="scored", value=found.value, disagreement=found.disagreement)
 
     def score(responses: Responses) -> list[Verdict]:
         return [verdict(text, responses.asked.answer) for text in responses.texts]

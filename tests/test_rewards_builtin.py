@@ -1,0 +1,182 @@
+"""What the built-in reward functions give, and what they do with what they cannot read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from april_rl.rewards.builtin.exact import score_exact
+from april_rl.rewards.builtin.format import has_form
+from april_rl.rewards.builtin.last_number import score_last_number
+from april_rl.rewards.builtin.length import build as build_length
+from april_rl.rewards.functions import RewardFunction
+from april_rl.rewards.jobs import Asked, Responses
+from april_rl.rewards.loading import Context, load_function
+from april_rl.rewards.math_reward import compare_math
+from april_rl.rewards.plain_values import are_equal
+
+CONTEXT = Context(extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, folder=None)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "how", "value"),
+    [
+        (r"\boxed{1,000}", "1000", "auto", 1.0),
+        ("Answer: $x = 2$.", "x=2", "auto", 1.0),
+        (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}", "boxed", 1.0),
+        (r"\boxed{0.5}", r"\frac{1}{2}", "boxed", 0.0),
+        (r"\boxed{2} \boxed{3}", "3", "auto", 0.0),
+        (r"\boxed{3} \boxed{ 3 }", "3", "auto", 1.0),
+        ("the answer is 3", "3", "auto", 0.0),
+        ("the answer is 3", "3", "last_number", 1.0),
+    ],
+)
+def test_exact_compares_the_text_of_the_answer(response, answer, how, value):
+    assert score_exact(response, answer, how=how) == value
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "how", "value"),
+    [
+        ("2 + 3 = 5.", "5", "auto", 1.0),
+        ("2 + 3 = 5.", "5", "boxed", 0.0),
+        ("2 + 3 = 5.0", "#### 5", "last_number", 1.0),
+        (r"\boxed{5} as on page 7", "5", "auto", 1.0),
+        (r"\boxed{5} as on page 7", "5", "last_number", 0.0),
+        ("Answer: 5\nAnswer: 6", "6", "auto", 0.0),
+        ("1/2", "0.5", "auto", 1.0),
+        ("1,250 dollars", "1250", "auto", 1.0),
+        ("many", "5", "auto", 0.0),
+        ("5", "many", "auto", 0.0),
+        ("1/0", "5", "auto", 0.0),
+        ("1e999999999", "5", "auto", 0.0),
+        ("9" * 100_000, "5", "auto", 0.0),
+        ("<think>5", "5", "auto", 0.0),
+    ],
+)
+def test_last_number_compares_values(response, answer, how, value):
+    assert score_last_number(response, answer, how=how) == value
+
+
+@pytest.mark.parametrize(
+    ("response", "thinking", "is_right"),
+    [
+        (r"<think>a</think>\boxed{1}", True, True),
+        ("a</think>Answer: 1", True, True),
+        (r"\boxed{1}", True, False),
+        (r"<think>\boxed{1}</think>", True, False),
+        (r"<think>a</think>b</think>\boxed{1}", True, False),
+        (r"a<think>b</think>\boxed{1}", True, False),
+        (r"<think>\boxed{1}", True, False),
+        (r"\boxed{1}", False, True),
+        (r"<think>a</think>\boxed{1}", False, False),
+        ("1", False, False),
+    ],
+)
+def test_format_wants_thinking_and_then_an_answer(response, thinking, is_right):
+    assert has_form(response, how="auto", thinking=thinking) is is_right
+
+
+def lengths(num_tokens, **args):
+    empty = [""] * len(num_tokens)
+    return build_length(CONTEXT, **args).reward(empty, empty, empty, num_tokens=num_tokens)
+
+
+def test_length_goes_from_one_value_to_the_other():
+    linear = lengths([0, 10, 15, 20, 99], start_tokens=10, end_tokens=20)
+    assert linear == [0.0, 0.0, -0.5, -1.0, -1.0]
+    args = {"start_tokens": 0, "end_tokens": 12, "start_value": 1.0, "end_value": 0.0}
+    cosine = lengths([0, 4, 6, 12], shape="cosine", **args)
+    assert cosine == pytest.approx([1.0, 0.75, 0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"start_tokens": 5, "end_tokens": 5}, r"args\.end_tokens=5 must be above"),
+        ({"start_tokens": 0, "end_tokens": 5, "shape": "round"}, r"args\.shape=round must be one"),
+    ],
+)
+def test_a_length_reward_that_makes_no_sense_is_refused(args, message):
+    with pytest.raises(ValueError, match=message):
+        lengths([0], **args)
+
+
+def gym_value(task, response, **entry):
+    asked = Asked(
+        text="", answer="", dataset="", columns={"entry": json.dumps({"task": task, **entry})}
+    )
+    function = RewardFunction(name="gym", key="reward.function", function="reasoning_gym")
+    responses = Responses(asked=asked, texts=[response], num_tokens=[3], truncated=[False])
+    loaded = load_function(function, CONTEXT)
+    assert loaded.columns == ("entry",)
+    (verdict,) = loaded.scorer(responses)
+    assert verdict.outcome == "scored", verdict.message
+    return verdict.value
+
+
+def test_reasoning_gym_asks_the_tasks_own_verifier():
+    pytest.importorskip("reasoning_gym")
+    gcd = {"question": "gcd of 4 and 6?", "answer": "2", "metadata": {}}
+    assert gym_value("gcd", r"\boxed{2}", **gcd) == 1.0
+    assert gym_value("gcd", r"\boxed{3}", **gcd) == 0.0
+    assert gym_value("gcd", r"\boxed{2} \boxed{3}", **gcd) == 0.0
+    assert gym_value("gcd", "2", **gcd) == 0.0
+    # Its own verifier gives 0.5 for a text that contains the answer.
+    assert gym_value("gcd", r"\boxed{22}", **gcd) == 0.0
+
+
+def test_a_verifier_that_raises_takes_the_answer_for_wrong():
+    """This one does so on what is no product."""
+    pytest.importorskip("reasoning_gym")
+    entry = {"question": "factor 6", "answer": "2 × 3", "metadata": {"factors": [2, 3]}}
+    assert gym_value("prime_factorization", r"\boxed{two times three}", **entry) == 0.0
+    assert gym_value("prime_factorization", r"\boxed{2 × 3}", **entry) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "stated", "is_equal"),
+    [
+        ("1/3", "0.333333", False),
+        ("1/3", r"\dfrac{1}{3}", True),
+        ("0.1", r"10\%", True),
+        ("5 cm", r"5\text{ cm}", True),
+        ("5 cm", "5 m", False),
+        ("5", "5 apples", True),
+        ("5", "5 m", None),
+        ("2", "2x", None),
+        ("1011", "1011_2", False),
+        ("11", "1011_{2}", True),
+        ("1e3", "1,000", True),
+        ("-5", "5", False),
+        ("x", "x", True),
+        ("x", "y", None),
+        ("(1,2)", "1,2", None),
+        ("1e99999999", "1", None),
+        ("5_1", "5", None),
+        ("1/0", "1", None),
+    ],
+)
+def test_plain_numbers_are_compared_by_value(expected, stated, is_equal):
+    assert are_equal(expected, stated) is is_equal
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "value"),
+    [(r"\boxed{0.333333}", "1/3", 1.0), (r"\boxed{10\%}", "0.1", 0.0)],
+)
+def test_a_verdict_that_exact_comparison_disputes_is_kept_as_an_example(response, answer, value):
+    found = compare_math(response, answer, how="auto", soft_timeout_s=3.0)
+    assert found.value == value
+    assert found.disagreement is not None
+    assert (found.disagreement.expected, found.disagreement.value) == (answer, value)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [(r"\boxed{0.5}", "1/2"), (r"\boxed{(x+1)^2}", "x^2+2x+1"), (r"\boxed{3}", "4"), ("3", "3")],
+)
+def test_verdicts_that_exact_comparison_shares_or_cannot_judge_are_no_examples(response, answer):
+    found = compare_math(response, answer, how="auto", soft_timeout_s=3.0)
+    assert found.disagreement is None
