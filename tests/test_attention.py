@@ -2,15 +2,10 @@
 
 import pytest
 import torch
-from accelerate import init_empty_weights
-from learner_setup import group_of_one
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from april_rl.learner.attention import Packing, packed_attention, separates_samples
-from april_rl.learner.checkpoint import CheckpointError
-from april_rl.learner.mesh import build_mesh
-from april_rl.learner.policy import build_policy
+from april_rl.learner import attention
+from april_rl.learner.attention import Packing, packed_attention
 
 LENGTHS = (5, 1, 9, 3)
 SIZE, HEADS, KEY_HEADS, HEAD_DIM, SCALING = sum(LENGTHS), 4, 2, 8, 0.3
@@ -32,19 +27,27 @@ def packed(qkv: list[torch.Tensor], **options: object) -> torch.Tensor:
     ]
 
 
-def with_block_diagonal_mask(qkv: list[torch.Tensor]) -> torch.Tensor:
+def with_block_diagonal_mask(qkv: list[torch.Tensor], window: int = SIZE) -> torch.Tensor:
+    """A token sees itself and up to `window` - 1 tokens of its own sequence before it."""
     query, key, value = qkv
     key, value = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (key, value))
     sequence = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
-    sees = (sequence[:, None] == sequence) & torch.ones(SIZE, SIZE).tril().bool()
+    seen = torch.ones(SIZE, SIZE).tril().triu(1 - window).bool()
+    sees = (sequence[:, None] == sequence) & seen
     scores = (query @ key.mT * SCALING).masked_fill(~sees, -torch.inf)
     return (scores.softmax(-1) @ value).transpose(1, 2)
 
 
-def test_values_and_gradients_are_those_of_a_block_diagonal_mask():
+@pytest.mark.parametrize("window", [1, 2, 4, 8, 9, None])
+def test_values_and_gradients_are_those_of_a_block_diagonal_mask(window, monkeypatch):
+    """Blocks of two queries or of the window, so that most sequences are several. Fails when a
+    window is one token off, or ends at a block.
+    """
+    monkeypatch.setattr(attention, "MIN_WINDOW_BLOCK", 2)
     qkv = inputs()
     slope = torch.randn(1, SIZE, HEADS, HEAD_DIM)
-    out, expected = packed(qkv), with_block_diagonal_mask(qkv)
+    out = packed(qkv, sliding_window=window)
+    expected = with_block_diagonal_mask(qkv, window or SIZE)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     grads = torch.autograd.grad((out * slope).sum(), qkv)
     expected_grads = torch.autograd.grad((expected * slope).sum(), qkv)
@@ -60,47 +63,9 @@ def test_starts_are_where_sequences_begin_and_end():
     assert Packing.of(LENGTHS, device=CPU).starts.tolist() == [0, 5, 6, 15, 18]
 
 
-def test_a_window_shorter_than_a_sequence_is_refused():
-    assert packed(inputs(), sliding_window=9).shape[1] == SIZE
-    with pytest.raises(ValueError, match="window of 8 tokens"):
-        packed(inputs(), sliding_window=8)
-
-
 def test_attention_with_softcap_is_refused():
-    with pytest.raises(ValueError, match="softcap"):
-        packed(inputs(), softcap=30.0)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "does"),
-    [
-        ("qwen3", True),
-        ("qwen3_moe", True),
-        ("gemma3_text", True),
-        ("qwen3_next", False),
-        ("mamba2", False),
-        ("minimax", False),
-        ("lfm2", False),
-    ],
-)
-def test_models_that_mix_tokens_outside_attention_are_recognised(model_type, does):
-    """Fails when only the flag of stateful models is asked, or only the kinds of layers."""
-    config = AutoConfig.for_model(model_type, num_hidden_layers=4)
-    if model_type == "lfm2":
-        config.layer_types = ["conv", "full_attention"] * 2
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config)
-    assert separates_samples(model) is does
-
-
-def test_a_model_with_linear_attention_is_refused_by_name(tmp_path):
-    AutoConfig.for_model("qwen3_next", num_hidden_layers=2).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="model_type qwen3_next mixes tokens"), group_of_one():
-        build_policy(
-            tmp_path,
-            mesh=build_mesh("cpu", shard_size=0),
-            device=CPU,
-            compute_dtype=torch.float32,
-            activation_checkpointing=False,
-            temperature=1.0,
-        )
+    """And whatever else a model may say that is not known to change nothing."""
+    assert packed(inputs(), dropout=0.0, use_cache=False, s_aux=None).shape[1] == SIZE
+    for name in ("softcap", "s_aux", "position_bias"):
+        with pytest.raises(ValueError, match=name):
+            packed(inputs(), **{name: 30.0})

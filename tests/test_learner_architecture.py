@@ -1,4 +1,4 @@
-"""What a model does beside its matrices: noise in training mode."""
+"""What a model does beside its matrices: noise in training mode, its logits, its attention."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from learner_setup import Example, group_of_one, pack
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma3Config,
     OPTConfig,
@@ -19,7 +20,13 @@ from transformers import (
     Starcoder2Config,
 )
 
-from april_rl.learner.architecture import silence
+from april_rl.learner.architecture import (
+    UnsupportedModelError,
+    empty_model,
+    logit_shape,
+    silence,
+)
+from april_rl.learner.logprobs import LogitShape
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
@@ -90,7 +97,6 @@ def learner_logprobs(policy: Policy, examples: Sequence[Example]) -> Tensor:
 def test_activation_checkpointing_brings_no_noise(config, tmp_path):
     """Two passes are equal to the last bit. They were 1 to 3 nats apart with dropout left on."""
     policy = build(config, tmp_path / "model", activation_checkpointing=True)
-    assert policy.training
     first, second = (learner_logprobs(policy, [example(37)]) for _ in range(2))
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
@@ -107,3 +113,97 @@ def test_noise_of_a_nested_text_configuration_is_silenced_too():
     assert config.vision_config.attention_dropout == 0
     assert config.text_config.norm_topk_before_dropping is True
     assert config.text_config.classifier_dropout is None
+
+
+def test_activations_are_computed_anew_in_evaluation_mode(tmp_path):
+    """Each router runs in the forward pass and once more in the backward pass, not training.
+    Fails when activation checkpointing is lost with training mode.
+    """
+    policy = build(NOISY[-1], tmp_path / "model", activation_checkpointing=True)
+    routers = [module for module in policy.modules() if type(module).__name__ == "PhimoeTopKRouter"]
+    runs: list[bool] = []
+    for router in routers:
+        router.register_forward_hook(lambda module, *_: runs.append(module.training))
+    policy(PackedRow.of(pack([example(9)], total=1), device=CPU))[0].sum().backward()
+    assert runs == [False] * 2 * len(routers)
+
+
+def test_a_threshold_with_a_name_like_noise_stays():
+    """Phi-3.5-MoE masks experts by router_jitter_noise also when it does not train."""
+    config = PhimoeConfig(router_jitter_noise=0.01)
+    silence(config)
+    assert config.router_jitter_noise == 0.01
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "expected"),
+    [
+        ("llama", {}, LogitShape()),
+        ("granite", {"logits_scaling": 8.0}, LogitShape(scale=1 / 8)),
+        ("hyperclovax", {"logits_scaling": 8.0}, LogitShape(scale=8.0)),
+        ("cohere", {"logit_scale": 0.0625}, LogitShape(scale=0.0625)),
+        ("minicpm3", {"dim_model_base": 16}, LogitShape(scale=0.5)),
+        ("nanochat", {"final_logit_softcapping": 15.0}, LogitShape(cap=15.0)),
+    ],
+)
+def test_what_a_model_makes_of_its_logits_is_measured(model_type, changes, expected):
+    """The same setting divides in one architecture and multiplies in another."""
+    config = AutoConfig.for_model(model_type, **SIZES, num_key_value_heads=4, **changes)
+    shape = logit_shape(empty_model(config, dtype=torch.float32))
+    assert shape.scale == pytest.approx(expected.scale, rel=1e-6)
+    assert (shape.cap is None) == (expected.cap is None)
+    assert (shape.cap or 0.0) == pytest.approx(expected.cap or 0.0, rel=1e-6)
+
+
+def test_logits_that_are_shaped_in_another_way_are_refused(monkeypatch):
+    """Fails when a model that, say, squares its logits is taken for one that scales them."""
+    model = empty_model(AutoConfig.for_model("llama", **SIZES), dtype=torch.float32)
+    plain = type(model).forward
+
+    def squared(self, **inputs):
+        output = plain(self, **inputs)
+        output.logits = output.logits.square()
+        return output
+
+    monkeypatch.setattr(type(model), "forward", squared)
+    with pytest.raises(UnsupportedModelError, match=r"model_type llama .* logits"):
+        logit_shape(model)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "reason"),
+    [
+        ("gpt_oss", {}, "attention has sinks"),
+        ("gemma2", {}, "attention has a soft cap .attn_logit_softcapping=50"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "looks ahead"),
+        ("gemma3", {}, "multimodal"),
+        ("phi", {}, "output layer has a bias"),
+        ("gpt2", {}, "not a backbone `model`"),
+        ("nemotron", {"num_key_value_heads": 4, "head_dim": 8}, "not told which tokens"),
+        ("phimoe", {"sliding_window": 8}, "sliding_window=8. is in its mask alone"),
+        ("qwen3_next", {}, "linear_attention"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),
+        ("bloom", {}, "cannot be replaced"),
+        ("falcon", {}, "cannot build it"),
+    ],
+)
+def test_what_the_learner_does_not_compute_is_refused_by_name(model_type, changes, reason):
+    """Before weights are loaded; some was found in the middle of a run, some never."""
+    small = {} if model_type in ("gemma3", "gpt2") else SIZES
+    config = AutoConfig.for_model(model_type, **small | changes)
+    with pytest.raises(UnsupportedModelError, match=f"model_type {model_type} .*{reason}"):
+        empty_model(config, dtype=torch.float32)
+
+
+def test_a_refused_model_ends_the_start_before_its_weights_are_read(tmp_path):
+    """The folder has none. Fails when the checkpoint is opened first."""
+    AutoConfig.for_model("qwen3_next", num_hidden_layers=2).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="model_type qwen3_next"):
+        build_policy(
+            tmp_path,
+            mesh=build_mesh("cpu", shard_size=0),
+            device=CPU,
+            compute_dtype=torch.float32,
+            activation_checkpointing=False,
+            temperature=1.0,
+        )

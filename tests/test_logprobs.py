@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from april_rl.learner.logprobs import LogprobHead
+from april_rl.learner.logprobs import LogitShape, LogprobHead
 
 NUM_TOKENS, HIDDEN, VOCABULARY, TEMPERATURE = 23, 16, 71, 0.7
+PLAIN, SCALED, CAPPED = LogitShape(), LogitShape(scale=0.4), LogitShape(scale=1.7, cap=2.5)
 ONE_BLOCK, UNEVEN_BLOCKS = 2**20, 4 * NUM_TOKENS * 20  # 71 = 3 · 20 + 11
 
 
@@ -19,9 +20,15 @@ def case(dtype: torch.dtype) -> tuple[torch.Tensor, nn.Parameter, torch.Tensor, 
 
 
 def from_all_logits(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    shape: LogitShape = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logprobs = (hidden.float() @ weight.float().T / TEMPERATURE).log_softmax(-1)
+    logits = shape.scale * (hidden.float() @ weight.float().T)
+    if shape.cap is not None:
+        logits = shape.cap * torch.tanh(logits / shape.cap)
+    logprobs = (logits / TEMPERATURE).log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(-1, labels[:, None])[:, 0], entropy
 
@@ -30,13 +37,15 @@ def from_all_logits(
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.bfloat16, 0.06)], ids=["fp32", "bf16"]
 )
+@pytest.mark.parametrize("shape", [PLAIN, SCALED, CAPPED], ids=["plain", "scaled", "capped"])
 def test_logprobs_entropy_and_gradients_are_those_of_the_whole_softmax(
-    block_bytes, dtype, tolerance
+    block_bytes, dtype, tolerance, shape
 ):
+    """Fails when a scale or a cap of the logits is forgotten in either pass, or in any block."""
     hidden, weight, labels, slope = case(dtype)
-    expected, expected_entropy = from_all_logits(hidden, weight, labels)
+    expected, expected_entropy = from_all_logits(hidden, weight, labels, shape)
     expected_grads = torch.autograd.grad((expected * slope).sum(), (hidden, weight))
-    head = LogprobHead(weight, temperature=TEMPERATURE, block_bytes=block_bytes)
+    head = LogprobHead(weight, temperature=TEMPERATURE, shape=shape, block_bytes=block_bytes)
     logprobs, entropy = head(hidden, labels)
     grads = torch.autograd.grad((logprobs * slope).sum(), (hidden, weight))
     close = {"atol": tolerance, "rtol": tolerance}

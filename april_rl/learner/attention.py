@@ -11,13 +11,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
-from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "april_rl_packed"  # as transformers knows it; without a mask function of that name, no mask
 
-# What some architectures want of their attention and this one does not have.
-_UNSUPPORTED = ("softcap", "s_aux")
+MIN_WINDOW_BLOCK = 256  # queries that are computed together, at least, where a window is short
+
+# What models say of their attention beside the tensors, and what changes nothing here.
+_WITHOUT_EFFECT = frozenset(
+    ("dropout", "use_cache", "position_ids", "output_attentions", "output_router_logits")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +44,6 @@ def register() -> None:
     ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
 
 
-def separates_samples(model: PreTrainedModel) -> bool:
-    """Whether tokens of a row meet nowhere in `model` but in attention that can be replaced.
-
-    Layers with a state of their own (linear attention, Mamba) carry it from sample to sample.
-    """
-    kinds = set(model.config.get_text_config().to_dict().get("layer_types") or ())
-    return (
-        bool(model._supports_attention_backend)
-        and not model._is_stateful
-        and all(kind.endswith("_attention") and kind != "linear_attention" for kind in kinds)
-    )
-
-
 def packed_attention(
     module: nn.Module,  # noqa: ARG001
     query: Tensor,
@@ -68,26 +58,32 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention output [1, T, Q, D], and no weights; the interface is that of transformers.
 
-    `query` [1, Q, T, D], `key` and `value` [1, K, T, D]. Dropout is never applied: a
-    log-probability with noise is no ratio. Raises ValueError for what would silently be left out.
+    `query` [1, Q, T, D], `key` and `value` [1, K, T, D]. With `sliding_window` a token sees itself
+    and the `sliding_window` - 1 tokens before it. Dropout is never applied: a log-probability with
+    noise is no ratio. Raises ValueError for what would silently be left out.
     """
     assert attention_mask is None, "a packed row takes no mask"
     assert query.shape[0] == 1, "a packed row is a batch of one"
-    if sliding_window is not None and max(packing.lengths) > sliding_window:
-        raise ValueError(
-            f"model.path: the model attends to a window of {sliding_window} tokens and a sequence "
-            f"has {max(packing.lengths)}; sliding-window attention is not supported in the learner"
-        )
-    unsupported = [name for name in _UNSUPPORTED if options.get(name) is not None]
+    wanted = (name for name, value in options.items() if value is not None)
+    unsupported = sorted(name for name in wanted if name not in _WITHOUT_EFFECT)
     if unsupported:
         raise ValueError(f"model.path: the model's attention needs {unsupported}: not supported")
+    window = None
+    if sliding_window is not None and sliding_window < max(packing.lengths):
+        window = sliding_window
     if query.is_cuda and query.dtype is not torch.float32:
-        return _varlen(query, key, value, packing, scaling=scaling)[None], None
-    return _one_by_one(query, key, value, packing, scaling=scaling), None
+        return _varlen(query, key, value, packing, scaling=scaling, window=window)[None], None
+    return _one_by_one(query, key, value, packing, scaling=scaling, window=window), None
 
 
 def _one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    *,
+    scaling: float,
+    window: int | None,
 ) -> Tensor:
     """[1, T, Q, D]: one call a sequence, in float32.
 
@@ -95,23 +91,59 @@ def _one_by_one(
     """
     pieces = [
         F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
+        if window is None or window >= q.shape[2]
+        else _windowed(q, k, v, scaling=scaling, window=window)
         for q, k, v in zip(
             *(torch.split(x.float(), list(packing.lengths), dim=2) for x in (query, key, value)),
             strict=True,
         )
     ]
-    return torch.cat(pieces, dim=2).transpose(1, 2).to(query.dtype)
+    return torch.cat(pieces, dim=2).transpose(1, 2).to(query.dtype).contiguous()
+
+
+def _windowed(q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: int) -> Tensor:
+    """[1, Q, L, D] of one sequence of L tokens, a block of queries after another.
+
+    The keys of a block are its own and the window before it: time and memory grow with L, not L².
+    """
+    length, block = q.shape[2], max(window, MIN_WINDOW_BLOCK)
+    position = torch.arange(length, device=q.device)
+    pieces = []
+    for start in range(0, length, block):
+        queries = slice(start, min(start + block, length))
+        keys = slice(max(0, start - window + 1), queries.stop)
+        distance = position[queries, None] - position[None, keys]
+        pieces.append(
+            F.scaled_dot_product_attention(
+                q[:, :, queries],
+                k[:, :, keys],
+                v[:, :, keys],
+                attn_mask=(distance >= 0) & (distance < window),
+                scale=scaling,
+                enable_gqa=True,
+            )
+        )
+    return torch.cat(pieces, dim=2)
 
 
 def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    *,
+    scaling: float,
+    window: int | None,
 ) -> Tensor:
     """[T, Q, D]: one FlashAttention call for the whole row; half precision on CUDA only."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     longest = max(packing.lengths)
+    before = (
+        -1 if window is None else window - 1
+    )  # tokens before its own that a token sees; -1: all
     out = varlen_attn(
         q, k, v, packing.starts, packing.starts, longest, longest,
-        scale=scaling, window_size=(-1, 0), enable_gqa=True,
+        scale=scaling, window_size=(before, 0), enable_gqa=True,
     )  # fmt: skip
     assert isinstance(out, Tensor)
     return out

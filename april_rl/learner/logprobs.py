@@ -7,6 +7,7 @@ memory is bounded by the block and not by N·V. A vocabulary that is one block i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,19 +22,49 @@ BLOCK_BYTES = 256 * 2**20
 MIN_BLOCK_ROWS = 512
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitShape:
+    """What a model makes of x = hidden · weight: cap · tanh(scale · x / cap), or scale · x."""
+
+    scale: float = 1.0
+    cap: float | None = None  # None: logits are not bounded
+
+    def at(self, temperature: float) -> LogitShape:
+        """The shape of logits / temperature."""
+        cap = None if self.cap is None else self.cap / temperature
+        return LogitShape(scale=self.scale / temperature, cap=cap)
+
+    def of(self, products: Tensor) -> Tensor:
+        """Logits of the products x, which are overwritten."""
+        if self.cap is None:
+            return products.mul_(self.scale)
+        return products.mul_(self.scale / self.cap).tanh_().mul(self.cap)
+
+    def bend(self, logits: Tensor) -> Tensor | None:
+        """Return what d logits / d x is, divided by the scale: 1 - (logits / cap)²; None: 1."""
+        return None if self.cap is None else 1 - (logits / self.cap).square_()
+
+
 class LogprobHead(nn.Module):
     """The output layer of a language model, from hidden states straight to log-probabilities."""
 
     def __init__(
-        self, weight: nn.Parameter, *, temperature: float, block_bytes: int | None = None
+        self,
+        weight: nn.Parameter,
+        *,
+        temperature: float,
+        shape: LogitShape | None = None,
+        block_bytes: int | None = None,
     ) -> None:
         """`weight` [V, H] is the model's own parameter, possibly shared with its embedding.
 
+        `shape` is what the model makes of its logits before the temperature; None: nothing.
         `block_bytes` bounds the float32 logits that exist at a time; None: what suits the device.
         """
         super().__init__()
         self.weight = weight
-        self._temperature, self._block_bytes = temperature, block_bytes
+        self._shape = (shape or LogitShape()).at(temperature)
+        self._block_bytes = block_bytes
 
     def forward(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of each label [N], with gradient, and entropy [N], without.
@@ -42,9 +73,9 @@ class LogprobHead(nn.Module):
         """
         block = self._block_rows(hidden)
         if len(self.weight) <= block:
-            return _in_one_block(hidden, self.weight, labels, self._temperature)
+            return _in_one_block(hidden, self.weight, labels, self._shape)
         logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, labels, self._temperature, block
+            hidden, self.weight, labels, self._shape, block
         )
         return logprobs, entropy
 
@@ -58,10 +89,10 @@ class LogprobHead(nn.Module):
 
 
 def _in_one_block(
-    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float
+    hidden: Tensor, weight: Tensor, labels: Tensor, shape: LogitShape
 ) -> tuple[Tensor, Tensor]:
     """The softmax as it stands in a textbook: what has room is kept for the backward pass."""
-    logprobs = _logits(hidden, weight, temperature).log_softmax(dim=1)  # [N, V]
+    logprobs = _logits(hidden, weight, shape).log_softmax(dim=1)  # [N, V]
     with torch.no_grad():
         entropy = -torch.linalg.vecdot(logprobs.exp(), logprobs)
     return -F.nll_loss(logprobs, labels, reduction="none"), entropy
@@ -70,7 +101,7 @@ def _in_one_block(
 class _TokenLogprobs(Function):
     """Online softmax over blocks of vocabulary (Milakov and Gimelshein 2018, algorithm 3).
 
-    Forward keeps, of z = logits / temperature, the running maximum, Σ exp(z - max) and
+    Forward keeps, of the logits z at the temperature, the running maximum, Σ exp(z - max) and
     Σ exp(z - max)·(z - max); backward computes each block's logits once more.
     """
 
@@ -80,7 +111,7 @@ class _TokenLogprobs(Function):
         hidden: Tensor,
         weight: Tensor,
         labels: Tensor,
-        temperature: float,
+        shape: LogitShape,
         block: int,
     ) -> tuple[Tensor, Tensor]:
         """`block`: rows of `weight` computed together."""
@@ -88,7 +119,7 @@ class _TokenLogprobs(Function):
         top = hidden.new_full((len(labels),), lowest, dtype=torch.float32)  # [N]
         total, weighted, target = (torch.zeros_like(top) for _ in range(3))  # [N]
         for start, rows in _blocks(weight, block):
-            logits = _logits(hidden, rows, temperature)
+            logits = _logits(hidden, rows, shape)
             here, column = _columns(labels, start, len(rows))
             target = torch.where(here, logits.gather(1, column[:, None])[:, 0], target)
             new_top = torch.maximum(top, logits.amax(dim=1))
@@ -101,7 +132,7 @@ class _TokenLogprobs(Function):
         log_normaliser = top + total.log()
         entropy = total.log() - weighted / total
         ctx.save_for_backward(hidden, weight, labels, log_normaliser)
-        ctx.temperature, ctx.block = temperature, block  # type: ignore[attr-defined]
+        ctx.shape, ctx.block = shape, block  # type: ignore[attr-defined]
         ctx.mark_non_differentiable(entropy)
         return target - log_normaliser, entropy
 
@@ -110,19 +141,23 @@ class _TokenLogprobs(Function):
     def backward(
         ctx: FunctionCtx, grad: Tensor, _grad_entropy: Tensor
     ) -> tuple[Tensor, Tensor | None, None, None, None]:
-        """d logprob / d z = one-hot(label) - softmax(z); a frozen weight costs nothing."""
+        """d logprob / d z = one-hot(label) - softmax(z), times d z / d x; a frozen weight costs
+        nothing.
+        """
         hidden, weight, labels, log_normaliser = ctx.saved_tensors  # type: ignore[attr-defined]
-        temperature, block = ctx.temperature, ctx.block  # type: ignore[attr-defined]
+        shape, block = ctx.shape, ctx.block  # type: ignore[attr-defined]
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
         is_trained = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         grad_weight = torch.empty_like(weight) if is_trained else None
-        scaled = grad / temperature  # [N]
+        scaled = grad * shape.scale  # [N]
         for start, rows in _blocks(weight, block):
-            probs = _logits(hidden, rows, temperature).sub_(log_normaliser[:, None]).exp_()
+            logits = _logits(hidden, rows, shape)
+            bend = shape.bend(logits)
+            probs = logits.sub_(log_normaliser[:, None]).exp_()
             slope = probs.mul_(-scaled[:, None])
             here, column = _columns(labels, start, len(rows))
             slope.scatter_add_(1, column[:, None], (scaled * here)[:, None])
-            slope = slope.to(hidden.dtype)
+            slope = (slope if bend is None else slope.mul_(bend)).to(hidden.dtype)
             grad_hidden += slope @ rows
             if grad_weight is not None:
                 torch.mm(slope.T, hidden, out=grad_weight[start : start + len(rows)])
@@ -134,9 +169,9 @@ def _blocks(weight: Tensor, block: int) -> Iterator[tuple[int, Tensor]]:
     return ((start, weight[start : start + block]) for start in range(0, len(weight), block))
 
 
-def _logits(hidden: Tensor, rows: Tensor, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, rows: Tensor, shape: LogitShape) -> Tensor:
     """Float32 [N, rows of the block]."""
-    return (hidden @ rows.T).float().div_(temperature)
+    return shape.of((hidden @ rows.T).float())
 
 
 def _columns(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
-from april_rl.learner import attention
-from april_rl.learner.architecture import silence
-from april_rl.learner.checkpoint import Checkpoint, CheckpointError
+from april_rl.learner.architecture import (
+    UnsupportedModelError,
+    empty_model,
+    logit_shape,
+    recompute_activations,
+)
+from april_rl.learner.checkpoint import Checkpoint
 from april_rl.learner.logprobs import LogprobHead
 from april_rl.learner.lora import Lora, base_parameters, initialise, inject, merged_parameters
 from april_rl.learner.names import Part, StoredNames, cut
@@ -47,7 +50,7 @@ class Policy(nn.Module):
         self.is_tied: bool = causal_lm.config.tie_word_embeddings
         self.model = causal_lm.base_model
         weight = (embedding if self.is_tied else head).get_parameter("weight")
-        self.lm_head = LogprobHead(weight, temperature=temperature)
+        self.lm_head = LogprobHead(weight, temperature=temperature, shape=logit_shape(causal_lm))
         kinds = causal_lm._no_split_modules or ()
         self._layers = [m for m in causal_lm.modules() if type(m).__name__ in kinds]
         self._stored_names = StoredNames(causal_lm)
@@ -163,23 +166,13 @@ def build_policy(
 
     `storage_dtype` is that of the shards: masters are float32. With `lora` those are the adapters,
     and the frozen model may be stored in the precision it is computed with.
-    Raises CheckpointError or UnknownLayoutError when the folder does not describe a model the
-    learner can hold, and LoraError when it has no such layers as `lora` names.
+    Raises UnsupportedModelError, before anything is loaded, when the learner would compute
+    something else than the model, CheckpointError or UnknownLayoutError when the folder does not
+    describe a model the learner can hold, and LoraError when it has no such layers as `lora` names.
     """
-    attention.register()
-    config = AutoConfig.from_pretrained(folder)
-    silence(config)
-    with init_empty_weights(include_buffers=False):
-        causal_lm = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=storage_dtype, attn_implementation=attention.NAME
-        )
-    if not attention.separates_samples(causal_lm):
-        raise CheckpointError(
-            f"model.path={folder}: model_type {config.model_type} mixes tokens by more than causal "
-            "attention (linear attention, a recurrent state): samples of a packed row would see "
-            "each other; it is not supported"
-        )
+    causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=storage_dtype)
     if activation_checkpointing:
+        _check_checkpointing(causal_lm)
         causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
     policy = Policy(causal_lm, temperature=temperature)
     checkpoint = Checkpoint(folder)
@@ -191,5 +184,16 @@ def build_policy(
     policy.materialise(checkpoint, device=device)
     if lora is not None:
         initialise(policy, seed=lora.seed)
-    # transformers checkpoints activations in training mode only; all noise is 0 (silence).
-    return policy.train(activation_checkpointing)
+    policy.eval()
+    if activation_checkpointing:
+        recompute_activations(policy)
+    return policy
+
+
+def _check_checkpointing(causal_lm: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError when the model cannot compute its activations anew."""
+    if not causal_lm.supports_gradient_checkpointing:
+        raise UnsupportedModelError(
+            f"learner.activation_checkpointing=true: model_type {causal_lm.config.model_type} does "
+            "not support it; set it to false"
+        )

@@ -1,0 +1,232 @@
+"""Which architectures the learner trains: every one that transformers knows, tried tiny.
+
+    python tools/models_table.py           # write docs/models.md; half a minute of CPU
+    python tools/models_table.py --check   # compare with docs/models.md; exit status 1: it differs
+
+A tiny random model is saved and loaded as the learner loads it, with activation checkpointing where
+there is any; the log-probabilities of a packed row are held against those of transformers' own
+logits, one sequence at a time, in float32 with eager attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import transformers
+from tiny_architectures import VOCABULARY, WINDOW, model_types, tiny_config, tiny_model
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from april_rl.batch.packing import MicroBatch
+from april_rl.errors import RunError
+from april_rl.learner.architecture import empty_model, logit_shape
+from april_rl.learner.logprobs import LogitShape
+from april_rl.learner.mesh import build_mesh
+from april_rl.learner.policy import build_policy
+from april_rl.learner.row import PackedRow
+
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+TOLERANCE = 1e-5  # nats
+TEMPERATURE = 0.8
+LENGTHS = (7, 24, 3, 13)  # tokens of the sequences of the row
+MAX_PARAMETERS = 1_000_000
+_CPU = torch.device("cpu")
+
+
+class Result(Enum):
+    """What became of an architecture."""
+
+    right = "right"
+    wrong = "WRONG"
+    refused = "refused"
+    untried = "not tried"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One row of the table."""
+
+    model_type: str
+    result: Result
+    why: str  # what the test went through, or the reason
+
+    def __str__(self) -> str:
+        return f"| `{self.model_type}` | {self.result.value} | {self.why} |"
+
+
+def judge(model_type: str) -> Verdict:
+    """Try one architecture; needs a process group (`group_of_one`)."""
+    result, why = _tried(model_type)
+    return Verdict(model_type=model_type, result=result, why=why)
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """`torch.distributed` with this process alone in it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _tried(model_type: str) -> tuple[Result, str]:
+    try:
+        config = tiny_config(model_type)
+        empty = empty_model(config, dtype=torch.float32)
+        shape = logit_shape(empty)
+    except RunError as refusal:
+        return Result.refused, _reason(refusal)
+    except Exception as error:  # of transformers' configurations, whatever they are
+        return Result.untried, f"cannot be built from small sizes ({type(error).__name__})"
+    if sum(p.numel() for p in empty.parameters()) > MAX_PARAMETERS:
+        return Result.untried, "cannot be built small"
+    try:
+        distance = _distance(config, can_recompute=empty.supports_gradient_checkpointing)
+    except RunError as refusal:
+        return Result.refused, _reason(refusal)
+    if distance > TOLERANCE:
+        return Result.wrong, f"{distance:.1e} nats"
+    return Result.right, ", ".join(_features(config, shape))
+
+
+def _reason(refusal: RunError) -> str:
+    """Why the learner refuses, without the model's name."""
+    before, _, reason = str(refusal).rpartition(" is not supported: ")
+    return reason if before else f"its checkpoints have another layout ({type(refusal).__name__})"
+
+
+def _features(config: PreTrainedConfig, shape: LogitShape) -> Iterator[str]:
+    """What this model does that the plain transformer does not."""
+    text = config.get_text_config().to_dict()
+    if text.get("sliding_window") == WINDOW:
+        kinds = text.get("layer_types") or ()
+        yield "sliding window" + (" in some layers" if "full_attention" in kinds else "")
+    if abs(shape.scale - 1) > 1e-6:
+        yield "logits are scaled"
+    if shape.cap is not None:
+        yield "logits have a soft cap"
+
+
+def _distance(config: PreTrainedConfig, *, can_recompute: bool) -> float:
+    """The largest difference of a log-probability between the learner and transformers."""
+    model = tiny_model(config)
+    rows = _sequences()
+    expected = torch.cat([_logprobs(model, row) for row in rows])
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        policy = build_policy(
+            Path(folder),
+            mesh=build_mesh("cpu", shard_size=0),
+            device=_CPU,
+            compute_dtype=torch.float32,
+            activation_checkpointing=can_recompute,
+            temperature=TEMPERATURE,
+        )
+    found = policy(PackedRow.of(_packed(rows), device=_CPU))[0]
+    return (found.detach() - expected).abs().max().item()
+
+
+def _sequences() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, VOCABULARY, (n,), generator=generator) for n in LENGTHS]
+
+
+@torch.no_grad()
+def _logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    """Of all tokens but the first, from all logits."""
+    logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1].float()
+    logprobs = (logits / TEMPERATURE).log_softmax(-1)
+    return logprobs.gather(-1, token_ids[1:, None])[:, 0]
+
+
+def _packed(rows: list[Tensor]) -> MicroBatch:
+    """One row of all sequences; the first token of each is its prompt."""
+    size = sum(LENGTHS)
+    is_last = np.zeros(size, np.bool_)
+    is_last[np.cumsum(LENGTHS) - 1] = True
+    token_ids = torch.cat(rows).numpy()
+    floats = np.zeros(size, np.float32)
+    return MicroBatch(
+        lengths=LENGTHS,
+        response_lengths=tuple(n - 1 for n in LENGTHS),
+        position_ids=np.concatenate([np.arange(n) for n in LENGTHS]),
+        token_ids=token_ids,
+        labels=np.roll(token_ids, -1),
+        response_mask=~is_last,
+        behaviour_logprobs=floats,
+        advantages=floats,
+        ages=np.zeros(size, np.int32),
+        is_comparable=np.zeros(size, np.bool_),
+        loss_weights=floats,
+    )
+
+
+def page(verdicts: Iterable[Verdict]) -> str:
+    """docs/models.md."""
+    rows = sorted(verdicts, key=lambda v: (list(Result).index(v.result), v.model_type))
+    counts = ", ".join(f"{sum(v.result is r for v in rows)} {r.value}" for r in Result)
+    return "\n".join(
+        [_HEAD.format(version=transformers.__version__, counts=counts), *map(str, rows), ""]
+    )
+
+
+_HEAD = """# Models
+
+Written by `python tools/models_table.py`; do not edit. Every architecture that transformers
+{version} has a causal language model for, built tiny with random weights: {counts}.
+
+- **right**: from a packed row of four sequences, with activation checkpointing where the model has
+  it, the learner's log-probabilities equal those of transformers' own logits, one sequence at a
+  time, to 1e-5 nats in float32. Windows are 4 tokens and sequences up to 24; scales, multipliers
+  and soft caps differ from 1; dropouts are 0.3 in `config.json`.
+- **refused**: the run ends when the learner is built, before weights are loaded or anything is
+  generated, with this reason.
+- **not tried**: no small configuration was found. The run checks what it can: the kinds of layers,
+  the shape of the logits and the names of the checkpoint's tensors.
+
+What is right here is the learner. That vLLM has the architecture too, and computes the same, is for
+the mismatch check of every step (`mismatch/logprob_abs_mean`). Beside this table: `phimoe` and
+`qwen2_moe` with a sliding window shorter than their context are refused, for their code applies it
+by its mask alone; the published ones have none. Routers stay in evaluation mode: some sample their
+experts in training mode (`phimoe`).
+
+| model_type | result | with, or why |
+|---|---|---|"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parsed = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    with group_of_one():
+        verdicts = [judge(model_type) for model_type in model_types()]
+    written = page(verdicts)
+    wrong = [verdict for verdict in verdicts if verdict.result is Result.wrong]
+    print(*wrong, sep="\n", file=sys.stderr)
+    if parsed.check:
+        return int(bool(wrong) or written != PAGE.read_text())
+    PAGE.write_text(written)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
