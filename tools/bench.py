@@ -1,5 +1,5 @@
 """Benchmarks, each against something in the same run:
-`tools/bench.py rollout|step|learner|logprobs|scale`.
+`tools/bench.py rollout|step|learner|logprobs|scale|data`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from april_rl.runtime.threads import thread_environment
 os.environ |= thread_environment(os.cpu_count() or 1)
 os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
+from bench_data import add_data_arguments, bench_data
 from bench_learner import add_learner_arguments, bench_learner
 from bench_logprobs import add_logprobs_arguments, bench_logprobs
 from bench_rollout import add_rollout_arguments, bench_rollout
@@ -47,6 +48,11 @@ COMMANDS = {
         add_scale_arguments,
         bench_scale,
         "the controller's own time with 1 to 512 engines",
+    ),
+    "data": (
+        add_data_arguments,
+        bench_data,
+        "time and memory to load a prompt set, by its number of rows",
     ),
 }
 

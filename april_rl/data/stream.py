@@ -2,7 +2,7 @@
 
 A stream of one set has every prompt once an epoch. A mixture takes from such streams in turn: the
 next prompt is of the source that is furthest behind its share, so that after n prompts a source of
-weight w has given n · w / Σ w of them, give or take one.
+weight w has given n · w / Σ w of them, give or take a few.
 """
 
 from __future__ import annotations
