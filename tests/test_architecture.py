@@ -38,6 +38,7 @@ LAYERS = (  # the floors of the house, the ground first
     {"launching"},
     {"assembly"},
     {"trainer", "evaluation_run"},
+    {"rehearsal"},
     {"train", "commands"},
     {"__main__"},
 )

@@ -159,7 +159,7 @@ def test_a_value_out_of_range_is_refused_in_one_line_that_starts_with_its_key(
 
 def test_an_unknown_recipe_is_refused_with_a_list_of_the_recipes() -> None:
     message = refusal("+recipe=tiny_tpu")
-    for name in ("recipe/tiny_tpu", *recipes()):
+    for name in ("recipe/tiny_tpu", *(name for name in recipes() if "/" not in name)):
         assert name in message
 
 
@@ -217,7 +217,7 @@ class Reads(ast.NodeVisitor):
             self._annotated(node.arg, node.annotation)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             self._annotated(node.target.id, node.annotation)
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        elif isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Tuple):
             self._assigned(node.targets[0], node.value)
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             values = node.value.elts if isinstance(node.value, ast.Tuple) else []
@@ -226,8 +226,8 @@ class Reads(ast.NodeVisitor):
 
     def _assigned(self, target: ast.expr, value: ast.expr) -> None:
         section = self._section(value)
-        if section and isinstance(target, ast.Name):
-            self._names[target.id] = section
+        if section:
+            self._names[ast.unparse(target)] = section
 
     def _annotated(self, name: str, annotation: ast.expr) -> None:
         known = self._classes | {"TrainConfig": "", "PromptSetConfig": "data"}
@@ -241,8 +241,9 @@ class Reads(ast.NodeVisitor):
 
     def _section(self, node: ast.expr) -> str | None:
         """The section that an expression stands for."""
-        if isinstance(node, ast.Name):
-            return self._names.get(node.id) or None
+        known = self._names.get(ast.unparse(node))
+        if isinstance(node, ast.Name) or known:
+            return known or None
         is_section = isinstance(node, ast.Attribute) and is_dataclass(SECTIONS.get(node.attr))
         return node.attr if is_section and self._is_config(node.value) else None
 
@@ -268,6 +269,7 @@ def keys_read(source: str) -> set[str]:
         "trainer, rollout = config.trainer, config.rollout\nsize = rollout.group_size",
         "def make(settings: RolloutConfig): return settings.group_size",
         "def make(run: TrainConfig): return run.rollout.group_size",
+        "def make(self, chosen: RolloutConfig):\n self._chosen = chosen\n self._chosen.group_size",
     ],
 )
 def test_a_setting_counts_as_read_where_it_is_read(source: str) -> None:

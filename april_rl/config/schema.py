@@ -25,6 +25,7 @@ from april_rl.config.choices import (
 from april_rl.config.consistency import check_consistency
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
+from april_rl.config.rehearsal import RehearsalConfig
 from april_rl.config.task import (
     DataConfig,
     EvaluationConfig,
@@ -264,6 +265,7 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
 
     def __post_init__(self) -> None:
         check_consistency(self)

@@ -117,6 +117,13 @@ def to_config(composed: DictConfig) -> TrainConfig:
     return config
 
 
+def plain_config(config: TrainConfig) -> dict[str, object]:
+    """Return a checked configuration as plain data, as `config.yaml` of a run shows it."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
 def _plain(composed: DictConfig) -> DictConfig:
     """Return the composed values without their types."""
     plain = OmegaConf.create(OmegaConf.to_container(composed, enum_to_str=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -104,6 +105,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files into a folder."""
+        self._tokenizer.save_pretrained(folder)
 
     def decoder(self) -> Callable[[Sequence[int]], str]:
         """`decode` for other processes: pickled, it brings no transformers along where decoding

