@@ -69,6 +69,7 @@ def build_workers(
         settings=_worker_settings(config, layout, sizes),
         address=config.runtime.ray_address,
         watchdog=watchdog,
+        batch_tokens=config.trainer.num_groups * config.rollout.group_size * sizes.max_model_len,
     )
 
 

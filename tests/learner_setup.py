@@ -234,10 +234,15 @@ def plain_update(
 
 
 def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
-    """AdamW with the settings of `make_learner`."""
+    """AdamW with the settings of `make_learner`; norms and biases do not decay."""
     settings = dict(OPTIMIZER)
     betas = (settings.pop("beta1"), settings.pop("beta2"))
-    return torch.optim.AdamW(model.parameters(), betas=betas, **settings)
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=betas, **settings)
 
 
 def learner_logprobs(learner: Learner, examples: Sequence[Example]) -> torch.Tensor:

@@ -23,7 +23,7 @@ from learner_setup import (
 
 from april_rl.learner.learner import Learner
 from april_rl.learner.mismatch import MismatchError
-from april_rl.learner.optimizer import NonFiniteError, lr_factor
+from april_rl.learner.optimizer import NonFiniteError, Optimizer, lr_factor
 
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
@@ -144,6 +144,20 @@ def test_tokens_that_weigh_nothing_are_not_trained_and_not_counted(path):
     [kept], [masked] = pack_minibatch([examples[:2]]), pack_minibatch([examples[2:]])
     masked = replace(masked, loss_weights=np.zeros_like(masked.loss_weights))
     assert beside.update([[kept, masked]]).read() == pytest.approx(expected, rel=1e-4)
+
+
+def test_norms_and_biases_do_not_decay():
+    """Without gradients, decay alone moves the weights. Fails when it is one for all of them."""
+    layer, norm = torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)
+    parameters = [*layer.parameters(), *norm.parameters()]
+    before = [parameter.detach().clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    settings = OPTIMIZER | {"weight_decay": 0.5, "lr": 0.1}
+    schedule = {"warmup_steps": 0, "schedule": "constant", "num_steps": 1}
+    Optimizer(parameters, **settings, max_grad_norm=1.0, **schedule).step()
+    torch.testing.assert_close(layer.weight, before[0] * (1 - 0.1 * 0.5))
+    assert are_equal(list(parameters[1:]), before[1:])
 
 
 @pytest.mark.parametrize("num_minibatches", [1, 2])

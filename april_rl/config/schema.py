@@ -45,7 +45,7 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    weight_decay: float = 0.01
+    weight_decay: float = 0.01  # of matrices; norms and biases do not decay
     max_grad_norm: float = 1.0
     # optimizer steps (trainer.num_minibatches a step), linear, from lr / warmup_steps
     warmup_steps: int = 0

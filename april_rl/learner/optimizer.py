@@ -51,7 +51,7 @@ class OptimizerOptions(TypedDict):
     beta1: float
     beta2: float
     eps: float
-    weight_decay: float
+    weight_decay: float  # of matrices; norms and biases do not decay
     max_grad_norm: float  # gradients are scaled down to it
     warmup_steps: int
     schedule: ScheduleName
@@ -64,15 +64,23 @@ class Optimizer:
     def __init__(
         self, parameters: Iterable[nn.Parameter], **options: Unpack[OptimizerOptions]
     ) -> None:
-        """`parameters` are those of the sharded model."""
+        """`parameters` are those of the sharded model.
+
+        Only matrices decay; norms and biases are left alone, as is usual.
+        """
         self._parameters = list(parameters)
+        matrices = [p for p in self._parameters if p.dim() >= 2]
+        vectors = [p for p in self._parameters if p.dim() < 2]
+        groups = [
+            {"params": matrices, "weight_decay": options["weight_decay"]},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
         self._max_grad_norm = options["max_grad_norm"]
         self._adamw = torch.optim.AdamW(
-            self._parameters,
+            [group for group in groups if group["params"]],
             lr=options["lr"],
             betas=(options["beta1"], options["beta2"]),
             eps=options["eps"],
-            weight_decay=options["weight_decay"],
             fused=True,
         )
         factor = partial(
@@ -107,7 +115,7 @@ class Optimizer:
                 f"the gradient norm is {grad_norm}; the weights were left as they are. Lower "
                 "optimizer.lr, or set learner.compute_dtype=float32 to see whether precision is it"
             )
-        [lr] = self._schedule.get_last_lr()
+        lr = self._schedule.get_last_lr()[0]
         self._adamw.step()
         self._schedule.step()
         return StepReport(grad_norm=grad_norm, lr=float(lr))

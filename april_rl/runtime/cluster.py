@@ -19,7 +19,10 @@ from april_rl.runtime.join import join
 
 _MIB = 1 << 20
 # Batches and completions pass through the object store; weights never do.
-_OBJECT_STORE_BYTES = 256 * _MIB
+_LEAST_STORE_BYTES = 256 * _MIB
+_TOKEN_BYTES = 42  # of a token in a micro-batch: its ids, mask, ages, log-probability, weights
+_BATCHES = 2  # the one that is trained, and what is still referred to of the one before
+_SHARED_MEMORY = "/dev/shm"  # where Ray keeps its objects
 _PLACEMENT_TIMEOUT_S = 120.0
 
 
@@ -41,8 +44,18 @@ class Place:
     gpu: str  # the id Ray gave it; empty on CPU
 
 
-def start_ray(*, num_workers: int, address: str | None) -> None:
-    """Join the cluster at `address`, or start Ray embedded here: offline, no dashboard."""
+def object_store_bytes(batch_tokens: int, *, available: int) -> int:
+    """Return how large the object store is to be for batches of up to `batch_tokens` tokens, so
+    that none is written to disk; `available` is the shared memory of this machine in bytes.
+    """
+    return max(_LEAST_STORE_BYTES, min(_BATCHES * _TOKEN_BYTES * batch_tokens, available))
+
+
+def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -> None:
+    """Join the cluster at `address`, or start Ray embedded here: offline, no dashboard.
+
+    `batch_tokens`: the most tokens, of prompts and responses, that a step trains.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Workers without a GPU keep the environment's own choice of visible devices: Ray would
     # otherwise announce, with a warning, that it is going to hide all of them.
@@ -57,7 +70,9 @@ def start_ray(*, num_workers: int, address: str | None) -> None:
         address="local",  # otherwise Ray would follow RAY_ADDRESS, and refuse the rest
         num_cpus=max(num_workers, os.cpu_count() or 1),
         include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
+        object_store_memory=object_store_bytes(
+            batch_tokens, available=psutil.disk_usage(_SHARED_MEMORY).free
+        ),
         log_to_driver=False,
         logging_level=logging.ERROR,
         ignore_reinit_error=True,

@@ -31,13 +31,14 @@ class Workers:
         settings: WorkerSettings,
         address: str | None,
         watchdog: Watchdog,
+        batch_tokens: int = 0,
     ) -> None:
         """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need. Every
-        call to them is waited for by `watchdog`.
+        call to them is waited for by `watchdog`. `batch_tokens`: the most that a step trains.
         """
         self.layout, self.watchdog = layout, watchdog
         self.policy_version = 0  # of the weights that the engines were given last
-        start_ray(num_workers=layout.num_workers, address=address)
+        start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
         self._placement = Placement(
             num_workers=layout.num_workers,
             tensor_parallel_size=layout.tensor_parallel_size,
