@@ -16,7 +16,7 @@ from april_rl.config.prompt_sets import training_sets
 from april_rl.data.sets import PromptSets
 from april_rl.data.stream import stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
-from april_rl.evaluating import AnswerOf, answer_reader, build_evaluator, held_out_sets
+from april_rl.evaluating import build_evaluator, held_out_sets
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.launching import build_workers, context_length, training_sizes
@@ -50,7 +50,6 @@ class Parts:
     packer: Packer
     evaluator: Evaluator
     held_out: dict[str, HeldOut]
-    answer_of: AnswerOf | None  # None: responses to held-out prompts do not vote
     advantages: BatchAdvantages
 
 
@@ -111,7 +110,6 @@ def assemble(
         packer=packer,
         evaluator=build_evaluator(config, engines, rewards, num_slots=num_slots(config)),
         held_out=held_out,
-        answer_of=answer_reader(config),
         advantages=ADVANTAGES[config.algorithm.advantage],
     )
 

@@ -13,17 +13,16 @@ from april_rl.config.task import PromptSetConfig
 from april_rl.data.prompts import PromptTable
 from april_rl.evaluation.evaluator import CountingScorer, Evaluator
 from april_rl.evaluation.figures import Figures, figures
-from april_rl.evaluation.held_out import HeldOut, Outcome
+from april_rl.evaluation.held_out import AnswerOf, HeldOut, Outcome
 from april_rl.evaluation.settings import set_sampling
 from april_rl.rewards.extraction import extract_answer, normalised
+from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.rollout.ports import Engines
 from april_rl.scheduling import tick_steps
 from april_rl.tracking.samples_file import EvaluationRecord
 
-# Reward functions that read an answer from a response, so that samples can vote.
-_READ_ANSWERS = ("math_verify", "exact", "last_number")
-
-AnswerOf = Callable[[str], str | None]
+# Built-in reward functions that read an answer from a response, so that samples can vote.
+_READ_ANSWERS = ("math_verify", "exact", "last_number", "reasoning_gym")
 
 
 class Load(Protocol):
@@ -53,7 +52,14 @@ def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
             dataset=name,
         )
         prompts = table[: sampling.max_prompts or None]
-        found[name] = HeldOut(name=name, prompts=prompts, sampling=sampling)
+        function = _deciding(config, name)
+        found[name] = HeldOut(
+            name=name,
+            prompts=prompts,
+            sampling=sampling,
+            function=function.name,
+            answer_of=_answer_reader(function, config.reward.extract.name),
+        )
     return found
 
 
@@ -69,27 +75,7 @@ def build_evaluator(
         tick_steps=tick_steps(config, num_engines=engines.num_engines),
         tick_timeout_s=config.runtime.stall_timeout_s,
         seed=config.seed,
-        function=_deciding_name(config),
     )
-
-
-def answer_reader(config: TrainConfig) -> AnswerOf | None:
-    """Return what reads the answer of a response as the reward does; None when the deciding reward
-    function reads none, and there is nothing to vote on.
-
-    Answers that differ in spaces or `$` only are one; 1/2 and 0.5 are two.
-    """
-    reward, name = config.reward, _deciding_name(config)
-    function = reward.function if name is None else reward.functions[name].function
-    if not _reads_answers(function):
-        return None
-    how = reward.extract.name
-
-    def answer_of(response: str) -> str | None:
-        stated = extract_answer(response, how)
-        return None if stated is None else normalised(stated)
-
-    return answer_of
 
 
 def evaluate(
@@ -97,7 +83,6 @@ def evaluate(
     evaluator: Evaluator,
     *,
     decode: Callable[[Sequence[int]], str],
-    answer_of: AnswerOf | None,
     on_progress: Callable[[int], None],
 ) -> Evaluated:
     """Sample, score and estimate a held-out set; `on_progress` gets the number of samples so far.
@@ -106,7 +91,8 @@ def evaluate(
     """
     outcome = evaluator.run(held_out, on_progress)
     responses = [decode(sample.token_ids) for sample in outcome.samples]
-    answers = None if answer_of is None else [answer_of(response) for response in responses]
+    read = held_out.answer_of
+    answers = None if read is None else [read(response) for response in responses]
     return Evaluated(
         held_out=held_out,
         figures=figures(outcome, answers),
@@ -138,16 +124,34 @@ def _records(
     return found
 
 
-def _deciding_name(config: TrainConfig) -> str | None:
-    """The name in reward.functions of the function that says whether a sample is right; None when
-    there is only one function.
+def _deciding(config: TrainConfig, name: str) -> RewardFunction:
+    """Return the function that says which samples of the set `name` are right: the one that
+    `evaluation.function` names, else the first that scores the set.
     """
-    functions = config.reward.functions
-    return (config.evaluation.function or next(iter(functions))) if functions else None
+    wanted = config.evaluation.function
+    return next(
+        function
+        for function in reward_functions(config.reward)
+        if (function.name == wanted if wanted else function.scores(name))
+    )
 
 
-def _reads_answers(function: str) -> bool:
-    """Whether samples vote: with the built-ins that compare an answer, and with a user's own, which
-    may.
+def _answer_reader(function: RewardFunction, how: str) -> AnswerOf | None:
+    """Return what reads the answer of a response in the form `how`, as the function does; None
+    when a built-in reads none, and there is nothing to vote on. A user's own function may read one.
+
+    Answers that differ in spaces or `$` only are one; 1/2 and 0.5 are two.
     """
-    return function in _READ_ANSWERS or ":" in function
+    is_own = ":" in function.function
+    if not is_own and function.function not in _READ_ANSWERS:
+        return None
+    wants_number = function.function == "last_number"
+
+    def answer_of(response: str) -> str | None:
+        stated = extract_answer(response, how)
+        if wants_number:
+            is_anywhere = stated is None and how == "auto"
+            stated = extract_answer(response if is_anywhere else stated or "", "last_number")
+        return None if stated is None else normalised(stated)
+
+    return answer_of

@@ -11,7 +11,7 @@ from april_rl.config import TrainConfig
 from april_rl.data.sets import PromptSets
 from april_rl.data.tokenizer import load_tokenizer
 from april_rl.errors import RunError
-from april_rl.evaluating import Evaluated, answer_reader, build_evaluator, evaluate, held_out_sets
+from april_rl.evaluating import Evaluated, build_evaluator, evaluate, held_out_sets
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
 from april_rl.interrupts import Interrupts
@@ -62,7 +62,6 @@ class EvaluationRun:
         engines = RayEngines(workers, deterministic=config.deterministic)
         num_slots = num_seqs * layout.num_engines
         self._evaluator = build_evaluator(config, engines, rewards, num_slots=num_slots)
-        self._answer_of = answer_reader(config)
 
     def _held_out(self, config: TrainConfig) -> dict[str, HeldOut]:
         with self._view.phase("loading the reward"):
@@ -94,7 +93,6 @@ class EvaluationRun:
                 held_out,
                 self._evaluator,
                 decode=self._tokenizer.decode,
-                answer_of=self._answer_of,
                 on_progress=partial(self._progress, phase),
             )
 

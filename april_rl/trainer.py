@@ -191,7 +191,6 @@ class Trainer:
                     held_out,
                     self._parts.evaluator,
                     decode=self._parts.tokenizer.decode,
-                    answer_of=self._parts.answer_of,
                     on_progress=partial(self._show, phase),
                 )
             self.tracker.evaluation(self._version, name, evaluated.records)

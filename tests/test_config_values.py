@@ -101,9 +101,10 @@ SOURCES = (
                 *SOURCES,
                 "+reward.functions.f={function: exact, sources: [a, b]}",
                 "+reward.functions.g={function: exact, sources: [held_out]}",
+                "evaluation.function=f",
             ],
-            "reward.functions.f says what is right in an evaluation and does not score "
-            "evaluation.sets.held_out: add held_out to its sources",
+            "evaluation.function=f does not score evaluation.sets.held_out: add held_out to "
+            "reward.functions.f.sources",
         ),
     ],
 )

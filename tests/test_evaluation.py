@@ -20,9 +20,10 @@ from april_rl.config.task import (
     ModelConfig,
     RewardConfig,
     RewardFunctionConfig,
+    SourceConfig,
 )
 from april_rl.errors import RunError
-from april_rl.evaluating import answer_reader, evaluate
+from april_rl.evaluating import evaluate, held_out_sets
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import EvaluationError, HeldOut
 from april_rl.evaluation.settings import SetSampling, longest_response, set_sampling
@@ -43,6 +44,8 @@ HELD_OUT = HeldOut(
     sampling=SetSampling(
         num_samples=K, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=0
     ),
+    function="exact",
+    answer_of=lambda response: response.split()[0],
 )
 IDS = [SampleId(-1 - i, index) for i in range(NUM_PROMPTS) for index in range(K)]
 
@@ -92,7 +95,6 @@ def run(scorer: FakeScorer | None = None, *, held_out: HeldOut = HELD_OUT, **set
         held_out,
         evaluator(engines, scorer or CountingScorer(), **settings),
         decode=lambda tokens: " ".join(map(str, tokens)),
-        answer_of=lambda response: response.split()[0],
         on_progress=lambda _: None,
     )
 
@@ -185,11 +187,8 @@ def test_of_several_reward_functions_the_named_one_decides() -> None:
     """Fails when the weighted sum that trains is taken for accuracy."""
     scorer = CountingScorer()
     scorer.parts = ("format", "math")
-    found = run(scorer, function="math")
+    found = run(scorer, held_out=replace(HELD_OUT, function="math"))
     assert found.records[0].reward == reward(IDS[0]) + 100
-    scorer.submitted.clear()
-    with pytest.raises(EvaluationError, match=r"function code.*format, math did"):
-        run(scorer, function="code")
 
 
 def configured(chosen: EvaluationSetConfig, **evaluation) -> TrainConfig:
@@ -244,33 +243,45 @@ def test_a_context_that_holds_training_but_not_an_evaluation_is_refused() -> Non
         context_length(config)
 
 
+def the_set(config: TrainConfig) -> HeldOut:
+    return held_out_sets(config, lambda **_: [])["aime"]
+
+
 @pytest.mark.parametrize(
     ("function", "response", "answer"),
     [
         ("math_verify", "so \\boxed{ 1 000 }", "1000"),
-        ("math_verify", "nothing", None),
+        ("math_verify", "it is 7", None),
+        ("last_number", "it is 7", "7"),
+        ("last_number", "1 or 2: \\boxed{x=3}", "3"),
+        ("last_number", "nothing", None),
         ("my:own", "\\boxed{7}", "7"),
     ],
 )
 def test_samples_vote_with_the_answers_that_the_reward_reads(function, response, answer) -> None:
-    config = replace(
-        configured(EvaluationSetConfig(path="aime")), reward=RewardConfig(function=function)
-    )
-    read = answer_reader(config)
+    config = configured(EvaluationSetConfig(path="aime"))
+    read = the_set(replace(config, reward=RewardConfig(function=function))).answer_of
     assert read is not None
     assert read(response) == answer
 
 
-def test_nothing_votes_where_no_answer_is_read() -> None:
-    """A program or a judgement has no answer that two samples could share."""
+def test_the_function_that_decides_is_the_named_one_or_the_first_that_scores_the_set() -> None:
+    """And nothing votes where it reads no answer, as of a program. Fails when a function decides
+    that gives the set no value.
+    """
     config = configured(EvaluationSetConfig(path="aime"))
     functions = {
-        "code": RewardFunctionConfig(function="code"),
-        "math": RewardFunctionConfig(function="math_verify"),
+        "form": RewardFunctionConfig(function="format"),
+        "math": RewardFunctionConfig(function="math_verify", sources=["aime"]),
     }
     config = replace(config, reward=RewardConfig(functions=functions))
-    assert answer_reader(config) is None
-    config = replace(config, evaluation=replace(config.evaluation, function="math"))
-    assert answer_reader(config) is not None
+    assert (the_set(config).function, the_set(config).answer_of) == ("form", None)
+    named = replace(config, evaluation=replace(config.evaluation, function="math"))
+    assert the_set(named).function == "math"
+    assert the_set(named).answer_of is not None
     with pytest.raises(ValueError, match=r"evaluation.function=maths is no name"):
         replace(config, evaluation=replace(config.evaluation, function="maths"))
+    sources = {"web": SourceConfig(path="web")}
+    mixture = replace(config, data=DataConfig(path="", sources=sources))
+    functions["form"].sources = ["web"]
+    assert the_set(mixture).function == "math"

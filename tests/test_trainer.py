@@ -42,6 +42,8 @@ HELD_OUT = HeldOut(
     sampling=SetSampling(
         num_samples=1, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=0
     ),
+    function="a",
+    answer_of=str,
 )
 
 
@@ -190,7 +192,6 @@ def run(
                 seed=0,
             ),
             held_out={held_out.name: held_out} if held_out else {},
-            answer_of=str,
             advantages=advantages or by_group(grpo),
         )
 

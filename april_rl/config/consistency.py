@@ -202,11 +202,11 @@ def _check_reward_sources(config: TrainConfig) -> None:
             f"no function of reward.functions scores {dataset}: leave the sources of one away, or "
             "name it there",
         )
-    counts = config.evaluation.function or next(iter(functions), None)
-    scored = functions[counts].sources if counts in functions else None
+    decides = config.evaluation.function
+    scored = functions[decides].sources if decides in functions else None
     for dataset in sorted(config.evaluation.sets):
         require(
             scored is None or dataset in scored,
-            f"reward.functions.{counts} says what is right in an evaluation and does not score "
-            f"evaluation.sets.{dataset}: add {dataset} to its sources",
+            f"evaluation.function={decides} does not score evaluation.sets.{dataset}: add "
+            f"{dataset} to reward.functions.{decides}.sources",
         )

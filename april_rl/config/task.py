@@ -196,6 +196,7 @@ class EvaluationConfig:
     max_response_tokens: int = 0  # 0: rollout.max_response_tokens
     max_prompts: int = 0  # of each set; 0: all
     # name in reward.functions whose value says whether a sample is right; null: the first of them
+    # that scores the set
     function: str | None = None
 
     def __post_init__(self) -> None:

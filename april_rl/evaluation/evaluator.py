@@ -37,19 +37,16 @@ class Evaluator:
         tick_steps: int,
         tick_timeout_s: float,
         seed: int,
-        function: str | None = None,
     ) -> None:
         """`temperature` is the engines' own; `num_slots`: requests computed together over all
-        engines; `function`: which of several reward functions says whether a sample is right, None:
-        the sum of all. Engines and scorer must be idle at each call, and what the scorer has
-        counted taken.
+        engines. Engines and scorer must be idle at each call, and what the scorer has counted
+        taken.
         """
         self._engines, self._scorer = engines, scorer
         self._temperature = temperature
         self._slots = -(-num_slots // engines.num_engines)
         self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
         self._seed = seed
-        self._function = function
 
     def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> Outcome:
         """Return every response with its reward; `on_progress` gets the number of finished samples.
@@ -68,25 +65,13 @@ class Evaluator:
         for score in self._scorer.collect(None):
             if score.is_valid:
                 row, column = -1 - score.sample_id.prompt_id, score.sample_id.index
-                rewards[row, column] = self._value(score, held_out)
+                rewards[row, column] = _deciding_value(score, held_out)
         return Outcome(
             held_out=held_out,
             samples=tuple(samples),
             rewards=rewards,
             counts=self._scorer.metrics(),
         )
-
-    def _value(self, score: Score, held_out: HeldOut) -> float:
-        if self._function is None or not score.parts:
-            return score.value
-        parts = dict(score.parts)
-        if self._function not in parts:
-            raise EvaluationError(
-                f"evaluation.sets.{held_out.name}: the reward function {self._function}, which "
-                f"says whether a sample is right, gave it no value; {', '.join(parts)} did: name "
-                "one of them with evaluation.function"
-            )
-        return parts[self._function]
 
     def _generate(
         self, held_out: HeldOut, prompts: dict[int, Prompt], on_progress: Callable[[int], None]
@@ -165,3 +150,10 @@ def _check_whole(held_out: HeldOut, samples: Sequence[Sample]) -> None:
                 f"evaluation.sets.{held_out.name}: the engines gave {sum(found)} of {wanted} "
                 f"samples of the prompt at {prompt.source}; no figure is taken from it"
             )
+
+
+def _deciding_value(score: Score, held_out: HeldOut) -> float:
+    """Return what the function that says which samples are right gave."""
+    if not score.parts:
+        return score.value
+    return dict(score.parts)[held_out.function]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from april_rl.errors import RunError
 from april_rl.evaluation.settings import SetSampling
 from april_rl.metrics import Metrics
 from april_rl.types import Prompt, Sample
+
+AnswerOf = Callable[[str], str | None]
 
 
 class EvaluationError(RunError):
@@ -25,6 +27,8 @@ class HeldOut:
     name: str
     prompts: Sequence[Prompt]  # [P]
     sampling: SetSampling
+    function: str  # name of the reward function that says whether a sample is right
+    answer_of: AnswerOf | None  # reads the answer of a response; None: there is no vote
 
     @property
     def num_responses(self) -> int:
