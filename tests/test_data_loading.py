@@ -79,14 +79,15 @@ def test_rows_of_equal_prompt_and_answer_are_used_once_and_counted(tmp_path, tok
     assert len(load(path, tokenizer, deduplicate=False)) == 4
 
 
-def test_what_makes_messages_different_makes_rows_different(tmp_path, tokenizer):
-    """Fails when contents are glued together before they are compared."""
+def test_texts_that_are_equal_only_when_glued_together_are_different_rows(tmp_path, tokenizer):
     chats = [[("user", "one two")], [("user", "one"), ("user", "two")], [("system", "one two")]]
     rows = [
         {"prompt": [{"role": r, "content": c} for r, c in chat], "answer": "1"} for chat in chats
     ]
     table = load(jsonl(tmp_path / "a.jsonl", rows * 2), tokenizer, template=Template.chat)
     assert (len(table), table.num_duplicates) == (3, 3)
+    texts = [{"prompt": "one", "answer": "21"}, {"prompt": "one2", "answer": "1"}]
+    assert len(load(jsonl(tmp_path / "b.jsonl", texts), tokenizer)) == 2
 
 
 def test_extra_columns_reach_the_prompt_whatever_their_name(tmp_path, tokenizer):

@@ -25,7 +25,9 @@ class Renderer:
         """Raise DataError when settings do not go together, TokenizerError for a missing chat
         template.
         """
-        self._chosen, self._tokenizer, self._names = chosen, tokenizer, names
+        self._tokenizer, self._names = tokenizer, names
+        self._plain_template, self._system_prompt = chosen.plain_template, chosen.system_prompt
+        self._instruction, self._variables = chosen.instruction, chosen.chat_template_kwargs
         self.is_chat = chosen.template is Template.chat
         if self.is_chat:
             tokenizer.check_chat(chosen.chat_template_kwargs)
@@ -45,9 +47,7 @@ class Renderer:
         if not self.is_chat:
             return self._plain_text(row, place)
         try:
-            return self._tokenizer.chat_text(
-                self._messages(row, place), self._chosen.chat_template_kwargs
-            )
+            return self._tokenizer.chat_text(self._messages(row, place), self._variables)
         except TokenizerError as error:
             raise DataError(f"{self._names.name(place)}: {error}") from error
 
@@ -57,18 +57,18 @@ class Renderer:
             messages: list[Message] = [{"role": "user", "content": row.prompt}]
         else:
             messages = list(row.prompt)
-        if self._chosen.instruction:
+        if self._instruction:
             last = messages[-1]
             content = self._instructed(last["content"])
             messages[-1] = {"role": last["role"], "content": content}
-        if not self._chosen.system_prompt:
+        if not self._system_prompt:
             return messages
         if messages[0]["role"] == "system":
             raise DataError(
                 f"{self._names.name(place)}: the row has a system message of its own and "
                 "data.system_prompt is set; leave one of them out"
             )
-        return [{"role": "system", "content": self._chosen.system_prompt}, *messages]
+        return [{"role": "system", "content": self._system_prompt}, *messages]
 
     def _plain_text(self, row: Row, place: int) -> str:
         """Return the plain template with the question in it."""
@@ -77,11 +77,11 @@ class Renderer:
                 f"{self._names.name(place)}: the prompt is a list of chat messages; "
                 "data.template=plain takes text only"
             )
-        return self._chosen.plain_template.replace("{prompt}", self._instructed(row.prompt))
+        return self._plain_template.replace("{prompt}", self._instructed(row.prompt))
 
     def _instructed(self, question: str) -> str:
         """Return the question with the instruction as a paragraph of its own."""
-        instruction = self._chosen.instruction
+        instruction = self._instruction
         return f"{question}\n\n{instruction}" if instruction else question
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from april_rl.config.prompt_sets import training_sets
 from april_rl.config.task import DataConfig, PromptSetConfig
@@ -25,23 +26,21 @@ class PromptSets:
         """`seed` is of procedural tasks; `columns` are data columns the reward asks for, by
         set; `tell` gets one line a set.
         """
-        self._data, self._seed = data, seed
-        self._tokenizer, self._columns = tokenizer, columns or {}
-        self._tell = tell
+        self._chosen = training_sets(data)
+        self._columns, self._tell = columns or {}, tell
+        self._load = partial(
+            load_prompts,
+            tokenizer=tokenizer,
+            max_prompt_tokens=data.max_prompt_tokens,
+            deduplicate=data.deduplicate,
+            num_processes=data.num_processes,
+            seed=seed,
+        )
 
     def load(self, *, key: str, chosen: PromptSetConfig, dataset: str) -> PromptTable:
         """Return the prompts of the set that the setting `key` names; raises DataError."""
-        table = load_prompts(
-            chosen,
-            self._tokenizer,
-            key=key,
-            max_prompt_tokens=self._data.max_prompt_tokens,
-            dataset=dataset,
-            columns=self._columns.get(dataset, ()),
-            deduplicate=self._data.deduplicate,
-            num_processes=self._data.num_processes,
-            seed=self._seed,
-        )
+        columns = self._columns.get(dataset, ())
+        table = self._load(chosen, key=key, dataset=dataset, columns=columns)
         self._tell(table.summary)
         return table
 
@@ -53,5 +52,5 @@ class PromptSets:
                 chosen=chosen,
                 dataset=name,
             )
-            for name, chosen in training_sets(self._data).items()
+            for name, chosen in self._chosen.items()
         }
