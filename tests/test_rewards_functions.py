@@ -230,6 +230,16 @@ def test_the_message_about_one_of_several_functions_names_it():
         assert tried.columns
 
 
+def test_a_built_in_without_an_argument_that_it_needs_says_which():
+    reward = RewardConfig(function="length", args={"start_tokens": 3})
+    message = "reward.function=length cannot be loaded: TypeError: needs the argument end_tokens$"
+    with (
+        RewardTrial(reward, decode=characters) as tried,
+        pytest.raises(RewardError, match=message),
+    ):
+        assert tried.columns
+
+
 def test_an_answer_that_its_own_reward_takes_for_wrong_is_said_at_the_start():
     reward = RewardConfig(function="exact")
     with RewardTrial(reward, decode=characters) as tried:

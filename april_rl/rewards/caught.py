@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import resource
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -48,14 +49,11 @@ def _limit(error: BaseException) -> str:
 
 
 def _place(error: BaseException, tb: TracebackType | None) -> str:
-    """` (file:line)` of the user's code the error comes from; empty when it comes from here."""
+    """` (file:line)` of the user's code the error comes from; empty for this package's own."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}:{error.lineno})"
     machinery = ("<frozen", importlib.__file__)
     frames = [f for f in traceback.extract_tb(tb) if not f.filename.startswith(machinery)]
-    if frames[-1].filename in _OURS:
+    if Path(frames[-1].filename).is_relative_to(Path(__file__).parent):
         return ""
     return f" ({frames[-1].filename}:{frames[-1].lineno})"
-
-
-_OURS = {__file__.replace("caught.py", name) for name in ("worker.py", "loading.py")}

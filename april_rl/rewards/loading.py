@@ -71,6 +71,8 @@ def load_function(settings: RewardFunction, context: Context) -> LoadedFunction:
         return _loaded(settings, Built(reward=reward), settings.args)
     build = vars(importlib.import_module(BUILTIN_MODULES[settings.function]))["build"]
     check_args(build, settings.args, num_given=1)
+    if missing := wanted(build, settings.args, num_given=1):
+        raise TypeError(f"needs the argument {' and '.join(missing)}")
     built: Built | BuiltScorer = build(context, **settings.args)
     if isinstance(built, BuiltScorer):
         return LoadedFunction(settings=settings, scorer=_named(settings.name, built.scorer))
@@ -90,18 +92,20 @@ def check_args(
         raise TypeError(f"has no argument {unknown[0]!r}; it takes {', '.join(named) or 'none'}")
 
 
-def wanted(function: Callable[..., object], args: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the names that a function asks for beside prompts, responses, answers and `args`:
+def wanted(
+    function: Callable[..., object], args: Mapping[str, object], *, num_given: int = NUM_LISTS
+) -> tuple[str, ...]:
+    """Return the names that a function asks for beside `args` and `num_given` arguments by place:
     every parameter without a default, and the reserved names with one too.
 
-    Raises TypeError when it cannot be called with prompts, responses and answers by place.
+    Raises TypeError when it does not take so many by place, as prompts, responses and answers are.
     """
     parameters = list(inspect.signature(function).parameters.values())
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if len(by_place) < NUM_LISTS and not takes_all:
+    if len(by_place) < num_given and not takes_all:
         raise TypeError("does not take (prompts, responses, answers)")
-    rest = [p for p in parameters if p not in by_place[:NUM_LISTS]]
+    rest = [p for p in parameters if p not in by_place[:num_given]]
     named = [p for p in rest if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return tuple(
         p.name for p in named if p.name not in args and (p.default is p.empty or p.name in RESERVED)
