@@ -12,6 +12,10 @@ import pytest
 from command_line import run, write_task
 
 from april_rl.commands.evaluate import main
+from april_rl.config import TrainConfig
+from april_rl.config.prompt_sets import evaluation_set
+from april_rl.config.task import PromptSetConfig
+from april_rl.errors import RunError
 from april_rl.evaluation.estimators import passes
 from april_rl.evaluation.held_out import EvaluationError
 from april_rl.evaluation.intervals import Estimate, estimate, paired_difference
@@ -87,6 +91,19 @@ def test_what_is_wrong_or_has_no_effect_ends_in_one_message(
     assert shown.startswith("error: ")
     assert message in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_set_has_the_settings_of_its_task_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the path of the training data is forgotten: products of five digits are asked."""
+    asked: list[PromptSetConfig] = []
+
+    def evaluated(config: TrainConfig, *_: object) -> None:
+        asked.append(evaluation_set(config.data, config.evaluation.sets["held_out"]))
+        raise RunError("enough")
+
+    monkeypatch.setattr("april_rl.commands.evaluate._evaluated", evaluated)
+    assert main(["+recipe=smollm2_135m_cpu"]) == 1
+    assert [chosen.args for chosen in asked] == [{"max_digits": 1}]
 
 
 def test_an_evaluation_is_never_overwritten(

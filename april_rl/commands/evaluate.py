@@ -112,7 +112,11 @@ def _checked(composed: DictConfig) -> TrainConfig:
     """Return the configuration; its checks of what only training reads are given what passes."""
     composed = copy.deepcopy(composed)
     OmegaConf.set_struct(composed, False)
-    composed.data.path = "" if composed.data.sources else "none"
+    # A path that is there stays: a set with the same one has `data.args`, too.
+    if composed.data.sources:
+        composed.data.path = ""
+    elif OmegaConf.is_missing(composed.data, "path"):
+        composed.data.path = "none"
     composed.learner.max_tokens = sys.maxsize
     # Held against the budgets of the sets instead, where the engine is set up.
     max_model_len, composed.engine.max_model_len = composed.engine.max_model_len, 0
