@@ -21,6 +21,7 @@ from april_rl.config import TrainConfig
 from april_rl.data.source_metrics import source_metrics
 from april_rl.evaluating import evaluate
 from april_rl.interrupts import Interrupts
+from april_rl.learner.mismatch import MismatchWarning
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.figures import reward_metrics
 from april_rl.rollout.collector import Collection
@@ -58,6 +59,7 @@ class Trainer:
         self._evaluated = self._exported = -1  # versions: the last one evaluated, and written
         self._counted = Metrics()  # by the reward pool, for the next step that is logged
         self._trained_tokens = 0  # response tokens of the last step
+        self._mismatch_warning = MismatchWarning(config.learner.max_mismatch)
         self._under_way: tuple[ScoredGroup, ...] = ()  # collected and not trained yet
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
         with ExitStack() as stack:
@@ -111,6 +113,9 @@ class Trainer:
         )
         with self.tracker.phase("update"):
             update = self.workers.update(batch)
+        warning = self._mismatch_warning.of(update)
+        if warning is not None:
+            self.tracker.message(warning)
         self._under_way = ()
         with self.tracker.phase("weight sync"):
             sync = self.workers.sync_weights(self._version + 1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from learner_setup import (
     OPTIMIZER,
+    Example,
     all_plain_logprobs,
     group_of_one,
     learner_logprobs,
@@ -22,8 +23,9 @@ from learner_setup import (
 )
 
 from april_rl.learner.learner import Learner
-from april_rl.learner.mismatch import MismatchError
+from april_rl.learner.mismatch import MEAN, MismatchError, MismatchWarning
 from april_rl.learner.optimizer import NonFiniteError, Optimizer, lr_factor
+from april_rl.metrics import Mean, Metrics
 
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
@@ -42,6 +44,11 @@ def either_path(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
+
+
+def agreed(path: str) -> list[Example]:
+    """Examples whose behaviour is the model's own."""
+    return make_examples(path, noise=0.0, age=0)
 
 
 def weights_of(learner: Learner) -> list[torch.Tensor]:
@@ -161,7 +168,7 @@ def test_norms_and_biases_do_not_decay():
 
 
 @pytest.mark.parametrize("num_minibatches", [1, 2])
-@pytest.mark.parametrize("offset", [0.2, -0.2, math.nan])
+@pytest.mark.parametrize("offset", [0.3, -0.3, math.nan])
 def test_a_mismatch_stops_the_update_before_any_step(path, num_minibatches, offset):
     learner = make_learner(path)
     before = weights_of(learner)
@@ -171,15 +178,41 @@ def test_a_mismatch_stops_the_update_before_any_step(path, num_minibatches, offs
     ]
     size = len(examples) // num_minibatches
     parts = [examples[i * size : (i + 1) * size] for i in range(num_minibatches)]
-    with pytest.raises(MismatchError, match=r"learner\.max_mismatch = 0\.05.*weight sync"):
+    expected = r"5 times learner\.max_mismatch = 0\.05.*sync has no part.*model_type qwen3"
+    with pytest.raises(MismatchError, match=expected):
         learner.update([pack_minibatch([part]) for part in parts])
     assert are_equal(before, weights_of(learner))
+
+
+def test_after_a_step_that_agreed_the_weight_sync_is_named_first(path):
+    learner = make_learner(path)
+    learner.update([pack_minibatch([agreed(path)])])
+    wrong = [replace(e, behaviour_logprobs=e.behaviour_logprobs - 1) for e in agreed(path)]
+    with pytest.raises(MismatchError, match="Check first the weight sync"):
+        learner.update([pack_minibatch([wrong])])
+
+
+def test_a_mismatch_below_five_times_the_limit_is_a_warning_and_not_the_end(path):
+    """Fails when the run ends at the limit itself."""
+    off = [
+        replace(e, behaviour_logprobs=e.behaviour_logprobs - np.float32(0.2)) for e in agreed(path)
+    ]
+    metrics = make_learner(path).update([pack_minibatch([off])])
+    assert "0.2 nats" in MismatchWarning(0.05).of(metrics)
+
+
+def test_a_warning_comes_once_until_engine_and_learner_agree_again():
+    """A step that compared nothing changes nothing."""
+    warning = MismatchWarning(0.05)
+    steps = [0.01, 0.1, 0.2, None, 0.1, 0.05, 0.06]
+    said = [warning.of(Metrics({} if m is None else {MEAN: Mean(2 * m, 2)})) for m in steps]
+    assert [text is not None for text in said] == [False, True, False, False, False, False, True]
 
 
 def test_a_mismatch_in_the_second_minibatch_is_seen_before_the_first_step(path):
     learner = make_learner(path)
     before = weights_of(learner)
-    stale, fresh = make_examples(path, noise=0.0, age=1), make_examples(path, noise=0.5, age=0)
+    stale, fresh = make_examples(path, noise=0.0, age=1), make_examples(path, noise=1.0, age=0)
     with pytest.raises(MismatchError):
         learner.update([pack_minibatch([stale]), pack_minibatch([fresh])])
     assert are_equal(before, weights_of(learner))

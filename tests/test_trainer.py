@@ -28,7 +28,7 @@ from april_rl.config.task import EvaluationConfig
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
-from april_rl.metrics import Metrics, Sum
+from april_rl.metrics import Mean, Metrics, Sum
 from april_rl.scheduling import build_collector
 from april_rl.tracking.tracker import Tracker
 from april_rl.trainer import Trainer
@@ -287,3 +287,14 @@ def test_a_checkpoint_of_another_run_is_no_reason_to_write_none(tmp_path: Path) 
     (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
     with pytest.raises(FileExistsError):
         run(settings(num_steps=2), tmp_path)
+
+
+def test_a_mismatch_above_the_limit_is_said_once_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """Fails when nobody reads the figure, or it is said at every step."""
+    measured = Metrics({"mismatch/logprob_abs_mean": Mean(0.12)})
+    monkeypatch.setattr(FakeWorkers, "update", lambda *_: measured)
+    run(settings(num_steps=3), tmp_path)
+    assert len(rows_of(tmp_path)) > 3
+    assert capsys.readouterr().out.count("engine and learner disagree by 0.12 nats") == 1

@@ -153,9 +153,9 @@ class LearnerConfig:
     age_decay: float = 1.0  # a token's loss is multiplied by age_decay ** age; 1: off
     # module:function from an age in steps to what a token's loss is multiplied by; null: age_decay
     age_weight: str | None = None
-    max_mismatch: float = (
-        0.05  # nats; mean |logprob - behaviour_logprob| of age-0 tokens above it ends the run
-    )
+    # nats; a mean |logprob - behaviour_logprob| of age-0 tokens above it is warned of, and above 5
+    # times it ends the run
+    max_mismatch: float = 0.05
     compute_dtype: ComputeDtype = ComputeDtype.bfloat16
     activation_checkpointing: bool = False
     # workers that share one copy of the weights, and of gradients and optimizer state, one behind

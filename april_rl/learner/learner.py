@@ -82,7 +82,7 @@ class Learner:
 
         `shard_size` ranks share one copy of the weights, 0: all do. `offload` says what of weights
         and optimizer state the method `offload` moves. `temperature` is that of sampling;
-        `max_mismatch` is in nats.
+        `max_mismatch` is in nats; an update ends with an error at several times it.
         With `lora` the model is frozen, in the precision of computation, and its adapters trained.
         `on_forward` is called after each forward pass of policy or reference: a sign of progress.
         Raises CheckpointError when `model_path` cannot be loaded.
@@ -109,6 +109,7 @@ class Learner:
         self._masters = Offloadable(masters, device=self._device)
         self._moments = Offloadable(moments, device=self._device)
         self._objective, self._max_mismatch = objective, max_mismatch
+        self._num_updates = 0
         self._lora, self._model_path = lora, model_path
         self._reference = self._build_reference(mesh, self._compute_dtype, temperature)
         if on_forward is not None and isinstance(self._reference, Reference):
@@ -130,7 +131,7 @@ class Learner:
         A collective; all ranks have the same number of micro-batches in each minibatch. The loss is
         the objective's, over the tokens of all ranks.
         Raises, with weights untouched by the step it concerns: MismatchError before the first step
-        when engine and learner are further apart than `max_mismatch` on tokens of age 0, and
+        when engine and learner are several times `max_mismatch` apart on tokens of age 0, and
         NonFiniteError when a loss or a gradient norm is not finite.
         Afterwards there are no gradients, and no memory is cached on an accelerator.
         """
@@ -146,8 +147,13 @@ class Learner:
             if number == 0:
                 for row, logprobs in zip(part, done.logprobs, strict=True):
                     mismatch.add(row, logprobs)
-                mismatch.check(self._max_mismatch)
+                mismatch.check(
+                    self._max_mismatch,
+                    model_type=self._policy.model_type,
+                    has_synced=self._num_updates > 0,
+                )
             steps.append(self._step(done.loss))
+        self._num_updates += 1
         self._optimizer.zero_grad()
         self._moments.offload()
         return_cached_memory(self._device)

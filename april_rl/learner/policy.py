@@ -47,6 +47,7 @@ class Policy(nn.Module):
         super().__init__()
         embedding: nn.Module = causal_lm.get_input_embeddings()
         head: nn.Module = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.model_type: str = causal_lm.config.model_type
         self.is_tied: bool = causal_lm.config.tie_word_embeddings
         self.model = causal_lm.base_model
         weight = (embedding if self.is_tied else head).get_parameter("weight")
