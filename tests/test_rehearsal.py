@@ -16,7 +16,7 @@ from april_rl.runtime.preflight import model_facts
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
 
 
-# One of each kind: `make soak` has them all.
+# One of each kind; every other one would cost seconds more.
 DIFFERENT = (
     "tiny_cpu",
     "qwen3_0_6b_smoke",
