@@ -44,16 +44,19 @@ def _group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def attention_and_gradients(qkv: list[Tensor], slope: Tensor) -> list[Tensor]:
+def attention_and_gradients(qkv: list[Tensor], slope: Tensor, window: int | None) -> list[Tensor]:
     """Output [1, T, Q, D] and the gradients of queries, keys and values, float32."""
     leaves = [x.detach().requires_grad_() for x in qkv]
     packing = Packing.of(LENGTHS, device=slope.device)
-    out, _ = packed_attention(nn.Identity(), *leaves, None, packing=packing, scaling=0.125)
+    chosen = {"packing": packing, "scaling": 0.125, "sliding_window": window}
+    out, _ = packed_attention(nn.Identity(), *leaves, None, **chosen)
     gradients = torch.autograd.grad((out.float() * slope).sum(), leaves)
     return [x.detach().float() for x in (out, *gradients)]
 
 
-def attention_in_both_precisions(device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def attention_in_both_precisions(
+    device: torch.device, window: int | None
+) -> list[tuple[Tensor, Tensor]]:
     """The kernel for half precision beside SDPA in float32, on the same numbers."""
     generator = torch.Generator().manual_seed(0)
     size = sum(LENGTHS)
@@ -62,14 +65,17 @@ def attention_in_both_precisions(device: torch.device) -> list[tuple[Tensor, Ten
         for heads in (HEADS, KEY_HEADS, KEY_HEADS)
     ]
     slope = torch.randn(1, size, HEADS, HEAD_DIM, generator=generator).to(device)
-    half = attention_and_gradients(qkv, slope)
-    whole = attention_and_gradients([x.float() for x in qkv], slope)
+    half = attention_and_gradients(qkv, slope, window)
+    whole = attention_and_gradients([x.float() for x in qkv], slope, window)
     return list(zip(half, whole, strict=True))
 
 
-def test_the_varlen_kernel_computes_what_sdpa_does():
-    """Values and gradients. Fails when a sequence sees another, or a token the one behind it."""
-    for half, whole in attention_in_both_precisions(this_device()):
+@pytest.mark.parametrize("window", [None, 1, 20, 129])
+def test_the_varlen_kernel_computes_what_sdpa_does(window):
+    """Values and gradients. Fails when a sequence sees another, or a token the one behind it, or
+    the two count a window differently.
+    """
+    for half, whole in attention_in_both_precisions(this_device(), window):
         torch.testing.assert_close(half, whole, atol=0.05, rtol=0.05)
 
 
