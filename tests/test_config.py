@@ -207,7 +207,7 @@ class Reads(ast.NodeVisitor):
         self.keys: set[str] = set()
         self._classes = {section.__name__: name for name, section in SECTIONS.items()}
         self._names: dict[str, str] = {}  # of a variable: section, or "" for a whole configuration
-        for node in ast.walk(tree):
+        for node in [*ast.walk(tree)] * 2:  # what an argument is may be learned after its use
             self._learn(node)
         self.visit(tree)
 

@@ -39,7 +39,12 @@ def test_help_says_how_to_start_and_where_settings_and_recipes_are(tmp_path: Pat
     done = train(tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m april_rl.train")
-    for wanted in ("+recipe=tiny_cpu", "--multirun", "hydra.run.dir", *recipes()):
+    for wanted in (
+        "+recipe=tiny_cpu",
+        "--multirun",
+        "hydra.run.dir",
+        *(name for name in recipes() if "/" not in name),
+    ):
         assert wanted in done.stdout
     files = [word for word in done.stdout.split() if word.startswith("april_rl/")]
     assert files == ["april_rl/config/schema.py"]
