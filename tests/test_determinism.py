@@ -65,7 +65,9 @@ def test_equal_settings_give_equal_samples_metrics_and_weights(task, tmp_path, r
     rows, again = metrics_of(tmp_path / "first"), metrics_of(tmp_path / "second")
     assert rows == again
     found, others = files_of(tmp_path / "first"), files_of(tmp_path / "second")
-    assert len(found) == 5 + 1 + 1, "five steps, what was left over, the weights"
+    assert len(found) == 5 + 2 + 1 + 1, (
+        "five steps, two evaluations, what was left over, the weights"
+    )
     assert [path for path in found.keys() | others if found.get(path) != others.get(path)] == []
     assert sum(row.get("rollout/resumed_samples", 0) for row in rows) > 0
     kept = sum(row.get("rollout/kept_samples", 0) for row in rows)
