@@ -130,8 +130,10 @@ class Tick:
     slot_steps: int  # Σ over engine steps of requests in a slot
     context_token_steps: int  # Σ over engine steps of tokens held by requests in a slot
     generated_tokens: int
-    prefilled_tokens: int  # prompt tokens and response tokens computed again
+    prefilled_tokens: int  # prompt tokens, and tokens computed again
     elapsed_s: float
+    preempted_samples: int = 0  # times a running request lost its KV cache to another
+    preempted_tokens: int = 0  # whose keys and values were thrown away by that
 
 
 @dataclass(slots=True)
@@ -143,3 +145,5 @@ class TickCounts:
     context_token_steps: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
+    preempted_samples: int = 0
+    preempted_tokens: int = 0

@@ -28,7 +28,11 @@ PROMPT_TOKENS, BLOCK_TOKENS = 40, 32
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["engine.async_scheduling=true"], "engine.async_scheduling must be false: a step would"),
+        (
+            ["engine.async_scheduling=true", "engine.speculation=ngram"],
+            "engine.async_scheduling=true does not go with engine.speculation=ngram",
+        ),
+        (["engine.kv_cache_headroom=1"], "engine.kv_cache_headroom must be in [0, 1), got 1.0"),
         (["engine.quantization=fp8"], "engine.quantization must be null, got fp8"),
         (["engine.speculative_tokens=2"], "engine.speculative_tokens=2 means nothing with"),
         (["engine.speculation=ngram", "engine.speculative_tokens=0"], "engine.speculative_tokens"),
@@ -47,10 +51,11 @@ def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, s
 
 
 def test_options_are_those_of_vllm_and_none_is_on_unasked():
-    """Fails when speculation is on by default, or a step can be in flight between calls."""
+    """Fails when speculation is on by default."""
     assert EngineOptions().engine_args() == {
         "enable_prefix_caching": True,
         "kv_cache_dtype": "auto",
+        "watermark": 0.2,
         "async_scheduling": False,
         "quantization": None,
     }

@@ -1,5 +1,5 @@
 """Benchmarks, each against something in the same run:
-`tools/bench.py rollout|step|learner|logprobs|scale|data`.
+`tools/bench.py rollout|step|learner|logprobs|scale|data|pressure`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "
 from bench_data import add_data_arguments, bench_data
 from bench_learner import add_learner_arguments, bench_learner
 from bench_logprobs import add_logprobs_arguments, bench_logprobs
+from bench_pressure import add_pressure_arguments, bench_pressure
 from bench_rollout import add_rollout_arguments, bench_rollout
 from bench_scale import add_scale_arguments, bench_scale
 from bench_step import add_step_arguments, bench_step
@@ -53,6 +54,11 @@ COMMANDS = {
         add_data_arguments,
         bench_data,
         "time and memory to load a prompt set, by its number of rows",
+    ),
+    "pressure": (
+        add_pressure_arguments,
+        bench_pressure,
+        "samples/s with a KV cache that is too small, and what preemption throws away",
     ),
 }
 

@@ -30,10 +30,15 @@ class EngineConfig:
     # than the learner's, which algorithm.correction or algorithm.ratio=behaviour has to make good;
     # mismatch/ shows how far, learner.max_mismatch may have to be higher
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.auto
+    # share of the KV cache that waiting samples leave to running ones, which grow into it; a full
+    # cache throws a running sample's keys and values away and computes them again later
+    kv_cache_headroom: float = 0.2
     # guess tokens ahead and keep those that the model would have sampled: same distribution
     speculation: Speculation = Speculation.none
     speculative_tokens: int = 4  # guessed at a time
-    async_scheduling: bool = False  # refused
+    # schedule an engine step while the one before is computed, so that a GPU does not wait for
+    # Python; the samples are the same. On CPU it only costs time
+    async_scheduling: bool = False
     quantization: str | None = None  # refused
 
     def __post_init__(self) -> None:
@@ -50,6 +55,10 @@ class EngineConfig:
             0 < self.gpu_memory_utilization < 1,
             f"engine.gpu_memory_utilization must be in (0, 1), got {self.gpu_memory_utilization}",
         )
+        require(
+            0 <= self.kv_cache_headroom < 1,
+            f"engine.kv_cache_headroom must be in [0, 1), got {self.kv_cache_headroom}",
+        )
         self._check_options()
 
     def _check_options(self) -> None:
@@ -60,9 +69,9 @@ class EngineConfig:
             "engine.speculation=none: leave it at 4",
         )
         require(
-            not self.async_scheduling,
-            "engine.async_scheduling must be false: a step would be in flight between two calls, "
-            "so that an abort could lose tokens and new weights could meet a step of the old ones",
+            not self.async_scheduling or self.speculation is Speculation.none,
+            "engine.async_scheduling=true does not go with engine.speculation="
+            f"{self.speculation.value}, which guesses from tokens that are not there yet",
         )
         require(
             self.quantization is None,

@@ -19,9 +19,10 @@ class EngineOptions:
 
     prefix_caching: bool = True
     kv_cache_dtype: KvCacheDtypeName = "auto"
+    kv_cache_headroom: float = 0.2  # share of it that waiting requests leave free
     speculation: SpeculationName = "none"
     speculative_tokens: int = 4  # guessed at a time
-    async_scheduling: bool = False  # with it a step would be in flight between two calls
+    async_scheduling: bool = False
     quantization: str | None = None
 
     def engine_args(self) -> dict[str, Any]:
@@ -34,6 +35,7 @@ class EngineOptions:
         args: dict[str, Any] = {
             "enable_prefix_caching": self.prefix_caching,
             "kv_cache_dtype": self.kv_cache_dtype,
+            "watermark": self.kv_cache_headroom,
             "async_scheduling": self.async_scheduling,
             "quantization": self.quantization,
         }

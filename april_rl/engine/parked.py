@@ -22,12 +22,14 @@ class Parked:
     """Owner of the idle requests of one vLLM core; they give way when their memory is needed."""
 
     def __init__(self, core: InprocClient, *, max_num_seqs: int, max_model_len: int) -> None:
-        """Idle requests leave a block for each of `max_num_seqs` sequences, and those of one of
-        `max_model_len` tokens: with less, what runs might come to a halt.
+        """Idle requests leave a block for each of `max_num_seqs` sequences (or what waiting ones
+        have to leave free, if that is more), and those of one of `max_model_len` tokens: with less,
+        what runs might come to a halt, and what waits would not get in.
         """
         block_size = core.engine_core.vllm_config.cache_config.block_size
         self._core = core
-        self._reserved_blocks = max_num_seqs + -(-max_model_len // block_size)
+        headroom = self._scheduler.kv_cache_manager.watermark_blocks
+        self._reserved_blocks = max(max_num_seqs, headroom) + -(-max_model_len // block_size)
         self._idle: dict[SampleId, tuple[str, Attempt]] = {}
 
     @property

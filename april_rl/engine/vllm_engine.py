@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from vllm import EngineArgs, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
-from vllm.v1.engine.core_client import InprocClient
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 
 from april_rl.engine.attempt import Attempt
+from april_rl.engine.core import drain, start_core
 from april_rl.engine.device import this_device
-from april_rl.engine.lockstep import executor_class, parallel_args
-from april_rl.engine.memory_errors import lacks_memory
+from april_rl.engine.lockstep import parallel_args
 from april_rl.engine.options import EngineOptions
 from april_rl.engine.parked import Parked
-from april_rl.engine.protocol import EngineStartError
+from april_rl.engine.scheduler import CountingScheduler
 from april_rl.engine.stop import stop_token_ids
 from april_rl.ticks import Completions, Tick, TickCounts
 from april_rl.types import Completion, Request, SampleId
@@ -65,7 +65,7 @@ class VllmEngine:
             gpu_memory_utilization=gpu_memory_utilization,
             enforce_eager=enforce_eager,
         )
-        self._core = _start_core(
+        self._core = start_core(
             EngineArgs(
                 model=model_path,
                 seed=seed,
@@ -82,6 +82,7 @@ class VllmEngine:
                 **self._device.engine_args(),
             ),
         )
+        self._scheduler = cast("CountingScheduler", self._core.engine_core.scheduler)
         self._device.attach(self._core, temperature=temperature)
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self._keep_parked = keep_parked and self._device.keeps_kv_cache
@@ -91,7 +92,6 @@ class VllmEngine:
         self._stop_token_ids = stop_token_ids(model_path) if stop_tokens is None else [*stop_tokens]
         self._queue: deque[Request] = deque()
         self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
-        self._context_tokens = 0  # of the running ones: what attention reads in an engine step
         self._num_attempts = 0
         self._policy_version = 0
 
@@ -110,31 +110,38 @@ class VllmEngine:
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Queue `submit` and compute at most `max_steps` engine steps; says what finished.
 
-        Never more than `slots` or `max_num_seqs` requests are computed together. `prefilled_tokens`
-        leaves out what the prefix cache had, and is counted when a prefill ends.
+        Never more than `slots` or `max_num_seqs` requests are computed together, and fewer while
+        the KV cache is full. `prefilled_tokens` leaves out what the prefix cache had, and is
+        counted when a prefill ends.
         """
         started = time.perf_counter()
         for request in submit:
             self._check(request)
         self._queue.extend(submit)
         self._asked.update(request.sample_id for request in submit)
-        counts = TickCounts()
+        counts = self._scheduler.counts = TickCounts()
         finished: list[Completion] = []
         for _ in range(max_steps):
             self._fill(min(slots, self._max_num_seqs))
             if not self._running:
                 break
-            finished += self._step(counts)
+            self._parked.make_room()
+            finished += self._take(self._core.get_output(), counts)
+        for outputs in drain(self._core):
+            finished += self._take(outputs, counts)
+        num_waiting = len(self._scheduler.waiting)
         return Tick(
             finished=Completions(finished),
-            num_running=len(self._running),
-            num_queued=len(self._queue),
+            num_running=len(self._running) - num_waiting,
+            num_queued=len(self._queue) + num_waiting,
             engine_steps=counts.engine_steps,
             slot_steps=counts.slot_steps,
             context_token_steps=counts.context_token_steps,
             generated_tokens=counts.generated_tokens,
             prefilled_tokens=counts.prefilled_tokens,
             elapsed_s=time.perf_counter() - started,
+            preempted_samples=counts.preempted_samples,
+            preempted_tokens=counts.preempted_tokens,
         )
 
     def abort(self) -> Completions:
@@ -153,7 +160,6 @@ class VllmEngine:
             self._core.abort_requests(list(self._running))
         self._running.clear()
         self._queue.clear()
-        self._context_tokens = 0
         return Completions(attempt.completion(self._policy_version, None) for attempt in attempts)
 
     def release_parked(self) -> None:
@@ -210,7 +216,6 @@ class VllmEngine:
         """Hand queued requests to vLLM while fewer than `slots` run."""
         while self._queue and len(self._running) < slots:
             request = self._queue.popleft()
-            self._context_tokens += request.num_tokens
             kept = self._parked.resume(request)
             if kept is not None:
                 self._running[kept[0]] = kept[1]
@@ -247,22 +252,16 @@ class VllmEngine:
         )
         return self._device.draw(params, request)
 
-    def _step(self, counts: TickCounts) -> Iterator[Completion]:
-        """One engine step; yields what it finished."""
-        self._parked.make_room()
-        counts.engine_steps += 1
-        counts.slot_steps += len(self._running)
-        counts.context_token_steps += self._context_tokens
-        for output in self._core.get_output().outputs:
+    def _take(self, outputs: EngineCoreOutputs, counts: TickCounts) -> Iterator[Completion]:
+        """Take the tokens of an engine step; yields what it finished."""
+        for output in outputs.outputs:
             attempt = self._running[output.request_id]
-            num_tokens = attempt.take(output)
-            counts.generated_tokens += num_tokens
-            self._context_tokens += num_tokens
+            counts.generated_tokens += attempt.take(output)
             if output.prefill_stats is not None:
                 counts.prefilled_tokens += output.prefill_stats.num_computed_tokens
+            counts.prefilled_tokens += self._scheduler.take_recomputed(output.request_id)
             if output.finish_reason is not None:
                 del self._running[output.request_id]
-                self._context_tokens -= attempt.request.num_tokens + len(attempt.token_ids)
                 yield self._finished(attempt, output)
 
     def _finished(self, attempt: Attempt, output: EngineCoreOutput) -> Completion:
@@ -273,18 +272,3 @@ class VllmEngine:
                 f"(stop reason {output.stop_reason!r}) after {len(attempt.token_ids)} tokens"
             )
         return attempt.completion(self._policy_version, reason)  # type: ignore[arg-type]
-
-
-def _start_core(args: EngineArgs) -> InprocClient:
-    """A vLLM core in this process; EngineStartError when memory does not suffice."""
-    config = args.create_engine_config()
-    try:
-        return InprocClient(config, executor_class(config), log_stats=False)
-    except (ValueError, RuntimeError, MemoryError) as error:
-        if not lacks_memory(error):
-            raise
-        raise EngineStartError(
-            "the engine found no room for weights and KV cache: change engine.kv_cache_gib (on "
-            "CPU) or engine.gpu_memory_utilization (on GPU), or lower engine.max_model_len. "
-            f"vLLM says: {error}"
-        ) from error

@@ -47,6 +47,8 @@ class StepStats:
         self.resumed_samples = 0
         self.kept_samples = 0  # of these, without another prefill
         self.reprefill_tokens = 0
+        self.preempted_samples = 0  # times the KV cache was full and a running sample gave way
+        self.preempted_tokens = 0  # thrown away by that
         self.rejected_groups = 0
         self.dropped_groups = 0
         self._buffer_metrics = Metrics()
@@ -61,6 +63,8 @@ class StepStats:
         self._slot_s += tick.elapsed_s * tick.slot_steps / max(tick.engine_steps, 1)
         self.engine_steps += tick.engine_steps
         self.slot_steps += tick.slot_steps
+        self.preempted_samples += tick.preempted_samples
+        self.preempted_tokens += tick.preempted_tokens
 
     def add_returned(self, returned: Returned, *, prompt_tokens: NDArray[np.intc]) -> None:
         """Count what came back of requests that had a slot; `prompt_tokens` of each [n]."""
@@ -119,6 +123,8 @@ class StepStats:
                 "rollout/resumed_samples": Sum(self.resumed_samples),
                 "rollout/kept_samples": Sum(self.kept_samples),
                 "rollout/reprefill_tokens": Sum(self.reprefill_tokens),
+                "rollout/preempted_samples": Sum(self.preempted_samples),
+                "rollout/preempted_tokens": Sum(self.preempted_tokens),
                 "rollout/rejected_groups": Sum(self.rejected_groups),
                 "rollout/dropped_groups": Sum(self.dropped_groups),
                 "rollout/over_sampling_factor": self.num_slots / num_needed,

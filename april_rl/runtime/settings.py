@@ -99,6 +99,7 @@ def engine_options(config: TrainConfig) -> EngineOptions:
     return EngineOptions(
         prefix_caching=engine.prefix_caching,
         kv_cache_dtype=engine.kv_cache_dtype.value,
+        kv_cache_headroom=engine.kv_cache_headroom,
         speculation=engine.speculation.value,
         speculative_tokens=engine.speculative_tokens,
         async_scheduling=engine.async_scheduling,

@@ -87,10 +87,10 @@ def step(learner: Learner, engine: VllmEngine, number: int) -> float:
     return metrics["mismatch/logprob_abs_mean"]
 
 
-def mismatch_of_three_steps(folder: Path, speculation: str) -> float:
+def mismatch_of_three_steps(folder: Path, options: dict[str, object]) -> float:
     """The largest, of a process of its own."""
     with process_group():
-        learner, engine = build(folder, "cuda", speculation=speculation)
+        learner, engine = build(folder, "cuda", **options)
         return max(step(learner, engine, number) for number in range(3))
 
 
@@ -106,12 +106,16 @@ def memory_of_a_sleep(folder: Path) -> tuple[int, int, int, int]:
         return total, awake, asleep, torch.accelerator.get_memory_info()[0]
 
 
-@pytest.mark.parametrize("speculation", ["none", "ngram"])
-def test_an_engine_that_slept_samples_with_the_weights_it_was_given(tmp_path, speculation):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"speculation": "ngram"}, {"async_scheduling": True}],
+    ids=["plain", "ngram", "async"],
+)
+def test_an_engine_that_slept_samples_with_the_weights_it_was_given(tmp_path, options):
     """Three steps that move the weights far. Fails when sleep, wake or sync leaves one behind, or
     guessed tokens come with other log-probabilities than the model's.
     """
-    assert in_own_process(mismatch_of_three_steps, tmp_path, speculation) <= 0.02
+    assert in_own_process(mismatch_of_three_steps, tmp_path, options) <= 0.02
 
 
 def test_a_sleeping_engine_gives_its_memory_back(tmp_path):

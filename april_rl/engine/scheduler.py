@@ -1,0 +1,62 @@
+"""vLLM's scheduler, with what it does counted.
+
+When the KV cache is full, vLLM preempts the running request that came last: it throws its keys and
+values away, and computes them again once there is room. None of its outputs says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from april_rl.ticks import TickCounts
+
+
+class CountingScheduler(Scheduler):
+    """Count engine steps, the requests in each of them, and preemptions."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's own
+        super().__init__(*args, **kwargs)
+        self.counts = TickCounts()  # of the present tick; the engine puts a new one here
+        self._recomputed: dict[str, int] = {}  # tokens, by request, until its next token is out
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Schedule and count an engine step."""
+        output = super().schedule(throttle_prefills)
+        if output.total_num_scheduled_tokens:
+            self.counts.engine_steps += 1
+            self.counts.slot_steps += len(self.running)
+            self.counts.context_token_steps += sum(request.num_tokens for request in self.running)
+        cached = output.scheduled_cached_reqs
+        if cached.resumed_req_ids:  # those that were preempted
+            for request_id, num_cached in zip(
+                cached.req_ids, cached.num_computed_tokens, strict=True
+            ):
+                if request_id in cached.resumed_req_ids:
+                    num_tokens = self.requests[request_id].num_tokens
+                    self._recomputed[request_id] = num_tokens - num_cached
+        return output
+
+    def take_recomputed(self, request_id: str) -> int:
+        """Return how many tokens were computed again for the token that just came out."""
+        return self._recomputed.pop(request_id, 0)
+
+    def _preempt_request(
+        self, request: Request, timestamp: float, drop_stale_output: bool = False
+    ) -> None:
+        self.counts.preempted_samples += 1
+        self.counts.preempted_tokens += request.num_computed_tokens
+        super()._preempt_request(request, timestamp, drop_stale_output)
+
+
+class _CountingAsyncScheduler(CountingScheduler, AsyncScheduler):
+    pass
+
+
+def counting_scheduler(*, is_async: bool) -> type[CountingScheduler]:
+    """Return the scheduler for `vllm.EngineArgs.scheduler_cls`."""
+    return _CountingAsyncScheduler if is_async else CountingScheduler

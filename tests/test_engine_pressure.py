@@ -1,0 +1,152 @@
+"""Real vLLM with a KV cache that is too small: what is counted is what the scheduler did."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tiny_models import write_tiny_qwen3
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from april_rl.engine.options import EngineOptions
+from april_rl.engine.vllm_engine import VllmEngine
+from april_rl.ticks import Tick
+from april_rl.types import Completion, Request, SampleId
+
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
+
+SLOTS, PROMPT_TOKENS, LONGEST = 16, 20, 200
+NUM_SAMPLES = 48
+BLOCK_TOKENS, BLOCK_BYTES = 32, 32 * 2 * 2 * 2 * 32 * 2  # tokens · layers · (k, v) · heads · ...
+NEEDED_BLOCKS = SLOTS * 3  # about what the slots want at the mean length
+SMALL_CACHE_GIB = NEEDED_BLOCKS / 3 * BLOCK_BYTES / 2**30
+
+
+class Seen(NamedTuple):
+    """One engine step, as vLLM's own scheduler output and lists tell it."""
+
+    scheduled_tokens: int
+    running: int
+    context_tokens: int
+    preempted: int
+
+
+class Watched(NamedTuple):
+    """An engine and what its scheduler did."""
+
+    engine: VllmEngine
+    steps: list[Seen]
+
+
+def watched(folder: Path, *, headroom: float) -> Watched:
+    """An engine whose scheduler's outputs are written down outside of what counts them."""
+    engine = VllmEngine(
+        model_path=str(folder),
+        seed=0,
+        dtype="float32",
+        max_model_len=PROMPT_TOKENS + LONGEST,
+        max_num_seqs=SLOTS,
+        max_batched_tokens=512,
+        kv_cache_gib=2 * SMALL_CACHE_GIB,  # float32
+        gpu_memory_utilization=0.5,
+        enforce_eager=True,
+        temperature=1.0,
+        stop_tokens=(),
+        options=EngineOptions(kv_cache_headroom=headroom),
+    )
+    steps: list[Seen] = []
+    core = engine._core.engine_core
+    execute = core.model_executor.execute_model
+
+    def written_down(output: SchedulerOutput, non_block: bool = False):
+        running = core.scheduler.running
+        steps.append(
+            Seen(
+                output.total_num_scheduled_tokens,
+                len(running),
+                sum(request.num_prompt_tokens + request.num_output_tokens for request in running),
+                len(output.preempted_req_ids or ()),
+            )
+        )
+        return execute(output, non_block=non_block)
+
+    core.model_executor.execute_model = written_down
+    return Watched(engine, steps)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_qwen3(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pressed(folder: Path) -> Watched:
+    """vLLM's own admission: whatever fits now."""
+    return watched(folder, headroom=0.0)
+
+
+def requests() -> list[Request]:
+    """Responses of very different lengths, each with a prompt of its own."""
+    draw = random.Random(0)
+    return [
+        Request(
+            sample_id=SampleId(i, 0),
+            prompt_token_ids=tuple(3 + (i * 13 + j * 7) % 90 for j in range(PROMPT_TOKENS)),
+            start=0,
+            max_tokens=min(LONGEST, int(draw.lognormvariate(4.0, 0.7)) + 1),
+            seed=i,
+        )
+        for i in range(NUM_SAMPLES)
+    ]
+
+
+def all_ticks(engine: VllmEngine) -> tuple[list[Tick], list[Completion]]:
+    ticks = [engine.advance(requests(), slots=SLOTS, max_steps=25)]
+    while ticks[-1].num_running or ticks[-1].num_queued:
+        ticks.append(engine.advance([], slots=SLOTS, max_steps=25))
+    return ticks, [completion for tick in ticks for completion in tick.finished]
+
+
+def test_counters_equal_what_the_scheduler_did(pressed):
+    """Fails when a request that waits for memory counts as running, or recomputing as nothing."""
+    engine, steps = pressed
+    steps.clear()
+    ticks, finished = all_ticks(engine)
+    preemptions = sum(step.preempted for step in steps)
+    assert preemptions > 20  # the cache is too small: there is something to count
+    assert sum(tick.preempted_samples for tick in ticks) == preemptions
+    assert sum(tick.engine_steps for tick in ticks) == len(steps)
+    assert sum(tick.slot_steps for tick in ticks) == sum(step.running for step in steps)
+    assert sum(tick.context_token_steps for tick in ticks) == sum(
+        step.context_tokens for step in steps
+    )
+    # Each prefill, and each repeated one, samples a token with its last step.
+    generated = sum(tick.generated_tokens for tick in ticks)
+    assert generated == sum(request.max_tokens for request in requests())
+    assert sum(tick.prefilled_tokens for tick in ticks) == sum(
+        step.scheduled_tokens for step in steps
+    ) - (generated - NUM_SAMPLES - preemptions)
+    assert len(finished) == NUM_SAMPLES
+
+
+def test_a_tick_says_how_many_vllm_runs(pressed):
+    """Fails when it says how many were handed to vLLM."""
+    engine, steps = pressed
+    tick = engine.advance(requests(), slots=SLOTS, max_steps=60)
+    assert tick.num_running == steps[-1].running < SLOTS
+    assert tick.num_running + tick.num_queued + len(tick.finished) == NUM_SAMPLES
+    assert len(engine.abort()) == NUM_SAMPLES - len(tick.finished)
+
+
+def test_headroom_spares_most_preemptions_and_changes_no_token(pressed, folder):
+    """Fails when the setting does not reach vLLM."""
+    ticks, finished = all_ticks(pressed.engine)
+    roomy_ticks, roomy = all_ticks(watched(folder, headroom=0.3).engine)
+    many, few = (sum(t.preempted_tokens for t in each) for each in (ticks, roomy_ticks))
+    assert few < many / 2
+    tokens = {c.sample_id: c.token_ids for c in finished}
+    assert {c.sample_id: c.token_ids for c in roomy} == tokens
