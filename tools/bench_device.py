@@ -8,17 +8,22 @@ from collections.abc import Callable
 
 import torch
 
-# Dense bfloat16, in TFLOP/s, as the makers say; the first name found in that of the device counts.
+# Dense bfloat16 in TFLOP/s, by the makers' data sheets; the first name found in that of the device
+# counts. NVIDIA's sheets of Hopper and later print twice as much, "with sparsity".
 PEAK_TFLOPS = {
-    "B200": 2250.0,
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "RTX 4090": 165.0,
-    "MI300X": 1307.0,
+    "B200": 2250.0,  # NVIDIA DGX B200 datasheet
+    "H200 NVL": 835.5,  # NVIDIA H200 datasheet
+    "H200": 989.5,  # the same, SXM; GH200 too
+    "H100 NVL": 835.5,  # NVIDIA H100 datasheet
+    "H100 PCIe": 756.5,  # the same, of 2023
+    "H100": 989.5,  # the same, SXM
+    "A100": 312.0,  # NVIDIA A100 datasheet
+    "L40S": 362.0,  # NVIDIA L40S datasheet
+    "RTX 4090": 165.2,  # NVIDIA Ada architecture whitepaper, appendix A
+    "MI300X": 1307.4,  # AMD Instinct MI300X data sheet
 }
+_COPIED_BYTES = {"cpu": 2**28, "accelerator": 2**31}
+FROM_DATA_SHEET = "data sheet"
 _GEMM_SIZE = 2048  # of the product that is timed where the peak is not known
 
 
@@ -44,12 +49,34 @@ def peak_tflops(device: torch.device, given: float | None) -> tuple[float, str]:
     """TFLOP/s in bfloat16 and where the number comes from."""
     if given is not None:
         return given, "as given"
-    for name, peak in PEAK_TFLOPS.items():
-        if device.type != "cpu" and name in name_of(device):
-            return peak, "as the maker says"
-    matrix = torch.randn(_GEMM_SIZE, _GEMM_SIZE).to(device, torch.bfloat16)
+    sheet = None if device.type == "cpu" else sheet_tflops(name_of(device))
+    if sheet is not None:
+        return sheet, FROM_DATA_SHEET
+    size = _GEMM_SIZE
+    return product_tflops(device, size), f"a product of {size}² matrices, measured"
+
+
+def sheet_tflops(device_name: str) -> float | None:
+    """Return the dense bfloat16 peak of the data sheet; None for a device that is not listed."""
+    return next((peak for name, peak in PEAK_TFLOPS.items() if name in device_name), None)
+
+
+def product_tflops(device: torch.device, size: int) -> float:
+    """Return TFLOP/s of a product of two bfloat16 matrices [size, size], the best of ten."""
+    matrix = torch.randn(size, size).to(device, torch.bfloat16)
     seconds = min(timed(lambda: matrix @ matrix, device) for _ in range(10))
-    return 2 * _GEMM_SIZE**3 / seconds / 1e12, f"a product of {_GEMM_SIZE}² matrices, measured"
+    return 2 * size**3 / seconds / 1e12
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Return GB/s (1e9 bytes, read and written ones) of a copy within the device's memory, the best
+    of ten.
+    """
+    kind = "cpu" if device.type == "cpu" else "accelerator"
+    source = torch.zeros(_COPIED_BYTES[kind], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = min(timed(lambda: target.copy_(source), device) for _ in range(10))
+    return 2 * source.nbytes / seconds / 1e9
 
 
 def wait(device: torch.device) -> None:

@@ -8,11 +8,12 @@ attention: packed attention against one SDPA call a sequence in the same precisi
 the same in float32: largest error of the output, relative error of the gradients, time forward and
 backward.
 logprobs: peak memory and time of the output layer against the whole float32 softmax.
-update: tokens per second (prompt and response) of an optimizer step, and model FLOPs utilisation:
-FLOPs of the step ÷ its time ÷ peak. FLOPs are those that the mathematics asks for, backward twice
-those of forward: 6 · weights of the layers' matrices a token; 6 · V · H a response token; 6 ·
-layers · query heads · head dimension · l² a sequence of l tokens (causal: half of all pairs). What
-is computed a second time to save memory does not count.
+update: tokens per second (prompt and response) of an optimizer step, and model FLOPs utilisation
+(PaLM, arXiv 2204.02311, appendix B): FLOPs of the step ÷ its time ÷ peak. FLOPs are those that the
+mathematics asks for, backward twice those of forward: 6 · weights of the layers' matrices a token;
+6 · V · H a response token; 6 · layers · query heads · head dimension · l² a sequence of l tokens
+(causal: half of all pairs). What is computed a second time to save memory does not count. On a
+device without a known peak the FLOP/s are compared with those of a matrix product.
 plain: the same step by the hand-written loop of `tools/bench.py learner`.
 offload: moving weights and optimizer state to the host and back.
 """
@@ -20,6 +21,7 @@ offload: moving weights and optimizer state to the host and back.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -35,7 +37,7 @@ os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "
 
 import torch
 from bench_attention import attention_lines
-from bench_device import name_of, peak_tflops, pick_device, timed
+from bench_device import FROM_DATA_SHEET, name_of, peak_tflops, pick_device, timed
 from bench_logprobs import METHODS, Size, cost
 from bench_loops import packed_loop
 from bench_memory import PeakMemory, in_fresh_process
@@ -47,6 +49,7 @@ from april_rl.batch.packing import MicroBatch
 from april_rl.config import TrainConfig
 from april_rl.learner.learner import Learner
 
+MFU = "model FLOPs utilisation"
 PARTS = ("attention", "logprobs", "update", "plain", "offload")
 _WORK = {  # model, groups of 8 samples, median and largest response, tokens of a row
     "cpu": ("small", 2, 64.0, 640, 2048),
@@ -60,6 +63,7 @@ class Line(NamedTuple):
     part: str
     quantity: str
     value: str
+    number: float | None = None  # of --json, in the unit that `value` shows
 
 
 class Bench(NamedTuple):
@@ -71,6 +75,7 @@ class Bench(NamedTuple):
     rows: Sequence[MicroBatch]
     rounds: int
     peak_tflops: float
+    is_known_peak: bool
 
 
 def main() -> None:
@@ -95,7 +100,8 @@ def main() -> None:
         rows = make_rows(
             config, learner, _work(args), vocabulary=size.vocabulary, hidden_size=size.hidden_size
         )
-        bench = Bench(device, size, config, rows, args.rounds, peak)
+        is_known = source == FROM_DATA_SHEET or args.peak_tflops is not None
+        bench = Bench(device, size, config, rows, args.rounds, peak, is_known)
         lines += _shape_lines(rows)
         if "update" in args.parts:
             lines += update_lines(bench, learner)
@@ -110,7 +116,7 @@ def main() -> None:
         lines += [Line("attention", *pair) for pair in found]
     if "logprobs" in args.parts:
         lines += logprob_lines(size, len(rows[0].token_ids), device=device)
-    _write(lines, args.output)
+    _write(lines, args)
 
 
 def _arguments() -> argparse.Namespace:
@@ -130,6 +136,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="medians are over them")
     parser.add_argument("--peak-tflops", type=float, help="of the device, dense bfloat16")
     parser.add_argument("--output", type=Path, help="write the table here too")
+    parser.add_argument("--json", type=Path, help="write part, quantity, value, number here")
     return parser.parse_args()
 
 
@@ -163,7 +170,8 @@ def update_lines(bench: Bench, learner: Learner) -> list[Line]:
     with PeakMemory(bench.device) as peak:
         learner.update([bench.rows])
     lines = _step_lines(bench, "update", lambda: learner.update([bench.rows]))
-    return [*lines, Line("update", "peak memory above the weights", f"{peak.mib:,.0f} MiB")]
+    shown = f"{peak.mib:,.0f} MiB"
+    return [*lines, Line("update", "peak memory above the weights", shown, peak.mib)]
 
 
 def plain_lines(bench: Bench) -> list[Line]:
@@ -175,11 +183,14 @@ def plain_lines(bench: Bench) -> list[Line]:
 
 def _step_lines(bench: Bench, part: str, step: Callable[[], Any]) -> list[Line]:
     seconds = median(timed(step, bench.device) for _ in range(bench.rounds))
-    utilisation = step_flops(bench.size, bench.rows) / seconds / (bench.peak_tflops * 1e12)
+    tflops = step_flops(bench.size, bench.rows) / seconds / 1e12
+    tokens_per_s, of_peak = num_tokens(bench.rows) / seconds, 100 * tflops / bench.peak_tflops
+    compared = MFU if bench.is_known_peak else "of a matrix product"
     return [
-        Line(part, "time", f"{seconds:.3f} s"),
-        Line(part, "tokens per second", f"{num_tokens(bench.rows) / seconds:,.0f}"),
-        Line(part, "model FLOPs utilisation", f"{100 * utilisation:.1f} %"),
+        Line(part, "time", f"{seconds:.3f} s", seconds),
+        Line(part, "tokens per second", f"{tokens_per_s:,.0f}", tokens_per_s),
+        Line(part, "model TFLOP/s", f"{tflops:.3g}", tflops),
+        Line(part, compared, f"{of_peak:.1f} %", of_peak),
     ]
 
 
@@ -195,13 +206,13 @@ def offload_lines(bench: Bench, learner: Learner) -> list[Line]:
         reload_s = timed(learner.reload, bench.device)
         pairs.append((timed(learner.offload, bench.device), reload_s))
     learner.reload()
-    offload_s, reload_s = (median(column) for column in zip(*pairs, strict=True))
-    return [
-        Line("offload", "weights and moments", f"{gib:.2f} GiB"),
-        Line("offload", "first time", f"{first:.3f} s"),
-        Line("offload", "to the host", f"{offload_s:.3f} s, {gib / offload_s:.1f} GiB/s"),
-        Line("offload", "back", f"{reload_s:.3f} s, {gib / reload_s:.1f} GiB/s"),
-    ]
+    shown = [Line("offload", "weights and moments", f"{gib:.2f} GiB", gib)]
+    shown.append(Line("offload", "first time", f"{first:.3f} s", first))
+    for way, column in zip(("to the host", "back"), zip(*pairs, strict=True), strict=True):
+        seconds = median(column)
+        text = f"{seconds:.3f} s, {gib / seconds:.1f} GiB/s"
+        shown.append(Line("offload", way, text, seconds))
+    return shown
 
 
 def logprob_lines(size: ModelSize, count: int, *, device: torch.device) -> list[Line]:
@@ -237,12 +248,15 @@ def _seconds(started: float) -> float:
     return time.perf_counter() - started
 
 
-def _write(lines: Sequence[Line], output: Path | None) -> None:
+def _write(lines: Sequence[Line], args: argparse.Namespace) -> None:
     text = "| part | quantity | value |\n|---|---|--:|\n"
-    text += "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    text += "".join(f"| {line.part} | {line.quantity} | {line.value} |\n" for line in lines)
     print(text)
-    if output is not None:
-        output.write_text(text, encoding="utf-8")
+    if args.output is not None:
+        args.output.write_text(text, encoding="utf-8")
+    if args.json is not None:
+        rows = [line._asdict() for line in lines]
+        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ def group_of_one(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # an engine that is given up ends it too
+            dist.destroy_process_group()
 
 
 def build_learner(

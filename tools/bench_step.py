@@ -3,7 +3,10 @@ it.
 
 A random 0.6 M-parameter Qwen3 with a character vocabulary ends its responses by chance: lengths are
 about geometric. Each mode is a run of its own (real Ray, vLLM, FSDP2, reward pool); runs take turns
-in rounds.
+in rounds. Ratios are to the first mode.
+
+    tools/bench.py step --set engine.cuda_graphs=false --mode off engine.async_scheduling=false \\
+        --mode on engine.async_scheduling=true
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -25,8 +28,13 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-# name, α, refill: the synchronous trainer, and ours.
-MODES = (("synchronous", 1.0, False), ("refill", 1.5, True), ("refill", 2.0, True))
+# By name, the settings: the synchronous trainer, and ours.
+MODES = {
+    "synchronous": ("rollout.over_sampling_factor=1", "rollout.refill=false"),
+    "refill, α 1.5": ("rollout.over_sampling_factor=1.5",),
+    "refill, α 2": ("rollout.over_sampling_factor=2",),
+}
+_MISMATCH = "mismatch/logprob_abs_mean"
 _PHASES = ("rollout_s", "update_s", "weight_sync_s")
 
 
@@ -39,43 +47,67 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-groups", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-response-tokens", type=int, default=512)
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", dest="settings", help="of every run"
+    )
+    parser.add_argument(
+        "--mode",
+        nargs="+",
+        action="append",
+        metavar=("NAME", "KEY=VALUE"),
+        help=f"a mode and its settings, several times; default: {' / '.join(MODES)}",
+    )
 
 
 def bench_step(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run every mode, print the table; returns its rows."""
     from tiny_models import write_tiny_qwen3
 
-    found: dict[tuple[str, float], list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    modes = {name: tuple(own) for name, *own in args.mode} if args.mode else MODES
+    found: dict[str, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         if args.model is None:
-            args.model = Path(folder) / "model"
+            args.model = folder / "model"
             write_tiny_qwen3(args.model, hidden_size=128, num_layers=4, initializer_range=0.02)
-        data = Path(folder) / "sums.jsonl"
+        data = folder / "sums.jsonl"
         rows = ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(64) for b in range(64))
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        turns = [mode for _ in range(args.rounds) for mode in MODES]
-        for i, (name, factor, refill) in enumerate(track(turns, description="runs")):
-            run_dir = Path(folder) / f"run_{i}"
-            steps = _run(args, Path(folder), run_dir, factor=factor, refill=refill)
-            found.setdefault((name, factor), []).extend(steps[args.warmup_steps :])
-    table = [_row(name, factor, steps) for (name, factor), steps in found.items()]
+        turns = [mode for _ in range(args.rounds) for mode in modes]
+        for i, name in enumerate(track(turns, description="runs")):
+            run_dir = folder / f"run_{i}"
+            settings = {**_common(args, data), **_by_key([*args.settings, *modes[name]])}
+            steps = _run(settings, run_dir)
+            found.setdefault(name, []).extend(steps[args.warmup_steps :])
+    table = [_row(name, steps) for name, steps in found.items()]
+    for row in table:
+        row["of_first"] = row["trained_tokens_per_s"] / table[0]["trained_tokens_per_s"]
     _show(table)
     return table
 
 
-def _run(
-    args: argparse.Namespace, folder: Path, run_dir: Path, *, factor: float, refill: bool
-) -> list[dict[str, float]]:
+def _common(args: argparse.Namespace, data: Path) -> dict[str, str]:
+    """The settings of every run, unless --set or the mode says otherwise."""
+    return _by_key(
+        [
+            *("name=bench", f"model.path={args.model}", f"data.path={data}"),
+            *("data.template=plain", "data.max_prompt_tokens=32", "tracking.wandb=disabled"),
+            *("tracking.print_samples_every=0", f"trainer.num_steps={args.steps}"),
+            *(f"trainer.num_groups={args.num_groups}", f"rollout.group_size={args.group_size}"),
+            f"rollout.max_response_tokens={args.max_response_tokens}",
+            *("learner.max_tokens=8192", "optimizer.lr=1e-6", "runtime.device=cpu"),
+        ]
+    )
+
+
+def _by_key(settings: Sequence[str]) -> dict[str, str]:
+    return {setting.partition("=")[0]: setting for setting in settings}
+
+
+def _run(settings: Mapping[str, str], run_dir: Path) -> list[dict[str, float]]:
     """The metrics of the steps of one run."""
-    command = [
-        *(sys.executable, "-m", "april_rl.train", f"hydra.run.dir={run_dir}", "name=bench"),
-        *(f"model.path={args.model}", f"data.path={folder}/sums.jsonl", "data.template=plain"),
-        *("data.max_prompt_tokens=32", "tracking.wandb=disabled", "tracking.print_samples_every=0"),
-        *(f"trainer.num_steps={args.steps}", f"trainer.num_groups={args.num_groups}"),
-        *(f"rollout.group_size={args.group_size}", f"rollout.over_sampling_factor={factor}"),
-        *(f"rollout.refill={refill}", f"rollout.max_response_tokens={args.max_response_tokens}"),
-        *("learner.max_tokens=8192", "optimizer.lr=1e-6", "runtime.device=cpu"),
-    ]
+    program = [sys.executable, "-m", "april_rl.train", f"hydra.run.dir={run_dir}"]
+    command = [*program, *settings.values()]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -84,14 +116,14 @@ def _run(
     return [step for step in steps if "time/step_s" in step]
 
 
-def _row(name: str, factor: float, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
+def _row(name: str, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
     rates = [s["throughput/trained_tokens_per_s"] for s in steps]
     total_s = sum(s["time/step_s"] for s in steps)
     tokens = sum(s["throughput/trained_tokens_per_s"] * s["time/step_s"] for s in steps)
     split = {key: sum(s[f"time/{key}"] for s in steps) / total_s for key in _PHASES}
     return {
         "mode": name,
-        "over_sampling_factor": factor,
+        "over_sampling_factor": steps[-1]["rollout/over_sampling_factor"],
         "trained_tokens_per_s": tokens / total_s,
         "trained_tokens_per_s_min": min(rates),
         "trained_tokens_per_s_max": max(rates),
@@ -102,13 +134,23 @@ def _row(name: str, factor: float, steps: Sequence[dict[str, float]]) -> dict[st
         "reprefill_tokens": fmean(s["rollout/reprefill_tokens"] for s in steps),
         "response_tokens_mean": median(s["rollout/response_tokens_mean"] for s in steps),
         "response_tokens_p99": median(s["rollout/response_tokens_p99"] for s in steps),
+        "mismatch": [s[_MISMATCH] for s in steps if _MISMATCH in s],  # nats, of each step
         **{f"{key.removesuffix('_s')}_frac": value for key, value in split.items()},
     }
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(title="whole steps")
-    for head in ("mode", "α", "trained tokens/s (min-max)", "step", "rollout", "update", "sync"):
+    for head in (
+        "mode",
+        "α",
+        "trained tokens/s (min-max)",
+        "÷ first",
+        "step",
+        "rollout",
+        "update",
+        "sync",
+    ):
         table.add_column(head, justify="left" if head == "mode" else "right")
     for row in rows:
         low, high = row["trained_tokens_per_s_min"], row["trained_tokens_per_s_max"]
@@ -116,6 +158,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
             row["mode"],
             f"{row['over_sampling_factor']:g}",
             f"{row['trained_tokens_per_s']:,.0f} ({low:,.0f}-{high:,.0f})",
+            f"{row['of_first']:.2f}",
             f"{row['step_s']:.2f} s",
             *(f"{100 * row[f'{key}_frac']:.0f} %" for key in ("rollout", "update", "weight_sync")),
         )

@@ -1,0 +1,157 @@
+"""What every part of tools/gpu_acceptance.py works with: the machine, the folder, and commands in
+processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from april_rl.config.store import ConfigError, compose_overrides, to_config
+
+TOOLS = Path(__file__).resolve().parent
+PROJECT = TOOLS.parent
+_PATIENCE_S = 20.0  # for a command that was told to end
+
+
+class SkippedError(Exception):
+    """A part that cannot be measured here; the message says why."""
+
+
+class FailedError(Exception):
+    """A part whose command failed; the message says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a part's table."""
+
+    quantity: str
+    measured: str
+    expected: str = ""  # "": nothing
+    meaning: str = ""
+    setting: str = ""  # what to set, as it is written on the command line
+    is_as_expected: bool | None = None  # None: nothing was expected
+    holds_anywhere: bool = False  # what is expected does not hang on the speed of a GPU
+
+    def without_gpu(self) -> Row:
+        """Return the line without what only a GPU can fulfil, and what to set on one."""
+        if self.holds_anywhere:
+            return self
+        return replace(self, expected="", is_as_expected=None, setting="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a part found: the lines of its table, and the numbers behind them."""
+
+    rows: Sequence[Row]
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What acceptance_device.py probe says."""
+
+    device: str  # cpu or gpu
+    name: str
+    count: int  # devices
+    total_gib: float  # memory of one
+    without_engine: str  # why no engine runs here; "": it does
+    without_pytest: str
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether expectations count."""
+        return self.device == "gpu"
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One start of the program."""
+
+    folder: Path
+    machine: Machine
+    timeout_s: float = 1200.0  # of each command
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether sizes are those of a GPU."""
+        return self.machine.is_gpu
+
+    def found(self, name: str, script: str, *args: object) -> Any:  # noqa: ANN401 - JSON
+        """Return what a script of this folder writes to its --json."""
+        path = self.folder / "logs" / f"{name}.json"
+        path.unlink(missing_ok=True)
+        self.run(name, sys.executable, TOOLS / script, *args, "--json", path)
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def run(self, name: str, *command: object) -> Path:
+        """Return the log of a command that ended well; raises FailedError with its last words."""
+        log, status = self.run_any(name, *command)
+        if status:
+            raise FailedError(f"{last_words(log)} (exit status {status}, {log})")
+        return log
+
+    def run_any(self, name: str, *command: object) -> tuple[Path, int]:
+        """Return the log and the exit status of a command; raises FailedError when it hangs."""
+        log = self.folder / "logs" / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w", encoding="utf-8") as file:
+            process = subprocess.Popen(
+                list(map(str, command)),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=PROJECT,
+                start_new_session=True,
+            )
+            try:
+                return log, process.wait(self.timeout_s)
+            except subprocess.TimeoutExpired as error:
+                message = f"no end after {self.timeout_s / 60:.0f} minutes ({log})"
+                raise FailedError(message) from error
+            finally:
+                _end(process)
+
+    def model(self) -> Path:
+        """Return the folder of the random model, which is written when it is first asked for."""
+        path = self.folder / "model"
+        if not path.is_dir():
+            size = "qwen3_0.6b" if self.is_gpu else "tiny"
+            self.found("model", "acceptance_device.py", "model", "--folder", path, "--size", size)
+        return path
+
+
+def check_settings(common: Sequence[str], own: Sequence[str]) -> None:
+    """Raise SkippedError with the configuration's message when it refuses `own` beside `common`."""
+    try:
+        to_config(compose_overrides(["model.path=MODEL", "data.path=DATA", *common, *own]))
+    except ConfigError as error:
+        message = " ".join(str(error).split())
+        raise SkippedError(f"{' '.join(own)} is refused: {message}") from error
+
+
+def last_words(log: Path) -> str:
+    """Return the error that a log ends with: the last line that looks like one, or the last."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+    errors = [line for line in lines if line.partition(" ")[0].endswith(("Error:", "error:"))]
+    return (errors or lines or ["it printed nothing"])[-1][:400]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the command, if it has not ended, and whatever it has left in its process group."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
