@@ -26,11 +26,14 @@ from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.trial import RewardTrial
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.cluster import stop_ray
+from april_rl.runtime.engine_sleep import settle_sleep
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.kv_room import KvRoom, kv_demand, planned_kv_tokens
 from april_rl.runtime.layout import Layout, settled
-from april_rl.runtime.memory_check import check_memory, memory_settings
+from april_rl.runtime.memory_check import check_memory, least_room, memory_settings
+from april_rl.runtime.memory_plan import MemorySettings
 from april_rl.runtime.preflight import ModelFacts, check_start
+from april_rl.runtime.worker_memory import WorkerMemory
 from april_rl.runtime.workers import Workers
 from april_rl.scheduling import build_collector, num_slots
 from april_rl.tracking.tracker import Tracker
@@ -84,12 +87,12 @@ def assemble(
     sizes = training_sizes(config, layout)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=sizes)
     stack.callback(workers.close)
-    settings, memory = memory_settings(config, layout), workers.memory()
-    tracker.message(str(check_memory(facts, settings, memory)))
+    memory = workers.memory()
+    settings = _planned(config, layout, facts=facts, memory=memory, tell=tracker.message)
     kv_room = KvRoom(kv_demand(config, layout), tell=tracker.message)
     least = min(worker.device_bytes for worker in memory)
     kv_room.compare(planned_kv_tokens(facts, settings, device_bytes=least))
-    _start(workers, tracker)
+    _start(workers, tracker, engines_sleep=settings.engine_sleeps)
     kv_cache_tokens = workers.kv_cache_tokens()
     kv_room.compare(kv_cache_tokens // layout.num_engines)
     engines = RayEngines(workers, deterministic=config.deterministic)
@@ -112,6 +115,27 @@ def assemble(
         held_out=held_out,
         advantages=ADVANTAGES[config.algorithm.advantage],
     )
+
+
+def _planned(
+    config: TrainConfig,
+    layout: Layout,
+    *,
+    facts: ModelFacts,
+    memory: Sequence[WorkerMemory],
+    tell: Callable[[str], None],
+) -> MemorySettings:
+    """Decide whether engines sleep, and tell the memory plan and why; raises PreflightError."""
+    settings, reason = settle_sleep(
+        facts,
+        memory_settings(config, layout),
+        sleep=config.engine.sleep,
+        room=least_room(memory),
+    )
+    tell(str(check_memory(facts, settings, memory)))
+    if reason:
+        tell(reason)
+    return settings
 
 
 def _check_machine(config: TrainConfig, layout: Layout) -> ModelFacts:
@@ -184,7 +208,7 @@ def _tracker(config: TrainConfig, run_dir: Path, plain: Mapping[str, object]) ->
     )
 
 
-def _start(workers: Workers, tracker: Tracker) -> None:
+def _start(workers: Workers, tracker: Tracker, *, engines_sleep: bool) -> None:
     """Show each stage of the workers' start as a phase of its own."""
     with ExitStack() as shown:
 
@@ -192,6 +216,6 @@ def _start(workers: Workers, tracker: Tracker) -> None:
             shown.close()
             shown.enter_context(tracker.phase(stage))
 
-        num_parameters, num_trained = workers.start(on_stage)
+        num_parameters, num_trained = workers.start(on_stage, engines_sleep=engines_sleep)
     adapters = "" if num_trained == num_parameters else f", {num_trained / 1e6:.3g} million trained"
     tracker.message(f"policy: {num_parameters / 1e6:.1f} million parameters{adapters}")

@@ -20,6 +20,8 @@ LAYERS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 MODELS = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
     | {"num_attention_heads": 16, "tie_word_embeddings": True},
+    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}
+    | {"num_attention_heads": 16, "tie_word_embeddings": True},
     "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
     | {"num_attention_heads": 32, "tie_word_embeddings": True},
     "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
@@ -45,6 +47,8 @@ SETTINGS = MemorySettings(
     kv_cache_gib=1.0,
     kv_bytes=2,
     cuda_graphs=True,
+    engine_sleeps=True,
+    keeps_parked=False,
 )
 
 

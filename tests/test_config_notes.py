@@ -57,8 +57,9 @@ def test_the_flagships_overlong_buffer_begins_at_the_expected_maximum() -> None:
     assert list(inert_settings(config, device="cuda")) == []
 
 
-def test_kept_state_is_told_to_be_given_up_on_a_gpu() -> None:
-    keep = ("rollout.resume=keep", "trainer.num_minibatches=2")
-    assert notes(*keep) == []
-    (line,) = notes(*keep, device="cuda")
-    assert line.startswith("rollout.resume=keep")
+def test_sleep_is_told_to_have_no_effect_on_cpu() -> None:
+    always = ("engine.sleep=always", "trainer.num_minibatches=2")
+    (line,) = notes(*always)
+    assert line == "engine.sleep=always has no effect on CPU, where no engine sleeps; remove it"
+    assert notes(*always, device="cuda") == []
+    assert notes("engine.sleep=never", "trainer.num_minibatches=2") == []

@@ -16,7 +16,8 @@ class LoadedWorkers:
     def __init__(self, num_parameters: int, num_trained: int) -> None:
         self._counts = num_parameters, num_trained
 
-    def start(self, on_stage: Callable[[str], None]) -> tuple[int, int]:
+    def start(self, on_stage: Callable[[str], None], *, engines_sleep: bool) -> tuple[int, int]:
+        self.engines_sleep = engines_sleep
         on_stage("loading the learner")
         on_stage("starting vLLM")
         return self._counts
@@ -48,6 +49,8 @@ class Screen:
 )
 def test_the_size_of_the_policy_is_told_and_with_adapters_what_is_trained_of_it(counts, said):
     screen = Screen()
-    _start(LoadedWorkers(*counts), screen)
+    workers = LoadedWorkers(*counts)
+    _start(workers, screen, engines_sleep=False)
+    assert not workers.engines_sleep
     assert screen.phases == ["loading the learner", "starting vLLM"]
     assert screen.messages == [said]

@@ -6,10 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 
+from april_rl.engine import vllm_engine
+from april_rl.engine.options import EngineOptions
 from april_rl.runtime.pulse import Pulse
 from april_rl.runtime.worker import Worker
 
@@ -70,6 +75,23 @@ def test_a_sync_wakes_the_kv_cache_when_what_is_offloaded_has_left():
     metrics = BareWorker(log).sync_weights(8).read()
     assert log.calls == ["wake weights", "load version 8", "offload", "wake KV cache"]
     assert metrics["sync/bytes"] == 24
+
+
+@dataclass
+class NoSettings:
+    """Those of an engine that needs none."""
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_workers_engine_is_built_as_it_is_decided(monkeypatch, sleeps):
+    """Fails when the decision of the memory plan does not reach vLLM."""
+    built: list[EngineOptions] = []
+    monkeypatch.setattr(vllm_engine, "VllmEngine", lambda *, options: built.append(options))
+    worker = BareWorker(Log(policy_version=0))
+    options = EngineOptions(sleeps=not sleeps)
+    worker._settings = SimpleNamespace(engine=NoSettings(), options=options)  # type: ignore[assignment]
+    worker.build_engine(sleeps=sleeps)
+    assert built == [EngineOptions(sleeps=sleeps)]
 
 
 JOIN = """

@@ -138,6 +138,14 @@ class KvCacheDtype(Enum):
     fp8_e5m2 = "fp8_e5m2"
 
 
+class Sleep(Enum):
+    """Whether engines on GPUs give up their weights and KV cache while the learner updates."""
+
+    auto = "auto"  # they do unless the memory plan has room for both, and a tenth of the GPU left
+    always = "always"  # the learner has the whole GPU; parked samples lose their KV cache
+    never = "never"  # the learner updates beside the engine's share, engine.gpu_memory_utilization
+
+
 class Speculation(Enum):
     """How the engine guesses tokens ahead. A draft model is no choice: its weights would be given
     up when the engine sleeps, and no weight sync brings them back.

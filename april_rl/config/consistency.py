@@ -10,11 +10,13 @@ from april_rl.config.checks import finite, require
 from april_rl.config.choices import (
     Advantage,
     Correction,
+    Device,
     KvCacheDtype,
     Loss,
     OnStale,
     Ratio,
     Resume,
+    Sleep,
     Speculation,
 )
 
@@ -181,6 +183,12 @@ def _check_engine(config: TrainConfig) -> None:
         not (guesses and config.rollout.resume is Resume.keep),
         f"{setting} has guesses under way between two engine steps, which a sample that is "
         "parked with its KV cache cannot keep: take rollout.resume=reprefill",
+    )
+    gives_up = engine.sleep is Sleep.always and config.runtime.device is Device.gpu
+    require(
+        not (gives_up and config.rollout.resume is Resume.keep),
+        "engine.sleep=always gives up the KV cache at every update, which rollout.resume=keep "
+        "needs: take engine.sleep=auto or never, or rollout.resume=reprefill",
     )
 
 

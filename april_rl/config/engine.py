@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from april_rl.config.checks import above, at_least, require
-from april_rl.config.choices import ComputeDtype, KvCacheDtype, Speculation
+from april_rl.config.choices import ComputeDtype, KvCacheDtype, Sleep, Speculation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +22,11 @@ class EngineConfig:
     max_batched_tokens: int = 8192  # tokens of one engine step
     kv_cache_gib: float = 1.0  # on CPU
     gpu_memory_utilization: float = 0.6  # on GPU: share of the device for weights and KV cache
+    # on GPU: whether weights and KV cache leave the device while the learner updates. An engine
+    # that stays awake spares the time of sleeping and waking and can keep parked samples
+    # (rollout.resume=keep), where its share and the learner's peak fit together. auto: the memory
+    # plan decides, and the run says why
+    sleep: Sleep = Sleep.auto
     tensor_parallel_size: int = 1  # workers that compute one engine together, on one node
     # on GPU; false: eager, without a compiler too, which starts in seconds and samples more slowly
     cuda_graphs: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from april_rl.config.choices import Loss, Ratio, Resume
+from april_rl.config.choices import Loss, Ratio, Sleep
 from april_rl.config.schema import TrainConfig
 
 # What bounds the ratio of each loss; policy_gradient has no ratio.
@@ -30,8 +30,5 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
             "of a batch compares the policy with itself. Set trainer.num_minibatches above 1, or "
             "algorithm.ratio=behaviour with algorithm.correction=none, if they shall act"
         )
-    if config.rollout.resume is Resume.keep and device != "cpu":
-        yield (
-            "rollout.resume=keep: the engine sleeps on a GPU while the learner updates, and its KV "
-            "cache with it; parked samples are prefilled again"
-        )
+    if config.engine.sleep is Sleep.always and device == "cpu":
+        yield "engine.sleep=always has no effect on CPU, where no engine sleeps; remove it"

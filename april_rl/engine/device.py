@@ -89,24 +89,26 @@ class CpuDevice:
 
 
 class AcceleratorDevice:
-    """A GPU, shared with the learner: weights and KV cache leave its memory during sleep.
+    """A GPU, shared with the learner: weights and KV cache leave its memory during sleep, or stay
+    there beside the learner.
 
     vLLM's own seeds are used: its accelerator sampler draws noise that is a function of seed and
     position.
     """
 
-    keeps_kv_cache = False
-
-    def __init__(self, *, gpu_memory_utilization: float, enforce_eager: bool) -> None:
-        """`gpu_memory_utilization` is the share of the device for weights and KV cache."""
+    def __init__(self, *, gpu_memory_utilization: float, enforce_eager: bool, sleeps: bool) -> None:
+        """`gpu_memory_utilization` is the share of the device for weights and KV cache; without
+        `sleeps` it is the engine's for good.
+        """
+        self._sleeps, self.keeps_kv_cache = sleeps, not sleeps
         self._args = {
             "gpu_memory_utilization": gpu_memory_utilization,
             "enforce_eager": enforce_eager,
-            "enable_sleep_mode": True,
+            "enable_sleep_mode": sleeps,  # an allocator of its own, which nothing else needs
         }
 
     def engine_args(self) -> dict[str, Any]:
-        """The share of the device, and that it will be given back."""
+        """The share of the device, and whether it will be given back."""
         return self._args
 
     def attach(self, core: InprocClient, *, temperature: float) -> None:
@@ -119,19 +121,23 @@ class AcceleratorDevice:
 
     def sleep(self, core: InprocClient) -> None:
         """Level 2 keeps no copy of the weights: the next sync brings new ones."""
-        core.sleep(level=2)
+        if self._sleeps:
+            core.sleep(level=2)
 
     def wake(self, core: InprocClient, tag: str) -> None:
         """Only the memory of `tag`, so that weights can come in before the KV cache needs room."""
-        core.wake_up([tag])
+        if self._sleeps:
+            core.wake_up([tag])
 
 
 def this_device(
-    *, kv_cache_gib: float, gpu_memory_utilization: float, enforce_eager: bool
+    *, kv_cache_gib: float, gpu_memory_utilization: float, enforce_eager: bool, sleeps: bool
 ) -> Device:
-    """The device the installed vLLM is built for."""
+    """The device the installed vLLM is built for; on CPU nothing sleeps."""
     if current_platform.is_cpu():
         return CpuDevice(kv_cache_gib=kv_cache_gib)
     return AcceleratorDevice(
-        gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager
+        gpu_memory_utilization=gpu_memory_utilization,
+        enforce_eager=enforce_eager,
+        sleeps=sleeps,
     )

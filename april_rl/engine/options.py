@@ -24,9 +24,10 @@ class EngineOptions:
     speculative_tokens: int = 4  # guessed at a time
     async_scheduling: bool = False
     quantization: str | None = None
+    sleeps: bool = True  # an accelerator's memory is given up by `sleep`, parked samples included
 
     def engine_args(self) -> dict[str, Any]:
-        """Keyword arguments of `vllm.EngineArgs`.
+        """Keyword arguments of `vllm.EngineArgs`, but for sleeping, which is the device's.
 
         Guessed tokens are kept or replaced by rejection sampling (Leviathan et al. 2023, theorem
         3.5), so that every token has the distribution of the model, and its log-probability is

@@ -30,6 +30,10 @@ class Parked:
         self._core = core
         headroom = self._scheduler.kv_cache_manager.watermark_blocks
         self._reserved_blocks = max(max_num_seqs, headroom) + -(-max_model_len // block_size)
+        # vLLM's Model Runner V2, that of GPUs, has a row for each of `max_num_seqs` requests and
+        # gives it to one until that ends, computed or not; V1 has rows for those it computes.
+        is_v2 = core.engine_core.vllm_config.use_v2_model_runner
+        self._max_requests = max_num_seqs if is_v2 else None
         self._idle: dict[SampleId, tuple[str, Attempt]] = {}
 
     @property
@@ -67,8 +71,17 @@ class Parked:
         self._core.abort_requests([self._idle.pop(sample_id)[0] for sample_id in gone])
 
     def make_room(self) -> None:
-        """Give up idle requests, the youngest first, while they hold reserved memory."""
-        pool = self._scheduler.kv_cache_manager.block_pool
-        while self._idle and pool.get_num_free_blocks() < self._reserved_blocks:
+        """Give up idle requests, the youngest first, while they hold what others need: reserved
+        memory, or a place in the model runner.
+        """
+        while self._idle and (self._lacks_blocks() or self._lacks_rows()):
             request_id, _ = self._idle.pop(max(self._idle))
             self._core.abort_requests([request_id])
+
+    def _lacks_blocks(self) -> bool:
+        pool = self._scheduler.kv_cache_manager.block_pool
+        return pool.get_num_free_blocks() < self._reserved_blocks
+
+    def _lacks_rows(self) -> bool:
+        most = self._max_requests
+        return most is not None and len(self._scheduler.requests) > most

@@ -56,14 +56,14 @@ class VllmEngine:
 
         `kv_cache_gib` counts on CPU, `gpu_memory_utilization` and `enforce_eager` on an
         accelerator. Log-probabilities are taken at `temperature`. With `keep_parked`, aborted
-        samples keep their KV cache where memory allows it. A response ends at one of `stop_tokens`;
-        None: at those of `stop_token_ids`. vLLM seeds the random generators of the whole process
-        with `seed`; requests have their own. Raises EngineStartError when memory does not suffice.
+        samples keep their KV cache where memory allows it. `stop_tokens` None: `stop_token_ids`.
+        vLLM seeds the whole process with `seed`. Raises EngineStartError for want of memory.
         """
         self._device = this_device(
             kv_cache_gib=kv_cache_gib,
             gpu_memory_utilization=gpu_memory_utilization,
             enforce_eager=enforce_eager,
+            sleeps=options.sleeps,
         )
         self._core = start_core(
             EngineArgs(
@@ -180,7 +180,7 @@ class VllmEngine:
         self._policy_version = policy_version
 
     def sleep(self) -> None:
-        """Give up weights and KV cache on an accelerator; only while the engine is empty."""
+        """Give up weights and KV cache where the device sleeps; only while the engine is empty."""
         self._assert_empty()
         if not self._device.keeps_kv_cache:
             self.release_parked()

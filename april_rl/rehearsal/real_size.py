@@ -11,6 +11,7 @@ from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.lengths import Lognormal, median_for
 from april_rl.rollout.presets import h100
 from april_rl.rollout.simulation import Outcome, Scenario, simulate
+from april_rl.runtime.engine_sleep import settle_sleep
 from april_rl.runtime.host_memory import host_memory
 from april_rl.runtime.kv_room import kv_demand, kv_warning, planned_kv_tokens
 from april_rl.runtime.layout import Layout, settle
@@ -50,9 +51,11 @@ def memory_at_real_size(config: TrainConfig, facts: ModelFacts) -> MemoryAtRealS
     else:
         total = config.rehearsal.gpu_gib * GIB
         room = Room(device=total, free=_FREE_FRAC * total)
-    table = str(plan_memory(facts, settings, device_bytes=room.device))
     found: list[Finding] = []
+    table = str(plan_memory(facts, settings, device_bytes=room.device))
     try:
+        settings, reason = settle_sleep(facts, settings, sleep=config.engine.sleep, room=room)
+        table = f"{plan_memory(facts, settings, device_bytes=room.device)}\n{reason}".strip()
         check_plan(facts, settings, room)
     except PreflightError as error:
         found.append(Finding(name="memory", message=str(error)))
@@ -136,7 +139,7 @@ def _scenario(config: TrainConfig, facts: ModelFacts) -> Scenario:
         max_batched_tokens=config.engine.max_batched_tokens,
         max_staleness=rollout.max_staleness,
         finish_stale=rollout.on_stale is OnStale.finish,
-        keeps_parked=rollout.resume is Resume.keep and layout.device == "cpu",
+        keeps_parked=rollout.resume is Resume.keep,
         no_signal_frac=_NO_SIGNAL_FRAC if config.algorithm.dynamic_sampling else 0.0,
         is_filtered=config.algorithm.dynamic_sampling,
         seed=config.seed,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import ComputeDtype, Kl, KvCacheDtype
+from april_rl.config.choices import ComputeDtype, Kl, KvCacheDtype, Resume, Sleep
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.memory_plan import GIB, MemoryPlan, MemorySettings, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
@@ -20,7 +20,9 @@ _LAST_RESORT = "no setting is enough by itself"
 
 
 def memory_settings(config: TrainConfig, layout: Layout) -> MemorySettings:
-    """What a checked configuration says about memory."""
+    """What a checked configuration says about memory; with engine.sleep=auto engines sleep, unless
+    `settle_sleep` finds that they need not.
+    """
     learner, engine = config.learner, config.engine
     return MemorySettings(
         device=layout.device,
@@ -40,6 +42,8 @@ def memory_settings(config: TrainConfig, layout: Layout) -> MemorySettings:
         kv_cache_gib=engine.kv_cache_gib,
         kv_bytes=_BYTES[engine.dtype] if engine.kv_cache_dtype is KvCacheDtype.auto else 1,
         cuda_graphs=engine.cuda_graphs,
+        engine_sleeps=engine.sleep is not Sleep.never,
+        keeps_parked=config.rollout.resume is Resume.keep,
     )
 
 
@@ -61,9 +65,7 @@ def check_memory(
 
     if settings.device == "cpu":
         return check_plan(facts, settings, Room(device=0, free=min(map(room, workers))))
-    least = min(workers, key=lambda worker: worker.free_bytes)
-    found = Room(device=least.device_bytes, free=least.free_bytes)
-    plan = check_plan(facts, settings, found)
+    plan = check_plan(facts, settings, least_room(workers))
     # Which node has rank 0, and the file of a checkpoint, is not settled yet: it may be any.
     host_room = min(room(worker) - plan.file_bytes / on_node[worker.node_id] for worker in workers)
     if plan.host.total > host_room:
@@ -92,6 +94,12 @@ class Room(NamedTuple):
     free: float
 
 
+def least_room(workers: Sequence[WorkerMemory]) -> Room:
+    """Return what the worker with the least free memory on its GPU has there."""
+    least = min(workers, key=lambda worker: worker.free_bytes)
+    return Room(device=least.device_bytes, free=least.free_bytes)
+
+
 def check_plan(facts: ModelFacts, settings: MemorySettings, room: Room) -> MemoryPlan:
     """The plan, when every phase of it fits into `room`.
 
@@ -102,7 +110,7 @@ def check_plan(facts: ModelFacts, settings: MemorySettings, room: Room) -> Memor
     missing = [
         f"{phase.name}: {owner} would hold {phase.total / GIB:.1f} GiB and has "
         f"{room.free / GIB:.1f} GiB free: {phase}; "
-        + (", ".join(_remedies(facts, settings, phase, room)) or _LAST_RESORT)
+        + (", ".join(remedies(facts, settings, phase=phase, room=room)) or _LAST_RESORT)
         for phase in plan.phases
         if phase.total > room.free
     ]
@@ -132,10 +140,10 @@ def _engine_weights(facts: ModelFacts, settings: MemorySettings) -> float:
     return facts.num_parameters * settings.engine_bytes / settings.tensor_parallel_size
 
 
-def _remedies(
-    facts: ModelFacts, settings: MemorySettings, phase: Phase, room: Room
+def remedies(
+    facts: ModelFacts, settings: MemorySettings, *, phase: Phase, room: Room
 ) -> Iterator[str]:
-    """Settings that make `phase` smaller, each with what it would be then."""
+    """Yield settings that make `phase` smaller, each with what it would be then in GiB."""
     for key, changed in _changes(facts, settings, phase, room):
         again = plan_memory(facts, changed, device_bytes=room.device)
         total = next(other.total for other in again.phases if other.name == phase.name)
@@ -152,6 +160,8 @@ def _changes(
         yield f"engine.kv_cache_gib={half:g}", replace(settings, kv_cache_gib=half)
     else:
         yield "learner.offload=all", replace(settings, offload="all")
+        if not settings.keeps_parked:
+            yield "engine.sleep=always", replace(settings, engine_sleeps=True)
         share = settings.gpu_memory_utilization - (phase.total - room.free) / room.device
         share = math.floor(100 * share) / 100
         if share * room.device > _engine_weights(facts, settings):

@@ -43,6 +43,8 @@ class MemorySettings:
     kv_cache_gib: float
     kv_bytes: int  # of a number in the KV cache
     cuda_graphs: bool
+    engine_sleeps: bool  # while the learner computes; on CPU it makes no difference
+    keeps_parked: bool  # the KV cache of parked samples: only an engine that does not sleep can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +93,13 @@ def plan_memory(
     facts: ModelFacts, settings: MemorySettings, *, device_bytes: float = 0.0
 ) -> MemoryPlan:
     """The plan of a model; `device_bytes`: the whole memory of a GPU, of which vLLM has a share."""
-    sizes = _Sizes(facts, settings)
+    sizes = _Sizes(facts, settings, share=settings.gpu_memory_utilization * device_bytes)
     if settings.device == "cpu":
         nothing = Phase(name="host", items={})
         return MemoryPlan(phases=(sizes.on_cpu(),), host=nothing, file_bytes=sizes.file())
     return MemoryPlan(
         phases=(
-            sizes.rollout(settings.gpu_memory_utilization * device_bytes),
+            sizes.rollout(),
             sizes.backward(),
             sizes.optimizer_step(),
             sizes.weight_sync(),
@@ -110,42 +112,30 @@ def plan_memory(
 class _Sizes:
     """The parts that phases are made of."""
 
-    def __init__(self, facts: ModelFacts, settings: MemorySettings) -> None:
-        self._facts, self._settings = facts, settings
+    def __init__(self, facts: ModelFacts, settings: MemorySettings, *, share: float) -> None:
+        """`share`: bytes of the device that vLLM takes for itself."""
+        self._facts, self._settings, self._share = facts, settings, share
         adapters = settings.lora_rank * facts.num_layers * self._adapter_width()
         self._trained = adapters or facts.num_parameters
         self._frozen = facts.num_parameters if adapters else 0
 
-    def rollout(self, share: float) -> Phase:
-        """vLLM takes its share of the whole device, whatever else is there; weights come first."""
-        offload, weights = self._settings.offload, self._engine_weights()
+    def rollout(self) -> Phase:
+        """vLLM takes its share of the whole device, whatever else is there."""
+        away = self._settings.offload
         return Phase(
             name="rollout",
             items={
-                "masters": 0.0 if offload == "all" else self._masters(),
-                "Adam moments": 0.0 if offload != "none" else self._moments(),
-                "engine weights": weights,
-                "KV cache, engine's workspace": max(0.0, share - weights),
+                "masters": 0.0 if away == "all" else self._masters(),
+                "Adam moments": 0.0 if away != "none" else self._moments(),
+                **self._awake(),
                 "overhead": _OVERHEAD,
             },
         )
 
     def backward(self) -> Phase:
-        """Moments that were offloaded come for the first optimizer step and stay until the last."""
-        is_away = self._settings.offload != "none" and self._settings.num_minibatches == 1
-        return Phase(
-            name="backward",
-            items={
-                "masters": self._masters(),
-                "Adam moments": 0.0 if is_away else self._moments(),
-                "gradients": self._gradients(),
-                "gathered layers": self._gathered(),
-                "activations": self._activations(),
-                "logits": self._logits(),
-                "engine, asleep": self._asleep(),
-                "overhead": _OVERHEAD,
-            },
-        )
+        """A forward and a backward pass, and the engine beside it."""
+        own = self._passes()
+        return Phase(name="backward", items={**own, **self._resting(), "overhead": _OVERHEAD})
 
     def optimizer_step(self) -> Phase:
         """Everything that belongs to a parameter is there, nothing of the pass before."""
@@ -155,13 +145,13 @@ class _Sizes:
                 "masters": self._masters(),
                 "Adam moments": self._moments(),
                 "gradients": self._gradients(),
-                "engine, asleep": self._asleep(),
+                **self._resting(),
                 "overhead": _OVERHEAD,
             },
         )
 
     def weight_sync(self) -> Phase:
-        """The engine's weights are awake, its KV cache is not; moments have left."""
+        """The engine's weights are awake, its KV cache need not be; moments have left."""
         is_away = self._settings.offload != "none"
         return Phase(
             name="weight sync",
@@ -170,7 +160,7 @@ class _Sizes:
                 "Adam moments": 0.0 if is_away else self._moments(),
                 "engine weights": self._engine_weights(),
                 "tensor on its way": self._on_its_way(),
-                "engine, asleep": self._asleep(),
+                **self._resting(),
                 "overhead": _OVERHEAD,
             },
         )
@@ -197,17 +187,39 @@ class _Sizes:
         """Nothing sleeps or leaves: one memory holds the peaks of learner and engine. A checkpoint
         is written when gradients and activations are gone, and its file goes in their place.
         """
-        learner = self.backward().items
-        del learner["engine, asleep"], learner["overhead"]
         return Phase(
             name="the run",
             items={
-                **learner,
+                **self._passes(),
                 "reference": self._reference(),
                 "engine weights": self._engine_weights(),
                 "KV cache": self._settings.kv_cache_gib * GIB,
             },
         )
+
+    def _passes(self) -> dict[str, float]:
+        """Moments that were offloaded come for the first optimizer step and stay until the last."""
+        is_away = self._settings.offload != "none" and self._settings.num_minibatches == 1
+        return {
+            "masters": self._masters(),
+            "Adam moments": 0.0 if is_away else self._moments(),
+            "gradients": self._gradients(),
+            "gathered layers": self._gathered(),
+            "activations": self._activations(),
+            "logits": self._logits(),
+        }
+
+    def _awake(self) -> dict[str, float]:
+        """The engine's share, CUDA graphs included: vLLM leaves room for them in it."""
+        weights = self._engine_weights()
+        cache = max(0.0, self._share - weights)
+        return {"engine weights": weights, "KV cache, engine's workspace": cache}
+
+    def _resting(self) -> dict[str, float]:
+        """The engine while it computes nothing."""
+        if not self._settings.engine_sleeps:
+            return self._awake()
+        return {"engine, asleep": _ASLEEP + (_GRAPHS if self._settings.cuda_graphs else 0)}
 
     def _adapter_width(self) -> int:
         """Rows of A and columns of B of the adapters of a layer, when each linear one has them."""
@@ -276,9 +288,6 @@ class _Sizes:
         facts = self._facts
         largest = max(facts.embedding_parameters, facts.expert_parameters)
         return _COPIES_IN_SYNC * self._settings.compute_bytes * largest
-
-    def _asleep(self) -> float:
-        return _ASLEEP + (_GRAPHS if self._settings.cuda_graphs else 0)
 
     def _reference(self) -> float:
         """Under adapters the frozen model is the reference."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -149,12 +149,12 @@ class Worker:
         return self._learner.num_parameters, self._learner.num_trained_parameters
 
     @told
-    def build_engine(self) -> None:
-        """Start vLLM on the same device."""
+    def build_engine(self, *, sleeps: bool) -> None:
+        """Start vLLM on the same device; with `sleeps` it gives up its memory for each update."""
         from april_rl.engine.vllm_engine import VllmEngine
 
-        settings = self._settings
-        self._engine = VllmEngine(**asdict(settings.engine), options=settings.options)
+        options = replace(self._settings.options, sleeps=sleeps)
+        self._engine = VllmEngine(**asdict(self._settings.engine), options=options)
         forget_names()
 
     def kv_cache_tokens(self) -> int:
@@ -185,7 +185,7 @@ class Worker:
 
     @told
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
-        """Forward, backward, optimizer: one step per minibatch, while the engine sleeps."""
+        """Forward, backward, optimizer: one step per minibatch, while an engine that can sleeps."""
         self._engine.sleep()
         started = time.perf_counter()
         metrics = self._learner.update(minibatches)
@@ -209,8 +209,8 @@ class Worker:
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder (rank 0 writes, every rank gathers).
 
-        The engine sleeps meanwhile and is given its weights again, so that a checkpoint needs less
-        memory than a weight sync: beside a KV cache it could fail at the end of a run.
+        An engine that can sleeps meanwhile and is given its weights again, so that a checkpoint
+        needs less memory than a weight sync: beside a KV cache it could fail at the end of a run.
         """
         self._engine.sleep()
         self._learner.export(path)

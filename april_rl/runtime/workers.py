@@ -61,9 +61,10 @@ class Workers:
             for strategy in self._placement.strategies()
         ]  # by rank, once they have started
 
-    def start(self, on_stage: Callable[[str], None]) -> tuple[int, int]:
-        """Form the process group, load the learner, start the engines; returns the number of
-        parameters, and of those that are trained.
+    def start(self, on_stage: Callable[[str], None], *, engines_sleep: bool) -> tuple[int, int]:
+        """Form the process group, load the learner, start the engines, which give up their memory
+        for each update with `engines_sleep`; returns the number of parameters, and of those that
+        are trained.
 
         Raises what `Watchdog.results` does.
         """
@@ -72,7 +73,7 @@ class Workers:
         on_stage("loading the learner")
         num_parameters, num_trained = self._all("build_learner")[0]
         on_stage("starting vLLM")
-        self._all("build_engine")
+        self._build_engines(sleep=engines_sleep)
         return int(num_parameters), int(num_trained)
 
     def start_engines(self) -> None:
@@ -80,11 +81,15 @@ class Workers:
         is no learner, and so neither update nor weight sync. Raises what `Watchdog.results` does.
         """
         self._join()
-        self._all("build_engine")
+        self._build_engines(sleep=False)  # there is nobody to make room for
 
     def memory(self) -> list[WorkerMemory]:
         """What each worker has, before `start`."""
         return list(self._all("memory"))
+
+    def _build_engines(self, *, sleep: bool) -> None:
+        calls = [actor.build_engine.remote(sleeps=sleep) for actor in self.actors]
+        self.watchdog.results(calls)
 
     def _join(self) -> None:
         """Ranks in the order of nodes and GPUs, and a process group of all of them."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from april_rl.batch.packing import Packer
 from april_rl.engine.options import EngineOptions
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
+from april_rl.types import Request, SampleId, ScoredGroup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,7 +43,9 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def build(folder: Path, device: str, **options: object) -> tuple[Learner, VllmEngine]:
+def build(
+    folder: Path, device: str, *, keep_parked: bool = False, **options: object
+) -> tuple[Learner, VllmEngine]:
     write_tiny_qwen3(folder, hidden_size=256, num_layers=2)
     learner = make_learner(
         str(folder), device=device, compute_dtype="bfloat16", offload="all", lr=2e-2
@@ -58,6 +62,7 @@ def build(folder: Path, device: str, **options: object) -> tuple[Learner, VllmEn
         gpu_memory_utilization=0.2,
         enforce_eager=True,
         temperature=0.8,
+        keep_parked=keep_parked,
         options=EngineOptions(**options),  # type: ignore[arg-type]
     )
     return learner, engine
@@ -65,6 +70,11 @@ def build(folder: Path, device: str, **options: object) -> tuple[Learner, VllmEn
 
 def step(learner: Learner, engine: VllmEngine, number: int) -> float:
     """A whole step as a worker makes it; the mismatch of what the engine sampled in it."""
+    return update(learner, engine, generate(engine, number))
+
+
+def update(learner: Learner, engine: VllmEngine, groups: Sequence[ScoredGroup]) -> float:
+    """Train on `groups` and give the engine the new weights; returns the mismatch."""
     packer = Packer(
         num_ranks=1,
         max_tokens=1024,
@@ -75,7 +85,6 @@ def step(learner: Learner, engine: VllmEngine, number: int) -> float:
         aggregation=token_mean,
         hidden_size=256,
     )
-    groups = generate(engine, number)
     advantages = [np.array([-1.0, 1.0, -1.0, 1.0])] * len(groups)
     batch = packer.pack(groups, advantages, policy_version=engine.policy_version)
     engine.sleep()
@@ -92,6 +101,52 @@ def mismatch_of_three_steps(folder: Path, options: dict[str, object]) -> float:
     with process_group():
         learner, engine = build(folder, "cuda", **options)
         return max(step(learner, engine, number) for number in range(3))
+
+
+def request(prompt_id: int, so_far: Sequence[int] = ()) -> Request:
+    return Request(
+        sample_id=SampleId(prompt_id, 0),
+        prompt_token_ids=(5, 6, 7 + prompt_id % 80),
+        parts=(so_far,),
+        start=len(so_far),
+        max_tokens=60 - len(so_far),
+        seed=1000 + prompt_id,
+    )
+
+
+class Kept(NamedTuple):
+    """What came of samples that were parked while the learner updated beside their KV cache."""
+
+    num_parked: int
+    prefilled_tokens: int  # when they went on
+    num_kept: int
+    num_crowded_out: int  # of as many again, while the engine had all its slots full with others
+    mismatch: float  # of the next step, on the new weights
+
+
+def kept_over_an_update(folder: Path) -> Kept:
+    """A whole step with an engine that stays awake and is full of parked samples."""
+    with process_group():
+        learner, engine = build(folder, "cuda", keep_parked=True, sleeps=False)
+        groups = generate(engine, 0)
+        engine.advance([request(9000 + i) for i in range(32)], slots=32, max_steps=8)
+        parked = {c.sample_id.prompt_id: c.token_ids for c in engine.abort()}
+        update(learner, engine, groups)
+        on = [request(i, token_ids) for i, token_ids in parked.items()]
+        first = engine.advance(on, slots=32, max_steps=1)
+        rest = engine.advance([], slots=32, max_steps=10_000).finished
+        engine.advance([request(9100 + i) for i in range(32)], slots=32, max_steps=8)
+        crowded = {c.sample_id.prompt_id: c.token_ids for c in engine.abort()}
+        mismatch = step(learner, engine, 1)  # its 32 samples take every row of the model runner
+        again = [request(i, token_ids) for i, token_ids in crowded.items()]
+        last = engine.advance(again, slots=32, max_steps=10_000).finished
+        return Kept(
+            num_parked=len(parked),
+            prefilled_tokens=first.prefilled_tokens,
+            num_kept=sum(completion.is_kept for completion in (*first.finished, *rest)),
+            num_crowded_out=sum(not completion.is_kept for completion in last),
+            mismatch=mismatch,
+        )
 
 
 def memory_of_a_sleep(folder: Path) -> tuple[int, int, int, int]:
@@ -116,6 +171,17 @@ def test_an_engine_that_slept_samples_with_the_weights_it_was_given(tmp_path, op
     guessed tokens come with other log-probabilities than the model's.
     """
     assert in_own_process(mismatch_of_three_steps, tmp_path, options) <= 0.02
+
+
+def test_parked_samples_go_on_with_their_kv_cache_beside_an_update(tmp_path):
+    """With engine.sleep=never and rollout.resume=keep. Fails when the update touches the engine's
+    memory, a sync leaves the old weights, or parked samples hold rows that others need.
+    """
+    kept = in_own_process(kept_over_an_update, tmp_path)
+    assert kept.prefilled_tokens == 0
+    assert 0 < kept.num_kept == kept.num_parked
+    assert kept.num_crowded_out > 0
+    assert kept.mismatch <= 0.02
 
 
 def test_a_sleeping_engine_gives_its_memory_back(tmp_path):

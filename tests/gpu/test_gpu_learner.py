@@ -143,6 +143,8 @@ def planned(folder: Path) -> dict[str, dict[str, float]]:
         kv_cache_gib=1.0,
         kv_bytes=2,
         cuda_graphs=False,
+        engine_sleeps=True,
+        keeps_parked=False,
     )
     plan = plan_memory(model_facts(str(folder)), settings, device_bytes=1.0)
     return {phase.name: phase.items for phase in plan.phases}

@@ -1,0 +1,104 @@
+"""Parked samples in vLLM's Model Runner V2, which is that of GPUs: here by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+from own_process import in_own_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
+
+SLOTS = 4
+BUDGET = 10
+
+
+class Found(NamedTuple):
+    """What became of parked samples."""
+
+    prefilled_tokens: int  # when they went on, with the same weights loaded again
+    num_kept: int
+    is_as_if_nothing_had_happened: bool  # token by token and log-probability by log-probability
+    num_others: int  # that finished while samples were parked
+    num_idle: int  # of those, after the others
+
+
+def run(folder: Path) -> Found:
+    """Park three of four slots' worth and go on; park them again and fill all slots with others."""
+    _interpret_triton()
+    import test_engine_keep as keep
+    from tiny_models import write_tiny_qwen3
+
+    from april_rl.engine import device
+    from april_rl.engine.vllm_engine import VllmEngine
+
+    def as_it_is(self: object, core: object, *, temperature: float) -> None:
+        """The sampler of this runner draws by seed and position itself."""
+
+    device.CpuDevice.attach = as_it_is  # type: ignore[method-assign,assignment]
+    device.CpuDevice.draw = device.AcceleratorDevice.draw  # type: ignore[method-assign,assignment]
+    write_tiny_qwen3(folder)
+    engine = VllmEngine(
+        model_path=str(folder),
+        seed=0,
+        dtype="bfloat16",
+        max_model_len=64,
+        max_num_seqs=SLOTS,
+        max_batched_tokens=128,
+        kv_cache_gib=0.002,
+        gpu_memory_utilization=0.5,
+        enforce_eager=True,
+        temperature=1.0,
+        keep_parked=True,
+        stop_tokens=(),
+    )
+    keep.BUDGET, keep.SLOTS = BUDGET, SLOTS
+    prompts = [keep.request(i) for i in range(3)]
+    expected = keep.whole(engine, prompts)
+    first = keep.parked(engine, prompts, steps=4)
+    keep.load(engine, folder)
+    on = [keep.request(i, c.token_ids) for i, c in first.items()]
+    prefilled = engine.advance(on, slots=SLOTS, max_steps=1).prefilled_tokens
+    rest = {
+        c.sample_id.prompt_id: c for c in engine.advance([], slots=SLOTS, max_steps=1000).finished
+    }
+    is_same = all(
+        (a.token_ids + b.token_ids, a.logprobs + b.logprobs) == (c.token_ids, c.logprobs)
+        for a, b, c in ((first[i], rest[i], expected[i]) for i in range(3))
+    )
+    keep.parked(engine, [keep.request(10 + i) for i in range(3)], steps=4)
+    others = keep.whole(engine, [keep.request(20 + i) for i in range(2)])
+    return Found(
+        prefilled_tokens=prefilled,
+        num_kept=sum(c.is_kept for c in rest.values()),
+        is_as_if_nothing_had_happened=is_same,
+        num_others=len(others),
+        num_idle=len(engine._parked._idle),
+    )
+
+
+def _interpret_triton() -> None:
+    """Let vLLM find a Triton that computes on CPU."""
+    os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+    from triton.backends import backends
+
+    backends.clear()
+    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=bool))
+
+
+def test_parked_samples_go_on_and_give_way_in_the_model_runner_of_gpus(tmp_path):
+    """Fails when this runner forgets who is not computed for a while, or parked samples hold rows
+    that others need: it has one for each of engine.max_num_seqs.
+    """
+    pytest.importorskip("triton")
+    found = in_own_process(run, tmp_path)
+    assert found == Found(
+        prefilled_tokens=0,
+        num_kept=3,
+        is_as_if_nothing_had_happened=True,
+        num_others=2,
+        num_idle=2,
+    )
