@@ -138,6 +138,7 @@ def test_an_unknown_key_or_a_wrong_type_is_refused_by_name(override: str, wanted
         "reward.hard_timeout_s=1",
         "reward.memory_gib=0.5",
         "reward.hard_timeout_s=inf",
+        "reward.start_timeout_s=0",
         "evaluation.every=0",
         "evaluation.sets.held_out=",
         "model.path=",

@@ -40,17 +40,15 @@ def sample(number, response, answer="2"):
 
 def pool(function=TOLD, **changes):
     """The time limit is far from what a busy machine takes; what must reach it sets its own."""
-    start_s = changes.pop("start_s", 60.0)
     settings = {"soft_timeout_s": 1, "hard_timeout_s": 20.0} | changes
     reward = RewardConfig(function=function, **settings)
-    return closing(RewardPool(reward, decode=characters, start_s=start_s))
+    return closing(RewardPool(reward, decode=characters))
 
 
 def checked(function, **changes):
-    start_s = changes.pop("start_s", 60.0)
     settings = {"soft_timeout_s": 1, "hard_timeout_s": 5.0} | changes
     reward = RewardConfig(function=function, **settings)
-    with RewardTrial(reward, decode=characters, start_s=start_s) as trial:
+    with RewardTrial(reward, decode=characters) as trial:
         check_reward(reward, trial, [sample(0, "").prompt])
         return trial.rate([sample(0, "").prompt], [gold_response("2", reward.extract)])[0]
 
@@ -201,7 +199,7 @@ def test_processes_that_vanish_while_idle_are_replaced(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_stops_answering_is_replaced(tmp_path):
-    with pool(num_processes=1, hard_timeout_s=1.2, start_s=3.0) as scorer:
+    with pool(num_processes=1, hard_timeout_s=1.2, start_timeout_s=3.0) as scorer:
         os.kill(told_pid(scorer, tmp_path / "pid"), signal.SIGSTOP)
         scorer.submit(sample(1, "fine"), group_size=1)
         assert outcomes(scorer.collect(None)) == [(1, "scored")]
@@ -268,5 +266,34 @@ def test_a_good_function_passes_the_check_with_its_own_value(function, value):
 
 
 def test_a_function_that_never_answers_fails_the_check():
-    with pytest.raises(RewardError, match="gave no answer within 5 s"):
-        checked("reward_functions:hangs", hard_timeout_s=2.0, start_s=1.0)
+    message = "gave no answer within 7 s, of which it may take reward.start_timeout_s=3 to start"
+    with pytest.raises(RewardError, match=message):
+        checked("reward_functions:hangs", hard_timeout_s=2.0, start_timeout_s=3.0)
+
+
+@pytest.fixture
+def slow_to_load(tmp_path, monkeypatch) -> str:
+    """A reward function whose module takes three seconds to import, as a large model would."""
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "import time\ntime.sleep(3)\ndef reward(*lists):\n    return [0.25]\n"
+    (tmp_path / "slow_rewards.py").write_text(source)
+    return "slow_rewards:reward"
+
+
+def test_a_function_that_takes_too_long_to_load_fails_the_check(slow_to_load):
+    """Fails when only the calls are timed: loading is not in them."""
+    with pytest.raises(RewardError, match=r"reward\.start_timeout_s=1 to start"):
+        checked(slow_to_load, start_timeout_s=1.0)
+
+
+@pytest.mark.slow
+def test_a_function_that_loads_slowly_scores_when_it_may(slow_to_load):
+    """Fails when the time to start has another limit than its own."""
+    settings = {"num_processes": 1, "hard_timeout_s": 1.2}
+    with pool(slow_to_load, **settings, start_timeout_s=30.0) as scorer:
+        scorer.submit(sample(1, "fine"), group_size=1)
+        assert scorer.collect(None)[0].value == 0.25
+    with pool(slow_to_load, **settings, start_timeout_s=0.3) as scorer:
+        scorer.submit(sample(1, "fine"), group_size=1)
+        with pytest.raises(RewardError, match=r"reward\.start_timeout_s=0\.3 to start"):
+            scorer.collect(None)

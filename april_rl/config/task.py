@@ -147,6 +147,8 @@ class RewardConfig:
     hard_timeout_s: float = (
         10.0  # a response; the process is killed, scored once more, then the group dropped
     )
+    # what a process may take to start and to load its functions; a large reward model needs more
+    start_timeout_s: float = 60.0
     memory_gib: float = 4.0  # address space of one process; its libraries count too
 
     def __post_init__(self) -> None:
@@ -157,6 +159,7 @@ class RewardConfig:
             soft_timeout_s=self.soft_timeout_s,
             memory_gib=self.memory_gib,
         )
+        above("reward", 0, start_timeout_s=self.start_timeout_s)
         require(
             self.hard_timeout_s > self.soft_timeout_s,
             f"reward.hard_timeout_s must be > reward.soft_timeout_s ({self.soft_timeout_s}), "

@@ -24,7 +24,7 @@ from april_rl.metrics import Metrics, Sum
 from april_rl.rewards.disagreements import DisagreementLog
 from april_rl.rewards.functions import reward_functions
 from april_rl.rewards.jobs import Verdict
-from april_rl.rewards.processes import START_S, RewardError, fault, new_process_pool, stop
+from april_rl.rewards.processes import RewardError, fault, new_process_pool, stop
 from april_rl.rewards.scorebook import Scorebook, Unit
 from april_rl.rewards.worker import Decode, score
 from april_rl.types import Sample, Score
@@ -51,16 +51,15 @@ class RewardPool:
         *,
         decode: Decode,
         folder: Path | None = None,
-        start_s: float = START_S,
     ) -> None:
         """Start nothing yet: processes start with the first sample. `decode` turns response ids
         into text; it is pickled and called in the processes. `folder` is the run directory.
 
-        When nothing ends for `reward.hard_timeout_s` a response + `start_s` although something was
-        submitted, all processes are replaced.
+        When nothing ends for `reward.hard_timeout_s` a response + `reward.start_timeout_s` although
+        something was submitted, all processes are replaced.
         """
         self._reward, self._functions = reward, reward_functions(reward)
-        self._folder, self._start_s = folder, start_s
+        self._folder = folder
         self._decoder = pickle.dumps(decode)  # once: a vocabulary is megabytes
         self._book = Scorebook(self._functions)
         self._disagreements = DisagreementLog(self._functions, folder=folder)
@@ -166,11 +165,15 @@ class RewardPool:
                 self._settle(*self._ended.get_nowait())
         except Empty:
             pass
-        if not self._pending or time.monotonic() - self._last_sign_s < self._start_s:
+        start_s = self._reward.start_timeout_s
+        if not self._pending or time.monotonic() - self._last_sign_s < start_s:
             return
-        stalled_s = self._start_s + max(self._limit_s(p.unit) for p in self._pending.values())
+        stalled_s = start_s + max(self._limit_s(p.unit) for p in self._pending.values())
         if time.monotonic() - self._last_sign_s > stalled_s:
-            self._restart(f"nothing ended for {stalled_s:.0f} s")
+            self._restart(
+                f"nothing ended for {stalled_s:g} s; a process may take "
+                f"reward.start_timeout_s={start_s:g} to start"
+            )
 
     def _settle(self, number: int, future: Future[list[list[Verdict]]]) -> None:
         """What an ended attempt means: verdicts, another attempt, or the end of the run."""

@@ -22,8 +22,6 @@ from april_rl.rewards.jobs import Verdict
 from april_rl.rewards.loading import Context
 from april_rl.rewards.worker import prepare_process
 
-START_S = 60.0  # what a process may take to start and to import the function
-
 
 class RewardError(RunError, RuntimeError):
     """No response can be scored, whatever it says; the run cannot go on."""

@@ -15,7 +15,7 @@ from pebble import ProcessExpired
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.rewards.jobs import Asked, Responses, Verdict
-from april_rl.rewards.processes import START_S, RewardError, fault, new_process_pool, stop
+from april_rl.rewards.processes import RewardError, fault, new_process_pool, stop
 from april_rl.rewards.worker import Decode, asked_columns, made_notes, score_texts
 from april_rl.types import Prompt
 
@@ -37,11 +37,10 @@ class RewardTrial:
         *,
         decode: Decode,
         folder: Path | None = None,
-        start_s: float = START_S,
     ) -> None:
         """`decode` is what a run would use; `folder` is the run directory, None: there is none."""
         self._functions, self._limit_s = reward_functions(reward), reward.hard_timeout_s
-        self._start_s = start_s
+        self._start_s = reward.start_timeout_s
         self._pool = new_process_pool(
             reward, decoder=pickle.dumps(decode), folder=folder, num_processes=1
         )
@@ -111,12 +110,15 @@ class RewardTrial:
     def _ask(
         self, question: Callable[..., _Answer], args: tuple[object, ...], *, limit_s: float
     ) -> _Answer:
+        future = self._pool.schedule(question, args=args, timeout=limit_s)
         try:
-            answer: _Answer = self._pool.schedule(question, args=args, timeout=limit_s).result()
+            # The pool's own limit does not count what a process takes to start.
+            answer: _Answer = future.result(timeout=limit_s)
         except (TimeoutError, ProcessExpired, BrokenProcessPool) as error:
             raise RewardError(
                 f"{' and '.join(map(str, self._functions))}: called once as a test, the process "
-                f"died or gave no answer within {limit_s:.0f} s: {error}"
+                f"died or gave no answer within {limit_s:g} s, of which it may take "
+                f"reward.start_timeout_s={self._start_s:g} to start: {error}"
             ) from error
         return answer
 
