@@ -40,7 +40,6 @@ SETTINGS = MemorySettings(
     activation_checkpointing=True,
     max_tokens=16384,
     longest_tokens=10000,
-    num_minibatches=1,
     engine_bytes=2,
     tensor_parallel_size=1,
     gpu_memory_utilization=0.5,

@@ -107,6 +107,24 @@ def test_what_the_setting_names_leaves_and_comes_back(path, offload, leaves):
     assert bytes_of(moments(learner)) == 2 * size + 4 * len(masters(learner))  # and a step count
 
 
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+def test_moments_are_there_for_optimizer_steps_alone(path, offload):
+    """Bytes of them in each forward pass: two before the first step, four behind it. Fails when
+    those of the second minibatch share the device with moments that it does not need.
+    """
+    seen: list[int] = []
+    learner = make_learner(
+        path, offload=offload, on_forward=lambda: seen.append(bytes_of(moments(learner)))
+    )
+    size = bytes_of(masters(learner))
+    for _ in range(2):
+        update(learner, make_examples(path, noise=0.3, age=1))
+    assert len(seen) > 4
+    expected = 0 if offload == "optimizer" else 2 * size + 4 * len(masters(learner))
+    assert seen[-1] == expected
+    assert set(seen) == {0, expected}
+
+
 def test_nothing_else_of_an_offloaded_learner_stays(path):
     """Also when the last thing was a forward pass, after which a unit stays gathered. Fails when
     that unit is not given up, or when gradients or activations outlive their step.

@@ -65,7 +65,7 @@ def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate(fa
 
 
 def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase(facts):
-    """Moments are away in a backward pass, unless an earlier minibatch has fetched them."""
+    """Moments are away in a backward pass, and there for an optimizer step."""
     model = facts("8B")
     moments = model.num_parameters
     assert phase(model, "host").items["Adam moments"] == 0
@@ -74,7 +74,6 @@ def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase(facts)
     assert phase(model, "rollout", **away).items["Adam moments"] == 0
     assert phase(model, "rollout", **away).items["masters"] == moments / 2
     assert phase(model, "backward", **away).items["Adam moments"] == 0
-    assert phase(model, "backward", num_minibatches=2, **away).items["Adam moments"] == moments
     assert phase(model, "optimizer", **away).items["Adam moments"] == moments
 
 

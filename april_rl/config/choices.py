@@ -85,7 +85,7 @@ class Offload(Enum):
     """What of the learner leaves the accelerator while the engine generates."""
 
     none = "none"
-    optimizer = "optimizer"  # its moments: 8 bytes a parameter
+    optimizer = "optimizer"  # its moments, 8 bytes a parameter, also but for optimizer steps
     all = "all"  # the float32 masters too: 12 bytes a parameter
 
 
@@ -147,8 +147,8 @@ class Sleep(Enum):
 
 
 class Speculation(Enum):
-    """How the engine guesses tokens ahead. A draft model is no choice: its weights would be given
-    up when the engine sleeps, and no weight sync brings them back.
+    """How the engine guesses tokens ahead. A draft model is no choice: it would have to follow the
+    policy, and no weight sync reaches it (docs/design.md says what that would take).
     """
 
     none = "none"

@@ -58,8 +58,7 @@ class Learner:
     """A shard of the policy and of its optimizer.
 
     What `offload` has moved to the host comes back by itself where it is needed: the weights for
-    any computation and for `weights`, the moments for an optimizer step, which they leave again at
-    the end of `update`.
+    any computation and for `weights`, the moments for each optimizer step, which they leave again.
     """
 
     def __init__(
@@ -155,7 +154,6 @@ class Learner:
             steps.append(self._step(done.loss))
         self._num_updates += 1
         self._optimizer.zero_grad()
-        self._moments.offload()
         return_cached_memory(self._device)
         return merge([*steps, statistics.metrics(), mismatch.metrics()])
 
@@ -277,6 +275,7 @@ class Learner:
             )
         self._moments.reload()
         report = self._optimizer.step()
+        self._moments.offload()  # the next minibatch needs their room for its activations
         return Metrics(
             {
                 "loss/total": total.item(),

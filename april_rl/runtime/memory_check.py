@@ -35,7 +35,6 @@ def memory_settings(config: TrainConfig, layout: Layout) -> MemorySettings:
         activation_checkpointing=learner.activation_checkpointing,
         max_tokens=learner.max_tokens,
         longest_tokens=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
-        num_minibatches=config.trainer.num_minibatches,
         engine_bytes=_BYTES[engine.dtype],
         tensor_parallel_size=layout.tensor_parallel_size,
         gpu_memory_utilization=engine.gpu_memory_utilization,

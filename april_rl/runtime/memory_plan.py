@@ -36,7 +36,6 @@ class MemorySettings:
     activation_checkpointing: bool
     max_tokens: int  # of a micro-batch
     longest_tokens: int  # of a sample: max_tokens cannot be less
-    num_minibatches: int
     engine_bytes: int  # of a number of the engine's weights
     tensor_parallel_size: int
     gpu_memory_utilization: float
@@ -198,11 +197,10 @@ class _Sizes:
         )
 
     def _passes(self) -> dict[str, float]:
-        """Moments that were offloaded come for the first optimizer step and stay until the last."""
-        is_away = self._settings.offload != "none" and self._settings.num_minibatches == 1
+        """Moments that are offloaded come for an optimizer step alone."""
         return {
             "masters": self._masters(),
-            "Adam moments": 0.0 if is_away else self._moments(),
+            "Adam moments": 0.0 if self._settings.offload != "none" else self._moments(),
             "gradients": self._gradients(),
             "gathered layers": self._gathered(),
             "activations": self._activations(),

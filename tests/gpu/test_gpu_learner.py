@@ -136,7 +136,6 @@ def planned(folder: Path) -> dict[str, dict[str, float]]:
         activation_checkpointing=False,
         max_tokens=NUM_TOKENS,
         longest_tokens=NUM_TOKENS,
-        num_minibatches=1,
         engine_bytes=2,
         tensor_parallel_size=1,
         gpu_memory_utilization=0.5,

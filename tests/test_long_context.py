@@ -1,0 +1,63 @@
+"""The table of docs/long_context.md is what the memory plan says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from planned_models import GPU, SETTINGS, facts_of
+from source_tree import ROOT
+
+from april_rl.runtime.memory_check import Room, check_plan
+from april_rl.runtime.memory_plan import MemorySettings
+from april_rl.runtime.preflight import ModelFacts, PreflightError
+
+TABLE = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| Qwen3-(\S+) \| `(.*)` \| (.*) \|$", TABLE, flags=re.MULTILINE)
+NUM_GPUS = (1, 2, 4, 8)
+KEYS = {
+    "learner.offload": lambda value: {"offload": value},
+    "learner.activation_checkpointing": lambda value: {"activation_checkpointing": value == "true"},
+    "lora.rank": lambda value: {"lora_rank": int(value)},
+}
+
+
+@cache
+def facts(folder: Path, model: str) -> ModelFacts:
+    return facts_of(folder, model)
+
+
+def settings_of(overrides: str, *, num_gpus: int) -> MemorySettings:
+    """Those of a row: activation checkpointing, half of the GPU for an engine that sleeps."""
+    found = replace(SETTINGS, num_workers=num_gpus, shard_size=num_gpus)
+    for override in overrides.split():
+        key, value = override.split("=")
+        found = replace(found, **KEYS[key](value))
+    return found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}")
+def test_a_sequence_as_long_as_the_table_says_fits_and_a_longer_one_does_not(row, tmp_path):
+    """In thousands of tokens, rounded down; "-": not even a short one."""
+    model, overrides, cells = row
+    for num_gpus, cell in zip(NUM_GPUS, cells.split(" | "), strict=True):
+        longest = 0 if cell == "-" else int(cell.removesuffix("k")) * 1000
+
+        def fits(num_tokens: int, num_gpus: int = num_gpus) -> bool:
+            settings = settings_of(overrides, num_gpus=num_gpus)
+            settings = replace(settings, max_tokens=num_tokens, longest_tokens=num_tokens)
+            room = Room(device=GPU, free=0.98 * GPU)
+            try:
+                return bool(check_plan(facts(tmp_path, model), settings, room))
+            except PreflightError:
+                return False
+
+        assert fits(longest) is (longest > 0), (num_gpus, cell)
+        assert not fits(longest + 1000), (num_gpus, cell)
+
+
+def test_the_table_has_both_models_with_all_rows():
+    assert [row[0] for row in ROWS] == ["4B"] * 4 + ["8B"] * 4
