@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import acceptance_learner
 import acceptance_parts
 import acceptance_runs
-from acceptance_session import Machine, Session, SkippedError
+from acceptance_session import Machine, Session, SkippedError, check_settings
 from bench_device import sheet_tflops
 
 from april_rl.config.store import compose_overrides, to_config
@@ -134,6 +134,18 @@ def test_on_a_gpu_each_line_that_is_worse_than_expected_is_marked(tmp_path, part
     recorded = {**recorded, part: {**recorded[part], **worse}}
     marked = [row for row in measure(on_gpu(tmp_path, **recorded)).rows if not row.is_as_expected]
     assert len([row for row in marked if row.is_as_expected is False]) == 1
+
+
+def test_what_the_page_says_to_set_are_settings(tmp_path):
+    rows = [
+        *acceptance_parts.ticks(on_gpu(tmp_path, ticks=TICKS, ticks_eager=SLOW_TICKS)).rows,
+        *acceptance_learner.offload(on_gpu(tmp_path, offload=OFFLOAD)).rows,
+        acceptance_runs._controller_row([{"rollout/controller_s": 1.0, "rollout/time_s": 4.0}]),
+    ]
+    settings = [row.setting for row in rows if row.setting]
+    assert len(settings) == 3
+    for setting in settings:
+        check_settings([], setting.split())
 
 
 def test_mfu_is_given_where_the_peak_is_known_and_a_share_elsewhere(tmp_path):

@@ -106,7 +106,17 @@ def calibrated(outcomes: Mapping[str, Outcome]) -> float | None:
 
 
 def _mismatches(outcomes: Mapping[str, Outcome]) -> list[float]:
+    """Of each step of the smoke recipe where its weights are real, else of every run."""
+    if not _weights(outcomes).startswith("random"):
+        outcomes = {"smoke": outcomes["smoke"]}
     return [value for outcome in outcomes.values() for value in outcome.values.get("mismatch", ())]
+
+
+def _weights(outcomes: Mapping[str, Outcome]) -> str:
+    """What the smoke recipe ran with."""
+    smoke = outcomes.get("smoke")
+    weights: str = smoke.values.get("weights", "random") if smoke else "random"
+    return weights
 
 
 def page(results: Results, parts: Sequence[Part]) -> Iterator[str]:
@@ -185,12 +195,6 @@ def _limit_line(limit: float, outcomes: Mapping[str, Outcome]) -> str:
         f"- `learner.max_mismatch={limit:g}`: {how}. A run warns above it and ends above five "
         f"times it. Measured with {weights}; another model or precision needs its own"
     )
-
-
-def _weights(outcomes: Mapping[str, Outcome]) -> str:
-    smoke = outcomes.get("smoke")
-    weights: str = smoke.values.get("weights", "random") if smoke else "random"
-    return weights
 
 
 def _section(part: Part, outcome: Outcome) -> Iterator[str]:

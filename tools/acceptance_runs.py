@@ -17,7 +17,7 @@ from april_rl.tracking.metrics_file import read_metrics
 
 _MISMATCH = "mismatch/logprob_abs_mean"
 _STEPS = 10
-_CLEAR_GAIN = 1.03  # of one run over another: less is within the noise of a few steps
+_CLEAR_GAIN = 1.05  # of one run over another: less is within the noise of a few steps
 # What a run of tools/bench.py step is given besides; on a GPU the model has 0.6 B parameters.
 _ON_GPU = (
     *("runtime.device=gpu", "runtime.num_workers=1", "engine.cuda_graphs=false"),

@@ -140,10 +140,11 @@ def _run(session: Session, results: Results, named: Sequence[str]) -> None:
             print(f"there       {', '.join(there)}; run again by parts=NAME")
     if due:
         minutes = sum(step.minutes for step in due if step.name != "workers" or machine.count > 1)
-        print(f"to run      {len(due)} parts, about {minutes:.0f} minutes on a GPU")
+        duration = f"about {minutes:.0f} minutes" if machine.is_gpu else "tiny, without a GPU"
+        print(f"to run      {len(due)} parts, {duration}")
     for number, step in enumerate(due, start=1):
-        about = f"about {step.minutes:g} min on a GPU" if machine.is_gpu else "tiny"
-        print(f"[{number:>2}/{len(due)}] {step.title} ({about}) ...", flush=True)
+        about = f", about {step.minutes:g} min" if machine.is_gpu else ""
+        print(f"[{number:>2}/{len(due)}] {step.title}{about}", flush=True)
         outcome = _outcome(step, session)
         results.outcomes[step.name] = outcome
         results.write(STEPS)
