@@ -160,7 +160,7 @@ def test_mfu_is_given_where_the_peak_is_known_and_a_share_elsewhere(tmp_path):
     ]
     rows = acceptance_learner.learner(on_gpu(tmp_path, update=unknown)).rows
     assert not any("MFU" in row.quantity for row in rows)
-    assert "40 % of a plain matrix product" in [row.measured for row in rows]
+    assert "40 % of its FLOP/s" in [row.measured for row in rows]
 
 
 def test_a_slow_way_to_the_host_is_marked(tmp_path):
@@ -194,10 +194,23 @@ def test_all_devices_are_held_against_one(tmp_path):
 
 
 def test_a_gain_within_the_noise_changes_no_setting():
-    for gain, chosen in ((1.02, "a=1"), (1.1, "a=2")):
+    for gain, chosen in ((1.04, "a=1"), (1.1, "a=2")):
         rows = [MODE | {"mode": "off"}, MODE | {"mode": "on", "of_first": gain}]
         found = acceptance_runs._against_first(rows, {"off": ("a=1",), "on": ("a=2",)})
         assert found[-1].setting == chosen
+
+
+def test_keeping_is_told_apart_from_staying_awake(tmp_path):
+    awake = {"of_first": 1.2, "reprefill_tokens": 300.0}
+    modes = [
+        MODE | {"mode": "sleeps, prefilled again"},
+        MODE | {"mode": "awake, prefilled again"} | awake,
+        MODE | {"mode": "awake, kept", "of_first": 1.5, "reprefill_tokens": 0.0},
+    ]
+    prefilled, *gains, result = acceptance_runs.keep(on_gpu(tmp_path, keep=modes)).rows
+    assert "0 tokens a step (awake, kept)" in prefilled.measured
+    assert [row.measured.split(" ×")[0] for row in gains] == ["1.20", "1.50"]
+    assert result.setting == "rollout.resume=keep engine.sleep=never"
 
 
 @pytest.mark.parametrize("without_hub", ["", "it is out of reach"])

@@ -153,6 +153,24 @@ def test_whatever_ends_a_part_is_its_outcome(tmp_path, ends_with, status, reason
     assert (found.status, found.reason) == (status, reason)
 
 
+def test_a_start_runs_what_is_missing_or_what_is_named(tmp_path, monkeypatch):
+    ran = []
+
+    def step(name: str) -> gpu_acceptance.Step:
+        def measure(_: Session) -> Measured:
+            ran.append(name)
+            return Measured(rows=[])
+
+        return gpu_acceptance._step(name, name, 1, measure)
+
+    monkeypatch.setattr(gpu_acceptance, "STEPS", (step("sync"), step("smoke"), step("alpha")))
+    session = Session(folder=tmp_path, machine=GPU)
+    for named in (("smoke",), (), (), ("alpha",)):
+        gpu_acceptance._run(session, Results.read(tmp_path, GPU), named)
+        ran.append("end")
+    assert ran == ["smoke", "end", "sync", "alpha", "end", "end", "alpha", "end"]
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [("parts=sync,nonsense", "nonsense is no part"), ("folder=x", "folder is not an option")],
@@ -192,6 +210,13 @@ def test_a_command_that_fails_is_shown_with_its_error_not_its_last_line(tmp_path
     session = Session(folder=tmp_path, machine=GPU)
     with pytest.raises(FailedError, match=r"^error: no room \(exit status 1"):
         session.run("bad", "sh", "-c", "echo starting; echo error: no room; echo bye; exit 1")
+
+
+def test_a_run_that_does_not_fit_into_memory_is_skipped_with_its_remedies(tmp_path):
+    session = Session(folder=tmp_path, machine=GPU)
+    said = "echo 'error: this run does not fit into memory'; echo '  - backward: too much'; exit 1"
+    with pytest.raises(SkippedError, match=r"does not fit into memory - backward: too much \(exit"):
+        session.run("big", "sh", "-c", said)
 
 
 @pytest.mark.slow

@@ -27,15 +27,15 @@ def learner(session: Session) -> Measured:
     if mfu is None:
         compared = lines["of a matrix product"]
         meaning = "no peak is known for this device, so this is no model FLOPs utilisation (MFU)"
-        shown = f"{compared:.0f} % of a plain matrix product"
-        rows.append(Row(quantity="share", measured=shown, meaning=meaning))
+        shown = f"{compared:.0f} % of its FLOP/s"
+        rows.append(Row(quantity="against a matrix product", measured=shown, meaning=meaning))
     else:
         rows.append(
             Row(
                 quantity="model FLOPs utilisation (MFU)",
                 measured=f"{mfu:.1f} % of the data sheet",
                 expected="at least 25 %",
-                meaning="less: `tools/bench_gpu.py --parts attention plain` tells whether the "
+                meaning="if less: `tools/bench_gpu.py --parts attention plain` tells whether the "
                 "attention kernel is slow or the learner is slower than a plain loop",
                 is_as_expected=mfu >= 25,
             )
@@ -54,10 +54,10 @@ def offload(session: Session) -> Measured:
     rate = gib / max(away_s, back_s)
     row = Row(
         quantity="to the host, back",
-        measured=f"{away_s:.2f}, {back_s:.2f} s for {gib:.1f} GiB ({rate:.0f} GiB/s the slower)",
+        measured=f"{away_s:.3f}, {back_s:.3f} s for {gib:.2g} GiB; the slower way {rate:.0f} GiB/s",
         expected="at least 8 GiB/s each way",
-        meaning="a step with learner.offload=all pays both, with optimizer two thirds of them; "
-        "none pays nothing and is right wherever the memory plan fits",
+        meaning="a step with learner.offload=all pays both; optimizer pays two thirds of them at "
+        "every optimizer step; none pays nothing and is right wherever the memory plan fits",
         setting="learner.offload=none",
         is_as_expected=rate >= 8,
     )

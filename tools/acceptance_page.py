@@ -144,6 +144,8 @@ def _introduction(machine: Machine) -> Iterator[str]:
             "compared: the page shows that the parts run, and nothing about the speed of a GPU."
         )
     yield ""
+    yield "What each part does and how to read its lines: docs/gpu.md."
+    yield ""
 
 
 def _summary(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> Iterator[str]:

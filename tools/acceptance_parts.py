@@ -52,7 +52,7 @@ def _product_row(found: dict[str, Any]) -> Row:
         quantity=quantity,
         measured=f"{measured:,.0f} TFLOP/s, {100 * measured / sheet:.0f} % of {sheet:,.0f}",
         expected="at least 60 % of the data sheet",
-        meaning="less: the device is shared, capped in power, or hot",
+        meaning="if less: the device is shared, capped in power, or hot",
         is_as_expected=measured >= 0.6 * sheet,
     )
 
@@ -65,7 +65,7 @@ def _gpu_rows(found: dict[str, Any]) -> list[Row]:
             quantity="memory",
             measured=f"{free:.1f} of {total:.1f} GiB free",
             expected="at least 95 % free",
-            meaning="less: another process uses the device",
+            meaning="if less: another process uses the device",
             is_as_expected=free >= 0.95 * total,
         ),
         Row(
@@ -136,8 +136,8 @@ def sync(session: Session) -> Measured:
             quantity="mismatch, before and after three syncs",
             measured=" ".join(f"{value:.4f}" for value in mismatch) + " nats",
             expected=f"at most {_MAX_MISMATCH}",
-            meaning="more: the engine does not compute with the weights the learner has, or they "
-            "compute the model differently. A sync that is left out makes it 0.1 and more",
+            meaning="if more: the engine does not compute with the learner's weights, or the two "
+            "compute the model differently; a tiny model without the sync: 0.08, then 0.14",
             is_as_expected=max(mismatch) <= _MAX_MISMATCH,
             holds_anywhere=True,
         ),
@@ -171,14 +171,14 @@ def _sleep_rows(late: dict[str, float], total_gib: float) -> list[Row]:
             quantity="memory that a sleep frees",
             measured=f"{late['freed_gib']:.1f} GiB",
             expected=f"at least {0.3 * total_gib:.0f} GiB of the engine's {0.4 * total_gib:.0f}",
-            meaning="less: the learner will lack it",
+            meaning="if less: the learner will lack it",
             is_as_expected=late["freed_gib"] >= 0.3 * total_gib,
         ),
         Row(
             quantity="memory that a step leaves behind",
             measured=f"{late['left_gib']:.2f} GiB",
             expected="at most 0.5 GiB",
-            meaning="more: something grows from step to step",
+            meaning="if more: something grows from step to step",
             is_as_expected=late["left_gib"] <= 0.5,
         ),
     ]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from april_rl.config.store import ConfigError, compose_overrides, to_config
 
 TOOLS = Path(__file__).resolve().parent
 PROJECT = TOOLS.parent
+_TOO_SMALL = "does not fit into memory"  # says the memory plan of a run
 _PATIENCE_S = 20.0  # for a command that was told to end
 
 
@@ -95,10 +97,14 @@ class Session:
         return json.loads(path.read_text(encoding="utf-8"))
 
     def run(self, name: str, *command: object) -> Path:
-        """Return the log of a command that ended well; raises FailedError with its last words."""
+        """Return the log of a command that ended well; raises FailedError with its last words, and
+        SkippedError where they are that the device is too small.
+        """
         log, status = self.run_any(name, *command)
         if status:
-            raise FailedError(f"{last_words(log)} (exit status {status}, {log})")
+            words = last_words(log)
+            kind = SkippedError if _TOO_SMALL in words else FailedError
+            raise kind(f"{words} (exit status {status}, {log})")
         return log
 
     def run_any(self, name: str, *command: object) -> tuple[Path, int]:
@@ -140,10 +146,20 @@ def check_settings(common: Sequence[str], own: Sequence[str]) -> None:
 
 
 def last_words(log: Path) -> str:
-    """Return the error that a log ends with: the last line that looks like one, or the last."""
+    """Return the last line of a log that looks like an error, with its list of reasons, or the last
+    of all.
+    """
     lines = [line.strip() for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
-    errors = [line for line in lines if line.partition(" ")[0].endswith(("Error:", "error:"))]
-    return (errors or lines or ["it printed nothing"])[-1][:400]
+    errors = [i for i, line in enumerate(lines) if _is_error(line)]
+    if not errors:
+        return (lines or ["it printed nothing"])[-1]
+    start = errors[-1]
+    reasons = takewhile(lambda line: line.startswith("- "), lines[start + 1 :])
+    return " ".join([lines[start], *reasons])
+
+
+def _is_error(line: str) -> bool:
+    return line.partition(" ")[0].endswith(("Error:", "error:"))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

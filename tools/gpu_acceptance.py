@@ -59,11 +59,11 @@ STEPS: tuple[Step, ...] = (  # in order of value
     _step("sync", "sleep, wake and weight sync", 2, acceptance_parts.sync),
     _step("smoke", "ten steps of qwen3_0_6b_smoke", 4, acceptance_runs.smoke),
     _step("alpha", "over-sampling: α 1, 1.5 and 2 on a long tail", 5, acceptance_runs.alpha),
-    _step("ticks", "tick and abort times", 3, acceptance_parts.ticks),
+    _step("ticks", "tick and abort times", 2, acceptance_parts.ticks),
     _step("learner", "learner: MFU", 2, acceptance_learner.learner, needs_engine=False),
     _step("offload", "offload", 1, acceptance_learner.offload, needs_engine=False),
     _step("async", "asynchronous scheduling", 4, acceptance_runs.asynchronous),
-    _step("keep", "keep against re-prefill", 4, acceptance_runs.keep),
+    _step("keep", "keep against re-prefill", 5, acceptance_runs.keep),
     _step("workers", "all devices against one", 4, acceptance_runs.workers),
 )
 NAMES = tuple(step.name for step in STEPS)
@@ -132,7 +132,7 @@ def _run(session: Session, results: Results, named: Sequence[str]) -> None:
     print(f"machine     {machine.count} × {machine.name}")
     if machine.without_engine:
         print(f"no engine   {machine.without_engine}: parts that need one are skipped")
-    due = [step for step in STEPS if step.name in (named or NAMES)]
+    due = [step for step in STEPS if not named or step.name in named]
     if not named:
         there = [step.name for step in due if step.name in results.outcomes]
         due = [step for step in due if step.name not in there]
