@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +117,16 @@ def test_an_evaluation_is_never_overwritten(
     assert (tmp_path / "evaluation.json").read_text() == "mine"
 
 
+def test_a_comparison_without_a_common_set_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_report(Report(settings={}, sets={"aime": set_report([0.25])}), tmp_path)
+    assert main([TINY, "--compare", str(tmp_path), f"output={tmp_path / 'out'}"]) == 1
+    message = "no set in common; it has aime, this evaluation held_out"
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     report = Report(settings={"seed": 0}, sets={"aime": set_report([0.25, 0.5, 1.0])})
     path = write_report(report, tmp_path)
@@ -156,33 +168,17 @@ def test_sets_without_a_common_prompt_are_refused() -> None:
 @pytest.mark.slow
 def test_the_command_reports_what_its_samples_say(tmp_path: Path) -> None:
     """Two sets of their own, on a model whose folder is all there is: no data.path, no learner.
-    Fails when a figure is of other samples than are written, or a set is drawn as another.
+    Then one of them again, at another temperature, compared. Fails when a figure is of other
+    samples than are written, a set is drawn as another, or the difference is of prompts that only
+    one has.
     """
     task = write_task(tmp_path)
     sums = task / "sums.jsonl"
     own = f"{{path: {sums}, num_samples: 4, top_p: 0.000001, max_response_tokens: 5}}"
-    arguments = [
-        f"model.path={task / 'model'}",
-        f"+evaluation.sets.plain={{path: {sums}}}",
-        f"+evaluation.sets.greedy={own}",
-        "evaluation.num_samples=3",
-        "evaluation.max_prompts=8",
-        "evaluation.max_response_tokens=9",
-        "data.template=plain",
-        "data.max_prompt_tokens=16",
-        "reward.function=reward_functions:even_length",
-        "reward.num_processes=1",
-        "engine.kv_cache_gib=0.25",
-        "runtime.device=cpu",
-        "runtime.threads=1",
-        f"output={tmp_path / 'out'}",
-    ]
-    done = run([sys.executable, "-m", "april_rl", "evaluate", *arguments], tmp_path)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    done = evaluated(task, "out", f"+evaluation.sets.greedy={own}", "evaluation.max_prompts=8")
     report = read_report(tmp_path / "out")
     for name, k, budget in (("plain", 3, 9), ("greedy", 4, 5)):
-        path = tmp_path / "out" / "samples" / f"eval_{name}.jsonl"
-        records = [json.loads(line) for line in path.read_text().splitlines()]
+        records = samples_of(tmp_path / "out", name)
         rewards = np.array([record["reward"] for record in records]).reshape(8, k)
         found = report.sets[name]
         assert found.estimates["avg_at_k"] == pytest.approx(estimate(rewards.mean(axis=1)))
@@ -207,3 +203,64 @@ def test_the_command_reports_what_its_samples_say(tmp_path: Path) -> None:
     assert isinstance(report.sets["plain"].estimates["avg_at_k"], Estimate)
     assert report.settings["model"]["path"] == str(task / "model")
     assert not list(tmp_path.glob("**/metrics.jsonl"))
+
+    compare = (
+        "--compare",
+        str(tmp_path / "out"),
+        "evaluation.temperature=0.5",
+        "evaluation.max_prompts=12",
+    )
+    again = evaluated(task, "again", *compare)
+    check_difference(again.stdout, tmp_path / "out", tmp_path / "again")
+
+
+def evaluated(task: Path, output: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The ended command on the set `plain`, three samples a prompt and nine tokens a sample."""
+    settings = [
+        f"model.path={task / 'model'}",
+        f"+evaluation.sets.plain={{path: {task / 'sums.jsonl'}}}",
+        "evaluation.num_samples=3",
+        "evaluation.max_response_tokens=9",
+        "data.template=plain",
+        "data.max_prompt_tokens=16",
+        "reward.function=reward_functions:even_length",
+        "reward.num_processes=1",
+        "engine.kv_cache_gib=0.25",
+        "runtime.device=cpu",
+        "runtime.threads=1",
+        f"output={task / output}",
+    ]
+    done = run([sys.executable, "-m", "april_rl", "evaluate", *settings, *arguments], task)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    return done
+
+
+def samples_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    path = folder / "samples" / f"eval_{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def check_difference(printed: str, before: Path, after: Path) -> None:
+    """What is printed and written is what the samples of the same prompts say."""
+    rewards: list[dict[str, list[float]]] = []
+    for folder in (before, after):
+        of_prompts: dict[str, list[float]] = {}
+        for record in samples_of(folder, "plain"):
+            of_prompts.setdefault(record["prompt"], []).append(record["reward"])
+        rewards.append(of_prompts)
+    first, second = rewards
+    averages = [[np.mean(of[prompt]) for prompt in first] for of in (first, second)]
+    some = [[float(max(of[prompt]) > 0.5) for prompt in first] for of in (first, second)]
+    assert averages[0] != averages[1]
+    expected = {"avg_at_k": paired_difference(*averages), "pass_at_k": paired_difference(*some)}
+    written = json.loads((after / "comparison.json").read_text())
+    assert written.keys() == {"plain"}
+    assert written["plain"]["num_prompts"] == len(first) == 8
+    assert written["plain"]["notes"] == ["temperature 1.0 → 0.5", "max_prompts 8 → 12"]
+    for key, change in expected.items():
+        found = written["plain"]["changes"][key]
+        assert found == pytest.approx(change._asdict())
+        shown = f"{key.partition('_')[0]}@k {change.value:+.3f} [{change.low:+.3f}, "
+        assert f"{shown}{change.high:+.3f}]" in printed
+    assert "plain, 8 common prompts: avg@k" in printed
+    assert "  not sampled alike: temperature 1.0 → 0.5, max_prompts 8 → 12" in printed

@@ -21,7 +21,14 @@ from april_rl.config import TrainConfig, to_config
 from april_rl.config.store import ConfigError, compose_overrides
 from april_rl.errors import RunError
 from april_rl.evaluation.intervals import Estimate
-from april_rl.evaluation.report import FILE_NAME, Report, difference, read_report, write_report
+from april_rl.evaluation.report import (
+    FILE_NAME,
+    Report,
+    difference,
+    read_report,
+    write_differences,
+    write_report,
+)
 from april_rl.interrupts import EXIT_STATUS, Interrupts
 from april_rl.tracking.evaluation_table import EvaluationRow, difference_lines, evaluation_table
 
@@ -55,9 +62,11 @@ def main(arguments: Sequence[str]) -> int:
         other = None if options.compare is None else read_report(options.compare)
         composed, config = _configured(options.settings)
         _refuse_used(folder)
+        if other is not None:
+            _refuse_without_common_set(other, config)
         report = _evaluated(config, composed, folder)
         if other is not None:
-            _compare(other, report)
+            _compare(other, report, folder)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         status = 1
@@ -150,6 +159,15 @@ def _refuse_used(folder: Path) -> None:
         raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
 
 
+def _refuse_without_common_set(other: Report, config: TrainConfig) -> None:
+    """Raise ConfigError when there will be nothing to compare."""
+    if not other.sets.keys() & config.evaluation.sets.keys():
+        raise ConfigError(
+            f"--compare: no set in common; it has {', '.join(other.sets)}, this evaluation "
+            f"{', '.join(config.evaluation.sets)}"
+        )
+
+
 # What is done.
 
 
@@ -169,7 +187,7 @@ def _evaluated(config: TrainConfig, composed: DictConfig, folder: Path) -> Repor
     try:
         print(f"written: {write_report(report, folder)}, samples in {folder / 'samples'}")
     except OSError as error:
-        raise ConfigError(f"{_OUTPUT}{folder} cannot be written: {error.strerror}") from error
+        raise _not_written(folder, error) from error
     return report
 
 
@@ -199,21 +217,27 @@ def _show(report: Report, model: str) -> None:
     Console(width=140).print(evaluation_table(rows, title=model))
 
 
-def _compare(other: Report, report: Report) -> None:
-    """Print the paired difference of every set that both evaluations have."""
-    common = [name for name in report.sets if name in other.sets]
-    if not common:
-        raise ConfigError(
-            f"--compare: no set in common; it has {', '.join(other.sets)}, this evaluation "
-            f"{', '.join(report.sets)}"
-        )
-    for name in common:
-        found = difference(other.sets[name], report.sets[name])
+def _compare(other: Report, report: Report, folder: Path) -> None:
+    """Print and write the paired difference of every set that both evaluations have."""
+    differences = {
+        name: difference(other.sets[name], report.sets[name])
+        for name in report.sets
+        if name in other.sets
+    }
+    for name, found in differences.items():
         changes = {key: _signed(change) for key, change in found.changes.items()}
         for line in difference_lines(
             name, num_prompts=found.num_prompts, changes=changes, notes=found.notes
         ):
             print(line)
+    try:
+        print(f"written: {write_differences(differences, folder)}")
+    except OSError as error:
+        raise _not_written(folder, error) from error
+
+
+def _not_written(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{_OUTPUT}{folder} cannot be written: {error.strerror}")
 
 
 def _signed(change: Estimate) -> str:

@@ -14,6 +14,7 @@ from april_rl.evaluation.intervals import Estimate, paired_difference
 from april_rl.evaluation.settings import SetSampling
 
 FILE_NAME = "evaluation.json"
+_COMPARISON_NAME = "comparison.json"
 _FORMAT = 1
 # Depend on k: not compared between evaluations with different numbers of samples.
 _OF_K = ("pass_at_k", "maj_at_k")
@@ -89,7 +90,24 @@ def write_report(report: Report, folder: Path) -> Path:
     for of_set in plain["sets"].values():
         named = of_set["estimates"].items()
         of_set["estimates"] = {key: Estimate(*found)._asdict() for key, found in named}
-    path = folder / FILE_NAME
+    return _write(folder / FILE_NAME, plain)
+
+
+def write_differences(differences: Mapping[str, Difference], folder: Path) -> Path:
+    """Write `folder`/comparison.json, the differences of the sets by name, and return its path.
+    Raises OSError.
+    """
+    plain = {
+        name: {
+            **found._asdict(),
+            "changes": {key: change._asdict() for key, change in found.changes.items()},
+        }
+        for name, found in differences.items()
+    }
+    return _write(folder / _COMPARISON_NAME, plain)
+
+
+def _write(path: Path, plain: object) -> Path:
     text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
     return path
