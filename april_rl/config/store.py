@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,9 @@ def recipes() -> dict[str, Path]:
     }
 
 
+@cache
 def register() -> None:
-    """Put the schema and every recipe into Hydra's ConfigStore."""
+    """Put the schema and every recipe into Hydra's ConfigStore, once in a process."""
     store = ConfigStore.instance()
     store.store(name="schema", node=_open_schema())
     for name, path in recipes().items():
