@@ -9,11 +9,12 @@ from collections.abc import Callable
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnStale
 from april_rl.rollout.collector import Collector
+from april_rl.rollout.dispatch import RequestRules, auto_tick_steps
 from april_rl.rollout.factor import FixedFactor, OverSampling
 from april_rl.rollout.forecast import Rules
 from april_rl.rollout.ports import Engines, PromptSource, Scorer
 from april_rl.rollout.self_tuning import AutoFactor, Budgets, largest_factor
-from april_rl.rollout.tick_length import auto_tick_steps
+from april_rl.rollout.step import StepRules
 from april_rl.types import ScoredGroup
 
 # Rejected groups a step may see, as a multiple of the groups it needs, when the setting is 0.
@@ -55,23 +56,27 @@ def build_collector(
         engines,
         scorer,
         prompts,
-        num_groups=config.trainer.num_groups,
-        group_size=rollout.group_size,
+        StepRules(
+            num_groups=config.trainer.num_groups,
+            group_size=rollout.group_size,
+            refill=rollout.refill,
+            max_staleness=rollout.max_staleness,
+            finish_stale=rollout.on_stale is OnStale.finish,
+            max_rejected_groups=rollout.max_rejected_groups
+            or _REJECTED_PER_GROUP * config.trainer.num_groups,
+            requests=RequestRules(
+                tick_steps=tick_steps(config, num_engines=engines.num_engines),
+                max_response_tokens=rollout.max_response_tokens,
+                seed=config.seed,
+            ),
+            abort_timeout_s=rollout.abort_timeout_s,
+            tick_timeout_s=config.runtime.stall_timeout_s,
+            deterministic=config.deterministic,
+        ),
         over_sampling=_over_sampling(
             config, num_engines=engines.num_engines, kv_cache_tokens=kv_cache_tokens
         ),
-        refill=rollout.refill,
-        max_response_tokens=rollout.max_response_tokens,
-        max_staleness=rollout.max_staleness,
-        finish_stale=rollout.on_stale is OnStale.finish,
         keep=keep,
-        max_rejected_groups=rollout.max_rejected_groups
-        or _REJECTED_PER_GROUP * config.trainer.num_groups,
-        tick_steps=tick_steps(config, num_engines=engines.num_engines),
-        abort_timeout_s=rollout.abort_timeout_s,
-        tick_timeout_s=config.runtime.stall_timeout_s,
-        deterministic=config.deterministic,
-        seed=config.seed,
     )
 
 

@@ -25,14 +25,10 @@ from april_rl.learner.mismatch import MismatchWarning
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.figures import reward_metrics
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.leftovers import leftover_lines
 from april_rl.rollout.stats import StepStats
 from april_rl.tracking.samples_file import SampleRecord
 from april_rl.tracking.terminal import Phase
 from april_rl.types import ScoredGroup
-
-# Samples taken along to compare engine and learner when no trained token is of this version.
-_NUM_PROBES = 4
 
 
 class Trainer:
@@ -109,7 +105,7 @@ class Trainer:
             collection.groups,
             advantages,
             policy_version=self._version,
-            probes=self.collector.buffer.fresh_samples(self._version, limit=_NUM_PROBES),
+            probes=collection.probes,
         )
         with self.tracker.phase("update"):
             update = self.workers.update(batch)
@@ -128,8 +124,7 @@ class Trainer:
                 **batch.metrics,
                 **self._reward_metrics(collection),
                 **update,
-                **self.collector.ledger.metrics(),
-                **self.collector.length_bias.metrics(self.collector.buffer),
+                **collection.metrics,
                 "time/rollout_s": Sum(collection.stats.time_s),
                 "time/score_s": Sum(collection.stats.score_s),
                 **sync,
@@ -245,18 +240,18 @@ class Trainer:
 
     def _keep_leftovers(self) -> None:
         """Write what was generated and not trained, also when the run ends with an error."""
-        buffer = self.collector.buffer
-        if not (buffer.num_open or buffer.num_ready or self._under_way):
+        leftovers = self.collector.leftovers(under_way=self._under_way)
+        if not leftovers:
             return
         path = self._run_dir / "samples" / "leftover.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = leftover_lines(buffer, under_way=self._under_way)
         with path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
+            file.writelines(f"{line}\n" for line in leftovers.lines())
         self.tracker.message(
-            f"left over, in {path}: {buffer.num_open} parked groups with {buffer.open_tokens} "
-            f"response tokens, {buffer.num_ready} ready groups (rollout.drain_steps trains them), "
-            f"{len(self._under_way)} groups of an update that did not end"
+            f"left over, in {path}: {len(leftovers.parked)} parked groups with "
+            f"{leftovers.parked_tokens} response tokens, {len(leftovers.ready)} ready groups "
+            f"(rollout.drain_steps trains them), {len(leftovers.collected)} groups of an update "
+            "that did not end"
         )
 
     def __enter__(self) -> Self:

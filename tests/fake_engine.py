@@ -190,13 +190,13 @@ class FakeEngines(SerialEngines):
             self.under_way[engine] -= 1
         return ended
 
-    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
-        finished: list[Completions] = []
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
+        finished: list[Completion] = []
         while self._computes_on and any(self.under_way):
-            finished += [tick.finished for _, tick in FakeEngines.wait(self, timeout_s)]
+            finished += [c for _, tick in FakeEngines.wait(self, timeout_s) for c in tick.finished]
         self.under_way = [0] * self.num_engines
         rest, stalled = super().abort(timeout_s)
-        return Completions.joined([*finished, rest]), stalled
+        return [*finished, *rest], stalled
 
     def _look(self, engine: FakeEngine, slots: int) -> None:
         assert len(engine.running) <= slots

@@ -14,8 +14,10 @@ from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Batch, Packer
 from april_rl.rollout.collector import Collection, Collector
+from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.ports import Engines
+from april_rl.rollout.step import StepRules
 from april_rl.types import Group, Sample, SampleId, ScoredGroup
 
 
@@ -98,21 +100,24 @@ class Run:
             engines or self.fakes,
             self.scorer,
             self.prompts,
-            num_groups=setup.num_groups,
-            group_size=setup.group_size,
+            StepRules(
+                num_groups=setup.num_groups,
+                group_size=setup.group_size,
+                refill=setup.refill,
+                max_staleness=setup.max_staleness,
+                finish_stale=setup.finish_stale,
+                max_rejected_groups=setup.max_rejected_groups,
+                abort_timeout_s=7.0,
+                tick_timeout_s=9.0,
+                deterministic=setup.deterministic,
+                requests=RequestRules(
+                    tick_steps=setup.tick_steps, max_response_tokens=setup.budget, seed=setup.seed
+                ),
+            ),
             over_sampling=FixedFactor(setup.alpha),
-            refill=setup.refill,
-            max_response_tokens=setup.budget,
-            max_staleness=setup.max_staleness,
-            finish_stale=setup.finish_stale,
             keep=self._keep,
-            max_rejected_groups=setup.max_rejected_groups,
-            tick_steps=setup.tick_steps,
-            abort_timeout_s=7.0,
-            tick_timeout_s=9.0,
-            deterministic=setup.deterministic,
-            seed=setup.seed,
         )
+        self.groups = self.collector._groups
 
     def _keep(self, scored: ScoredGroup) -> bool:
         every = self.setup.reject_every
@@ -159,7 +164,7 @@ class Run:
     @property
     def alive(self) -> list[Sample]:
         """Every sample the buffer holds."""
-        buffer = self.collector.buffer
+        buffer = self.groups.buffer
         open_ = [sample for group in buffer.open_groups() for sample in group.samples]
         return open_ + [s for scored in buffer.ready_groups() for s in scored.group.samples]
 

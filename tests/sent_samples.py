@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import replace
+
 from fake_engine import FakeEngines, FakeScorer
+from light_samples import PROMPT
 from rollout_runs import lognormal
 
-from april_rl.rollout.dispatch import Dispatch
+from april_rl.rollout.dispatch import Dispatch, ExpectedLength, RequestRules
 from april_rl.rollout.groups import Groups
+from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.stats import StepStats
-from april_rl.ticks import Completions
-from april_rl.types import Completion
+from april_rl.types import Completion, SampleId
+
+RULES = RequestRules(tick_steps=4, max_response_tokens=40, seed=0)
 
 
 class Sent:
-    """Groups of samples that engines have, for a dispatch that sends them."""
+    """A dispatch at the beginning of a step, and the groups it sends samples of."""
 
     def __init__(self, *, group_size: int, num_engines: int = 2, num_slots: int = 8) -> None:
         self.groups = Groups(FakeScorer(), group_size=group_size, keep=lambda _: True)
-        self.table = self.groups.buffer.table
-        engines = FakeEngines(lognormal(9, 0.9), num_engines=num_engines, budget=40)
-        self.dispatch = Dispatch(engines, self.table, tick_steps=4, max_response_tokens=40, seed=0)
-        self.dispatch.begin(num_slots=num_slots)
+        self.engines = FakeEngines(lognormal(9, 0.9), num_engines=num_engines, budget=40)
         self.stats = StepStats(num_slots=num_slots, policy_version=3, clock=lambda: 0.0)
+        self.begin(num_slots=num_slots)
+
+    def begin(self, *, num_slots: int) -> None:
+        """Another step."""
+        self.dispatch = Dispatch(self.engines, RULES, ExpectedLength(), num_slots=num_slots)
+
+    def open(self, prompt_id: int, *, engines: Sequence[int | None] = ()) -> OpenGroup:
+        """A group whose samples were on these engines before."""
+        group = self.groups.open(replace(PROMPT, id=prompt_id))
+        group.engines[: len(engines)] = engines
+        return group
 
     def extend(self, *completions: Completion, engine: int | None = None) -> list[Completion]:
-        """What was awaited of these, from that engine or any."""
-        engines = None if engine is None else np.full(len(completions), engine)
-        came = Completions(completions)
-        return list(self.groups.extend(came, self.stats, engines=engines).completions)
+        """What was expected of these, from that engine or any."""
+        expected = self.groups.extend(completions, self.stats, engine=engine)
+        return [completion for _, completion in expected]
 
     def in_flight(self) -> list[int]:
         """Samples of each engine."""
-        slots = self.dispatch._slots
-        return [slots.in_flight(engine) for engine in range(self.dispatch.num_engines)]
+        slots = self.dispatch.slots
+        return [slots.in_flight(engine) for engine in range(self.engines.num_engines)]
 
-    def pending(self) -> dict[int, list[int]]:
-        """The rows that go with the next tick of each engine."""
-        return {engine: rows for engine, rows in enumerate(self.dispatch._pending) if rows}
+    def assigned(self) -> dict[int, list[SampleId]]:
+        """The samples that go with the next tick of each engine."""
+        return {
+            engine: [SampleId(group.prompt.id, index) for group, index in samples]
+            for engine, samples in enumerate(self.dispatch._assigned)
+            if samples
+        }
+
+    def waiting(self) -> list[SampleId]:
+        """The samples that no engine was chosen for."""
+        groups = self.groups.buffer.open_groups()
+        return [id_ for group in groups for id_ in group.sample_ids(SampleState.waiting)]

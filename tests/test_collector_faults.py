@@ -19,11 +19,11 @@ from rollout_runs import (
 
 from april_rl.errors import RunError
 from april_rl.rollout.ledger import LedgerError, State
-from april_rl.rollout.lost import NoSignalError
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
-from april_rl.ticks import Completions, Tick
-from april_rl.types import Sample, Score
+from april_rl.rollout.stop_rule import NoSignalError
+from april_rl.ticks import Tick
+from april_rl.types import Completion, Sample, Score
 
 
 class FaultyEngines(FakeEngines):
@@ -50,14 +50,14 @@ class FaultyEngines(FakeEngines):
         late, self.late = self.late, []
         return late + super().wait(timeout_s, gather_s=gather_s)
 
-    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
         self.timeouts_s.append(timeout_s)
         completions, _ = super().abort(timeout_s)
         if self.reports_twice:
             late = [replace(each, policy_version=each.policy_version - 1) for each in completions]
-            return Completions([*late, *completions]), []
+            return [*late, *completions], []
         if not self.is_stuck or not self.submitted:
-            return (Completions(completions[1:]) if self.loses_samples else completions), []
+            return (completions[1:] if self.loses_samples else completions), []
         return completions, [0]
 
     def recover(self) -> None:
@@ -78,7 +78,7 @@ def faulty(*, num_engines: int = 2, **changes: object) -> tuple[Run, FaultyEngin
 
 
 def assert_parked_and_accounted_for(run: Run, *, dropped: int = 0) -> None:
-    ledger, buffer = run.collector.ledger, run.collector.buffer
+    ledger, buffer = run.groups.ledger, run.groups.buffer
     assert ledger.count(State.in_flight) == 0
     ledger.check(parked=buffer.num_open, ready=buffer.num_ready)
     assert run.num_dropped() == dropped
@@ -147,7 +147,7 @@ def test_a_late_completion_does_not_stand_for_the_one_that_an_abort_brings():
     run, engines = faulty(law=lognormal(20, 0.9))
     engines.reports_twice = True
     for _ in range(4):
-        assert run.step().stats.returned_samples
+        assert run.step().stats.progress
         assert run.num_tokens_held() == engines.generated
     assert any(sample.num_tokens and not sample.is_finished for sample in run.alive)
 
@@ -168,7 +168,7 @@ def test_a_group_whose_reward_fails_is_dropped_and_its_slots_are_refilled(refill
     trained = {scored.group.prompt.id for scored in run.trained}
     assert len(trained) == 3
     assert not trained & {0, 2, 3}
-    ledger = run.collector.ledger
+    ledger = run.groups.ledger
     assert ledger.count(State.dropped) == run.num_dropped() == 3
     assert ledger.drop_reasons == {"reward crash": 3}
 
@@ -179,7 +179,7 @@ def test_a_stuck_reward_blocks_neither_generation_nor_the_abort():
     run.steps(6)
     assert len(run.trained) == 18
     assert {scored.group.prompt.id for scored in run.trained}.isdisjoint({0, 1})
-    assert [group.prompt.id for group in run.collector.buffer.open_groups()][:2] == [0, 1]
+    assert [group.prompt.id for group in run.groups.buffer.open_groups()][:2] == [0, 1]
     assert run.scorer.num_waits == 0
 
 

@@ -63,7 +63,7 @@ def test_the_ledger_agrees_with_the_tests_own_books_at_every_step(setup, steps):
     run = Run(setup)
     for _ in range(steps):
         run.step()
-        ledger, buffer = run.collector.ledger, run.collector.buffer
+        ledger, buffer = run.groups.ledger, run.groups.buffer
         parked, ready = len(list(buffer.open_groups())), len(list(buffer.ready_groups()))
         assert {state: ledger.count(state) for state in State} == {
             State.in_flight: 0,
@@ -104,7 +104,7 @@ def test_every_step_has_its_groups_the_oldest_ready_ones(setup, steps):
         assert ages == sorted(ages)
         left = [
             (scored.group.oldest_version, scored.group.prompt.id)
-            for scored in run.collector.buffer.ready_groups()
+            for scored in run.groups.buffer.ready_groups()
         ]
         assert all(age < other for age in ages for other in left)
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_runs import LAWS, Run, Setup, constant, extreme, lognormal
 
-from april_rl.rollout.deadlines import must_wait
-from april_rl.rollout.seeds import request_seed
+from april_rl.rollout.requests import request_seed
+from april_rl.rollout.stop_rule import must_wait
 from april_rl.types import Completion, Group, Sample, SampleId, ScoredGroup
 
 
@@ -99,7 +99,7 @@ def test_surplus_ready_groups_come_first_in_the_next_step():
     """Fails when ready groups are dropped at the end of a step, or generated past."""
     run = Run(Setup(num_groups=2, alpha=3.0, law=constant(4), tick_steps=4))
     first = run.step()
-    surplus = [scored.group.prompt.id for scored in run.collector.buffer.ready_groups()]
+    surplus = [scored.group.prompt.id for scored in run.groups.buffer.ready_groups()]
     assert len(surplus) >= 2
     generated = run.fakes.generated
     second = run.step()
@@ -160,7 +160,7 @@ def test_a_step_that_only_waits_for_stale_groups_opens_nothing():
     stats = run.step().stats
     assert run.trained[-2].group.prompt.id == 0
     assert stats.engine_steps > 200
-    assert run.collector.buffer.num_ready + run.collector.buffer.num_open <= 5
+    assert run.groups.buffer.num_ready + run.groups.buffer.num_open <= 5
 
 
 def test_one_shot_starts_c_samples_and_no_more():
@@ -225,4 +225,4 @@ def test_scores_can_be_settled_before_the_first_step_and_between_steps():
     for _ in range(4):
         run.step()
         run.collector.settle_scores()
-        assert not run.collector.buffer.has_unscored
+        assert not run.groups.buffer.has_unscored

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from rollout_runs import SETUPS, Run, Setup, check_drained, check_sample, check_trainable, lognormal
 
 from april_rl.data.stream import PromptStream
+from april_rl.rollout.codec import StateError
 from april_rl.rollout.ledger import State
-from april_rl.rollout.state import StateError
-from april_rl.ticks import Completions, Tick
-from april_rl.types import Prompt, Request
+from april_rl.ticks import Tick
+from april_rl.types import Completion, Prompt, Request
 
 NUM_PROMPTS = 7  # of the data: a run goes through it several times
 PROMPTS = [
@@ -65,7 +65,7 @@ class MortalEngines(FakeEngines):
         self._live()
         return super().wait(timeout_s, gather_s=gather_s)
 
-    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
         self._live()
         return super().abort(timeout_s)
 
@@ -116,7 +116,7 @@ def revived(run: Run) -> Run:
 
 def check_books(run: Run) -> None:
     """The ledger against what the test itself knows of every prompt ever taken."""
-    ledger, buffer = run.collector.ledger, run.collector.buffer
+    ledger, buffer = run.groups.ledger, run.groups.buffer
     assert {state: ledger.count(state) for state in State} == {
         State.in_flight: 0,
         State.parked: len(list(buffer.open_groups())),
@@ -185,10 +185,10 @@ def test_a_run_restored_before_every_step_is_the_uninterrupted_one_token_for_tok
             requests += engine.requests
         assert run.trained == whole.trained
         assert run.alive == whole.alive
-        assert run.collector.ledger.metrics() == whole.collector.ledger.metrics()
-        assert run.collector.ledger.drop_reasons == whole.collector.ledger.drop_reasons
-        of_whole = whole.collector.length_bias.metrics(whole.collector.buffer).read()
-        of_run = run.collector.length_bias.metrics(run.collector.buffer).read()
+        assert run.groups.ledger.metrics() == whole.groups.ledger.metrics()
+        assert run.groups.ledger.drop_reasons == whole.groups.ledger.drop_reasons
+        of_whole = whole.groups.length_bias.metrics(whole.groups.buffer).read()
+        of_run = run.groups.length_bias.metrics(run.groups.buffer).read()
         assert of_run == pytest.approx(of_whole, rel=1e-12)
     assert asked == [engine.requests for engine in whole.fakes.each]
     assert run.prompts.taken == whole.prompts.taken
@@ -210,7 +210,7 @@ def test_a_saved_state_is_json_and_saving_what_was_restored_gives_the_same():
         known = {(g["prompt"]["id"], score["index"]) for g in groups for score in g["scores"]}
         finished = {sample.id for sample in run.alive if sample.is_finished}
         waiting = {id_ for id_ in finished if (id_.prompt_id, id_.index) not in known}
-        ready = {scored.group.prompt.id for scored in run.collector.buffer.ready_groups()}
+        ready = {scored.group.prompt.id for scored in run.groups.buffer.ready_groups()}
         assert set(again.scorer.submitted) == {id_ for id_ in waiting if id_.prompt_id not in ready}
     assert outcomes == {"scored", "crash"}
 

@@ -29,7 +29,7 @@ from april_rl.evaluation.held_out import EvaluationError, HeldOut
 from april_rl.evaluation.settings import SetSampling, longest_response, set_sampling
 from april_rl.launching import context_length
 from april_rl.metrics import Metrics, Sum
-from april_rl.rollout.seeds import request_seed
+from april_rl.rollout.requests import request_seed
 from april_rl.ticks import Completions
 from april_rl.types import Prompt, SampleId, Sampling, Score
 

@@ -6,16 +6,14 @@ import json
 
 from rollout_runs import Run, Setup, lognormal
 
-from april_rl.rollout.leftovers import leftover_lines
-
 
 def test_every_token_that_was_generated_and_not_trained_is_in_the_lines():
     """Fails when ready groups, parked ones, or those of a failed update are left out."""
     run = Run(Setup(alpha=3.0, law=lognormal(8, 0.9), tick_steps=9))
     under_way = run.step().groups
-    while not (run.collector.buffer.num_ready and run.collector.buffer.num_open):
+    while not (run.groups.buffer.num_ready and run.groups.buffer.num_open):
         under_way = run.step().groups
-    lines = [json.loads(line) for line in leftover_lines(run.collector.buffer, under_way=under_way)]
+    lines = [json.loads(line) for line in run.collector.leftovers(under_way=under_way).lines()]
     assert {line["state"] for line in lines} == {"collected", "ready", "parked"}
     trained = [s for scored in run.trained[: -len(under_way)] for s in scored.group.samples]
     tokens = sum(len(c["token_ids"]) for line in lines for c in line["completions"])

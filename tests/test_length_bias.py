@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rollout_runs import Run, Setup
 
 from april_rl.rollout.length_bias import LengthBias, restricted_mean
-from april_rl.rollout.seeds import request_seed
+from april_rl.rollout.requests import request_seed
 from april_rl.types import SampleId
 
 BUDGET = 60
@@ -157,8 +157,7 @@ def test_the_metrics_are_the_true_means_though_many_of_the_opened_are_unfinished
         each = trial(seed, 3.0, num_groups=16)
         for _ in range(3):
             each.step()
-        collector = each.run.collector
-        read.append(collector.length_bias.metrics(collector.buffer).read())
+        read.append(each.run.groups.length_bias.metrics(each.run.groups.buffer).read())
         longest = max(flat(each.trained) + [sample.num_tokens for sample in each.run.alive])
         true.append(fmean(min(length, longest) for length in flat(each.opened)))
         trained.append(fmean(flat(each.trained)))
@@ -181,11 +180,11 @@ def test_rewards_are_counted_with_and_without_what_the_filter_rejects_over_the_w
     for _ in range(25):
         groups = run.step().groups
         ended = {scored.group.prompt.id for scored in run.trained + run.rejected}
-        ended |= {scored.group.prompt.id for scored in run.collector.buffer.ready_groups()}
+        ended |= {scored.group.prompt.id for scored in run.groups.buffer.ready_groups()}
         scored_in.append(sorted(ended - known))
         known |= ended
         trained.append([value for scored in groups for value in scored.rewards])
-    read = run.collector.length_bias.metrics(run.collector.buffer).read()
+    read = run.groups.length_bias.metrics(run.groups.buffer).read()
     ids = [prompt_id for step in scored_in[-20:] for prompt_id in step]
     rewards = [reward(SampleId(prompt_id, index)) for prompt_id in ids for index in range(2)]
     assert run.rejected
@@ -198,8 +197,8 @@ def test_rewards_are_counted_with_and_without_what_the_filter_rejects_over_the_w
 def test_before_anything_is_finished_there_are_no_metrics():
     """Fails when a mean of nothing is logged as a number."""
     run = Run(Setup())
-    assert dict(run.collector.length_bias.metrics(run.collector.buffer)) == {}
-    assert isinstance(run.collector.length_bias, LengthBias)
+    assert dict(run.groups.length_bias.metrics(run.groups.buffer)) == {}
+    assert isinstance(run.groups.length_bias, LengthBias)
 
 
 LENGTHS = st.lists(st.integers(0, 12), max_size=12)

@@ -137,7 +137,7 @@ def test_after_an_abort_nothing_of_the_ticks_before_is_waited_for():
         [ones_leader.advance.calls[0], ones_follower.follow_advance.calls[0]],
     ]
     assert [engine for engine, _ in engines.wait(1.0)] == [1]
-    assert engines.abort(1.0) == ((), [])
+    assert engines.abort(1.0) == ([], [])
     launch(engines, 0)
     new = [leader.advance.calls[2], follower.follow_advance.calls[2]]
     crew.watchdog.ends.append(new)

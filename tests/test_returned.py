@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from light_samples import PROMPT, completion
+from light_samples import completion
 from sent_samples import Sent
 
 from april_rl.rollout.ledger import LedgerError, State
-from april_rl.rollout.open_group import OpenGroup
-from april_rl.rollout.sample_table import view
-from april_rl.ticks import Completions
+from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.types import SampleId, Score
+
+WAITING, RUNNING, PARKED = SampleState.waiting, SampleState.running, SampleState.parked
 
 
 def sent_to(engine: int) -> tuple[Sent, OpenGroup]:
-    """A group of two samples that `engine` has, with 10 tokens to compute for each."""
+    """A group of two samples that `engine` has."""
     sent = Sent(group_size=2)
-    group = sent.groups.open(PROMPT)
-    view(sent.table.homes)[group.rows] = engine
-    view(sent.table.work)[group.rows] = 10.0
+    group = sent.open(1)
+    for index in (0, 1):
+        group.assign(index, engine=engine, expected_tokens=8.0)
     return sent, group
-
-
-def work(sent: Sent, group: OpenGroup) -> list[float]:
-    return [sent.table.work[row] for row in group.rows]
 
 
 def test_a_sample_grows_once_and_only_by_the_engine_that_has_it():
@@ -40,16 +35,15 @@ def test_a_sample_grows_once_and_only_by_the_engine_that_has_it():
     assert sent.extend(*late, engine=1) == []
     of_nobody = replace(part, sample_id=SampleId(8, 0))
     assert sent.extend(of_nobody, part, part, engine=1) == [part]
-    assert (work(sent, group), [*sent.table.lengths]) == ([0.0, 10.0], [4, 0])
-    more = completion(0, start=4, num_tokens=4, version=3)
-    assert sent.extend(more) == []
+    assert (group.states, group.lengths) == ([PARKED, RUNNING], [4, 0])
+    assert sent.extend(completion(0, start=4, num_tokens=4, version=3)) == []
     queued = completion(1, start=0, num_tokens=0, version=3)
     assert sent.extend(queued) == [queued]
     stats = sent.stats
-    assert (stats.returned_samples, stats.generated_tokens, stats.prompt_tokens) == (1, 4, 2)
-    assert [each.lengths.tolist() for each in stats.returned if len(each.rows)] == [[4]]
-    assert [*sent.table.oldest_versions] == [3]
-    assert group.samples[0].completions == (part,)
+    assert (stats.generated_tokens, stats.prompt_tokens) == (4, 2)
+    assert [(each.sample_id, each.num_tokens) for each in stats.progress] == [((1, 0), 4)]
+    assert group.oldest_version == 3
+    assert [sample.completions for sample in group.samples] == [(part,), ()]
     sent.groups.park(stalled=())
 
 
@@ -60,11 +54,12 @@ def test_what_a_stalled_engine_had_is_asked_for_again_and_what_another_kept_is_l
     sent, group = sent_to(1)
     sent.groups.park(stalled=[1])
     assert sent.groups.ledger.state(1) is State.parked
-    assert (work(sent, group), [sent.table.homes[row] for row in group.rows]) == ([0.0] * 2, [1, 1])
+    assert (group.states, group.engines) == ([PARKED] * 2, [1, 1])
     part = completion(0, start=0, num_tokens=4, version=3)
     assert sent.extend(part, engine=1) == []
-    assert sent.groups.resume().tolist() == [*group.rows]
-    sent.table.homes[group.rows[0]], sent.table.work[group.rows[0]] = 0, 10.0
+    assert sent.groups.resume() == [group]
+    assert group.states == [WAITING] * 2
+    group.assign(0, engine=0, expected_tokens=8.0)
     assert sent.extend(part, engine=1) == []
     with pytest.raises(LedgerError, match=r"nothing for samples \[.*index=0\)\]"):
         sent.groups.park(stalled=[1])
@@ -75,7 +70,7 @@ def test_a_response_that_ends_without_a_token_is_finished():
     sent, group = sent_to(1)
     last = replace(completion(0, start=0, num_tokens=0, version=3), finish_reason="stop")
     assert sent.extend(last, engine=1) == [last]
-    assert [sample.id for sample in group.unscored] == [SampleId(1, 0)]
+    assert group.sample_ids(SampleState.finished) == [SampleId(1, 0)]
     assert sent.stats.finished_samples == 1
     other = replace(last, sample_id=SampleId(1, 1))
     assert sent.extend(other, engine=1) == [other]
@@ -83,19 +78,9 @@ def test_a_response_that_ends_without_a_token_is_finished():
     assert sent.groups.buffer.ready_versions() == {0: 1}, "as after it was saved"
 
 
-def test_what_came_late_takes_nothing_of_another_engine():
-    """Fails when, of what is passed over, the engine, the work or the place of another is kept."""
-    sent = Sent(group_size=2)
-    rows = [*sent.groups.open(PROMPT).rows]
-    view(sent.table.homes)[rows], view(sent.table.work)[rows] = [0, 1], [10.0, 20.0]
-    view(sent.table.lengths)[rows] = [0, 5]
-    late = replace(completion(0, start=0, num_tokens=1, version=3), policy_version=2)
-    came = Completions([late, completion(1, start=5, num_tokens=1, version=3)])
-    back = sent.groups.extend(came, sent.stats, engines=np.array([0, 1]))
-    assert [column.tolist() for column in (back.rows, back.homes, back.work, back.starts)] == [
-        [rows[1]],
-        [1],
-        [20.0],
-        [5],
-    ]
+def test_what_is_resumed_is_counted_with_what_it_prefills():
+    """Fails when the prompt or the response so far is left out."""
+    sent, group = sent_to(1)
+    group.lengths = [0, 5]
+    assert sent.extend(completion(1, start=5, num_tokens=1, version=3), engine=1)
     assert (sent.stats.resumed_samples, sent.stats.reprefill_tokens) == (1, 2 + 5)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
 from fake_engine import FakeEngines
 from hypothesis import given
@@ -13,7 +10,6 @@ from rollout_runs import Run, Setup, constant
 
 from april_rl.rollout.ledger import Ledger, LedgerError, State
 from april_rl.rollout.requests import Requests
-from april_rl.rollout.sample_table import NOBODY
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
 from april_rl.ticks import Completions, Tick
@@ -86,81 +82,42 @@ def test_a_ledger_that_disagrees_with_the_buffer_says_so():
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))
-def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, lookahead):
+def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, queue_size):
     """Fails when the share of an engine is rounded, or one without slots is chosen."""
-    slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
+    slots = Slots(num_engines=num_engines, num_slots=num_slots, queue_size=queue_size)
     shares = [slots.slots(engine) for engine in range(num_engines)]
     assert sum(shares) == num_slots
     assert max(shares) - min(shares) <= 1
     submitted = 0
-    while (chosen := slots.choose([NOBODY], NOBODY)) is not None:
-        slots.put(chosen[0], count=1, work=13.0)
+    while (engine := slots.choose(last_engine=None, siblings=None)) is not None:
+        slots.add(engine, tokens=13.0)
         submitted += 1
     busy = sum(share > 0 for share in shares)
-    assert submitted == num_slots + lookahead * busy
-    assert all(slots.in_flight(e) in (0, shares[e] + lookahead) for e in range(num_engines))
+    assert submitted == num_slots + queue_size * busy
+    assert all(slots.in_flight(e) in (0, shares[e] + queue_size) for e in range(num_engines))
 
 
 def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     """Fails when a sample queues behind its siblings although another engine has a free slot, or
     siblings are kept together beyond the room of their engine.
     """
-    slots = Slots(num_engines=2, num_slots=4, lookahead=1)
-    assert slots.choose([NOBODY], NOBODY) == (0, 1)
-    slots.put(0, count=1, work=10.0)
-    assert slots.choose([NOBODY] * 3, NOBODY) == (1, 2)
-    slots.put(1, count=1, work=1.0)
-    assert slots.choose([NOBODY] * 3, 0) == (0, 1)
-    slots.put(0, count=1, work=4.0)
-    assert slots.choose([NOBODY] * 3, 0) == (1, 1)
-    slots.put(1, count=1, work=1.0)
-    slots.withdraw([1])
-    assert slots.choose([NOBODY] * 3, 1) == (0, 1)
-    slots.put(0, count=1, work=1.0)
-    assert slots.choose([NOBODY], 0) is None
-    slots.put_all(np.array([-2, 0]), np.array([-14.0, 0.0]))
+    slots = Slots(num_engines=2, num_slots=4, queue_size=1)
+    assert slots.choose(last_engine=None, siblings=None) == 0
+    slots.add(0, tokens=10.0)
+    assert slots.choose(last_engine=None, siblings=None) == 1
+    slots.add(1, tokens=1.0)
+    assert slots.choose(last_engine=None, siblings=0) == 0
+    slots.add(0, tokens=4.0)
+    assert slots.choose(last_engine=None, siblings=0) == 1
+    slots.add(1, tokens=1.0)
+    slots.withdraw(1)
+    assert slots.choose(last_engine=None, siblings=1) == 0
+    slots.add(0, tokens=1.0)
+    assert slots.choose(last_engine=0, siblings=0) is None
+    slots.remove(0, tokens=10.0)
+    slots.remove(0, tokens=4.0)
     assert slots.in_flight(0) == 1
-    assert slots.choose([NOBODY] * 3, NOBODY) == (0, 1)
-
-
-@given(
-    st.integers(1, 4),
-    st.integers(0, 12),
-    st.integers(1, 3),
-    st.lists(st.integers(-1, 3), max_size=30),
-    st.sampled_from([3.0, 11.0, math.inf]),
-)
-def test_as_many_go_home_as_there_is_room_for(num_engines, num_slots, lookahead, homes, limit):
-    """Fails when a sample goes home before an older one of the same home, stays away though there
-    is a slot, queues there while another engine has one, or comes too early for what may be sent.
-    """
-    slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
-    shares = [slots.slots(engine) for engine in range(num_engines)]
-    room = [share + lookahead * (share > 0) for share in shares]
-    homes = [home if home < num_engines else NOBODY for home in homes]
-    goes = slots.at_home(np.array(homes, np.intc), limit=limit).tolist()
-    most = int(min(sum(room), limit, len(homes)))
-    assert not any(goes[most:])
-    taken = [homes[:most].count(engine) for engine in range(num_engines)]
-    is_full = all(count >= share for count, share in zip(taken, shares, strict=True))
-    for engine in range(num_engines):
-        mine = [goes[n] for n in range(most) if homes[n] == engine]
-        expected = min(len(mine), room[engine] if is_full else shares[engine])
-        assert mine == [True] * expected + [False] * (len(mine) - expected)
-    assert not any(goes[n] for n in range(most) if homes[n] == NOBODY)
-
-
-def test_a_run_of_siblings_ends_where_another_engine_was_home_to_one():
-    """Fails when a sample does not go back to where its state may be, or a home without room cuts
-    the run short.
-    """
-    slots = Slots(num_engines=2, num_slots=16, lookahead=1)
-    assert slots.choose([0, 0, 1, 0], NOBODY) == (0, 2)
-    assert slots.choose([0, NOBODY, 0, 1], 1) == (0, 3)
-    assert slots.choose([NOBODY, 1], 0) == (0, 1)
-    slots.withdraw([1])
-    assert slots.choose([0, 0, 1, 0], NOBODY) == (0, 4)
-    assert slots.choose([1, 0], NOBODY) == (0, 2)
+    assert slots.choose(last_engine=None, siblings=None) == 0
 
 
 def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
@@ -193,7 +150,7 @@ def test_step_statistics_count_what_the_engines_did():
         assert read["rollout/truncated_frac"] == sum(truncated) / len(truncated)
         assert read["rollout/response_tokens_max"] == max(s.num_tokens for s in samples)
         assert read["rollout/over_sampling_factor"] == 2.0
-        assert read["rollout/parked_tokens"] == run.collector.buffer.open_tokens
+        assert read["rollout/parked_tokens"] == run.groups.buffer.open_tokens
         assert 0 <= read["rollout/occupancy"] <= 1
 
 
@@ -202,7 +159,7 @@ def test_the_expected_length_is_the_running_mean_of_all_responses_that_finished(
     run, expected, in_abort = Run(Setup(alpha=2.5, num_engines=2, tick_steps=9)), 1.0, 0
     for _ in range(4):
         stats = run.step().stats
-        lengths = [n for each in stats.returned for n in each.lengths[each.is_finished]]
+        lengths = [each.num_tokens for each in stats.progress if each.is_finished]
         for length in lengths:
             expected += (length - expected) / 20
         in_abort += len(lengths) - sum(len(each.finished) for each in stats.ticks)

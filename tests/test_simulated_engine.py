@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.cost import EngineCost
+from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.lengths import Law, Lognormal, Recorded, capped_mean, median_for
 from april_rl.rollout.serial import SerialEngines, SingleEngine
 from april_rl.rollout.simulated_engine import SimulatedEngine
 from april_rl.rollout.simulation import Scenario, simulate
+from april_rl.rollout.step import StepRules
 from april_rl.rollout.virtual import DelayedScorer, NumberedPrompts, VirtualClock
 from april_rl.types import Request, SampleId
 
@@ -147,20 +149,20 @@ def test_the_collector_does_on_simulated_engines_what_it_does_on_the_fake_ones()
             SerialEngines([engine]),
             DelayedScorer(no_signal_frac=0.0, score_s=0.0, seed=0, clock=clock),
             NumberedPrompts(1),
-            num_groups=3,
-            group_size=2,
+            StepRules(
+                num_groups=3,
+                group_size=2,
+                refill=True,
+                max_staleness=5,
+                finish_stale=True,
+                max_rejected_groups=0,
+                abort_timeout_s=1.0,
+                tick_timeout_s=1.0,
+                deterministic=False,
+                requests=RequestRules(tick_steps=4, max_response_tokens=60, seed=0),
+            ),
             over_sampling=FixedFactor(2.0),
-            refill=True,
-            max_response_tokens=60,
-            max_staleness=5,
-            finish_stale=True,
             keep=lambda scored: True,  # noqa: ARG005
-            max_rejected_groups=0,
-            tick_steps=4,
-            abort_timeout_s=1.0,
-            tick_timeout_s=1.0,
-            deterministic=False,
-            seed=0,
             clock=iter(range(10**9)).__next__,
         )
         found: list[object] = []

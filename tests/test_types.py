@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from april_rl.rollout.state import restore_sample, save_sample
+from april_rl.rollout.codec import restore_sample, save_sample
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
 PROMPT = Prompt(id=3, token_ids=(1, 2), text="", answer="", source="")

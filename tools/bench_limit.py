@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from bench_modes import KeepingEngine, LawfulEngine, LengthLaw, Prompts, Slice
 
-from april_rl.rollout.seeds import request_seed
+from april_rl.rollout.requests import request_seed
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Request, Sample, SampleId
 

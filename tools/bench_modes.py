@@ -15,9 +15,11 @@ from typing import Protocol, Self
 import numpy as np
 
 from april_rl.rollout.collector import Collector
+from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.serial import SerialEngines, SingleEngine
 from april_rl.rollout.stats import StepStats
+from april_rl.rollout.step import StepRules
 from april_rl.rollout.virtual import DelayedScorer, VirtualClock
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request, SampleId
@@ -178,20 +180,22 @@ class CollectorMode:
             # A reward that costs nothing: what is measured here is generation.
             DelayedScorer(no_signal_frac=NO_SIGNAL_FRAC, score_s=0.0, seed=0, clock=VirtualClock()),
             Prompts(90),
-            num_groups=args.num_groups,
-            group_size=args.group_size,
+            StepRules(
+                num_groups=args.num_groups,
+                group_size=args.group_size,
+                refill=refill,
+                max_staleness=args.max_staleness,
+                finish_stale=True,
+                max_rejected_groups=0,
+                abort_timeout_s=60.0,
+                tick_timeout_s=60.0,
+                deterministic=False,
+                requests=RequestRules(
+                    tick_steps=args.tick_steps, max_response_tokens=args.max_response_tokens, seed=0
+                ),
+            ),
             over_sampling=over_sampling,
-            refill=refill,
-            max_response_tokens=args.max_response_tokens,
-            max_staleness=args.max_staleness,
-            finish_stale=True,
             keep=lambda scored: scored.has_signal or not is_filtered,
-            max_rejected_groups=0,
-            tick_steps=args.tick_steps,
-            abort_timeout_s=60.0,
-            tick_timeout_s=60.0,
-            deterministic=False,
-            seed=0,
         )
 
     @property

@@ -12,12 +12,13 @@ from functools import cache
 
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.cost import EngineCost
+from april_rl.rollout.dispatch import RequestRules, auto_tick_steps
 from april_rl.rollout.factor import FixedFactor
 from april_rl.rollout.lengths import Lognormal, median_for, uniform
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.simulated_engine import SimulatedEngine
-from april_rl.rollout.tick_length import auto_tick_steps
+from april_rl.rollout.step import StepRules
 from april_rl.rollout.virtual import NumberedPrompts
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Request, Sample, Score
@@ -101,7 +102,7 @@ class TimedEngines:
         self.spent_s += time.process_time() - started
         return ended
 
-    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
+    def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:
         """As the engines do."""
         started = time.process_time()
         self.until_stop_s = self.controller_s() - self._began_s
@@ -157,19 +158,23 @@ def collector_of(
         engines,
         InstantScorer(),
         NumberedPrompts(args.prompt_tokens),
-        num_groups=num_groups,
-        group_size=args.group_size,
+        StepRules(
+            num_groups=num_groups,
+            group_size=args.group_size,
+            refill=True,
+            max_staleness=args.max_staleness,
+            finish_stale=True,
+            max_rejected_groups=0,
+            abort_timeout_s=_FOREVER_S,
+            tick_timeout_s=_FOREVER_S,
+            deterministic=False,
+            requests=RequestRules(
+                tick_steps=tick_steps(args, engines.num_engines),
+                max_response_tokens=args.max_tokens,
+                seed=0,
+            ),
+        ),
         over_sampling=FixedFactor(slots / (num_groups * args.group_size)),
-        refill=True,
-        max_response_tokens=args.max_tokens,
-        max_staleness=args.max_staleness,
-        finish_stale=True,
         keep=lambda scored: scored.has_signal,
-        max_rejected_groups=0,
-        tick_steps=tick_steps(args, engines.num_engines),
-        abort_timeout_s=_FOREVER_S,
-        tick_timeout_s=_FOREVER_S,
-        deterministic=False,
-        seed=0,
         clock=clock,
     )

@@ -28,7 +28,6 @@ from april_rl.rollout.virtual import ParallelEngines, VirtualClock
 from april_rl.types import ScoredGroup
 
 _ROW_TOKENS, _HIDDEN_SIZE = 32_768, 2560  # learner.max_tokens; of Qwen3-4B
-_NUM_PROBES = 4  # as the trainer takes along
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +93,12 @@ class SimulatedRun:
             metrics_s=metrics_s,
             ticks=self.engines.num_ticks,
             finished_samples=stats.finished_samples,
-            aborted_samples=stats.returned_samples - stats.finished_samples,
+            aborted_samples=len(stats.progress) - stats.finished_samples,
             generated_tokens=stats.generated_tokens,
         )
 
     def _metrics(self, collection: Collection) -> None:
-        collector = self.collector
         collection.stats.metrics(num_needed=len(collection.groups) * self._args.group_size)
-        collector.ledger.metrics()
-        collector.length_bias.metrics(collector.buffer)
-        collector.buffer.fresh_samples(self._version, limit=_NUM_PROBES)
 
 
 def _shown(ready: int, stats: StepStats) -> int:

@@ -6,6 +6,7 @@ values away, and computes them again once there is room. None of its outputs say
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -31,14 +32,8 @@ class CountingScheduler(Scheduler):
             self.counts.engine_steps += 1
             self.counts.slot_steps += len(self.running)
             self.counts.context_token_steps += sum(request.num_tokens for request in self.running)
-        cached = output.scheduled_cached_reqs
-        if cached.resumed_req_ids:  # those that were preempted
-            for request_id, num_cached in zip(
-                cached.req_ids, cached.num_computed_tokens, strict=True
-            ):
-                if request_id in cached.resumed_req_ids:
-                    num_tokens = self.requests[request_id].num_tokens
-                    self._recomputed[request_id] = num_tokens - num_cached
+        for request_id, num_cached in _resumed(output, self.requests):
+            self._recomputed[request_id] = self.requests[request_id].num_tokens - num_cached
         return output
 
     def take_recomputed(self, request_id: str) -> int:
@@ -51,6 +46,21 @@ class CountingScheduler(Scheduler):
         self.counts.preempted_samples += 1
         self.counts.preempted_tokens += request.num_computed_tokens
         super()._preempt_request(request, timestamp, drop_stale_output)
+
+
+def _resumed(output: SchedulerOutput, requests: Mapping[str, Request]) -> Iterator[tuple[str, int]]:
+    """Yield the preempted requests that run again, with the tokens that the prefix cache kept.
+
+    vLLM's newer model runner gets them among the new requests, the older one among the known ones.
+    """
+    for new in output.scheduled_new_reqs:
+        if requests[new.req_id].num_preemptions:
+            yield new.req_id, new.num_computed_tokens
+    known = output.scheduled_cached_reqs
+    if known.resumed_req_ids:
+        for request_id, num_cached in zip(known.req_ids, known.num_computed_tokens, strict=True):
+            if request_id in known.resumed_req_ids:
+                yield request_id, num_cached
 
 
 class _CountingAsyncScheduler(CountingScheduler, AsyncScheduler):

@@ -4,283 +4,224 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from itertools import accumulate, chain, pairwise
+from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.requests import Requests
-from april_rl.rollout.returned import Returned
-from april_rl.rollout.sample_table import NOBODY, SampleTable, view
 from april_rl.rollout.slots import Slots
-from april_rl.rollout.state import Plain
-from april_rl.rollout.tick_length import gather_s
-from april_rl.ticks import Completions, Tick
+from april_rl.ticks import Tick
+from april_rl.types import Completion
 
-# Ticks under way per engine: one runs while the controller prepares the next, so engines never wait
-# for it.
+# Two ticks are under way on each engine: one runs while the controller prepares the next, so that
+# engines do not wait for it.
 _TICKS_IN_FLIGHT = 2
+
+# The controller is asked at most as often as by 64 engines every 8 steps.
+_SHORTEST_TICK, _ENGINES_PER_STEP = 8, 8
+_TICKS_PER_BUDGET = 64  # most responses have several ticks, though they take a part of the budget
+
+# With fewer engines an engine could run out of ticks while others are waited for.
+_MANY_ENGINES = 64
+_GATHERED_PART_OF_A_TICK, _LONGEST_GATHER_S = 1 / 4, 0.25
+
+_MEAN_WEIGHT = 0.05  # of a new length in the running mean
+
+
+def auto_tick_steps(*, num_engines: int, max_response_tokens: int) -> int:
+    """Return how many engine steps a tick has.
+
+    Each tick costs the controller the same, so with hundreds of engines ticks are longer. The price
+    is the stop: after the last group wanted, engines go on until the ticks under way end, with
+    tokens that are trained a step later. Slots do not wait for it (`Slots`) as long as responses
+    have several ticks, so a small budget keeps short ones.
+    """
+    longest = min(num_engines // _ENGINES_PER_STEP, max_response_tokens // _TICKS_PER_BUDGET)
+    return max(_SHORTEST_TICK, longest)
+
+
+@dataclass(slots=True)
+class ExpectedLength:
+    """Running mean of the lengths of finished responses, in tokens."""
+
+    tokens: float = 1.0
+
+    def observe(self, num_tokens: int) -> None:
+        """Take in the length of a response that has just finished."""
+        self.tokens += _MEAN_WEIGHT * (num_tokens - self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRules:
+    """What every request of a run has in common."""
+
+    tick_steps: int  # engine steps of a tick
+    max_response_tokens: int  # budget of a sample over all its requests
+    seed: int  # of the run
 
 
 class Dispatch:
-    """Owner of slots and ticks: hands requests to engines, where they have room."""
+    """Requests of one step: which samples wait, which engine has which, which ticks are under way.
+
+    Consumes groups with waiting samples (`add`), produces ticks (`wait`).
+    """
 
     def __init__(
-        self,
-        engines: Engines,
-        table: SampleTable,
-        *,
-        tick_steps: int,
-        max_response_tokens: int,
-        seed: int,
+        self, engines: Engines, rules: RequestRules, expected: ExpectedLength, *, num_slots: int
     ) -> None:
-        """`table` of the samples; `tick_steps`: engine steps of a tick; `max_response_tokens`:
-        budget of a sample over all its requests; `seed` of the run.
-        """
-        self._engines, self._table, self._tick_steps = engines, table, tick_steps
-        self.max_response_tokens, self._seed = max_response_tokens, seed
-        self._nothing = Requests(max_response_tokens, seed)
-        self._gather_s = 0.0
-        self._expected_tokens = 1.0  # of a response: the running mean of finished ones
-        self.begin(num_slots=0)
-
-    @property
-    def num_engines(self) -> int:
-        """How many there are."""
-        return self._engines.num_engines
-
-    def begin(self, *, num_slots: int) -> None:
-        """A new step with C = `num_slots` over all engines, which have nothing to do."""
-        num_engines = self._engines.num_engines
-        # A quarter of the slots queues behind them: more than finishes within two ticks of any
-        # length law whose mean is above eight ticks, and what does not get a slot costs nothing.
-        lookahead = max(1, math.ceil(num_slots / num_engines) // 4)
-        self._slots = Slots(num_engines=num_engines, num_slots=num_slots, lookahead=lookahead)
-        self._ticks = [0] * num_engines
-        self._num_under_way = 0  # ticks, on all engines
-        self._waiting: deque[list[int]] = deque()  # rows to be sent, a list for each group
-        self._num_waiting = 0  # samples in it
+        """Begin a step with C = `num_slots` over all engines, which have nothing to do."""
+        self._engines, self._rules, self._expected = engines, rules, expected
+        num_engines = engines.num_engines
+        # A quarter of the slots queues behind them: more than finishes within two ticks if the mean
+        # response is longer than eight ticks. What does not get a slot costs nothing.
+        queue_size = max(1, math.ceil(num_slots / num_engines) // 4)
+        self.slots = Slots(num_engines=num_engines, num_slots=num_slots, queue_size=queue_size)
+        self._waiting: deque[OpenGroup] = deque()  # groups with waiting samples, oldest first
+        self._num_waiting = 0  # samples in them
+        self._siblings: tuple[OpenGroup, int] | None = None  # the last assignment
+        self._assigned: list[list[tuple[OpenGroup, int]]] = [[] for _ in range(num_engines)]
         self._due: set[int] = set()  # engines that may need another tick
-        self._pending: list[list[int]] = [[] for _ in range(num_engines)]  # rows, to be launched
-        self._went_home = False  # samples did, and nothing was launched since
-        self._latest = (-1, NOBODY)  # prompt of the group that was sent last, and its engine
+        self._ticks = [0] * num_engines  # under way
+        self._gather_s = 0.0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no tick is under way."""
-        return not self._num_under_way
-
-    @property
-    def room(self) -> int:
-        """How many samples `submit` would send."""
-        return self._slots.room
+        """Return whether no tick is under way."""
+        return not any(self._ticks)
 
     @property
     def num_waiting(self) -> int:
-        """Samples that `submit` has not sent yet."""
+        """How many samples wait for an engine."""
         return self._num_waiting
 
-    def send_home(self, rows: NDArray[np.int64], *, limit: float) -> int:
-        """Send samples, at most `limit`, to the engines that had them, as far as `Slots.at_home`
-        says so; returns how many. The others wait.
+    def add(self, group: OpenGroup) -> None:
+        """Queue a group's waiting samples behind those of the groups before it."""
+        num_waiting = len(group.indices(SampleState.waiting))
+        if num_waiting:
+            self._waiting.append(group)
+            self._num_waiting += num_waiting
 
-        For all of them at once, as a step begins: `submit` would ask for one after another.
+    def return_to_engines(self, *, limit: float) -> int:
+        """Assign waiting samples to the engines that had them last, as far as those have free
+        slots; returns how many.
+
+        Used once as a step begins, before `submit`: a sample that `submit` sends elsewhere for want
+        of a slot would take one from a younger sample that belongs there. At most `limit` samples,
+        and no more than the engines have room for, are looked at.
         """
-        homes = view(self._table.homes)[rows]
-        goes = self._slots.at_home(homes, limit=limit)
-        self._put(rows[goes], homes[goes])
-        self._went_home = bool(goes.any())
-        self._waiting.extend(self._table.by_group(rows[~goes]))
-        num_sent = int(goes.sum())
-        self._num_waiting += len(rows) - num_sent
-        return num_sent
-
-    def add(self, rows: Sequence[int]) -> None:
-        """The samples of a new group wait behind the others."""
-        self._waiting.append([*rows])
-        self._num_waiting += len(rows)
+        left, num_assigned = int(min(self.slots.room, limit)), 0
+        for group in self._waiting:
+            for index in group.indices(SampleState.waiting)[:left]:
+                left -= 1
+                engine = group.engines[index]
+                if engine is not None and self.slots.has_slot(engine):
+                    self._assign(group, index, engine)
+                    num_assigned += 1
+        self._siblings = None
+        return num_assigned
 
     def submit(self, *, limit: float) -> int:
-        """Send what the first samples of those that wait still need, at most `limit`, with the next
-        tick of engines that have room; returns how many.
-
-        A sample goes to the engine it was on before: its state may be there.
+        """Assign at most `limit` waiting samples, in order, to engines that have room; returns how
+        many.
         """
-        slots, num_sent = self._slots, 0
-        has_slot = slots.has_slot
-        while self._waiting and num_sent < limit and slots.has_room:
-            if has_slot or not self._are_new(self._waiting[0]):
-                count, has_slot = self._submit_first(limit - num_sent)
-            else:
-                count = self._queue_new(limit - num_sent)
-            num_sent += count
-        self._num_waiting -= num_sent
-        return num_sent
-
-    def _submit_first(self, limit: float) -> tuple[int, bool]:
-        """Send samples of the first group to one engine: how many, and whether they have slots; if
-        not, there was none on offer.
-        """
-        table, rows = self._table, self._waiting[0]
-        place = rows[0] // table.group_size
-        prompt_id = table.prompt_ids[place]
-        siblings = self._latest[1] if self._latest[0] == prompt_id else NOBODY
-        may_go = rows if len(rows) <= limit else rows[: int(limit)]
-        chosen = self._slots.choose([table.homes[row] for row in may_go], siblings)
-        assert chosen is not None
-        engine, count = chosen
-        has_slot = self._slots.in_flight(engine) < self._slots.slots(engine)
-        if count == len(rows):
+        num_assigned = 0
+        while self._waiting:
+            group = self._waiting[0]
+            for index in group.indices(SampleState.waiting):
+                if num_assigned >= limit:
+                    return num_assigned
+                siblings = self._siblings
+                engine = self.slots.choose(
+                    last_engine=group.engines[index],
+                    siblings=siblings[1] if siblings and siblings[0] is group else None,
+                )
+                if engine is None:
+                    return num_assigned
+                self._assign(group, index, engine)
+                num_assigned += 1
             self._waiting.popleft()
-        else:
-            rows, self._waiting[0] = rows[:count], rows[count:]
-        work = count * (table.prompt_tokens[place] + self._expected_tokens)
-        work += sum([table.lengths[row] for row in rows])
-        self._latest = prompt_id, engine
-        self._slots.put(engine, count=count, work=work)
-        self._pending[engine] += rows
+        return num_assigned
+
+    def _assign(self, group: OpenGroup, index: int, engine: int) -> None:
+        tokens = group.assign(index, engine=engine, expected_tokens=self._expected.tokens)
+        self.slots.add(engine, tokens=tokens)
+        self._assigned[engine].append((group, index))
         self._due.add(engine)
-        return count, has_slot
-
-    def _queue_new(self, limit: float) -> int:
-        """Send samples that no engine had to queue; returns how many. Of many groups at once, for
-        with hundreds of engines there are always some that have room again.
-        """
-        waiting, rows, most = self._waiting, list[int](), int(min(self._slots.room, limit))
-        while waiting and len(rows) < most and self._are_new(waiting[0]):
-            rows += waiting.popleft()
-        if len(rows) > most:
-            waiting.appendleft(rows[most:])
-            del rows[most:]
-        engines = self._slots.queues(len(rows))
-        self._put(np.array(rows), engines)
-        place = rows[-1] // self._table.group_size
-        self._latest = self._table.prompt_ids[place], int(engines[-1])
-        return len(rows)
-
-    def _are_new(self, rows: Sequence[int]) -> bool:
-        """Whether no engine had any of these samples."""
-        homes = self._table.homes
-        return {homes[row] for row in rows} == {NOBODY}
-
-    def _put(self, rows: NDArray[np.int64], engines: NDArray[np.integer[Any]]) -> None:
-        """Have these samples wait for the next tick of their engines [n each]."""
-        counts, work = self._totals(engines, self._work(rows))
-        self._slots.put_all(counts, work)
-        ordered = rows[np.argsort(engines, kind="stable")].tolist()
-        ends, chosen = counts.cumsum().tolist(), np.flatnonzero(counts).tolist()
-        for engine in chosen:
-            self._pending[engine] += ordered[ends[engine] - counts[engine] : ends[engine]]
-        self._due.update(chosen)
+        self._num_waiting -= 1
+        self._siblings = group, engine
 
     def launch(self) -> None:
-        """Have two ticks under way on every engine that has work."""
-        due = [engine for engine in sorted(self._due) if self._slots.in_flight(engine)]
-        self._due.clear()
-        self._slots.withdraw(due)
-        due = [engine for engine in due if self._ticks[engine] < _TICKS_IN_FLIGHT]
-        for engine, submit in zip(due, self._hand_over(due), strict=True):
-            while self._ticks[engine] < _TICKS_IN_FLIGHT:
-                slots = self._slots.slots(engine)
-                self._engines.launch(engine, submit, slots=slots, max_steps=self._tick_steps)
-                submit, self._pending[engine] = self._nothing, []
-                self._ticks[engine] += 1
-                self._num_under_way += 1
-
-    def _hand_over(self, engines: Sequence[int]) -> list[Requests]:
-        """What each of these engines is told of the samples that are pending for it, which are its
-        own from now on; for all of them at once.
+        """Launch ticks with what was assigned, until two are under way on every engine that has
+        requests.
         """
-        table, pending = self._table, [self._pending[engine] for engine in engines]
-        counts = [len(rows) for rows in pending]
-        if not any(counts):
-            return [self._nothing] * len(engines)
-        rows = np.fromiter(chain.from_iterable(pending), np.int64, sum(counts))
-        homes = np.repeat(np.array(engines, np.intc), np.array(counts, np.intp))
-        places = rows // table.group_size
-        if self._went_home:  # others joined them: now those of the oldest prompts first
-            self._went_home = False
-            # By engine, prompt and index in one number: a fourth of the time of three keys.
-            numbers = table.in_line(rows)
-            order = np.argsort(homes * (numbers.max() + 1) + numbers)
-            rows, places = rows[order], places[order]
-        view(table.homes)[rows] = homes
-        view(table.work)[rows] = self._work(rows)
-        prompt_ids = view(table.prompt_ids)[places].tolist()
-        indices = (rows - places * table.group_size).tolist()
-        prompts = [table.prompt_token_ids[place] for place in places.tolist()]
-        parts = [table.parts[row] for row in rows.tolist()]
-        return [
-            Requests(
-                self.max_response_tokens,
-                self._seed,
-                prompt_ids[start:end],
-                indices[start:end],
-                prompts[start:end],
-                parts[start:end],
-            )
-            for start, end in pairwise(accumulate(counts, initial=0))
-        ]
+        due, self._due = sorted(self._due), set()
+        for engine in due:
+            if not self.slots.in_flight(engine):
+                continue
+            self.slots.withdraw(engine)
+            while self._ticks[engine] < _TICKS_IN_FLIGHT:
+                self._engines.launch(
+                    engine,
+                    self._requests(engine),
+                    slots=self.slots.slots(engine),
+                    max_steps=self._rules.tick_steps,
+                )
+                self._assigned[engine].clear()
+                self._ticks[engine] += 1
 
-    def _work(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Tokens that an engine is expected to compute for each of these samples [n]."""
-        table = self._table
-        prompt_tokens = view(table.prompt_tokens)[rows // table.group_size]
-        work: NDArray[np.float64] = (
-            prompt_tokens + view(table.lengths)[rows] + self._expected_tokens
+    def _requests(self, engine: int) -> Requests:
+        """Build the requests assigned to `engine`, those of the oldest prompts first."""
+        samples = sorted(self._assigned[engine], key=lambda each: (each[0].prompt.id, each[1]))
+        return Requests(
+            self._rules.max_response_tokens,
+            self._rules.seed,
+            prompt_ids=[group.prompt.id for group, _ in samples],
+            indices=[index for _, index in samples],
+            prompt_token_ids=[group.prompt.token_ids for group, _ in samples],
+            parts=[
+                tuple(completion.token_ids for completion in group.completions[index])
+                for group, index in samples
+            ],
         )
-        return work
 
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
-        """The ticks that have ended since the last call, at least one, with their engines."""
+        """Return the ticks that have ended since the last call, at least one, with their engines.
+
+        With many engines some others end soon after the first. They are taken in together, which
+        costs the controller less; each engine has its next tick already.
+        """
         ended = self._engines.wait(timeout_s, gather_s=self._gather_s)
-        if ended:
-            tick_s = fmean([tick.elapsed_s for _, tick in ended])
-            self._gather_s = gather_s(tick_s, num_engines=self.num_engines)
+        if ended and self._engines.num_engines >= _MANY_ENGINES:
+            tick_s = fmean(tick.elapsed_s for _, tick in ended)
+            self._gather_s = min(_GATHERED_PART_OF_A_TICK * tick_s, _LONGEST_GATHER_S)
         for engine, _ in ended:
-            is_known = self._ticks[engine] > 0  # not a late one, of an earlier step
-            self._ticks[engine] -= is_known
-            self._num_under_way -= is_known
-        engines = [engine for engine, _ in ended]
-        self._slots.offer(engines)
-        self._due.update(engines)
+            if self._ticks[engine]:  # else it is late, of an earlier step
+                self._ticks[engine] -= 1
+            self.slots.offer(engine)
+            self._due.add(engine)
         return ended
 
-    def free(self, returned: Returned) -> None:
-        """These requests are back from their engines."""
-        counts, work = self._totals(returned.homes, returned.work)
-        self._slots.put_all(-counts, -work)
-
-    def _totals(
-        self, engines: NDArray[np.integer[Any]], work: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """How many of these samples each engine has, and the tokens it has to compute for them."""
-        counts = np.bincount(engines, minlength=self.num_engines)
-        total = np.bincount(engines, weights=work, minlength=self.num_engines)
-        return counts, total.astype(np.float64)
-
-    def learn(self, returned: Returned) -> None:
-        """The lengths of responses that are finished by these count for what to expect."""
-        for num_tokens in returned.lengths[returned.is_finished].tolist():
-            self._expected_tokens += 0.05 * (num_tokens - self._expected_tokens)
-
-    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
-        """Stop everything: what comes back of what engines have, and the stalled engines. What was
-        not launched yet no engine has.
+    def take_back(self, group: OpenGroup, completion: Completion) -> None:
+        """Count a request that came back: its engine has room again, and a finished response tells
+        how long responses are.
         """
-        for rows in self._pending:  # some when a launch failed
-            view(self._table.work)[rows] = 0.0
-            rows.clear()
+        index = completion.sample_id.index
+        engine = group.engines[index]
+        assert engine is not None, completion.sample_id
+        self.slots.remove(engine, tokens=group.outstanding_tokens[index])
+        if completion.finish_reason is not None:
+            self._expected.observe(completion.start + len(completion.token_ids))
+
+    def abort(self, timeout_s: float) -> tuple[Iterable[Completion], list[int]]:
+        """Stop everything; returns what engines give back, and the engines that did not answer.
+
+        Samples that were assigned and not launched (a launch failed) are parked: no engine has
+        them.
+        """
+        for assigned in self._assigned:
+            for group, index in assigned:
+                group.move(index, SampleState.parked)
+            assigned.clear()
         return self._engines.abort(timeout_s)
-
-    def save(self) -> Plain:
-        """The expected length of a response."""
-        return {"expected_tokens": self._expected_tokens}
-
-    def restore(self, state: Plain) -> None:
-        """Expect what was saved."""
-        self._expected_tokens = state["expected_tokens"]

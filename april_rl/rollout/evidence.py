@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from april_rl.rollout.cost import MIN_TICKS, EngineCost, fit_cost
 from april_rl.rollout.forecast import Rules, Work, num_groups_played
 from april_rl.rollout.length_window import LengthWindow
-from april_rl.rollout.returned import Returned
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.stats import Progress, StepStats
 from april_rl.ticks import Completions, Tick
 
 _WINDOW_STEPS = 12  # groups opened in so many steps
@@ -45,20 +44,21 @@ class Evidence:
         self._groups.append((num_groups, stats.rejected_groups))
         if stats.resumed_samples:
             self._resumed.append((stats.resumed_samples, stats.kept_samples))
-        if stats.returned_samples:
-            self._observe_lengths(stats.returned)
-            self._prompt_tokens = stats.prompt_tokens / stats.returned_samples
+        if stats.progress:
+            self._observe_lengths(stats.progress)
+            self._prompt_tokens = stats.prompt_tokens / len(stats.progress)
         ticks = [tick for tick in stats.ticks if tick.engine_steps]
         if ticks:
             of_load = self._ticks.setdefault(stats.num_slots, deque(maxlen=_COST_STEPS))
             of_load.append([_sum(part) for part in _parts(ticks, _TICKS_PER_STEP)])
 
-    def _observe_lengths(self, returned: Sequence[Returned]) -> None:
+    def _observe_lengths(self, progress: Sequence[Progress]) -> None:
+        prompt_ids, indices = np.array([each.sample_id for each in progress], np.int64).T
         self._lengths.observe(
-            np.concatenate([each.prompt_ids for each in returned]),
-            np.concatenate([each.indices for each in returned]),
-            lengths=np.concatenate([each.lengths for each in returned]),
-            is_finished=np.concatenate([each.is_finished for each in returned]),
+            prompt_ids,
+            indices,
+            lengths=np.array([each.num_tokens for each in progress], np.int64),
+            is_finished=np.array([each.is_finished for each in progress], np.bool_),
         )
 
     @property

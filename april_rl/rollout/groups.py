@@ -1,27 +1,27 @@
-"""What becomes of samples that come back: their group grows, is scored, and then is ready, rejected
-or dropped.
+"""What becomes of groups: opened, grown by completions, scored, and then ready, rejected or
+dropped.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Container, Iterable
 
 from april_rl.rollout.buffer import Buffer
+from april_rl.rollout.codec import (
+    Plain,
+    StateError,
+    restore_open_group,
+    restore_ready_group,
+    save_open_group,
+    save_ready_group,
+)
 from april_rl.rollout.ledger import Ledger, LedgerError, State
 from april_rl.rollout.length_bias import LengthBias
-from april_rl.rollout.open_group import OpenGroup
+from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.ports import Scorer
-from april_rl.rollout.returned import Returned, awaited
-from april_rl.rollout.sample_table import view
-from april_rl.rollout.state import Plain, StateError
 from april_rl.rollout.stats import StepStats
-from april_rl.ticks import Completions
-from april_rl.types import Prompt, Sample, Score, ScoredGroup
+from april_rl.types import Completion, Prompt, Sample, Score, ScoredGroup
 
 
 class Groups:
@@ -31,85 +31,125 @@ class Groups:
         self, scorer: Scorer, *, group_size: int, keep: Callable[[ScoredGroup], bool]
     ) -> None:
         """`keep` is the filter: True for groups worth training."""
-        self.buffer, self.ledger = Buffer(group_size), Ledger()
+        self.buffer = Buffer(group_size)
+        self.ledger = Ledger()
         self.length_bias = LengthBias()
         self.last_failure = ""  # why the last dropped group has no reward
-        self._rejected_before = self._dropped_before = 0  # groups, up to the last `take`
-        self._scorer, self._keep = scorer, keep
-        self._unsubmitted: deque[Sample] = deque()  # finished, and unknown to the scorer
+        self._rejected_before = 0  # groups, up to the last `take`
+        self._dropped_before = 0
+        self._scorer = scorer
+        self._keep = keep
+        self._unsubmitted: deque[Sample] = deque()  # finished, and not known to the scorer
 
     def open(self, prompt: Prompt) -> OpenGroup:
-        """A new group, all its samples empty."""
+        """Open a group: all its samples wait for an engine."""
         self.ledger.open(prompt.id)
         self.length_bias.open(prompt.id)
         return self.buffer.open(prompt)
 
-    def resume(self) -> NDArray[np.int64]:
-        """A new step: parked groups are in flight again; returns the rows of their unfinished
-        samples, those of the oldest prompt first.
+    def resume(self) -> list[OpenGroup]:
+        """Begin a step: parked groups are in flight again, and their unfinished samples wait.
+        Returns the open groups, the oldest first.
         """
         self.length_bias.begin_step()
         self.ledger.move_all(State.parked, to=State.in_flight)
-        return self.buffer.unfinished()
+        groups = list(self.buffer.open_groups())
+        for group in groups:
+            group.move_all(SampleState.parked, to=SampleState.waiting)
+        return groups
 
     def park(self, *, stalled: Container[int]) -> None:
-        """The groups in flight outlive their step; what the `stalled` engines have is theirs no
-        more. Raises LedgerError when another one kept a sample.
+        """End a step: groups in flight are parked. Samples of `stalled` engines go on from where
+        they were before this step; raises LedgerError when another engine kept a sample.
         """
         self.ledger.move_all(State.in_flight, to=State.parked)
-        table = self.buffer.table
-        held = np.flatnonzero(view(table.work)).tolist()
-        view(table.work)[held] = 0.0
-        lost = [table.sample(row).id for row in held if table.homes[row] not in stalled]
+        lost = []
+        for group in self.buffer.open_groups():
+            lost += [
+                sample_id
+                for sample_id in group.sample_ids(SampleState.running)
+                if group.engines[sample_id.index] not in stalled
+            ]
+            group.move_all(SampleState.running, to=SampleState.parked)
+            group.move_all(SampleState.waiting, to=SampleState.parked)
         if lost:
-            raise LedgerError(f"the engines gave back nothing for samples {sorted(lost)[:5]}")
+            raise LedgerError(f"the engines gave back nothing for samples {lost[:5]}")
 
     def extend(
         self,
-        completions: Completions,
+        completions: Iterable[Completion],
         stats: StepStats,
         *,
-        engines: NDArray[np.integer[Any]] | None = None,
-    ) -> Returned:
-        """Append what came back of requests to their samples and count it in `stats`; `submit` has
-        those scored that are finished by it. Returns what was awaited of it (`returned.awaited`).
+        engine: int | None = None,
+    ) -> list[tuple[OpenGroup, Completion]]:
+        """Append what came back of requests to their samples and count it; `submit` has those
+        scored that are finished by it. Returns the completions that were expected, with their
+        groups.
+
+        Others came late, from a stalled engine, and are passed over: of a version before that of
+        the step, for a sample that no longer ends where they start, or from another engine than
+        the one that has the sample (any may have it when `engine` is None).
         """
-        columns = completions.columns
-        returned = awaited(
-            completions,
-            self.buffer.rows_of(columns.prompt_id, columns.index),
-            self.buffer.table,
-            policy_version=stats.policy_version,
-            engines=engines,
-        )
-        view(self.buffer.table.work)[returned.rows] = 0.0
-        brought = returned.with_slot
-        stats.add_returned(brought, prompt_tokens=self.buffer.prompt_tokens(brought.rows))
-        self._unsubmitted += self.buffer.extend(brought, policy_version=stats.policy_version)
-        return returned
+        expected = []
+        for completion in completions:
+            group = self.buffer.group(completion.sample_id.prompt_id)
+            if (
+                group is None
+                or completion.policy_version < stats.policy_version
+                or not group.expects(completion, engine=engine)
+            ):
+                continue
+            expected.append((group, completion))
+            stats.add_completion(completion, prompt_tokens=len(group.prompt.token_ids))
+            sample = group.extend(completion)
+            if sample is not None:
+                self._unsubmitted.append(sample)
+        return expected
 
     def submit(self) -> None:
-        """Have the samples scored that were finished since the last call. Apart from `extend`, for
-        the scorer may raise, and then all that engines gave back is in its place.
+        """Have the samples scored that were finished since the last call. Apart from `extend`: the
+        scorer may raise, and then everything that engines gave back is in its group.
         """
         while self._unsubmitted:
-            self._scorer.submit(
-                self._unsubmitted.popleft(), group_size=self.buffer.table.group_size
-            )
+            self._scorer.submit(self._unsubmitted.popleft(), group_size=self.buffer.group_size)
 
-    def score(self, scores: Sequence[Score]) -> int:
-        """Note scores; returns how many groups were rejected or dropped, whose slots are free."""
-        places = self.buffer.score(scores) if scores else []
-        return self._settle(places) if places else 0
+    def score(self, scores: Iterable[Score]) -> int:
+        """Note scores; returns how many groups were rejected or dropped by them."""
+        return sum(not self._settle(group) for group in self.buffer.score(scores))
 
-    def count(self, stats: StepStats) -> None:
-        """Groups rejected and dropped since the last `take`: in this step, or between the two."""
+    def _settle(self, group: OpenGroup) -> bool:
+        """Return whether a scored group becomes ready; else it is rejected or dropped."""
+        prompt_id = group.prompt.id
+        if group.failure is not None:
+            self.length_bias.close(prompt_id, group.lengths, rewards=())
+            self._drop(group, group.failure)
+            return False
+        scored = group.scored()
+        self.length_bias.close(prompt_id, group.lengths, rewards=scored.rewards)
+        if not self._keep(scored):
+            self.buffer.remove(prompt_id)
+            self.ledger.move(prompt_id, State.rejected)
+            return False
+        self.buffer.make_ready(scored)
+        self.ledger.move(prompt_id, State.ready)
+        return True
+
+    def _drop(self, group: OpenGroup, failure: Score) -> None:
+        prompt_id = group.prompt.id
+        self.buffer.remove(prompt_id)
+        self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure.outcome}")
+        self.last_failure = (
+            f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
+        )
+
+    def count_lost(self, stats: StepStats) -> None:
+        """Count groups rejected and dropped since the last `take`: in this step, or before it."""
         stats.rejected_groups = self.ledger.count(State.rejected) - self._rejected_before
         stats.dropped_groups = self.ledger.count(State.dropped) - self._dropped_before
 
     def take(self, num_groups: int) -> tuple[ScoredGroup, ...]:
-        """At most `num_groups` ready groups, the oldest first: they are trained now. Checks the
-        ledger.
+        """Remove and return at most `num_groups` ready groups, the oldest first: they are trained
+        now. Raises LedgerError when ledger and buffer disagree.
         """
         groups = self.buffer.take_ready(num_groups)
         for scored in groups:
@@ -117,46 +157,16 @@ class Groups:
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
         self._rejected_before = self.ledger.count(State.rejected)
         self._dropped_before = self.ledger.count(State.dropped)
-        return tuple(groups)
-
-    def _settle(self, places: Sequence[int]) -> int:
-        """Have complete, scored groups become ready, or reject or drop them; returns how many of
-        those there are. With hundreds of engines several come together.
-        """
-        table, groups = self.buffer.table, self.buffer.scored(places)
-        lengths = table.of_groups(table.lengths, places).tolist()
-        oldest_versions = view(table.oldest_versions)[places].tolist()
-        failures = [table.failures.get(place) for place in places]
-        is_kept = [
-            failure is None and self._keep(scored)
-            for scored, failure in zip(groups, failures, strict=True)
-        ]
-        self.buffer.remove(places)
-        of_groups = zip(groups, lengths, oldest_versions, failures, is_kept, strict=True)
-        for scored, of_samples, oldest, failure, kept in of_groups:
-            prompt_id = scored.group.prompt.id
-            rewards = scored.rewards if failure is None else ()
-            self.length_bias.close(prompt_id, of_samples, rewards=rewards)
-            if failure is not None:
-                self._drop(prompt_id, failure)
-            elif kept:
-                self.buffer.make_ready(scored, oldest_version=max(0, oldest))
-                self.ledger.move(prompt_id, State.ready)
-            else:
-                self.ledger.move(prompt_id, State.rejected)
-        return is_kept.count(False)
-
-    def _drop(self, prompt_id: int, failure: Score) -> None:
-        self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure.outcome}")
-        self.last_failure = (
-            f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
-        )
+        return groups
 
     def save(self) -> Plain:
-        """Buffer, ledger and length bias; between steps."""
+        """Return buffer, ledger and length bias as plain data; between steps."""
         return {
             "ledger": self.ledger.save(),
-            "buffer": self.buffer.save(),
+            "buffer": {
+                "open": [save_open_group(group) for group in self.buffer.open_groups()],
+                "ready": [save_ready_group(scored) for scored in self.buffer.ready_groups()],
+            },
             "length_bias": self.length_bias.save(),
             "num_rejected": self.ledger.count(State.rejected) - self._rejected_before,
             "num_dropped": self.ledger.count(State.dropped) - self._dropped_before,
@@ -167,31 +177,34 @@ class Groups:
         """Go on where `state` was saved, with `num_engines` engines now; finished samples without a
         score are submitted again.
 
-        Raises StateError when the run has other settings than those groups can go on with.
+        Raises StateError when the run has settings that those groups cannot go on with.
         """
         assert not self.ledger.opened, "a state is restored before the first step"
-        self.buffer.restore(state["buffer"], num_engines=num_engines)
+        opened = [
+            restore_open_group(group, group_size=self.buffer.group_size, num_engines=num_engines)
+            for group in state["buffer"]["open"]
+        ]
+        _check_budget(opened, max_response_tokens)
+        self.buffer.restore(opened, map(restore_ready_group, state["buffer"]["ready"]))
         self.ledger.restore(state["ledger"])
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
         self._rejected_before = self.ledger.count(State.rejected) - state["num_rejected"]
         self._dropped_before = self.ledger.count(State.dropped) - state["num_dropped"]
         self.last_failure = state["last_failure"]
-        open_groups = list(self.buffer.open_groups())
         self.length_bias.restore(
-            state["length_bias"], open_ids=[group.prompt.id for group in open_groups]
+            state["length_bias"], open_ids=[group.prompt.id for group in opened]
         )
-        self._check_budget(max_response_tokens)
-        for group in open_groups:
-            num_unscored = len(group.rows) - len(group.scores)
-            for sample in group.unscored:
-                self._scorer.submit(sample, group_size=num_unscored)
+        for group in opened:
+            num_unscored = len(group.states) - len(group.indices(SampleState.scored))
+            for index in group.indices(SampleState.finished):
+                self._scorer.submit(group.sample(index), group_size=num_unscored)
 
-    def _check_budget(self, max_response_tokens: int) -> None:
-        """Raise StateError unless every unfinished sample may get another token."""
-        lengths, is_finished = self.buffer.lengths()
-        longest = lengths[~is_finished].max(initial=0)
-        if longest >= max_response_tokens:
-            raise StateError(
-                f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
-                f"{longest} tokens already: resume with no less than before"
-            )
+
+def _check_budget(groups: Iterable[OpenGroup], max_response_tokens: int) -> None:
+    """Raise StateError unless every unfinished sample may get another token."""
+    longest = max((max(group.unfinished_lengths, default=0) for group in groups), default=0)
+    if longest >= max_response_tokens:
+        raise StateError(
+            f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
+            f"{longest} tokens already: resume with no less than before"
+        )

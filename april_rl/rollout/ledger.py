@@ -6,7 +6,7 @@ from collections import Counter
 from enum import Enum
 
 from april_rl.metrics import Metrics, Sum
-from april_rl.rollout.state import Plain
+from april_rl.rollout.codec import Plain
 
 
 class State(Enum):

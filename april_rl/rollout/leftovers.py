@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from april_rl.rollout.buffer import Buffer
-from april_rl.types import Sample, ScoredGroup
+from april_rl.types import Sample
 
 
-def leftover_lines(buffer: Buffer, *, under_way: Sequence[ScoredGroup]) -> Iterator[str]:
-    """One JSON object for every sample of every group that was not trained, the oldest group first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftovers:
+    """Every group that was not trained, as its samples, the oldest group first."""
 
-    `state` is collected for those `under_way` to an update that failed, ready or parked for those
-    of the buffer; completions carry token ids, behaviour log-probabilities, versions.
-    """
-    for state, groups in (
-        ("collected", [scored.group.samples for scored in under_way]),
-        ("ready", [scored.group.samples for scored in buffer.ready_groups()]),
-        ("parked", [group.samples for group in buffer.open_groups()]),
-    ):
-        for samples in groups:
-            for sample in samples:
-                plain = {"state": state, **_plain(sample)}
-                yield json.dumps(plain, ensure_ascii=False, default=list)  # arrays
+    collected: Sequence[Sequence[Sample]]  # for an update that failed
+    ready: Sequence[Sequence[Sample]]
+    parked: Sequence[Sequence[Sample]]
+
+    def __bool__(self) -> bool:
+        return bool(self.collected or self.ready or self.parked)
+
+    @property
+    def parked_tokens(self) -> int:
+        """Response tokens of the parked groups."""
+        return sum(sample.num_tokens for samples in self.parked for sample in samples)
+
+    def lines(self) -> Iterator[str]:
+        """Return a JSON object for every sample: `state` is collected, ready or parked; completions
+        carry token ids, behaviour log-probabilities, versions.
+        """
+        for state, groups in (
+            ("collected", self.collected),
+            ("ready", self.ready),
+            ("parked", self.parked),
+        ):
+            for samples in groups:
+                for sample in samples:
+                    plain = {"state": state, **_plain(sample)}
+                    yield json.dumps(plain, ensure_ascii=False, default=list)  # arrays
 
 
 def _plain(sample: Sample) -> dict[str, object]:

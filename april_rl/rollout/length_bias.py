@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from april_rl.metrics import Mean, Metrics
 from april_rl.rollout.buffer import Buffer
-from april_rl.rollout.state import Plain
+from april_rl.rollout.codec import Plain
 from april_rl.types import ScoredGroup
 
 # More steps than a group may live, so that the longest responses of the window are known.

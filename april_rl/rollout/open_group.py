@@ -1,145 +1,194 @@
-"""A group in the making."""
+"""A group while its samples grow: what each sample has, where it is, and where it may go next.
+
+    opened ──▶ waiting ──▶ running ──▶ finished ──▶ scored
+                  ▲  └────┐   │ aborted
+                  │       ▼   ▼
+    next step ────┴────── parked ◀──── end of the step
+
+A sample takes part in a step as *waiting* (no engine has it), *running* (an engine computes it, or
+has it in its queue), *finished* (its response ended) or *scored*. Between two steps an unfinished
+sample is *parked*, with every token it has.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable
+from enum import Enum
 
-import numpy as np
+from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
-from april_rl.rollout.sample_table import NO_VERSION, NOBODY, SampleTable
-from april_rl.rollout.state import (
-    Plain,
-    StateError,
-    restore_prompt,
-    restore_sample,
-    restore_score,
-    save_prompt,
-    save_sample,
-    save_score,
-)
-from april_rl.types import Group, Prompt, Sample, SampleId, Score
+
+class SampleState(Enum):
+    """Where a sample of an open group is."""
+
+    waiting = "waiting"  # it needs tokens, and no engine has it
+    running = "running"  # an engine computes it, or has it in its queue
+    parked = "parked"  # unfinished, between two steps
+    finished = "finished"  # the response ended; its score is not known
+    scored = "scored"  # its score is known, or that there is none
+
+
+_MOVES = {
+    SampleState.waiting: {SampleState.running, SampleState.parked},
+    SampleState.running: {SampleState.finished, SampleState.parked},
+    SampleState.parked: {SampleState.waiting},
+    SampleState.finished: {SampleState.scored},
+    SampleState.scored: set[SampleState](),
+}
+
+
+class SampleStateError(AssertionError):
+    """A sample moved where it cannot go."""
 
 
 class OpenGroup:
-    """The G samples of a prompt while they grow by completions, and their scores, as the table has
-    them at `place`. A handle: it holds nothing itself, and means nothing once the group is closed.
+    """The G samples of one prompt, from the first request until the group is scored.
+
+    Lists of length G instead of G objects: most events ask for one number of one sample.
     """
 
-    __slots__ = ("_rows", "_table", "place")
-
-    def __init__(self, table: SampleTable, place: int) -> None:
-        """The group at that place."""
-        self._table, self.place = table, place
-        self._rows = slice(place * table.group_size, (place + 1) * table.group_size)
-
-    @property
-    def prompt(self) -> Prompt:
-        """What the samples answer."""
-        return self._table.prompt(self._rows.start)
-
-    @property
-    def rows(self) -> range:
-        """Where the table has the samples [G]."""
-        return range(self._rows.start, self._rows.stop)
-
-    @property
-    def samples(self) -> list[Sample]:
-        """All as they are now [G]."""
-        return [self._table.sample(row) for row in self.rows]
-
-    @property
-    def unscored(self) -> list[Sample]:
-        """The finished ones that have no score yet."""
-        table = self._table
-        return [
-            table.sample(row)
-            for row in self.rows
-            if table.is_finished[row] and not table.is_scored[row]
-        ]
+    def __init__(self, prompt: Prompt, group_size: int) -> None:
+        self.prompt = prompt
+        self.states = [SampleState.waiting] * group_size  # [G]; changed by `move` alone
+        self.completions: list[tuple[Completion, ...]] = [()] * group_size  # [G], each in order
+        self.lengths = [0] * group_size  # response tokens so far [G]
+        # The engine that has the sample, or had it last and may hold its KV cache [G].
+        self.engines: list[int | None] = [None] * group_size
+        self.outstanding_tokens = [0.0] * group_size  # that its engine is expected to compute [G]
+        self.scores: list[Score | None] = [None] * group_size  # [G]
+        self.failure: Score | None = None  # the first score that says why there is no reward
+        self.oldest_version: int | None = None  # policy version of the group's oldest token
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample is finished."""
-        return 0 not in self._table.is_finished[self._rows]
+        """Return whether every response has ended."""
+        return all(
+            state is SampleState.finished or state is SampleState.scored for state in self.states
+        )
 
     @property
-    def failure(self) -> Score | None:
-        """Why the group cannot be trained."""
-        return self._table.failures.get(self.place)
+    def is_scored(self) -> bool:
+        """Return whether every sample has its score."""
+        return all(state is SampleState.scored for state in self.states)
 
     @property
-    def scores(self) -> list[Score]:
-        """Those that are known, by index; of several without value the first says why, and one that
-        has a value counts as scored, whatever its outcome was.
+    def samples(self) -> list[Sample]:
+        """The samples as they are now [G]."""
+        return [self.sample(index) for index in range(len(self.states))]
+
+    @property
+    def unfinished_lengths(self) -> list[int]:
+        """Response tokens of the samples that are not finished."""
+        return [
+            length
+            for length, completions in zip(self.lengths, self.completions, strict=True)
+            if not completions or completions[-1].finish_reason is None
+        ]
+
+    def sample(self, index: int) -> Sample:
+        """Return the sample at that index as it is now."""
+        return Sample(self.prompt, index, self.completions[index])
+
+    def indices(self, state: SampleState) -> list[int]:
+        """Return the indices of the samples in that state."""
+        return [index for index, now in enumerate(self.states) if now is state]
+
+    def move(self, index: int, to: SampleState) -> None:
+        """Change a sample's state. Raises SampleStateError for a move that cannot happen."""
+        now = self.states[index]
+        if to not in _MOVES[now]:
+            raise SampleStateError(
+                f"sample {index} of prompt {self.prompt.id} cannot go from {now.value} to "
+                f"{to.value}"
+            )
+        self.states[index] = to
+
+    def move_all(self, now: SampleState, *, to: SampleState) -> None:
+        """Change the state of every sample in the state `now`."""
+        for index in self.indices(now):
+            self.move(index, to)
+
+    def assign(self, index: int, *, engine: int, expected_tokens: float) -> float:
+        """Give a waiting sample to `engine`. Returns the tokens that the engine is expected to
+        compute for it: what it prefills, and a response of `expected_tokens`.
         """
-        found = []
-        for index, row in enumerate(self.rows):
-            if self._table.is_scored[row]:
-                value = self._table.rewards[row]
-                parts = self._table.parts_of_rewards[row]
-                score = Score(SampleId(self.prompt.id, index), value, "scored", parts=parts)
-                if math.isnan(value) and self.failure is not None:
-                    score = self.failure._replace(sample_id=score.sample_id)
-                found.append(score)
-        return found
+        self.move(index, SampleState.running)
+        self.engines[index] = engine
+        tokens = len(self.prompt.token_ids) + self.lengths[index] + expected_tokens
+        self.outstanding_tokens[index] = tokens
+        return tokens
 
-    def save(self) -> Plain:
-        """Prompt, samples, which engine had each, and the scores so far."""
-        homes = self._table.homes[self._rows]
-        return {
-            **save_group(self.prompt, self.samples),
-            "homes": [None if home == NOBODY else home for home in homes],
-            "scores": [save_score(score) for score in self.scores],
-        }
+    def expects(self, completion: Completion, *, engine: int | None) -> bool:
+        """Return whether the completion answers the request that is out for its sample: from the
+        engine that has it (any, if None), going on where the sample ends.
+        """
+        index = completion.sample_id.index
+        return (
+            self.states[index] is SampleState.running
+            and completion.start == self.lengths[index]
+            and engine in (None, self.engines[index])
+        )
+
+    def extend(self, completion: Completion) -> Sample | None:
+        """Append what came back for a running sample; returns the sample if that finishes it."""
+        index = completion.sample_id.index
+        is_finished = completion.finish_reason is not None
+        self.move(index, SampleState.finished if is_finished else SampleState.parked)
+        self._append(completion)
+        return self.sample(index) if is_finished else None
+
+    def _append(self, completion: Completion) -> None:
+        index = completion.sample_id.index
+        if completion.finish_reason is None and not completion.token_ids:
+            return  # the request never had a slot
+        self.completions[index] += (completion,)
+        self.lengths[index] += len(completion.token_ids)
+        if self.oldest_version is None and completion.token_ids:
+            self.oldest_version = completion.policy_version  # later ones are not older
+
+    def score(self, score: Score) -> None:
+        """Note the score of a finished sample; one that comes a second time changes nothing."""
+        index = score.sample_id.index
+        if self.states[index] is SampleState.scored:
+            return
+        self.move(index, SampleState.scored)
+        self.scores[index] = score
+        if self.failure is None and not score.is_valid:
+            self.failure = score
+
+    def scored(self) -> ScoredGroup:
+        """Return the group as a value, once it is scored and every sample has a reward."""
+        scores = [score for score in self.scores if score is not None and score.is_valid]
+        assert len(scores) == len(self.scores), self.prompt.id
+        parts = tuple(score.parts for score in scores)
+        return ScoredGroup(
+            group=Group(prompt=self.prompt, samples=tuple(self.samples)),
+            rewards=tuple(score.value for score in scores),
+            parts=parts if any(parts) else (),
+        )
 
     @classmethod
-    def restore(cls, state: Plain, table: SampleTable, *, num_engines: int) -> OpenGroup:
-        """The group that `save` was called of, in a table; an engine that is none of `num_engines`
-        is home to nobody. Raises StateError when it has not the table's number of samples.
-        """
-        restored = restore_group(state)
-        if len(restored.samples) != table.group_size:
-            raise StateError(
-                f"rollout.group_size={table.group_size}, but the saved groups have "
-                f"{len(restored.samples)} samples: resume with the same"
+    def restored(
+        cls,
+        group: Group,
+        *,
+        engines: Iterable[int | None],
+        scores: Iterable[Score],
+    ) -> OpenGroup:
+        """Return a group as it was between two steps."""
+        opened = cls(group.prompt, len(group.samples))
+        opened.engines = list(engines)
+        opened.oldest_version = group.oldest_version
+        for sample in group.samples:
+            opened.completions[sample.index] = sample.completions
+            opened.lengths[sample.index] = sample.num_tokens
+            opened.states[sample.index] = (
+                SampleState.finished if sample.is_finished else SampleState.parked
             )
-        group = cls(table, table.open(restored.prompt))
-        for row, sample, home in zip(group.rows, restored.samples, state["homes"], strict=True):
-            table.lengths[row] = sample.num_tokens
-            table.homes[row] = home if home is not None and home < num_engines else NOBODY
-            for part in sample.completions:
-                table.context_versions[row] = part.context_version
-                if part.finish_reason is None:
-                    table.completions[row] += (part,)
-                    table.parts[row] += (part.token_ids,)
-                else:
-                    table.finish(np.array([row]), [part])
-        oldest = restored.oldest_version
-        table.oldest_versions[group.place] = NO_VERSION if oldest is None else oldest
-        scores = [restore_score(score, prompt_id=restored.prompt.id) for score in state["scores"]]
         for score in scores:
-            if not score.is_valid:
-                table.failures.setdefault(group.place, score)
-        for score in scores:
-            table.parts_of_rewards[group.rows[score.sample_id.index]] = score.parts
-        table.note(
-            np.array([group.rows[score.sample_id.index] for score in scores], np.int64),
-            np.array([score.value if score.is_valid else math.nan for score in scores]),
-        )
-        return group
+            opened.score(score)
+        return opened
 
-
-def save_group(prompt: Prompt, samples: Sequence[Sample]) -> Plain:
-    """A prompt and its samples."""
-    return {"prompt": save_prompt(prompt), "samples": [save_sample(sample) for sample in samples]}
-
-
-def restore_group(state: Plain) -> Group:
-    """What `save_group` was given."""
-    prompt = restore_prompt(state["prompt"])
-    samples = (
-        restore_sample(sample, prompt=prompt, index=index)
-        for index, sample in enumerate(state["samples"])
-    )
-    return Group(prompt=prompt, samples=tuple(samples))
+    def sample_ids(self, state: SampleState) -> list[SampleId]:
+        """Return the ids of the samples in that state."""
+        return [SampleId(self.prompt.id, index) for index in self.indices(state)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from april_rl.errors import RunError
 from april_rl.rollout.requests import Requests
-from april_rl.ticks import Completions, Tick
-from april_rl.types import Prompt, Sample, Score
+from april_rl.ticks import Tick
+from april_rl.types import Completion, Prompt, Sample, Score
 
 
 class EngineStalledError(RunError):
@@ -38,7 +39,7 @@ class Engines(Protocol):
         Raises EngineStalledError when none ends within `timeout_s`.
         """
 
-    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
+    def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:
         """Stop everything: one completion for every request not yet reported by `wait`, and the
         stalled engines.
 

@@ -1,19 +1,21 @@
-"""Requests as they travel to an engine's worker: in columns."""
+"""Requests as they travel to an engine's worker, and the seed of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
+from struct import Struct
 from typing import NamedTuple
 
-from april_rl.rollout.seeds import request_seed
 from april_rl.types import Request, SampleId, Sampling
+
+_FOUR_NUMBERS = Struct("<qqqq")
 
 
 class Requests(NamedTuple):
-    """Samples that one engine is asked to go on with.
+    """Samples that one engine is asked to go on with, field by field.
 
-    The controller makes columns where it would make a request for each, and it is the worker that
-    draws seeds and counts budgets: with hundreds of engines that is work for all of them.
+    A few lists are cheap to pickle; the worker makes a `Request` of each sample.
     """
 
     max_response_tokens: int  # budget of a sample over all its requests
@@ -40,3 +42,13 @@ class Requests(NamedTuple):
             )
             for prompt_id, index, prompt_token_ids, parts in samples
         ]
+
+
+def request_seed(run_seed: int, sample_id: SampleId, num_completions: int) -> int:
+    """A seed in [0, 2^63) that is a function of these four numbers alone.
+
+    So a sample's tokens depend on neither the engine that computes it nor its neighbours in the
+    batch, and a resumed sample does not draw the numbers of its first part again.
+    """
+    packed = _FOUR_NUMBERS.pack(run_seed, *sample_id, num_completions)
+    return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") >> 1

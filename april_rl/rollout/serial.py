@@ -8,7 +8,7 @@ from typing import Protocol
 
 from april_rl.rollout.requests import Requests
 from april_rl.ticks import Completions, Tick
-from april_rl.types import Request
+from april_rl.types import Completion, Request
 
 
 class SingleEngine(Protocol):
@@ -46,11 +46,11 @@ class SerialEngines:
         requests = submit.each()
         return [(engine, self._engines[engine].advance(requests, slots=slots, max_steps=max_steps))]
 
-    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:  # noqa: ARG002
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
         """Give back what the engines hold; ticks that were not computed are submitted only to be
         returned.
         """
         for engine, submit, slots, _ in self._launched:
             self._engines[engine].advance(submit.each(), slots=slots, max_steps=0)
         self._launched.clear()
-        return Completions.joined([engine.abort() for engine in self._engines]), []
+        return [each for engine in self._engines for each in engine.abort()], []

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.cost import EngineCost
+from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.lengths import Law
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.simulated_engine import SimulatedEngine
+from april_rl.rollout.step import StepRules
 from april_rl.rollout.virtual import (
     DelayedScorer,
     InProcessEngine,
@@ -240,20 +242,24 @@ class _Run:
             engines,
             scorer,
             NumberedPrompts(scenario.prompt_tokens),
-            num_groups=scenario.num_groups,
-            group_size=scenario.group_size,
+            StepRules(
+                num_groups=scenario.num_groups,
+                group_size=scenario.group_size,
+                refill=refill,
+                max_staleness=scenario.max_staleness,
+                finish_stale=scenario.finish_stale,
+                max_rejected_groups=0,
+                abort_timeout_s=_FOREVER_S,
+                tick_timeout_s=_FOREVER_S,
+                deterministic=False,
+                requests=RequestRules(
+                    tick_steps=scenario.tick_steps,
+                    max_response_tokens=scenario.max_response_tokens,
+                    seed=scenario.seed,
+                ),
+            ),
             over_sampling=over_sampling,
-            refill=refill,
-            max_response_tokens=scenario.max_response_tokens,
-            max_staleness=scenario.max_staleness,
-            finish_stale=scenario.finish_stale,
             keep=_has_signal if scenario.is_filtered else _any,
-            max_rejected_groups=0,
-            tick_steps=scenario.tick_steps,
-            abort_timeout_s=_FOREVER_S,
-            tick_timeout_s=_FOREVER_S,
-            deterministic=False,
-            seed=scenario.seed,
             clock=self._clock,
         )
 
@@ -267,7 +273,7 @@ class _Run:
 
     @property
     def parked_tokens(self) -> int:
-        return self._collector.buffer.open_tokens
+        return self._collector.leftovers(under_way=()).parked_tokens
 
     @property
     def peak_kv_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,19 @@ from numpy.typing import NDArray
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.cost import MIN_TICKS, fit_cost
-from april_rl.rollout.returned import Returned
 from april_rl.ticks import Tick
-from april_rl.types import ScoredGroup
+from april_rl.types import Completion, SampleId, ScoredGroup
 
 # Ticks of a step that the engine's cost is fitted on, evenly spread: a fit takes a millisecond.
 _FITTED_TICKS = 256
+
+
+class Progress(NamedTuple):
+    """How far a sample has come in a step."""
+
+    sample_id: SampleId
+    num_tokens: int  # of the response so far
+    is_finished: bool
 
 
 class StepStats:
@@ -30,8 +38,7 @@ class StepStats:
         self._clock = clock
         self.started = clock()
         self.ticks: list[Tick] = []
-        self.returned: list[Returned] = []  # in numbers alone, one of each sample
-        self.returned_samples = 0
+        self.progress: list[Progress] = []  # of every sample that had a slot
         self.prompt_tokens = 0  # Σ over them
         self._worked_s: defaultdict[int, float] = defaultdict(float)  # by engine
         self._slot_s = 0.0  # Σ over slots of the time they had a request
@@ -66,19 +73,24 @@ class StepStats:
         self.preempted_samples += tick.preempted_samples
         self.preempted_tokens += tick.preempted_tokens
 
-    def add_returned(self, returned: Returned, *, prompt_tokens: NDArray[np.intc]) -> None:
-        """Count what came back of requests that had a slot; `prompt_tokens` of each [n]."""
-        self.returned.append(returned._replace(completions=()))
-        self.returned_samples += len(returned.rows)
-        self.prompt_tokens += int(prompt_tokens.sum())
-        self.generated_tokens += int(returned.num_tokens.sum())
-        self.finished_samples += int(returned.is_finished.sum())
-        is_resumed = returned.starts > 0
-        is_kept = is_resumed & (returned.context_versions < self.policy_version)
-        self.resumed_samples += int(is_resumed.sum())
-        self.kept_samples += int(is_kept.sum())
-        prefilled = (prompt_tokens + returned.starts)[is_resumed & ~is_kept]
-        self.reprefill_tokens += int(prefilled.sum())
+    def add_completion(self, completion: Completion, *, prompt_tokens: int) -> None:
+        """Count what came back for a request; `prompt_tokens` of its prompt."""
+        num_tokens = len(completion.token_ids)
+        is_finished = completion.finish_reason is not None
+        if not (num_tokens or is_finished):
+            return  # it never had a slot
+        self.progress.append(
+            Progress(completion.sample_id, completion.start + num_tokens, is_finished)
+        )
+        self.prompt_tokens += prompt_tokens
+        self.generated_tokens += num_tokens
+        self.finished_samples += is_finished
+        if completion.start:
+            self.resumed_samples += 1
+            if completion.is_kept:
+                self.kept_samples += 1
+            else:
+                self.reprefill_tokens += prompt_tokens + completion.start
 
     def end(self, groups: Sequence[ScoredGroup], *, buffer: Buffer) -> None:
         """Stop the clock; take the lengths of what is returned and the size of what stays."""

@@ -12,7 +12,7 @@ from april_rl.rollout.requests import Requests
 from april_rl.rollout.serial import SerialEngines
 from april_rl.rollout.simulated_engine import SimulatedEngine
 from april_rl.ticks import Completions, Tick
-from april_rl.types import Prompt, Sample, SampleId, Score
+from april_rl.types import Completion, Prompt, Sample, SampleId, Score
 
 _NO_SIGNAL_STREAM = -2  # apart from what lengths are drawn from
 
@@ -81,16 +81,16 @@ class ParallelEngines:
         ended = sorted(engine for engine, (end_s, _) in self._begun.items() if end_s <= now_s)
         return [(engine, self._begun.pop(engine)[1]) for engine in ended]
 
-    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:  # noqa: ARG002
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
         """Give back what the engines hold, when the last of them has come to its abort."""
-        given_back: list[Completions] = []
+        given_back: list[Completion] = []
         for engine, simulated in enumerate(self._engines):
             given_back += self._end(engine)
             while self._launched[engine]:
                 self._begin(engine)
                 given_back += self._end(engine)
-            given_back.append(simulated.abort())
-        return Completions.joined(given_back), []
+            given_back += simulated.abort()
+        return given_back, []
 
     def _begin(self, engine: int) -> None:
         """Compute the oldest launched tick."""
@@ -101,13 +101,13 @@ class ParallelEngines:
         end_s = self._free_s[engine] = max(tick.at_s, self._free_s[engine]) + done.elapsed_s
         self._begun[engine] = (end_s, done)
 
-    def _end(self, engine: int) -> list[Completions]:
+    def _end(self, engine: int) -> Completions:
         """Wait for the tick that has begun; what it finished."""
         if engine not in self._begun:
-            return []
+            return Completions()
         end_s, tick = self._begun.pop(engine)
         self._clock.move_to(end_s)
-        return [tick.finished]
+        return tick.finished
 
 
 class InProcessEngine(SerialEngines):

@@ -15,6 +15,7 @@ from april_rl.runtime.flight import Flight
 from april_rl.runtime.lockstep import Fingerprint, check_lockstep
 from april_rl.runtime.workers import Workers
 from april_rl.ticks import Completions, Tick
+from april_rl.types import Completion
 
 # Once workers have failed, for what the others still have.
 _AFTER_FAILURE_S = 3.0
@@ -102,7 +103,7 @@ class RayEngines:
             )
         return ticks
 
-    def abort(self, timeout_s: float) -> tuple[Completions, list[int]]:
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
         """What ticks under way still bring, then what each engine gives back; stalled engines give
         nothing. Once workers have failed, engines have little time for it.
         """
@@ -112,7 +113,7 @@ class RayEngines:
         self._awaited.clear()
         self._found.clear()
         calls = [self._launch_abort(ranks) for ranks in self._engines]
-        given_back: list[Completions] = []
+        given_back: list[Completion] = []
         stalled: list[int] = []
         for engine, (ticks, call) in enumerate(zip(self._ticks, calls, strict=True)):
             refs = [ref for each in (*ticks, call) for ref in each.refs]
@@ -123,12 +124,12 @@ class RayEngines:
                 continue
             found = dict(zip(refs, results, strict=True))
             while ticks:
-                given_back.append(self._tick(engine, found).finished)
-            given_back.append(self._checked(engine, call, found[call.first], found=found))
+                given_back += self._tick(engine, found).finished
+            given_back += self._checked(engine, call, found[call.first], found=found)
         if stalled and timeout_s >= _REPORT_FROM_S:
             self._watchdog.report(f"engine {stalled[0]} does not give its samples back")
         self._flight.abort()
-        return Completions.joined(given_back), stalled
+        return given_back, stalled
 
     def _await_oldest(self, engine: int) -> None:
         for ref in self._ticks[engine][0].refs:
@@ -160,7 +161,7 @@ class RayEngines:
             first_rank=engine * (1 + len(call.others)),
         )
         expected = self._workers.policy_version
-        for version in set(completions.columns.policy_version.tolist()):
+        for version in {completion.policy_version for completion in completions}:
             if version != expected:
                 raise WeightVersionError(
                     f"engine {engine} samples with policy version {version}, the controller is at "

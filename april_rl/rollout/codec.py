@@ -1,4 +1,4 @@
-"""The nouns of types.py as plain data and back: dicts, lists, numbers and strings, for JSON.
+"""Samples and groups as plain data and back: dicts, lists, numbers and strings, for JSON.
 
 A float is written so that it reads back to the same bits; token ids stay token ids.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from april_rl.errors import RunError
-from april_rl.types import Completion, Prompt, Sample, SampleId, Score
+from april_rl.rollout.open_group import OpenGroup
+from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
 FORMAT = 3  # of what Collector.save returns
 
@@ -42,18 +44,78 @@ def check_state(state: Plain, *, num_groups: int, max_staleness: int) -> None:
             )
 
 
+def save_open_group(group: OpenGroup) -> Plain:
+    """Return an open group between two steps: prompt, samples, their engines, scores so far."""
+    return {
+        **_save_group(group.prompt, group.samples),
+        "homes": list(group.engines),
+        "scores": [_save_score(score) for score in group.scores if score is not None],
+    }
+
+
+def restore_open_group(state: Plain, *, group_size: int, num_engines: int) -> OpenGroup:
+    """Return the group that `save_open_group` was given; engines that are none of `num_engines` are
+    forgotten. Raises StateError when the group has not `group_size` samples.
+    """
+    group = _restore_group(state)
+    if len(group.samples) != group_size:
+        raise StateError(
+            f"rollout.group_size={group_size}, but the saved groups have "
+            f"{len(group.samples)} samples: resume with the same"
+        )
+    return OpenGroup.restored(
+        group,
+        engines=[
+            engine if engine is not None and engine < num_engines else None
+            for engine in state["homes"]
+        ],
+        scores=[_restore_score(score, prompt_id=group.prompt.id) for score in state["scores"]],
+    )
+
+
+def save_ready_group(scored: ScoredGroup) -> Plain:
+    """Return a ready group: prompt, samples, rewards and their parts."""
+    return {
+        **_save_group(scored.group.prompt, scored.group.samples),
+        "rewards": list(scored.rewards),
+        "parts": [dict(parts) for parts in scored.parts],
+    }
+
+
+def restore_ready_group(state: Plain) -> ScoredGroup:
+    """Return the group that `save_ready_group` was given."""
+    return ScoredGroup(
+        group=_restore_group(state),
+        rewards=tuple(state["rewards"]),
+        parts=tuple(tuple(parts.items()) for parts in state["parts"]),
+    )
+
+
+def _save_group(prompt: Prompt, samples: Sequence[Sample]) -> Plain:
+    return {"prompt": save_prompt(prompt), "samples": [save_sample(sample) for sample in samples]}
+
+
+def _restore_group(state: Plain) -> Group:
+    prompt = restore_prompt(state["prompt"])
+    samples = (
+        restore_sample(sample, prompt=prompt, index=index)
+        for index, sample in enumerate(state["samples"])
+    )
+    return Group(prompt=prompt, samples=tuple(samples))
+
+
 def save_prompt(prompt: Prompt) -> Plain:
-    """All fields of a prompt."""
+    """Return all fields of a prompt."""
     return {**asdict(prompt), "token_ids": list(prompt.token_ids)}
 
 
 def restore_prompt(state: Plain) -> Prompt:
-    """What `save_prompt` was given."""
+    """Return the prompt that `save_prompt` was given."""
     return Prompt(**{**state, "token_ids": tuple(state["token_ids"])})
 
 
 def save_sample(sample: Sample) -> list[Plain]:
-    """A sample's completions in order; prompt and index are known where it stands."""
+    """Return a sample's completions in order; its group has prompt and index."""
     return [
         {
             "policy_version": completion.policy_version,
@@ -67,7 +129,7 @@ def save_sample(sample: Sample) -> list[Plain]:
 
 
 def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
-    """The sample of that prompt and place that `save_sample` was given."""
+    """Return the sample that `save_sample` was given."""
     sample = Sample(prompt=prompt, index=index)
     for completion in state:
         sample = sample.extended(
@@ -84,8 +146,7 @@ def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
     return sample
 
 
-def save_score(score: Score) -> Plain:
-    """Place, value (null when there is none) and its parts, outcome and message."""
+def _save_score(score: Score) -> Plain:
     return {
         "index": score.sample_id.index,
         "value": score.value if score.is_valid else None,
@@ -95,8 +156,7 @@ def save_score(score: Score) -> Plain:
     }
 
 
-def restore_score(state: Plain, *, prompt_id: int) -> Score:
-    """The score that `save_score` was given."""
+def _restore_score(state: Plain, *, prompt_id: int) -> Score:
     return Score(
         sample_id=SampleId(prompt_id, state["index"]),
         value=math.nan if state["value"] is None else state["value"],

@@ -1,0 +1,191 @@
+"""One step's rollout, from its first request to its last abort."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from april_rl.rollout.dispatch import Dispatch, RequestRules
+from april_rl.rollout.groups import Groups
+from april_rl.rollout.ports import EngineStalledError, PromptSource, Scorer
+from april_rl.rollout.stats import StepStats
+from april_rl.rollout.stop_rule import is_reached, must_wait, nothing_to_train
+from april_rl.types import Score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRules:
+    """What every step of a run has in common."""
+
+    num_groups: int  # N: a step trains so many
+    group_size: int  # G
+    refill: bool  # false: a step starts C samples and no more (one-shot over-provisioning)
+    max_staleness: int  # steps that a token may be old when it is trained
+    finish_stale: bool  # wait for groups that would grow too old; else their tokens are masked
+    max_rejected_groups: int  # groups a step may lose; 0: no bound
+    requests: RequestRules
+    abort_timeout_s: float
+    tick_timeout_s: float
+    deterministic: bool  # wait for every score before going on
+
+    @property
+    def max_alive(self) -> int:
+        """Groups that may be open or ready: more could not be trained within the staleness cap. So
+        a slow reward cannot make a run open prompts without end either.
+        """
+        return self.num_groups * (self.max_staleness + 1)
+
+
+class Step:
+    """The rollout of one step: everything that lives no longer than it.
+
+    A loop of: open groups and hand out samples (`_launch`), take in what engines finished
+    (`_advance`), take in scores, until the stop rule holds (`_is_enough`).
+    """
+
+    def __init__(
+        self,
+        rules: StepRules,
+        *,
+        groups: Groups,
+        dispatch: Dispatch,
+        scorer: Scorer,
+        prompts: PromptSource,
+        stats: StepStats,
+        may_open: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        """Resume the parked groups; their samples go back to the engines that had them."""
+        self._rules = rules
+        self._groups = groups
+        self._dispatch = dispatch
+        self._scorer = scorer
+        self._prompts = prompts
+        self._stats = stats
+        self._may_open = may_open
+        self._clock = clock
+        # Samples the step may still start; a rejected or dropped group gives its own back.
+        self._allowance = math.inf if rules.refill else float(stats.num_slots)
+        groups.count_lost(stats)
+        for group in groups.resume():
+            dispatch.add(group)
+        self._allowance -= dispatch.return_to_engines(limit=self._allowance)
+
+    def generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
+        """Generate and score until it is enough, or nothing is left to do. Calls `on_progress` with
+        the number of ready groups.
+        """
+        while not self._is_enough():
+            self._launch()
+            if not self._dispatch.is_idle:
+                self._advance()
+            elif not (self._await_scores() or self._start_more()):
+                break
+            if on_progress is not None:
+                on_progress(self._groups.buffer.num_ready, self._stats)
+
+    def abort_and_park(self, timeout_s: float) -> None:
+        """Stop all engines; unfinished samples are parked with their tokens. Raises
+        EngineStalledError when an engine does not answer within `timeout_s`.
+        """
+        started = self._clock()
+        completions, stalled = self._dispatch.abort(timeout_s)
+        self._stats.abort_s = self._clock() - started
+        self._stats.waited_s += self._stats.abort_s
+        for group, completion in self._groups.extend(completions, self._stats):
+            self._dispatch.take_back(group, completion)
+        self._groups.park(stalled=stalled)
+        self._groups.submit()
+        self._stats.stop_s = self._clock() - started
+        if stalled:
+            raise EngineStalledError(
+                f"engine {stalled[0]} did not give its samples back within "
+                f"rollout.abort_timeout_s = {timeout_s:g} s; they are parked with the "
+                "tokens they had before this step"
+            )
+
+    def _is_enough(self) -> bool:
+        """Return whether the step has its groups, or goes without, and none has to finish in it."""
+        buffer, rules = self._groups.buffer, self._rules
+        if buffer.num_ready < rules.num_groups and not self._is_hopeless():
+            return False
+        version = self._stats.policy_version
+        return not rules.finish_stale or not must_wait(
+            open_versions=buffer.open_versions(policy_version=version),
+            ready_versions=buffer.ready_versions(),
+            num_groups=rules.num_groups,
+            oldest_allowed=version - rules.max_staleness,
+            policy_version=version,
+        )
+
+    def _is_hopeless(self) -> bool:
+        """Return whether the bound on lost groups was reached; raises NoSignalError when nothing is
+        ready then.
+        """
+        if not is_reached(self._rules.max_rejected_groups, self._stats):
+            return False
+        if not self._groups.buffer.num_ready:
+            raise nothing_to_train(self._stats, self._groups.last_failure)
+        return True
+
+    def _launch(self) -> None:
+        """Hand out samples while engines have room, and keep ticks under way."""
+        self._open_until(min(self._allowance, self._dispatch.slots.room))
+        self._allowance -= self._dispatch.submit(limit=self._allowance)
+        self._dispatch.launch()
+
+    def _open_until(self, num_samples: float) -> None:
+        """Open groups, as far as may be, until so many samples wait for an engine."""
+        while self._dispatch.num_waiting < num_samples and self._may_open_another():
+            self._dispatch.add(self._groups.open(self._prompts.take()))
+
+    def _may_open_another(self) -> bool:
+        buffer, rules = self._groups.buffer, self._rules
+        return (
+            self._may_open
+            and buffer.num_open + buffer.num_ready < rules.max_alive
+            and buffer.num_ready < rules.num_groups
+            and not is_reached(rules.max_rejected_groups, self._stats)
+        )
+
+    def _advance(self) -> None:
+        """Wait for ticks to end; take in what they finished, and the scores known by now."""
+        started = self._clock()
+        ticks = self._dispatch.wait(self._rules.tick_timeout_s)
+        self._stats.waited_s += self._clock() - started
+        for engine, tick in ticks:
+            self._stats.add_tick(tick, engine=engine)
+            for group, completion in self._groups.extend(tick.finished, self._stats, engine=engine):
+                self._dispatch.take_back(group, completion)
+        self._groups.submit()
+        self._take_scores(self._known_scores(wait_s=0.0))
+
+    def _await_scores(self) -> bool:
+        """Wait for scores, with nothing left to generate; False when none is missing."""
+        if not self._groups.buffer.has_unscored:
+            return False
+        started = self._clock()
+        scores = self._known_scores(wait_s=1.0)
+        self._stats.score_s += self._clock() - started
+        self._stats.waited_s += self._clock() - started
+        self._take_scores(scores)
+        return True
+
+    def _start_more(self) -> bool:
+        """Start another group when one-shot over-provisioning has used up its samples; False when
+        there is none to start.
+        """
+        self._allowance += self._rules.group_size
+        self._open_until(1)
+        return self._dispatch.num_waiting > 0
+
+    def _known_scores(self, *, wait_s: float) -> list[Score]:
+        """Return what the scorer knows after `wait_s`; if deterministic, all it was given."""
+        return self._scorer.collect(None if self._rules.deterministic else wait_s)
+
+    def _take_scores(self, scores: Sequence[Score]) -> None:
+        num_lost = self._groups.score(scores)
+        if num_lost:
+            self._allowance += self._rules.group_size * num_lost
+            self._groups.count_lost(self._stats)
