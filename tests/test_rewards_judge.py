@@ -90,9 +90,10 @@ def test_why_there_is_no_score_is_told() -> None:
 def test_an_unknown_model_is_an_error() -> None:
     with (
         serving(lambda *_: (404, '{"error": {"message": "no such model"}}')) as server,
-        pytest.raises(NotFoundError, match="no such model"),
+        pytest.raises(NotFoundError, match="no such model") as error,
     ):
         ask(server, ["2"])
+    assert str(error.value).startswith(f"{server.url}, model ")
 
 
 @pytest.mark.parametrize(

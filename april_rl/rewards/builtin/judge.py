@@ -204,8 +204,9 @@ class Judge:
                 async with asyncio.timeout(self.timeout_s):
                     raw = await client.post("/chat/completions", body=request, cast_to=str)
                 return self._content(raw)
-            except MISCONFIGURED:
-                raise
+            except MISCONFIGURED as error:
+                message = f"{self.base_url}, model {self.model}: {error.message}"
+                raise type(error)(message, response=error.response, body=error.body) from None
             except TRANSIENT as error:
                 said = str(error) or type(error).__name__
                 self.last_failure = f"the judge {self.model} failed {attempt + 1} times: {said}"
