@@ -28,12 +28,12 @@ from april_rl.rollout.collector import Collector
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engine_sleep import settle_sleep
 from april_rl.runtime.engines import RayEngines
-from april_rl.runtime.kv_room import KvRoom, kv_demand, planned_kv_tokens
 from april_rl.runtime.layout import Layout, settled
-from april_rl.runtime.memory_check import check_memory, least_room, memory_settings
-from april_rl.runtime.memory_plan import MemorySettings
+from april_rl.runtime.memory.check import check_memory, least_room, memory_settings
+from april_rl.runtime.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
+from april_rl.runtime.memory.plan import MemorySettings
+from april_rl.runtime.memory.worker import WorkerMemory
 from april_rl.runtime.preflight import ModelFacts, check_start
-from april_rl.runtime.worker_memory import WorkerMemory
 from april_rl.runtime.workers import Workers
 from april_rl.scheduling import build_collector, num_slots
 from april_rl.tracking.tracker import Tracker

@@ -14,7 +14,7 @@ from april_rl.evaluation.settings import longest_response
 from april_rl.learning import learner_settings, lora_settings, objective_settings
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.settings import EngineSettings, WorkerSettings, engine_options
-from april_rl.runtime.watchdog import Watchdog
+from april_rl.runtime.supervision.watchdog import Watchdog
 from april_rl.runtime.workers import Workers
 from april_rl.scheduling import num_slots
 

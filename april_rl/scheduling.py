@@ -10,11 +10,11 @@ from april_rl.config import TrainConfig
 from april_rl.config.choices import OnStale
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules, auto_tick_steps
-from april_rl.rollout.factor import FixedFactor, OverSampling
-from april_rl.rollout.forecast import Rules
+from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines, PromptSource, Scorer
-from april_rl.rollout.self_tuning import AutoFactor, Budgets, largest_factor
 from april_rl.rollout.step import StepRules
+from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor
+from april_rl.tuning.forecast import Rules
 from april_rl.types import ScoredGroup
 
 # Rejected groups a step may see, as a multiple of the groups it needs, when the setting is 0.

@@ -28,6 +28,7 @@ from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
 from april_rl.tracking.samples_file import SampleRecord
 from april_rl.tracking.terminal import Phase
+from april_rl.tuning.engine_cost import engine_metrics
 from april_rl.types import ScoredGroup
 
 
@@ -121,6 +122,7 @@ class Trainer:
         return Metrics(
             {
                 **collection.stats.metrics(num_needed=self._num_needed),
+                **engine_metrics(collection.stats.ticks),
                 **batch.metrics,
                 **self._reward_metrics(collection),
                 **update,

@@ -12,7 +12,7 @@ import psutil
 import ray
 from light_workers import LightWorker
 
-from april_rl.runtime.watchdog import Watchdog
+from april_rl.runtime.supervision.watchdog import Watchdog
 
 
 class Group:

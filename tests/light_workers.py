@@ -15,8 +15,8 @@ from datetime import timedelta
 import ray
 
 from april_rl.rollout.requests import Requests
-from april_rl.runtime.parent import end_with_parent
-from april_rl.runtime.pulse import Member, Pulse, told
+from april_rl.runtime.parent_process import end_with_parent
+from april_rl.runtime.supervision.heartbeat import Member, Pulse, told
 from april_rl.ticks import Completions, Tick
 
 LONG_S = 600.0

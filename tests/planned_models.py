@@ -6,9 +6,9 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from april_rl.runtime.memory_plan import GIB, MemorySettings
+from april_rl.runtime.memory.plan import GIB, MemorySettings
+from april_rl.runtime.memory.worker import WorkerMemory
 from april_rl.runtime.preflight import ModelFacts, model_facts
-from april_rl.runtime.worker_memory import WorkerMemory
 
 GPU = 80 * GIB
 # DeepSeek-R1-Distill-Qwen-1.5B.

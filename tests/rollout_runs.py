@@ -15,7 +15,7 @@ from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Batch, Packer
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.factor import FixedFactor
+from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.step import StepRules
 from april_rl.types import Group, Sample, SampleId, ScoredGroup

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from april_rl.runtime.pulse import Activity, Member
-from april_rl.runtime.scene import GIB, Scene
-from april_rl.runtime.sentry import Machine, Vitals
+from april_rl.runtime.supervision.diagnosis import GIB, Scene
+from april_rl.runtime.supervision.heartbeat import Activity, Member
+from april_rl.runtime.supervision.node_monitor import Machine, Vitals
 
 UNMET = Scene(members=(), vitals=(), machines=(), most_rss_bytes=())
 

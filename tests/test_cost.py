@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.cost import MIN_TICKS, EngineCost, fit_cost
-from april_rl.rollout.factor import FixedFactor
-from april_rl.rollout.lengths import Lognormal
-from april_rl.rollout.simulation import Scenario, simulate
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.simulator.simulation import Scenario, simulate
 from april_rl.ticks import Completions, Tick
+from april_rl.tuning.engine_cost import MIN_TICKS, EngineCost, engine_metrics, fit_cost
 
 COST = EngineCost(step_s=3e-3, sample_s=4e-5, context_token_s=6e-8, prefill_token_s=2e-5)
 
@@ -121,7 +121,8 @@ def test_a_step_records_the_cost_of_its_engines():
     seen: list[dict[str, float]] = []
 
     def record(_: int, collection: Collection) -> None:
-        seen.append(collection.stats.metrics(num_needed=32).read())
+        stats = collection.stats
+        seen.append({**stats.metrics(num_needed=32).read(), **engine_metrics(stats.ticks)})
 
     scenario = Scenario(
         cost=COST,

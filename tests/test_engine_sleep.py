@@ -13,8 +13,8 @@ from april_rl.config.choices import Sleep
 from april_rl.engine.device import AcceleratorDevice
 from april_rl.runtime.engine_sleep import EngineSleep, settle_sleep
 from april_rl.runtime.layout import LayoutError, settle
-from april_rl.runtime.memory_check import Room, check_plan, memory_settings
-from april_rl.runtime.memory_plan import GIB, MemorySettings, plan_memory
+from april_rl.runtime.memory.check import Room, check_plan, memory_settings
+from april_rl.runtime.memory.plan import GIB, MemorySettings, plan_memory
 from april_rl.runtime.preflight import PreflightError
 
 H200 = 141 * GIB

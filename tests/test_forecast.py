@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from april_rl.rollout.cost import EngineCost
-from april_rl.rollout.evidence import Evidence
-from april_rl.rollout.factor import FixedFactor
-from april_rl.rollout.forecast import Rules, Work, forecast, num_groups_played
-from april_rl.rollout.length_window import LengthWindow, finished_lengths
-from april_rl.rollout.lengths import Lognormal
-from april_rl.rollout.simulation import Scenario, simulate
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.simulator.simulation import Scenario, simulate
+from april_rl.tuning.censored_lengths import LengthWindow, finished_lengths
+from april_rl.tuning.engine_cost import EngineCost
+from april_rl.tuning.evidence import Evidence
+from april_rl.tuning.forecast import Rules, Work, forecast, num_groups_played
 from april_rl.types import SampleId
 
 COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)

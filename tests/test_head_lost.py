@@ -14,8 +14,8 @@ import pytest
 from light_groups import run_alone
 from scenes import UNMET, scene, vitals
 
-from april_rl.runtime.head import Head
-from april_rl.runtime.scene import head_lost
+from april_rl.runtime.supervision.diagnosis import head_lost
+from april_rl.runtime.supervision.ray_head import Head
 
 MANY = 10  # looks, more than it takes
 

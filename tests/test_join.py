@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from april_rl.config.schema import RuntimeConfig
-from april_rl.runtime.join import JoinError, join
+from april_rl.runtime.join_cluster import JoinError, join
 
 RAY = Path(sys.executable).with_name("ray")
 JOIN = """

@@ -9,9 +9,15 @@ import pytest
 from planned_models import GPU, SETTINGS, facts_of
 from test_config import load
 
-from april_rl.runtime.kv_room import KvDemand, KvRoom, kv_demand, kv_warning, planned_kv_tokens
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory_plan import GIB
+from april_rl.runtime.memory.kv_room import (
+    KvDemand,
+    KvRoom,
+    kv_demand,
+    kv_warning,
+    planned_kv_tokens,
+)
+from april_rl.runtime.memory.plan import GIB
 
 EIGHT = Layout(device="cuda", num_workers=8, tensor_parallel_size=1)
 

@@ -11,8 +11,8 @@ import pytest
 from planned_models import GPU, SETTINGS, facts_of
 from source_tree import ROOT
 
-from april_rl.runtime.memory_check import Room, check_plan
-from april_rl.runtime.memory_plan import MemorySettings
+from april_rl.runtime.memory.check import Room, check_plan
+from april_rl.runtime.memory.plan import MemorySettings
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
 TABLE = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")

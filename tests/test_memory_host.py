@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from planned_models import GPU, SETTINGS, facts_of, worker
 
-from april_rl.runtime.memory_check import check_memory
-from april_rl.runtime.memory_plan import GIB, plan_memory
+from april_rl.runtime.memory.check import check_memory
+from april_rl.runtime.memory.plan import GIB, plan_memory
 from april_rl.runtime.preflight import PreflightError
 
 

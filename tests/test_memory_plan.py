@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from april_rl.learner import attention
 from april_rl.learner.attention import Packing
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory_check import Room, check_memory, check_plan, memory_settings
-from april_rl.runtime.memory_plan import GIB, Phase, plan_memory
+from april_rl.runtime.memory.check import Room, check_memory, check_plan, memory_settings
+from april_rl.runtime.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError, model_facts
 
 

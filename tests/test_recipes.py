@@ -19,10 +19,10 @@ from april_rl.config import TrainConfig, config_dir, register
 from april_rl.config.notes import inert_settings
 from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
-from april_rl.runtime.kv_room import kv_demand, planned_kv_tokens
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory_check import Room, check_plan, memory_settings
-from april_rl.runtime.memory_plan import GIB
+from april_rl.runtime.memory.check import Room, check_plan, memory_settings
+from april_rl.runtime.memory.kv_room import kv_demand, planned_kv_tokens
+from april_rl.runtime.memory.plan import GIB
 
 # Models of the hub that recipes name, as tests/planned_models.py has them.
 HUB = {

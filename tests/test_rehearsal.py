@@ -116,7 +116,7 @@ def test_a_wrong_setting_ends_in_one_message(capsys):
 def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
     """Against 200,000 lengths drawn from the same law."""
     from april_rl.rehearsal.findings import SIGMA
-    from april_rl.rollout.lengths import Lognormal, median_for
+    from april_rl.simulator.length_distributions import Lognormal, median_for
     from april_rl.types import SampleId
 
     config = to_config(compose_overrides([FLAGSHIP, "rehearsal.mean_response_tokens=10000"]))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.cost import EngineCost
-from april_rl.rollout.factor import FixedFactor
-from april_rl.rollout.forecast import Forecast, Rules
-from april_rl.rollout.lengths import Lognormal
-from april_rl.rollout.self_tuning import AutoFactor, Budgets, largest_factor, without_outliers
-from april_rl.rollout.simulation import Outcome, Scenario, simulate
+from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.stats import StepStats
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor, without_outliers
+from april_rl.tuning.engine_cost import EngineCost
+from april_rl.tuning.forecast import Forecast, Rules
 
 TAIL = Lognormal(median_tokens=100, sigma=1.0, correlation=0.3)
 NARROW = Lognormal(median_tokens=100, sigma=0.3)

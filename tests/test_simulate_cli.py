@@ -16,13 +16,13 @@ from source_tree import ROOT
 from april_rl.commands.simulate import main
 from april_rl.config import TrainConfig
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.cost import EngineCost
-from april_rl.rollout.factor import FixedFactor
-from april_rl.rollout.lengths import Lognormal
-from april_rl.rollout.paper import paper_cases, simulate_case
-from april_rl.rollout.simulation import Outcome, Scenario, simulate
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.april_paper import paper_cases, simulate_case
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.samples_file import SampleRecord, write_samples
+from april_rl.tuning.engine_cost import EngineCost, engine_metrics
 
 NUM_GROUPS, GROUP_SIZE, BUDGET = 8, 4, 600
 SCENARIO = Scenario(
@@ -53,7 +53,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     with MetricsFile(run_dir / "metrics.jsonl") as file:
 
         def record(version: int, collection: Collection) -> None:
-            metrics = collection.stats.metrics(num_needed=NUM_GROUPS * GROUP_SIZE).read()
+            stats = collection.stats
+            metrics = stats.metrics(num_needed=NUM_GROUPS * GROUP_SIZE).read()
+            metrics |= engine_metrics(stats.ticks)
             flat = sum(not group.has_signal for group in collection.groups) / NUM_GROUPS
             step_s = metrics["rollout/time_s"] + SCENARIO.rest_s
             own = {"reward/no_signal_frac": flat, "time/step_s": step_s}

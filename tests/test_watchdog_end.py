@@ -14,8 +14,8 @@ from light_groups import run_alone
 from scenes import member
 
 from april_rl.runtime.cluster import start_ray, stop_ray
-from april_rl.runtime.pulse import Member, stat_of
-from april_rl.runtime.watchdog import Watchdog
+from april_rl.runtime.supervision.heartbeat import Member, stat_of
+from april_rl.runtime.supervision.watchdog import Watchdog
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,12 @@ import pytest
 from scenes import member, vitals
 
 from april_rl.rollout.requests import Requests
-from april_rl.runtime.calls import WorkerStalledError
-from april_rl.runtime.flight import Flight
-from april_rl.runtime.pulse import Activity, Pulse, PulseReader, stat_of, told
-from april_rl.runtime.sentry import Sentry, Vitals
-from april_rl.runtime.silence import Silence
-from april_rl.runtime.watchdog import Watchdog
+from april_rl.runtime.in_flight import Flight
+from april_rl.runtime.supervision.failures import WorkerStalledError
+from april_rl.runtime.supervision.heartbeat import Activity, Pulse, PulseReader, stat_of, told
+from april_rl.runtime.supervision.node_monitor import Sentry, Vitals
+from april_rl.runtime.supervision.progress import Silence
+from april_rl.runtime.supervision.watchdog import Watchdog
 from april_rl.ticks import Tick
 from april_rl.types import Completion, SampleId
 
@@ -217,7 +217,7 @@ def test_the_end_of_a_log_is_found_and_one_that_cannot_be_read_is_no_error(
     """
     code = (
         "import sys, time\n"
-        "from april_rl.runtime.pulse import Pulse\n"
+        "from april_rl.runtime.supervision.heartbeat import Pulse\n"
         "found = Pulse().member('here')\n"
         "print(found.born, found.pulse_fd, found.stacks_fd, flush=True)\n"
         "time.sleep(600)\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from scenes import UNMET, scene, vitals
 
-from april_rl.runtime.calls import WorkerMemoryError, failure_of
-from april_rl.runtime.scene import died, failed, out_of_memory, silent
-from april_rl.runtime.sentry import UNSEEN, Findings
-from april_rl.runtime.stall_report import report_text
+from april_rl.runtime.supervision.diagnosis import died, failed, out_of_memory, silent
+from april_rl.runtime.supervision.failures import WorkerMemoryError, failure_of
+from april_rl.runtime.supervision.node_monitor import UNSEEN, Findings
+from april_rl.runtime.supervision.stall_report import report_text
 
 
 def test_those_who_wait_wait_for_the_dead_then_the_stopped_then_the_one_behind():

@@ -22,10 +22,14 @@ from light_groups import Group, Watch, run_alone
 
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
-from april_rl.runtime.calls import WorkerDiedError, WorkerMemoryError, WorkerStalledError
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
-from april_rl.runtime.watchdog import Watchdog
+from april_rl.runtime.supervision.failures import (
+    WorkerDiedError,
+    WorkerMemoryError,
+    WorkerStalledError,
+)
+from april_rl.runtime.supervision.watchdog import Watchdog
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
@@ -238,7 +242,7 @@ def test_a_worker_of_another_node_is_watched_and_ended_by_that_node(tmp_path):
         "from pathlib import Path\n"
         "import psutil, pytest, ray\n"
         "from ray.cluster_utils import Cluster\n"
-        "from april_rl.runtime.calls import WorkerStalledError\n"
+        "from april_rl.runtime.supervision.failures import WorkerStalledError\n"
         "from april_rl.runtime.cluster import start_ray\n"
         "from light_groups import Group, Watch\n"
         "head = {'num_cpus': 1, 'include_dashboard': False, 'object_store_memory': 10**8}\n"

@@ -15,7 +15,7 @@ import torch
 
 from april_rl.engine import vllm_engine
 from april_rl.engine.options import EngineOptions
-from april_rl.runtime.pulse import Pulse
+from april_rl.runtime.supervision.heartbeat import Pulse
 from april_rl.runtime.worker import Worker
 
 

@@ -29,7 +29,7 @@ import torch
 from bench_device import copy_bandwidth, name_of, pick_device, product_tflops, sheet_tflops, timed
 
 from april_rl.runtime.engine_build import installed_engines, wrong_engine
-from april_rl.runtime.host_memory import host_memory
+from april_rl.runtime.memory.host import host_memory
 
 # The tiny model is the tests' random one.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

@@ -16,11 +16,11 @@ import numpy as np
 
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.factor import OverSampling
-from april_rl.rollout.serial import SerialEngines, SingleEngine
+from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.step import StepRules
-from april_rl.rollout.virtual import DelayedScorer, VirtualClock
+from april_rl.simulator.in_process import SerialEngines, SingleEngine
+from april_rl.simulator.world import DelayedScorer, VirtualClock
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request, SampleId
 

@@ -33,12 +33,12 @@ from bench_modes import (
 from bench_table import show
 from rich.progress import track
 
-from april_rl.rollout.cost import EngineCost, fit_cost
-from april_rl.rollout.factor import FixedFactor
-from april_rl.rollout.forecast import Rules
-from april_rl.rollout.self_tuning import AutoFactor, Budgets, largest_factor
-from april_rl.rollout.simulation import Scenario, simulate
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.simulation import Scenario, simulate
 from april_rl.ticks import Tick
+from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor
+from april_rl.tuning.engine_cost import EngineCost, fit_cost
+from april_rl.tuning.forecast import Rules
 
 # The benchmark's model is the tests' random one.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

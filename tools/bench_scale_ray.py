@@ -26,7 +26,7 @@ from bench_scale_engines import TimedEngines, collector_of, simulated_engine
 from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
-from april_rl.runtime.watchdog import Watchdog
+from april_rl.runtime.supervision.watchdog import Watchdog
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Request
 

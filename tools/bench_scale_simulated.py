@@ -24,7 +24,7 @@ from april_rl.algorithm.shaping import with_overlong_penalty
 from april_rl.batch.plan import plan_micro_batches
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
-from april_rl.rollout.virtual import ParallelEngines, VirtualClock
+from april_rl.simulator.world import ParallelEngines, VirtualClock
 from april_rl.types import ScoredGroup
 
 _ROW_TOKENS, _HIDDEN_SIZE = 32_768, 2560  # learner.max_tokens; of Qwen3-4B

@@ -17,12 +17,12 @@ from rich.progress import track
 
 from april_rl.errors import RunError
 from april_rl.interrupts import EXIT_STATUS
-from april_rl.rollout.factor import FixedFactor
-from april_rl.rollout.lengths import Lognormal, Recorded, median_for
-from april_rl.rollout.paper import PaperRow, paper_cases, simulate_case
-from april_rl.rollout.presets import PRESETS
-from april_rl.rollout.simulation import Outcome, Scenario, simulate
-from april_rl.tracking.simulation_tables import comparison_table, paper_table
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.april_paper import PaperRow, paper_cases, simulate_case
+from april_rl.simulator.length_distributions import Lognormal, Recorded, median_for
+from april_rl.simulator.presets import PRESETS
+from april_rl.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.simulator.tables import comparison_table, paper_table
 
 if TYPE_CHECKING:
     from april_rl.config import TrainConfig
@@ -170,7 +170,7 @@ def _recorded(run_dir: Path) -> Source:
     """Lengths, rewards and cost of a run, and its configuration."""
     from april_rl.config.choices import OnStale
     from april_rl.scheduling import tick_steps
-    from april_rl.tracking.recorded_run import read_recorded_run
+    from april_rl.simulator.recorded_run import read_recorded_run
 
     recorded, config = read_recorded_run(run_dir), _config(run_dir / "config.yaml")
     rollout = config.rollout

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Ratio
-from april_rl.rollout.lengths import median_for
+from april_rl.simulator.length_distributions import median_for
 
 # Assumptions about lengths; docs/simulator.md says where they come from.
 SIGMA = 0.6  # of the logarithm of a response's length

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Device, OnStale, Resume
 from april_rl.rehearsal.findings import SIGMA, Finding, expected_tokens
-from april_rl.rollout.factor import FixedFactor
-from april_rl.rollout.lengths import Lognormal, median_for
-from april_rl.rollout.presets import h100
-from april_rl.rollout.simulation import Outcome, Scenario, simulate
+from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.runtime.engine_sleep import settle_sleep
-from april_rl.runtime.host_memory import host_memory
-from april_rl.runtime.kv_room import kv_demand, kv_warning, planned_kv_tokens
 from april_rl.runtime.layout import Layout, settle
-from april_rl.runtime.memory_check import Room, check_plan, memory_settings
-from april_rl.runtime.memory_plan import GIB, plan_memory
+from april_rl.runtime.memory.check import Room, check_plan, memory_settings
+from april_rl.runtime.memory.host import host_memory
+from april_rl.runtime.memory.kv_room import kv_demand, kv_warning, planned_kv_tokens
+from april_rl.runtime.memory.plan import GIB, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
+from april_rl.simulator.length_distributions import Lognormal, median_for
+from april_rl.simulator.presets import h100
+from april_rl.simulator.simulation import Outcome, Scenario, simulate
 
 _FREE_FRAC = 0.98  # of a GPU, when nothing else runs on it
 _FACTORS = (1.0, 1.5, 2.0)

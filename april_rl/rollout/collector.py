@@ -35,10 +35,10 @@ from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.rollout.codec import FORMAT, Plain, check_state
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength
-from april_rl.rollout.factor import OverSampling
 from april_rl.rollout.gc_pause import cycle_search_put_off
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.leftovers import Leftovers
+from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.step import Step, StepRules

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +11,8 @@ from numpy.typing import NDArray
 
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.buffer import Buffer
-from april_rl.rollout.cost import MIN_TICKS, fit_cost
 from april_rl.ticks import Tick
 from april_rl.types import Completion, SampleId, ScoredGroup
-
-# Ticks of a step that the engine's cost is fitted on, evenly spread: a fit takes a millisecond.
-_FITTED_TICKS = 256
 
 
 class Progress(NamedTuple):
@@ -142,21 +137,9 @@ class StepStats:
                 "rollout/over_sampling_factor": self.num_slots / num_needed,
                 **self._buffer_metrics,
                 **self._length_metrics(),
-                **self._engine_metrics(),
+                "rollout/engine_s": sum(self._worked_s.values()) / max(1, len(self._worked_s)),
             }
         )
-
-    def _engine_metrics(self) -> dict[str, float]:
-        """Seconds an engine computed, the engines' mean, and the terms of its `EngineCost`: what
-        the simulator asks of a recorded run.
-        """
-        busy_s = sum(self._worked_s.values()) / max(1, len(self._worked_s))
-        ticks = [tick for tick in self.ticks if tick.engine_steps]
-        if len(ticks) < MIN_TICKS or not busy_s:
-            return {"rollout/engine_s": busy_s}
-        cost = fit_cost(ticks[:: -(-len(ticks) // _FITTED_TICKS)])
-        costs = {f"engine/{name}": seconds for name, seconds in asdict(cost).items()}
-        return {"rollout/engine_s": busy_s, **costs}
 
     def _length_metrics(self) -> dict[str, float]:
         lengths = self.trained_lengths

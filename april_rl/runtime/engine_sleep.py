@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from april_rl.config.choices import Sleep
-from april_rl.runtime.memory_check import Room, remedies
-from april_rl.runtime.memory_plan import GIB, MemorySettings, Phase, plan_memory
+from april_rl.runtime.memory.check import Room, remedies
+from april_rl.runtime.memory.plan import GIB, MemorySettings, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
 # Of a GPU, what engine.sleep=auto leaves free beside engine and learner: activations are estimated,

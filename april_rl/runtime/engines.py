@@ -11,7 +11,7 @@ import ray
 
 from april_rl.errors import RunError
 from april_rl.rollout.requests import Requests
-from april_rl.runtime.flight import Flight
+from april_rl.runtime.in_flight import Flight
 from april_rl.runtime.lockstep import Fingerprint, check_lockstep
 from april_rl.runtime.workers import Workers
 from april_rl.ticks import Completions, Tick

@@ -18,13 +18,13 @@ import ray
 from april_rl.metrics import Max, Metrics
 from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import Place
-from april_rl.runtime.host_memory import host_memory
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
-from april_rl.runtime.parent import end_with_parent
-from april_rl.runtime.pulse import Member, Pulse, told
+from april_rl.runtime.memory.host import host_memory
+from april_rl.runtime.memory.worker import WorkerMemory
+from april_rl.runtime.parent_process import end_with_parent
 from april_rl.runtime.settings import WorkerSettings
 from april_rl.runtime.shared_memory import forget_names
-from april_rl.runtime.worker_memory import WorkerMemory
+from april_rl.runtime.supervision.heartbeat import Member, Pulse, told
 from april_rl.ticks import Completions, Tick
 
 if TYPE_CHECKING:

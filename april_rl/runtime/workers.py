@@ -12,13 +12,13 @@ import ray
 from april_rl.batch.packing import Batch
 from april_rl.metrics import Metrics, merge
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
-from april_rl.runtime.host_memory import pinned_environment
 from april_rl.runtime.layout import Layout
+from april_rl.runtime.memory.host import pinned_environment
+from april_rl.runtime.memory.worker import WorkerMemory
 from april_rl.runtime.settings import WorkerSettings
+from april_rl.runtime.supervision.watchdog import Watchdog
 from april_rl.runtime.threads import thread_environment
-from april_rl.runtime.watchdog import Watchdog
 from april_rl.runtime.worker import Worker
-from april_rl.runtime.worker_memory import WorkerMemory
 
 
 class Workers:

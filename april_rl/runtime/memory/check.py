@@ -11,9 +11,9 @@ from typing import NamedTuple
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl, KvCacheDtype, Resume, Sleep
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory_plan import GIB, MemoryPlan, MemorySettings, Phase, plan_memory
+from april_rl.runtime.memory.plan import GIB, MemoryPlan, MemorySettings, Phase, plan_memory
+from april_rl.runtime.memory.worker import WorkerMemory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
-from april_rl.runtime.worker_memory import WorkerMemory
 
 _TOO_LITTLE = 0.99  # what saves less than a hundredth helps nobody
 _LAST_RESORT = "no setting is enough by itself"

@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from april_rl.runtime.pulse import Activity, Member
-from april_rl.runtime.sentry import UNSEEN, Findings, Machine, Sentry, Vitals
+from april_rl.runtime.supervision.heartbeat import Activity, Member
+from april_rl.runtime.supervision.node_monitor import UNSEEN, Findings, Machine, Sentry, Vitals
 
 _NODE_ANSWERS_S = 5.0
 _NOT_YET = Vitals(state=UNSEEN, rss_bytes=0, activity=Activity())

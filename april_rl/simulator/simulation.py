@@ -9,20 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from april_rl.rollout.collector import Collection, Collector
-from april_rl.rollout.cost import EngineCost
 from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.factor import OverSampling
-from april_rl.rollout.lengths import Law
+from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines
-from april_rl.rollout.simulated_engine import SimulatedEngine
 from april_rl.rollout.step import StepRules
-from april_rl.rollout.virtual import (
+from april_rl.simulator.length_distributions import Law
+from april_rl.simulator.simulated_engine import SimulatedEngine
+from april_rl.simulator.world import (
     DelayedScorer,
     InProcessEngine,
     NumberedPrompts,
     ParallelEngines,
     VirtualClock,
 )
+from april_rl.tuning.engine_cost import EngineCost
 from april_rl.types import ScoredGroup
 
 _FOREVER_S = 1e12

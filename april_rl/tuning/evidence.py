@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.rollout.cost import MIN_TICKS, EngineCost, fit_cost
-from april_rl.rollout.forecast import Rules, Work, num_groups_played
-from april_rl.rollout.length_window import LengthWindow
 from april_rl.rollout.stats import Progress, StepStats
 from april_rl.ticks import Completions, Tick
+from april_rl.tuning.censored_lengths import LengthWindow
+from april_rl.tuning.engine_cost import MIN_TICKS, EngineCost, fit_cost
+from april_rl.tuning.forecast import Rules, Work, num_groups_played
 
 _WINDOW_STEPS = 12  # groups opened in so many steps
 _MIN_WINDOW_GROUPS = 64

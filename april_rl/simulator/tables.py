@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from april_rl.rollout.paper import PaperRow
+from april_rl.simulator.april_paper import PaperRow
 
 _GIB = 1 << 30
 

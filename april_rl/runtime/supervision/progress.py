@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from april_rl.runtime.sentry import Vitals
+from april_rl.runtime.supervision.node_monitor import Vitals
 
 # A controller that was itself suspended for an hour has not watched for an hour.
 _MOST_BETWEEN_LOOKS_S = 3.0

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from april_rl.rollout.factor import FixedFactor
-from april_rl.rollout.lengths import Lognormal, median_for
-from april_rl.rollout.presets import PRESETS
-from april_rl.rollout.simulation import Outcome, Scenario, simulate
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.length_distributions import Lognormal, median_for
+from april_rl.simulator.presets import PRESETS
+from april_rl.simulator.simulation import Outcome, Scenario, simulate
 
 MAX_RESPONSE_TOKENS = 16384
 NO_SIGNAL_FRAC = 0.4  # of groups under the filter

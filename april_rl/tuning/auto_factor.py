@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from april_rl.rollout.evidence import Evidence
-from april_rl.rollout.forecast import Forecast, Rules, blend, forecast
 from april_rl.rollout.stats import StepStats
+from april_rl.tuning.evidence import Evidence
+from april_rl.tuning.forecast import Forecast, Rules, blend, forecast
 from april_rl.types import ScoredGroup
 
 _GRID = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)

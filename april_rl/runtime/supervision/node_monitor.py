@@ -14,8 +14,14 @@ from pathlib import Path
 
 import psutil
 
-from april_rl.runtime.host_memory import host_memory, oom_kills
-from april_rl.runtime.pulse import STACKS_SIGNAL, Activity, Member, PulseReader, stat_of
+from april_rl.runtime.memory.host import host_memory, oom_kills
+from april_rl.runtime.supervision.heartbeat import (
+    STACKS_SIGNAL,
+    Activity,
+    Member,
+    PulseReader,
+    stat_of,
+)
 
 _LOG_TAIL_BYTES = 4096
 _WORKERS_END_S = 0.5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from april_rl.runtime.scene import GIB, Scene
-from april_rl.runtime.sentry import UNSEEN, Findings, Vitals
+from april_rl.runtime.supervision.diagnosis import GIB, Scene
+from april_rl.runtime.supervision.node_monitor import UNSEEN, Findings, Vitals
 
 _STATES = {
     "": "dead",

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.rollout.cost import EngineCost
+from april_rl.tuning.engine_cost import EngineCost
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

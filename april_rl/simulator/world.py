@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from april_rl.rollout.lengths import uniform
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
-from april_rl.rollout.serial import SerialEngines
-from april_rl.rollout.simulated_engine import SimulatedEngine
+from april_rl.simulator.in_process import SerialEngines
+from april_rl.simulator.length_distributions import uniform
+from april_rl.simulator.simulated_engine import SimulatedEngine
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Sample, SampleId, Score
 

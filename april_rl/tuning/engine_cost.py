@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 
 import numpy as np
@@ -18,6 +18,8 @@ MIN_TICKS = 8  # twice as many equations as unknowns
 TUKEY_CUTOFF = 4.685  # residuals of so many standard deviations count for nothing
 MAD_TO_DEVIATION = 1.4826  # of a normal law
 ROUNDS = 6  # of reweighting; the weights no longer move after three or four
+# Ticks of a step that its engine metrics are fitted on, evenly spread: a fit takes a millisecond.
+_FITTED_TICKS = 256
 _RCOND = 1e-8  # of normal equations: work that varies by less than 1e-4 of itself
 
 
@@ -47,6 +49,17 @@ class EngineCost:
             + self.context_token_s * context_token_steps
             + self.prefill_token_s * prefilled_tokens
         )
+
+
+def engine_metrics(ticks: Sequence[Tick]) -> dict[str, float]:
+    """Return `engine/*`, the terms of the `EngineCost` that a step's ticks show: what the simulator
+    asks of a recorded run. Nothing when the ticks are too few.
+    """
+    computed = [tick for tick in ticks if tick.engine_steps]
+    if len(computed) < MIN_TICKS:
+        return {}
+    cost = fit_cost(computed[:: -(-len(computed) // _FITTED_TICKS)])
+    return {f"engine/{name}": seconds for name, seconds in asdict(cost).items()}
 
 
 def fit_cost(ticks: Sequence[Tick]) -> EngineCost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from april_rl.runtime.calls import (
+from april_rl.runtime.supervision.failures import (
     Failure,
     HeadLostError,
     WorkerDiedError,
@@ -13,8 +13,8 @@ from april_rl.runtime.calls import (
     WorkerStalledError,
     memory_advice,
 )
-from april_rl.runtime.pulse import Member
-from april_rl.runtime.sentry import UNSEEN, Machine, Vitals
+from april_rl.runtime.supervision.heartbeat import Member
+from april_rl.runtime.supervision.node_monitor import UNSEEN, Machine, Vitals
 
 GIB = 1 << 30
 

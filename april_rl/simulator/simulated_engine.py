@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from april_rl.rollout.cost import EngineCost
-from april_rl.rollout.lengths import Law
+from april_rl.simulator.length_distributions import Law
 from april_rl.ticks import Completions, Tick, TickCounts
+from april_rl.tuning.engine_cost import EngineCost
 from april_rl.types import Completion, FinishReason, Request, SampleId
 
 _BLOCK_TOKENS = 16  # of vLLM's prefix cache: siblings share whole blocks of their prompt

@@ -17,12 +17,12 @@ import ray
 from ray.exceptions import RayError
 
 from april_rl.errors import RunError
-from april_rl.runtime.calls import Failure, WorkerStalledError, failure_of
-from april_rl.runtime.head import Head
-from april_rl.runtime.scene import Scene, died, failed, head_lost, silent, stopped
-from april_rl.runtime.sentries import Sentries
-from april_rl.runtime.silence import Silence
-from april_rl.runtime.stall_report import report_text
+from april_rl.runtime.supervision.cluster_monitor import Sentries
+from april_rl.runtime.supervision.diagnosis import Scene, died, failed, head_lost, silent, stopped
+from april_rl.runtime.supervision.failures import Failure, WorkerStalledError, failure_of
+from april_rl.runtime.supervision.progress import Silence
+from april_rl.runtime.supervision.ray_head import Head
+from april_rl.runtime.supervision.stall_report import report_text
 
 T = TypeVar("T")
 _LOOK_S = 1.0  # between two looks at every worker

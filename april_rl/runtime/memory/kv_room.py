@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory_plan import GIB, MemorySettings
+from april_rl.runtime.memory.plan import GIB, MemorySettings
 from april_rl.runtime.preflight import ModelFacts
 from april_rl.scheduling import num_slots
 

@@ -1,0 +1,1 @@
+"""What fits the memory of GPUs and hosts, before anything is loaded."""

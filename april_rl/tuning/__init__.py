@@ -1,0 +1,1 @@
+"""`rollout.over_sampling_factor=auto`: engine cost, response lengths, and which α pays."""
