@@ -154,7 +154,7 @@ class Trainer:
             buffer_frac=self._config.algorithm.overlong_buffer_frac,
             penalty=self._config.algorithm.overlong_penalty,
         )
-        return self._parts.advantages(rewards, [True] * len(rewards))
+        return self._parts.advantages(rewards)
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
         flat = sum(not group.has_signal for group in collection.groups)

@@ -33,7 +33,6 @@ PROMPT_TOKENS, BLOCK_TOKENS = 40, 32
             "engine.async_scheduling=true does not go with engine.speculation=ngram",
         ),
         (["engine.kv_cache_headroom=1"], "engine.kv_cache_headroom must be in [0, 1), got 1.0"),
-        (["engine.quantization=fp8"], "engine.quantization must be null, got fp8"),
         (["engine.speculative_tokens=2"], "engine.speculative_tokens=2 means nothing with"),
         (["engine.speculation=ngram", "engine.speculative_tokens=0"], "engine.speculative_tokens"),
         (["engine.speculation=eagle"], "engine.speculation"),
@@ -57,7 +56,6 @@ def test_options_are_those_of_vllm_and_none_is_on_unasked():
         "kv_cache_dtype": "auto",
         "watermark": 0.2,
         "async_scheduling": False,
-        "quantization": None,
     }
     guessing = EngineOptions(speculation="ngram", speculative_tokens=3).engine_args()
     assert guessing["speculative_config"]["method"] == "ngram"

@@ -121,7 +121,7 @@ def _advantages(collection: Collection, max_tokens: int) -> None:
         buffer_frac=0.25,
         penalty=1.0,
     )
-    by_group(grpo)(rewards, [True] * len(rewards))
+    by_group(grpo)(rewards)
 
 
 def _plan(groups: Sequence[ScoredGroup], num_ranks: int) -> None:

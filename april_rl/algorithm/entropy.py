@@ -5,20 +5,7 @@ Legend: [T] trained tokens, nats, at the sampling temperature.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-
-
-def negative_entropy(entropy: Tensor) -> Tensor:
-    """-H [T] of entropies that have a gradient; an entropy without one would change nothing.
-
-    Exact for every distribution met, whoever sampled the token; its gradient needs the whole
-    vocabulary's.
-    """
-    assert entropy.requires_grad or not torch.is_grad_enabled(), (
-        "an entropy without a gradient gives no bonus: use sampled_negative_entropy"
-    )
-    return -entropy
 
 
 def sampled_negative_entropy(logprobs: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""How far the policy is from a frozen reference: Schulman's three estimators, per token.
+"""How far the policy is from a frozen reference: two of Schulman's estimators, per token.
 
 Legend: [T] trained tokens; logprobs and reference_logprobs in nats, of the sampled token, at the
 sampling temperature. π is the policy, ρ the reference, KL(π‖ρ) the divergence per token. Source:
-Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html).
+Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html). His
+k1, log π - log ρ, is no term of a loss: its gradient has expectation zero.
 
 What an estimator estimates and what its gradient does are two things: as a term of the loss it is
 differentiated, and expectations over samples of π do not commute with that. Both statements hold
@@ -13,15 +14,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """log π - log ρ [T]: unbiased for KL(π‖ρ), high variance, may be negative.
-
-    Its gradient is ∇log π, of expectation zero: in a loss it is noise that pulls nowhere. Its place
-    is in the reward.
-    """
-    return logprobs - reference_logprobs
 
 
 def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

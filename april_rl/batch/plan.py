@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from itertools import pairwise
 from math import ceil
 
-import numpy as np
-from numpy.typing import NDArray
-
 Bins = list[list[int]]
-_Ints = NDArray[np.int64]
-_FEW_BINS = 16  # with fewer, one by one is faster
 
 
 def plan_micro_batches(
@@ -27,76 +21,40 @@ def plan_micro_batches(
     costs about the same on every rank. A sequence longer than the budget is a ValueError:
     configuration rules it out.
     """
-    tokens = np.array(lengths, np.int64)
-    if tokens.max(initial=0) > max_tokens:
+    longest = max(lengths, default=0)
+    if longest > max_tokens:
         raise ValueError(
-            f"a sequence of {tokens.max()} tokens exceeds learner.max_tokens ({max_tokens})"
+            f"a sequence of {longest} tokens exceeds learner.max_tokens ({max_tokens})"
         )
-    longest_first = np.argsort(-tokens, kind="stable")
-    tokens = tokens[longest_first]
-    costs = tokens * (tokens + 6 * hidden_size)  # whole numbers: ties do not depend on rounding
-    per_rank = max(1, ceil(int(tokens.sum()) / (num_ranks * max_tokens)))
-    while (taken := _fill(tokens, costs, per_rank * num_ranks, max_tokens)) is None:
+    costs = [length * (length + 6 * hidden_size) for length in lengths]  # whole: no rounding
+    per_rank = max(1, ceil(sum(lengths) / (num_ranks * max_tokens)))
+    while (bins := _fill(lengths, costs, per_rank * num_ranks, max_tokens)) is None:
         per_rank += 1
-    num_bins = per_rank * num_ranks
-    sequences = longest_first[np.argsort(taken, kind="stable")].tolist()
-    ends = np.bincount(taken, minlength=num_bins).cumsum().tolist()
-    bins = [sequences[start:end] for start, end in pairwise([0, *ends])]
-    bin_costs = np.bincount(taken, weights=costs, minlength=num_bins)
-    bins = [bins[b] for b in np.argsort(-bin_costs, kind="stable").tolist()]
+    bins.sort(key=lambda sequences: -sum(costs[i] for i in sequences))
     return [bins[rank::num_ranks] for rank in range(num_ranks)]
 
 
-def _fill(lengths: _Ints, costs: _Ints, num_bins: int, max_tokens: int) -> _Ints | None:
-    """The bin of every sequence [S]: each, the costliest first, into the cheapest bin with room for
-    it; None when no bin has.
-
-    Many at a time while every one fits, which gives the same bins: the j-th of the next sequences
-    goes into the j-th cheapest bin as long as none of those just filled is cheaper still.
+def _fill(
+    lengths: Sequence[int], costs: Sequence[int], num_bins: int, max_tokens: int
+) -> Bins | None:
+    """Put every sequence, the longest first, into the cheapest bin with room for it; None when no
+    bin has.
     """
-    steps = costs * num_bins
-    keys = np.arange(num_bins)  # cost · num_bins + bin, sorted: the cheapest bin, then the first
-    room = np.full(num_bins, max_tokens)
-    taken = np.empty(len(lengths), np.int64)
-    start = 0
-    while start < len(lengths) and num_bins >= _FEW_BINS:
-        filled = keys[: len(lengths) - start] + steps[start : start + num_bins]
-        bins = keys[: len(filled)] % num_bins
-        is_next = room[bins] >= lengths[start : start + num_bins]
-        is_next[1:] &= keys[1 : len(filled)] < np.minimum.accumulate(filled)[:-1]
-        num_next = len(filled) if is_next.all() else int(is_next.argmin())
-        if num_next == 0:
-            break
-        end = start + num_next
-        taken[start:end] = bins[:num_next]
-        room[bins[:num_next]] -= lengths[start:end]
-        keys[:num_next] = filled[:num_next]
-        keys.sort()
-        start = end
-    rest = _one_by_one(
-        lengths[start:].tolist(), steps[start:].tolist(), keys.tolist(), room.tolist()
-    )
-    if rest is None:
-        return None
-    taken[start:] = rest
-    return taken
-
-
-def _one_by_one(
-    lengths: list[int], steps: list[int], keys: list[int], room: list[int]
-) -> list[int] | None:
-    """The bins of the sequences that are left, by a heap of the keys; changes `keys` and `room`."""
-    num_bins, taken = len(keys), []
-    full: list[tuple[int, int]] = []  # -room, key: without room for the last sequence
-    for length, step in zip(lengths, steps, strict=True):
-        while full and -full[0][0] >= length:  # they get shorter, so that it may fit again
-            heapq.heappush(keys, heapq.heappop(full)[1])
-        while keys and (left := room[keys[0] % num_bins]) < length:
-            heapq.heappush(full, (-left, heapq.heappop(keys)))
-        if not keys:
+    bins: Bins = [[] for _ in range(num_bins)]
+    room = [max_tokens] * num_bins
+    cheapest = [(0, number) for number in range(num_bins)]  # heap: cost and number of each bin
+    full: list[tuple[int, int, int]] = []  # heap: -room, cost, number of bins without room
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        while full and -full[0][0] >= lengths[i]:  # sequences get shorter: it may fit again
+            _, cost, number = heapq.heappop(full)
+            heapq.heappush(cheapest, (cost, number))
+        while cheapest and room[cheapest[0][1]] < lengths[i]:
+            cost, number = heapq.heappop(cheapest)
+            heapq.heappush(full, (-room[number], cost, number))
+        if not cheapest:
             return None
-        b = keys[0] % num_bins
-        taken.append(b)
-        room[b] -= length
-        heapq.heapreplace(keys, keys[0] + step)
-    return taken
+        cost, number = cheapest[0]
+        bins[number].append(i)
+        room[number] -= lengths[i]
+        heapq.heapreplace(cheapest, (cost + costs[i], number))
+    return bins

@@ -67,11 +67,6 @@ class AlgorithmConfig:
             "the gradient of each goes to its whole response: take algorithm.loss=gspo_token",
         )
         require(
-            self.kl is not Kl.k1,
-            "algorithm.kl=k1 cannot be a term of the loss: its gradient is noise that pulls "
-            "nowhere; take k2 or k3",
-        )
-        require(
             self.kl is Kl.none or self.kl_coefficient > 0,
             f"algorithm.kl_coefficient must be > 0 with algorithm.kl={self.kl.name}, got 0",
         )

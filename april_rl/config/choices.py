@@ -52,7 +52,6 @@ class Kl(Enum):
     """Schulman's estimators of a KL divergence."""
 
     none = "none"
-    k1 = "k1"  # no term of a loss: its gradient has expectation zero
     k2 = "k2"  # its gradient is that of KL(policy, reference)
     k3 = "k3"  # GRPO's; its gradient is that of KL(reference, policy)
 

@@ -44,7 +44,6 @@ class EngineConfig:
     # schedule an engine step while the one before is computed, so that a GPU does not wait for
     # Python; the samples are the same. On CPU it only costs time
     async_scheduling: bool = False
-    quantization: str | None = None  # refused
 
     def __post_init__(self) -> None:
         at_least("engine", 0, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
@@ -77,9 +76,4 @@ class EngineConfig:
             not self.async_scheduling or self.speculation is Speculation.none,
             "engine.async_scheduling=true does not go with engine.speculation="
             f"{self.speculation.value}, which guesses from tokens that are not there yet",
-        )
-        require(
-            self.quantization is None,
-            f"engine.quantization must be null, got {self.quantization}: weights come from the "
-            "learner at every step, and quantised ones sample from another model than it trains",
         )

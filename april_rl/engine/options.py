@@ -23,7 +23,6 @@ class EngineOptions:
     speculation: SpeculationName = "none"
     speculative_tokens: int = 4  # guessed at a time
     async_scheduling: bool = False
-    quantization: str | None = None
     sleeps: bool = True  # an accelerator's memory is given up by `sleep`, parked samples included
 
     def engine_args(self) -> dict[str, Any]:
@@ -38,7 +37,6 @@ class EngineOptions:
             "kv_cache_dtype": self.kv_cache_dtype,
             "watermark": self.kv_cache_headroom,
             "async_scheduling": self.async_scheduling,
-            "quantization": self.quantization,
         }
         if self.speculation == "none":
             return args

@@ -100,7 +100,7 @@ def _causes(model_type: str, *, has_synced: bool) -> str:
     """What to look at, the likeliest first."""
     model = (
         f"that both compute the model alike (model_type {model_type} in docs/models.md; "
-        "engine.dtype, kv_cache_dtype and quantization against learner.compute_dtype)"
+        "engine.dtype and kv_cache_dtype against learner.compute_dtype)"
     )
     sampling = (
         "that the engine samples at rollout.temperature without top-p, top-k or penalties and "

@@ -103,5 +103,4 @@ def engine_options(config: TrainConfig) -> EngineOptions:
         speculation=engine.speculation.value,
         speculative_tokens=engine.speculative_tokens,
         async_scheduling=engine.async_scheduling,
-        quantization=engine.quantization,
     )
