@@ -13,6 +13,7 @@ import pytest
 import ray
 import yaml
 from command_line import command, run_all, write_task
+from equal_runs import SETTINGS, check_equal
 from safetensors.torch import load_file
 
 from april_rl.rollout.requests import Requests
@@ -25,7 +26,15 @@ from april_rl.types import Completion, Request, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 NUM_RANKS, SIZE = 4, 2  # two engines of two workers
-NUM_STEPS = {1: 2, 2: 5}  # of whole runs, by the number of workers of an engine
+# Whole runs of two workers: the settings of each. The first two are the same.
+DATA_PARALLEL = ("engine.tensor_parallel_size=1", *SETTINGS)
+TENSOR_PARALLEL = (
+    "engine.tensor_parallel_size=2",
+    "trainer.num_steps=5",
+    "algorithm.dynamic_sampling=true",
+    "evaluation.every=100",
+)
+RUNS = {"first": DATA_PARALLEL, "second": DATA_PARALLEL, "together": TENSOR_PARALLEL}
 
 
 @ray.remote
@@ -156,61 +165,59 @@ def test_an_engine_with_other_weights_than_the_controller_believes_ends_the_run(
 
 @dataclass(frozen=True, kw_only=True)
 class TwoWorkers:
-    """Ended runs of two workers by the number of workers of an engine, and what they left."""
+    """Ended runs of two workers by their name in RUNS, and what they left."""
 
     folder: Path
-    done: dict[int, subprocess.CompletedProcess[str]]
+    done: dict[str, subprocess.CompletedProcess[str]]
     shared_memory: set[Path]
 
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory) -> TwoWorkers:
-    """Side by side: neither may take what the other has of sockets and shared memory."""
+    """Side by side: none may take what the others have of sockets and shared memory, and each
+    disturbs the others' clocks.
+    """
     folder = tmp_path_factory.mktemp("two_workers")
     task = write_task(folder)
     before = set(Path("/dev/shm").iterdir())
-    programs = [
-        command(
-            task,
-            folder / f"run{together}",
-            "runtime.num_workers=2",
-            f"engine.tensor_parallel_size={together}",
-            f"trainer.num_steps={num_steps}",
-            "algorithm.dynamic_sampling=true",
-            "rollout.resume=keep",
-            "evaluation.every=100",
-            "evaluation.max_prompts=2",
-        )
-        for together, num_steps in NUM_STEPS.items()
-    ]
-    done = dict(zip(NUM_STEPS, run_all(programs, folder), strict=True))
+    always = ("runtime.num_workers=2", "rollout.resume=keep", "evaluation.max_prompts=2")
+    programs = [command(task, folder / name, *always, *settings) for name, settings in RUNS.items()]
+    done = dict(zip(RUNS, run_all(programs, folder), strict=True))
     left = set(Path("/dev/shm").iterdir()) - before
     return TwoWorkers(folder=folder, done=done, shared_memory=left)
 
 
-@pytest.mark.parametrize("together", NUM_STEPS, ids=["data parallel", "tensor parallel"])
-def test_two_workers_train_and_leave_no_shared_memory(two_workers, together):
+@pytest.mark.parametrize(
+    ("name", "engines"), [("first", "2 engines"), ("together", "1 engine of 2 workers")]
+)
+def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, engines):
     """Every tick compares the ranks of an engine. Parked samples go on with their KV cache, which
     the ranks have to keep alike; names of shared memory would keep the next run from starting.
     """
-    done = two_workers.done[together]
+    done = two_workers.done[name]
     assert done.returncode == 0, done.stderr[-3000:]
-    engines = "2 engines" if together == 1 else "1 engine of 2 workers"
     assert f"2 workers on cpu, {engines}" in done.stdout + done.stderr
-    run_dir = two_workers.folder / f"run{together}"
+    run_dir = two_workers.folder / name
     shown = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert shown["runtime"]["num_workers"] == 2
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "rollout/time_s" in row]
-    assert len(rows) == NUM_STEPS[together]
+    assert len(rows) == 5
     weights = load_file(two_workers.folder / "model" / "model.safetensors")
     for row in rows:
         assert row["sync/bytes"] == sum(tensor.nbytes for tensor in weights.values())
         assert 0 < row["rollout/stop_s"] <= row["rollout/time_s"]
         if row["rollout/generated_tokens_per_s"]:
             assert row["mismatch/logprob_abs_mean"] <= 0.02
-    if together == 2:
-        assert sum(row["rollout/kept_samples"] for row in rows) > 0
+    assert sum(row["rollout/kept_samples"] for row in rows) > 0
     # Test files run two at a time: no other file may make names of these two kinds.
     left = {path.name for path in two_workers.shared_memory}
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
+
+
+def test_two_engines_with_equal_settings_give_equal_samples_metrics_and_weights(two_workers):
+    """As one worker does in test_determinism.py. Fails when scores are consumed as they come, or
+    the tick that ends first is taken first.
+    """
+    assert two_workers.done["second"].returncode == 0, two_workers.done["second"].stderr[-3000:]
+    check_equal(two_workers.folder / "first", two_workers.folder / "second")

@@ -1,0 +1,48 @@
+"""Two runs with `deterministic=true` and equal settings, and whether they are equal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+# What is measured with a clock, and alone may differ: durations and rates, and the load of the
+# engines, which is averaged over the time they worked.
+TIMED = re.compile(r"_s$|^rollout/(in_flight_mean|occupancy)$")
+
+# Five steps; scores come at moments of their own.
+SETTINGS = (
+    "deterministic=true",
+    "algorithm.dynamic_sampling=true",
+    "reward.function=reward_functions:even_length_in_its_own_time",
+    "reward.num_processes=2",
+    "trainer.num_steps=5",
+    "evaluation.every=5",
+    "tracking.save_samples_every=1",
+)
+
+
+def metrics_of(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of metrics.jsonl without what a clock measured."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [{k: v for k, v in row.items() if not TIMED.search(k)} for row in rows]
+
+
+def files_of(run_dir: Path) -> dict[str, bytes]:
+    """Every trained sample, what was left over with its log-probabilities, and the weights."""
+    paths = [*run_dir.glob("samples/*.jsonl"), *run_dir.glob("checkpoints/*/*.safetensors")]
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in paths}
+
+
+def check_equal(first: Path, second: Path) -> list[dict[str, float]]:
+    """Check that two runs with SETTINGS left the same, and return the rows of their metrics."""
+    rows, again = metrics_of(first), metrics_of(second)
+    assert rows == again
+    found, others = files_of(first), files_of(second)
+    assert len(found) == 5 + 2 + 1 + 1, (
+        "five steps, two evaluations, what was left over, the weights"
+    )
+    assert [path for path in found.keys() | others if found.get(path) != others.get(path)] == []
+    assert sum(row.get("rollout/resumed_samples", 0) for row in rows) > 0
+    return rows
