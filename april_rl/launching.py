@@ -11,7 +11,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
 from april_rl.errors import RunError
 from april_rl.evaluation.settings import longest_response
-from april_rl.learning import learner_settings, lora_settings, objective_settings
+from april_rl.learning import learner_settings, lora_settings
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.settings import EngineSettings, WorkerSettings, engine_options
 from april_rl.runtime.supervision.watchdog import Watchdog
@@ -79,7 +79,7 @@ def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) ->
         device=layout.device,
         threads=threads if layout.device == "cpu" else 0,
         learner=learner_settings(config),
-        objective=objective_settings(config),
+        algorithm=config.algorithm,
         lora=lora_settings(config),
         engine=_engine_settings(config, layout, sizes),
         options=engine_options(config),

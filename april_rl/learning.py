@@ -23,7 +23,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.choices import Advantage, Aggregation, Offload
 from april_rl.runtime.age_weight import AgeWeights, load_age_weights
 from april_rl.runtime.preflight import pick_device
-from april_rl.runtime.settings import LearnerSettings, LoraSettings, ObjectiveSettings
+from april_rl.runtime.settings import LearnerSettings, LoraSettings
 
 ADVANTAGES: dict[Advantage, BatchAdvantages] = {
     Advantage.grpo: by_group(grpo),
@@ -94,29 +94,6 @@ def _offload(config: TrainConfig) -> str:
     return Offload.none.name if is_on_cpu else config.learner.offload.name
 
 
-def objective_settings(config: TrainConfig) -> ObjectiveSettings:
-    """The loss and its terms."""
-    algorithm = config.algorithm
-    return ObjectiveSettings(
-        loss=algorithm.loss.name,
-        ratio=algorithm.ratio.name,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
-        sapo_positive_temperature=algorithm.sapo_positive_temperature,
-        sapo_negative_temperature=algorithm.sapo_negative_temperature,
-        correction=algorithm.correction.name,
-        tis_cap=algorithm.tis_cap,
-        mask_low=algorithm.mask_low,
-        mask_high=algorithm.mask_high,
-        sequence_mask=_bounds(algorithm.sequence_mask),
-        geometric_mask=_bounds(algorithm.geometric_mask),
-        entropy_coefficient=algorithm.entropy_coefficient,
-        kl=algorithm.kl.name,
-        kl_coefficient=algorithm.kl_coefficient,
-    )
-
-
 def lora_settings(config: TrainConfig) -> LoraSettings | None:
     """The adapters; None when the whole model is trained."""
     lora = config.lora
@@ -128,7 +105,3 @@ def lora_settings(config: TrainConfig) -> LoraSettings | None:
         target_modules=None if lora.target_modules is None else tuple(lora.target_modules),
         seed=config.seed,
     )
-
-
-def _bounds(given: list[float] | None) -> tuple[float, float] | None:
-    return None if given is None else (given[0], given[1])

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from april_rl.batch.packing import MicroBatch
+from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.learner.learner import Learner
 from april_rl.learner.objective import Objective
 
@@ -25,24 +26,7 @@ TEMPERATURE = 0.8
 CLIP_LOW, CLIP_HIGH, TIS_CAP = 0.2, 0.28, 1.3
 OPTIMIZER = {"lr": 5e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.1}
 MAX_GRAD_NORM = 0.5
-OBJECTIVE = {
-    "loss": "ppo_clip",
-    "ratio": "proximal",
-    "clip_low": CLIP_LOW,
-    "clip_high": CLIP_HIGH,
-    "dual_clip": None,
-    "sapo_positive_temperature": 1.0,
-    "sapo_negative_temperature": 1.05,
-    "correction": "truncate",
-    "tis_cap": TIS_CAP,
-    "mask_low": 0.5,
-    "mask_high": 5.0,
-    "sequence_mask": None,
-    "geometric_mask": None,
-    "entropy_coefficient": 0.0,
-    "kl": "none",
-    "kl_coefficient": 0.0,
-}
+ALGORITHM = AlgorithmConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, tis_cap=TIS_CAP)
 LENGTHS = [(3, 17), (1, 1), (5, 40), (2, 9), (4, 64), (1, 30)]  # prompt and response tokens
 
 
@@ -97,10 +81,8 @@ def write_model(folder: Path, *, tied: bool = True) -> str:
     return str(folder)
 
 
-def make_learner(path: str, **changes: Any) -> Learner:
-    """A float32 learner with the settings of the reference below; `changes` are those of Learner or
-    of Objective.
-    """
+def make_learner(path: str, *, algorithm: AlgorithmConfig = ALGORITHM, **changes: Any) -> Learner:
+    """A float32 learner with the settings of the reference below; `changes` of Learner's."""
     settings: dict[str, Any] = {
         "model_path": path,
         "device": "cpu",
@@ -115,11 +97,8 @@ def make_learner(path: str, **changes: Any) -> Learner:
         "schedule": "constant",
         "num_steps": 10,
         "max_mismatch": 0.05,
-        **OBJECTIVE,
     }
-    settings |= changes
-    objective = Objective(**{key: settings.pop(key) for key in OBJECTIVE})
-    return Learner(objective=objective, **settings)
+    return Learner(objective=Objective(algorithm), **(settings | changes))
 
 
 def plain_model(path: str) -> PreTrainedModel:

@@ -26,7 +26,7 @@ from april_rl.batch.packing import Batch
 from april_rl.config import TrainConfig
 from april_rl.learner.learner import Learner
 from april_rl.learner.objective import Objective
-from april_rl.learning import build_packer, learner_settings, objective_settings
+from april_rl.learning import build_packer, learner_settings
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 VERSION, BUDGET = 5, 70
@@ -132,7 +132,7 @@ def config_of(path: str, settings: dict[str, Any], *overrides: str) -> TrainConf
 
 
 def learner_of(config: TrainConfig) -> Learner:
-    objective = Objective(**asdict(objective_settings(config)))
+    objective = Objective(config.algorithm)
     return Learner(device="cpu", objective=objective, **asdict(learner_settings(config)))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from learner_setup import (
+    ALGORITHM,
     Example,
     group_of_one,
     learner_logprobs,
@@ -15,6 +16,10 @@ from learner_setup import (
     pack_minibatch,
     write_model,
 )
+
+from april_rl.config.choices import Kl
+
+KL = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,8 +39,8 @@ def test_the_reference_is_where_the_run_started_and_pulls_back_to_it(path, kl):
     on the divergence alone lead back. Fails when the reference moves along with the policy, when
     its log-probabilities are of another precision, or when the sign is wrong.
     """
-    settings = {"kl": kl, "kl_coefficient": 1.0, "weight_decay": 0.0, "lr": 2e-3}
-    learner = make_learner(path, **settings)
+    algorithm = replace(ALGORITHM, kl=Kl[kl], kl_coefficient=1.0)
+    learner = make_learner(path, algorithm=algorithm, weight_decay=0.0, lr=2e-3)
     examples = make_examples(path, noise=0.0, age=1)
     flat = [replace(example, advantage=0.0) for example in examples]
     start = learner_logprobs(learner, examples)
@@ -56,7 +61,7 @@ def test_a_reference_has_the_numbers_of_the_policy_in_half_precision_too(path):
     """Stored in bfloat16, it computes what the float32 masters do. Fails when it is stored in one
     precision and computed in another.
     """
-    learner = make_learner(path, kl="k3", kl_coefficient=0.1, compute_dtype="bfloat16")
+    learner = make_learner(path, algorithm=KL, compute_dtype="bfloat16")
     examples = make_examples(path, noise=0.0, age=1)
     metrics = learner.update([pack_minibatch([examples[:3], examples[3:]])]).read()
     assert metrics["loss/reference_kl"] == 0.0
@@ -64,18 +69,15 @@ def test_a_reference_has_the_numbers_of_the_policy_in_half_precision_too(path):
     assert stored == {torch.bfloat16}
 
 
-def test_without_a_coefficient_there_is_no_reference(path):
+def test_without_a_divergence_there_is_no_reference(path):
     """Fails when a second model is loaded for nothing."""
-    assert make_learner(path, kl="k3", kl_coefficient=0.0)._reference is None
     assert make_learner(path)._reference is None
 
 
 def test_every_forward_pass_is_a_sign_of_progress(path):
     """Fails when a long pass of the reference looks like a worker that hangs."""
     passes: list[int] = []
-    learner = make_learner(
-        path, kl="k3", kl_coefficient=0.1, on_forward=lambda: passes.append(len(passes))
-    )
+    learner = make_learner(path, algorithm=KL, on_forward=lambda: passes.append(len(passes)))
     examples = make_examples(path, noise=0.0, age=1)
     learner.update([pack_minibatch([examples[:3], examples[3:]])])
     assert len(passes) == 2 * 2  # two rows, each through the reference and the policy

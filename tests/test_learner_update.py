@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from learner_setup import (
+    ALGORITHM,
     OPTIMIZER,
     Example,
     all_plain_logprobs,
@@ -22,6 +23,7 @@ from learner_setup import (
     write_model,
 )
 
+from april_rl.config.choices import Correction, Ratio
 from april_rl.learner.learner import Learner
 from april_rl.learner.mismatch import MEAN, MismatchError, MismatchWarning
 from april_rl.learner.optimizer import NonFiniteError, Optimizer, lr_factor
@@ -78,8 +80,11 @@ def test_two_minibatches_are_two_steps_against_one_start(path, ratio):
     minibatches = [examples[:3], examples[3:]]
     model = plain_model(path)
     plain_update(model, plain_adamw(model), minibatches, ratio=ratio)
-    correction = "truncate" if ratio == "proximal" else "none"
-    learner = make_learner(path, ratio=ratio, correction=correction)
+    algorithm = ALGORITHM
+    if ratio == "behaviour":
+        bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "tis_cap": 2.0}
+        algorithm = replace(ALGORITHM, **bypass)
+    learner = make_learner(path, algorithm=algorithm)
     metrics = learner.update([pack_minibatch([part]) for part in minibatches]).read()
     expected = all_plain_logprobs(model, examples)
     torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)

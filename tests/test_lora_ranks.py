@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from learner_setup import (
+    ALGORITHM,
     group_of_one,
     make_examples,
     make_learner,
@@ -24,11 +25,13 @@ from learner_setup import (
 from test_learner_lora import LORA, in_peft, matrices
 
 from april_rl.batch.packing import MicroBatch
+from april_rl.config.choices import Kl
 from april_rl.learner.learner import Learner
 from april_rl.learner.row import PackedRow
 
 pytestmark = pytest.mark.slow
 NUM_RANKS = 2
+KL = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1)
 # With one row in A, the second rank holds none of it; with copies there are two mesh dimensions.
 CASES: dict[str, dict[str, Any]] = {
     "sharded": {"lora": LORA, "activation_checkpointing": True},
@@ -58,7 +61,7 @@ def gradients(learner: Learner, path: str, *, rank: int) -> dict[str, torch.Tens
 
 def run(path: str, settings: dict[str, Any], *, rank: int, target: Path) -> dict[str, Any]:
     """What a rank sees of an update, and of the gradients after it."""
-    learner = make_learner(path, kl="k3", kl_coefficient=0.1, **settings)
+    learner = make_learner(path, algorithm=KL, **settings)
     start = matrices(learner)
     learner.update([uneven(path, noise=0.3, age=1, rank=rank)])
     learner.export(target)

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch.distributed as dist
-from learner_setup import OBJECTIVE
+from learner_setup import ALGORITHM
 from tiny_models import write_tiny_qwen3, write_tiny_qwen3_moe
 
 from april_rl.algorithm.age import age_weights, decay
@@ -59,7 +59,7 @@ def build(model_path: str, *, lora: Lora | None = None) -> tuple[Learner, VllmEn
         warmup_steps=0,
         schedule="constant",
         num_steps=10,
-        objective=Objective(**OBJECTIVE),
+        objective=Objective(ALGORITHM),
         max_mismatch=0.05,
         lora=lora,
     )

@@ -24,7 +24,7 @@ from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.learner.learner import Learner
 from april_rl.learner.objective import Objective
 from april_rl.learner.offload import OffloadName
-from april_rl.learning import ADVANTAGES, build_packer, learner_settings, objective_settings
+from april_rl.learning import ADVANTAGES, build_packer, learner_settings
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 _LR = 1e-8
@@ -71,7 +71,7 @@ def build_learner(
 ) -> Learner:
     """The learner of a run with these settings; `offload` is what its method of that name moves."""
     settings: dict[str, Any] = asdict(learner_settings(config)) | {"offload": offload}
-    objective = Objective(**asdict(objective_settings(config)))
+    objective = Objective(config.algorithm)
     return Learner(device=device.type, objective=objective, **settings)
 
 

@@ -1,4 +1,4 @@
-"""What the learner minimises over the tokens of a row; its parts are chosen once, by name.
+"""What the learner minimises over the tokens of a row; its parts are chosen once, by the settings.
 
 Legend: [N] response tokens of a row. w is the importance weight of a token, m the masks: both say
 what it counts for being sampled by the engine, perhaps with older weights, and have no gradient.
@@ -7,10 +7,9 @@ what it counts for being sampled by the engine, perhaps with older weights, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,15 +33,11 @@ from april_rl.algorithm.off_policy import (
     truncated_importance_weights,
 )
 from april_rl.algorithm.responses import Responses
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import Correction, Kl, Loss, Ratio
 from april_rl.learner.row import PackedRow
 
-LossName = Literal["ppo_clip", "gspo", "gspo_token", "cispo", "sapo", "policy_gradient"]
-RatioName = Literal["proximal", "behaviour"]
-CorrectionName = Literal["none", "truncate", "mask", "sequence_truncate"]
-KlName = Literal["none", "k2", "k3"]
-Bounds = Sequence[float] | None  # [low, high]
-
-Loss = Callable[[LossInputs], TokenLoss]
+LossFunction = Callable[[LossInputs], TokenLoss]
 # From the learner's and the engine's log-probabilities [N] to weights or masks [N].
 Weigh = Callable[[Tensor, Tensor, Responses], Tensor]
 Penalty = Callable[[Tensor, Tensor], Tensor]
@@ -63,54 +58,21 @@ class Objective:
     `sampled_negative_entropy`, k the divergence from the frozen reference.
     """
 
-    def __init__(
-        self,
-        *,
-        loss: LossName,
-        ratio: RatioName,
-        clip_low: float,
-        clip_high: float,
-        dual_clip: float | None,
-        sapo_positive_temperature: float,
-        sapo_negative_temperature: float,
-        correction: CorrectionName,
-        tis_cap: float,
-        mask_low: float,
-        mask_high: float,
-        sequence_mask: Bounds,
-        geometric_mask: Bounds,
-        entropy_coefficient: float,
-        kl: KlName,
-        kl_coefficient: float,
-    ) -> None:
-        """`ratio`: "proximal" takes the loss's ratio, w and m against the learner at the start of
-        the update; "behaviour" takes the ratio against the engine, which then is the importance
-        weight itself, and m (w too, for a loss without ratio) with the learner as it is; w being 1
-        otherwise, e and k of tokens of an older policy stay uncorrected then.
+    def __init__(self, config: AlgorithmConfig) -> None:
+        """`config.ratio`: "proximal" takes the loss's ratio, w and m against the learner at the
+        start of the update; "behaviour" takes the ratio against the engine, which then is the
+        importance weight itself, and m (w too, for a loss without ratio) with the learner as it is;
+        w being 1 otherwise, e and k of tokens of an older policy stay uncorrected then.
         """
-        self._is_bypass = ratio == "behaviour"
-        losses: dict[LossName, Loss] = {
-            "ppo_clip": partial(
-                ppo_clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip or math.inf
-            ),
-            "gspo": partial(gspo, clip_low=clip_low, clip_high=clip_high),
-            "gspo_token": partial(gspo_token, clip_low=clip_low, clip_high=clip_high),
-            "cispo": partial(cispo, clip_low=clip_low, clip_high=clip_high),
-            "sapo": partial(
-                sapo,
-                positive_temperature=sapo_positive_temperature,
-                negative_temperature=sapo_negative_temperature,
-            ),
-            "policy_gradient": policy_gradient,
-        }
-        self._loss = losses[loss]
-        self._weights = _weights(correction, cap=tis_cap, low=mask_low, high=mask_high)
-        of_tokens = (mask_low, mask_high) if correction == "mask" else None
-        self._masks = _masks(of_tokens, sequence_mask, geometric_mask)
-        self._entropy_coefficient, self._kl_coefficient = entropy_coefficient, kl_coefficient
-        self._kl: Penalty = k2 if kl == "k2" else k3
+        self._is_bypass = config.ratio is Ratio.behaviour
+        self._loss = _loss(config)
+        self._weights = _weights(config)
+        self._masks = _masks(config)
+        self._entropy_coefficient = config.entropy_coefficient
+        self._kl_coefficient = config.kl_coefficient
+        self._kl: Penalty = k2 if config.kl is Kl.k2 else k3
         self.needs_proximal = not self._is_bypass
-        self.needs_reference = kl != "none" and kl_coefficient > 0
+        self.needs_reference = config.kl is not Kl.none
 
     def of(
         self, row: PackedRow, logprobs: Tensor, *, proximal: Tensor | None, reference: Tensor | None
@@ -151,28 +113,47 @@ class Objective:
         return penalties
 
 
-def _weights(name: CorrectionName, *, cap: float, low: float, high: float) -> Weigh:
-    """w: ones for "none"."""
-    chosen: dict[CorrectionName, Weigh] = {
-        "none": lambda learner, _behaviour, _responses: torch.ones_like(learner),
-        "truncate": _by_token(partial(truncated_importance_weights, cap=cap)),
-        "mask": _by_token(partial(masked_importance_weights, low=low, high=high)),
-        "sequence_truncate": _by_response(off_policy.sequence_importance_weights, cap=cap),
+def _loss(config: AlgorithmConfig) -> LossFunction:
+    low, high = config.clip_low, config.clip_high
+    losses: dict[Loss, LossFunction] = {
+        Loss.ppo_clip: partial(
+            ppo_clip, clip_low=low, clip_high=high, dual_clip=config.dual_clip or math.inf
+        ),
+        Loss.gspo: partial(gspo, clip_low=low, clip_high=high),
+        Loss.gspo_token: partial(gspo_token, clip_low=low, clip_high=high),
+        Loss.cispo: partial(cispo, clip_low=low, clip_high=high),
+        Loss.sapo: partial(
+            sapo,
+            positive_temperature=config.sapo_positive_temperature,
+            negative_temperature=config.sapo_negative_temperature,
+        ),
+        Loss.policy_gradient: policy_gradient,
     }
-    return chosen[name]
+    return losses[config.loss]
 
 
-def _masks(of_tokens: Bounds, of_sequences: Bounds, of_means: Bounds) -> list[Weigh]:
-    """The masks that have bounds, each to be multiplied with the others."""
+def _weights(config: AlgorithmConfig) -> Weigh:
+    """Return w: ones without a correction."""
+    cap, low, high = config.tis_cap, config.mask_low, config.mask_high
+    chosen: dict[Correction, Weigh] = {
+        Correction.none: lambda learner, _behaviour, _responses: torch.ones_like(learner),
+        Correction.truncate: _by_token(partial(truncated_importance_weights, cap=cap)),
+        Correction.mask: _by_token(partial(masked_importance_weights, low=low, high=high)),
+        Correction.sequence_truncate: _by_response(off_policy.sequence_importance_weights, cap=cap),
+    }
+    return chosen[config.correction]
+
+
+def _masks(config: AlgorithmConfig) -> list[Weigh]:
+    """Return the masks that have bounds, each to be multiplied with the others."""
     masks = []
-    if of_tokens is not None:
-        low, high = of_tokens
-        masks.append(_by_token(partial(token_mask, low=low, high=high)))
-    if of_sequences is not None:
-        low, high = of_sequences
+    if config.correction is Correction.mask:
+        masks.append(_by_token(partial(token_mask, low=config.mask_low, high=config.mask_high)))
+    if config.sequence_mask is not None:
+        low, high = config.sequence_mask
         masks.append(_by_response(off_policy.sequence_mask, low=low, high=high))
-    if of_means is not None:
-        low, high = of_means
+    if config.geometric_mask is not None:
+        low, high = config.geometric_mask
         masks.append(_by_response(off_policy.geometric_mask, low=low, high=high))
     return masks
 

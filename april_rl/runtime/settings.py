@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
+from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.engine.options import EngineOptions
 
 
@@ -28,28 +29,6 @@ class LearnerSettings:
     schedule: str
     num_steps: int  # optimizer steps of the whole run
     max_mismatch: float  # nats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectiveSettings:
-    """The arguments of `learner.Objective`: the settings of `algorithm` with these names."""
-
-    loss: str
-    ratio: str
-    clip_low: float
-    clip_high: float
-    dual_clip: float | None
-    sapo_positive_temperature: float
-    sapo_negative_temperature: float
-    correction: str
-    tis_cap: float
-    mask_low: float
-    mask_high: float
-    sequence_mask: tuple[float, float] | None
-    geometric_mask: tuple[float, float] | None
-    entropy_coefficient: float
-    kl: str
-    kl_coefficient: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +66,7 @@ class WorkerSettings:
     device: str  # cpu or cuda (ROCm's torch calls its devices cuda too)
     threads: int
     learner: LearnerSettings
-    objective: ObjectiveSettings
+    algorithm: AlgorithmConfig
     lora: LoraSettings | None  # None: the whole model is trained
     engine: EngineSettings
     options: EngineOptions

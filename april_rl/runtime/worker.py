@@ -140,7 +140,7 @@ class Worker:
         lora = self._settings.lora
         self._learner = Learner(
             device=self._settings.device,
-            objective=Objective(**asdict(self._settings.objective)),
+            objective=Objective(self._settings.algorithm),
             lora=None if lora is None else Lora(**asdict(lora)),
             on_forward=self.pulse.beat,
             **asdict(self._settings.learner),
