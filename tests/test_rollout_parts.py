@@ -18,7 +18,7 @@ from april_rl.types import SampleId
 FINAL = {State.trained, State.rejected, State.dropped}
 
 
-@pytest.mark.parametrize("to", [State.in_flight, State.parked, State.trained])
+@pytest.mark.parametrize("to", [State.in_flight, State.parked, State.dropped, State.trained])
 def test_a_ledger_refuses_what_cannot_happen(to):
     """Fails when moves are not checked: nothing is trained, or parked again, that is not ready."""
     ledger = Ledger()

@@ -26,7 +26,7 @@ class State(Enum):
 _MOVES = {
     State.in_flight: {State.parked, State.ready, State.rejected, State.dropped},
     State.parked: {State.in_flight, State.ready, State.rejected, State.dropped},
-    State.ready: {State.trained, State.dropped},
+    State.ready: {State.trained},
 }
 
 

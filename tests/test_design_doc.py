@@ -1,0 +1,283 @@
+"""docs/design.md and README.md agree with the code: floors, lifecycles, glossary, paths, names."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import NamedTuple, get_type_hints
+
+import pytest
+from source_tree import PACKAGE, ROOT, package_files, tree_of
+from test_architecture import LAYERS
+
+from april_rl.commands import commands
+from april_rl.config import TrainConfig
+from april_rl.rollout import ledger, open_group
+
+_PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+# What comes after is about other people's code, and about what does not exist yet.
+DESIGN = _PAGE[: _PAGE.index("\n## Not built")]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+MAX_DESIGN_LINES, MAX_README_LINES = 250, 150
+_IS_PATH = re.compile(r"[\w./-]*(?:\.(?:py|md|yaml|cfg|txt|png|sh)|/)")
+# Named by the pages, and written by a run: nothing of the checkout.
+WRITTEN_BY_A_RUN = {
+    "config.yaml",
+    "stall_report.txt",
+    "samples/",
+    "checkpoints/",
+    "wandb/",
+    "adapter/",
+}
+# Of words that the glossary forbids: identifiers that mean something else, and why they may.
+# The key is the word and where it may stand ("" is everywhere).
+ALLOWED_WORDS = {
+    ("answer", ""): "the data set's right answer: the glossary has a row for it",
+    ("problem", "tiny/"): "a sum of the tiny task, before it is a prompt",
+    ("query", "learner/attention.py"): "queries, keys and values of attention",
+    ("query", "rewards/builtin/judge_cache.py"): "a query of the cache's database",
+    ("generation", "tiny/warm_start.py"): "generation_config is transformers' name",
+    ("weight_version", "runtime/engines.py"): "WeightVersionError: weights of a wrong version",
+    ("done", "evaluation_run.py"): "progress of a phase",
+    ("done", "learner/learner.py"): "a pass of the learner, not a sample",
+    ("done", "simulator/world.py"): "a simulated reward, not a sample",
+    ("done", "tracking/terminal.py"): "progress of a phase",
+    ("done", "trainer.py"): "progress of a phase",
+    ("done", "tuning/forecast.py"): "a forecast step, not a sample",
+    ("surplus", "learner/checkpoint.py"): "parameters that a checkpoint has too many",
+    ("surplus", "tuning/forecast.py"): "ready groups, by number: to be renamed with the forecast",
+    ("pool", "engine/parked.py"): "block_pool is vLLM's name",
+    ("pool", "rewards/"): "a pool of processes",
+    ("overlong", ""): "DAPO's overlong penalty",
+    ("actor", "runtime/"): "Ray's word for a process that is called",
+}
+
+
+class Row(NamedTuple):
+    """A row of a table in a section of the page."""
+
+    cells: list[str]
+
+    def names(self, column: int) -> list[str]:
+        """What stands in backticks in a cell."""
+        return re.findall(r"`([^`]+)`", self.cells[column])
+
+
+def section(text: str, title: str) -> str:
+    return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def rows(text: str) -> list[Row]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert set(lines[1]) <= set("|-:"), lines[:2]
+    return [Row([cell.strip() for cell in line.strip("|").split("|")]) for line in lines[2:]]
+
+
+def named(text: str) -> list[str]:
+    """What stands in backticks outside of code blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+
+
+def assigned(node: ast.AST) -> Iterator[str]:
+    """Names that a statement or an argument brings into being."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield each.name
+        elif isinstance(each, ast.arg):
+            yield each.arg
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            yield each.id
+        elif isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+            yield each.attr
+
+
+@cache
+def identifiers() -> dict[str, set[str]]:
+    """Every name that the package defines, with the files that do (relative to the package)."""
+    found: dict[str, set[str]] = {}
+    for path in package_files():
+        for name in assigned(tree_of(path)):
+            found.setdefault(name, set()).add(path.relative_to(PACKAGE).as_posix())
+    return found
+
+
+@cache
+def members() -> set[str]:
+    """Every `Class.member` of the package."""
+    return {
+        f"{node.name}.{name}"
+        for path in package_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+        for name in assigned(node)
+    }
+
+
+@cache
+def settings() -> set[str]:
+    """Every key of the configuration, dotted, sections included."""
+    found: set[str] = set()
+
+    def walk(kind: type, prefix: str) -> None:
+        for name, hint in get_type_hints(kind).items():
+            found.add(f"{prefix}{name}")
+            if dataclasses.is_dataclass(hint):
+                walk(hint, f"{prefix}{name}.")
+
+    walk(TrainConfig, "")
+    return found
+
+
+def exists(path: str) -> bool:
+    return path in WRITTEN_BY_A_RUN or (ROOT / path).exists() or (PACKAGE / path).exists()
+
+
+def is_known(token: str) -> bool:
+    """Whether a token in backticks is a path, a setting (perhaps with a value) or a name."""
+    if _IS_PATH.fullmatch(token):
+        return exists(token)
+    if token in identifiers() or token in members() or token.partition("=")[0] in settings():
+        return True
+    return token in SPOKEN
+
+
+# Tokens of docs/design.md that are neither: commands, file names of a run, forms of values.
+SPOKEN = {
+    "__main__",
+    "python -m april_rl COMMAND",
+    "samples/leftover.jsonl",
+    "length",
+    *(part for floor in LAYERS for part in floor),
+}
+
+
+def test_the_pages_are_short() -> None:
+    assert len(_PAGE.splitlines()) <= MAX_DESIGN_LINES
+    assert len(README.splitlines()) <= MAX_README_LINES
+
+
+def test_the_floors_are_those_of_the_architecture_test() -> None:
+    table = rows(section(DESIGN, "Floors"))
+    assert [int(row.cells[0]) for row in table] == list(range(len(LAYERS)))[::-1]
+    assert [set(row.names(1)) for row in table] == [set(floor) for floor in LAYERS[::-1]]
+
+
+@pytest.mark.parametrize(
+    ("title", "module", "begin"),
+    [
+        ("Lifecycle of a sample", open_group, "waiting"),
+        ("Lifecycle of a group", ledger, "in_flight"),
+    ],
+)
+def test_the_moves_of_a_lifecycle_are_those_the_code_allows(
+    title: str, module: object, begin: str
+) -> None:
+    """Fails when a move is added to the code or to the page alone."""
+    allowed = {
+        (now.value, then.value)
+        for now, targets in vars(module)["_MOVES"].items()
+        for then in targets
+    }
+    table = rows(section(DESIGN, title))
+    drawn = {(*row.names(0), then) for row in table for then in row.names(2)}
+    assert drawn == allowed | {(begin,)}
+    assert {name for row in table for name in row.names(3)} <= members()
+    assert all(row.cells[1] and row.names(3) for row in table)
+
+
+def test_what_the_design_names_exists() -> None:
+    """Fails when a file, a class, a function or a setting is renamed and the page is not."""
+    assert [token for token in named(DESIGN) if not is_known(token)] == []
+    spoken = re.findall(r"(?<![\w/.])[A-Z]\w+\.[a-z_]\w*(?!\w)", DESIGN)  # the drawing too
+    assert len(spoken) > 40
+    assert [name for name in spoken if name not in members()] == []
+
+
+def test_the_paths_in_drawings_and_proposals_exist() -> None:
+    paths = re.findall(r"(?<![\w/.])[\w/]+\.py\b", _PAGE)
+    assert len(paths) > 40
+    assert [path for path in paths if not exists(path)] == []
+
+
+def uses_of(words: Iterable[str]) -> set[tuple[str, str]]:
+    """Which of the words are parts of a name in which file."""
+    return {
+        (word, file)
+        for name, files in identifiers().items()
+        for word in words
+        if re.search(rf"_{word}s?_", f"_{snake_case(name)}_")
+        for file in files
+    }
+
+
+def test_a_word_of_the_glossary_is_in_the_code_and_its_rivals_are_not() -> None:
+    """Fails when a name of the code goes, or when a second word for the same thing comes."""
+    table = rows(section(DESIGN, "Glossary"))
+    assert len(table) > 25
+    assert [row.cells[0] for row in table if not row.names(1)] == []
+    forbidden = {word for row in table for word in row.cells[3].split(", ") if word}
+    assert {word for word, _ in ALLOWED_WORDS} <= forbidden
+    rivals = {
+        (word, file)
+        for word, file in uses_of(forbidden)
+        if not any(word == each and file.startswith(start) for each, start in ALLOWED_WORDS)
+    }
+    assert sorted(rivals) == []
+
+
+def test_every_exception_to_the_glossary_is_still_needed() -> None:
+    used = uses_of({word for word, _ in ALLOWED_WORDS})
+    unneeded = [
+        (word, start)
+        for word, start in ALLOWED_WORDS
+        if not any(word == each and file.startswith(start) for each, file in used)
+    ]
+    assert unneeded == []
+
+
+def snake_case(name: str) -> str:
+    return "_".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)).lower()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/usage.md"])
+def test_what_a_page_tells_a_user_to_type_exists(page: str) -> None:
+    """Commands, recipes, sweeps, tools, Makefile targets and settings."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert set(re.findall(r"python -m april_rl (\w+)", text)) <= commands().keys()
+    recipes = set(re.findall(r"\+recipe=([\w/]+)", text)) - {"my_model"}  # the one a user writes
+    assert [name for name in recipes if not (ROOT / "recipes" / f"{name}.yaml").is_file()] == []
+    sweeps = set(re.findall(r"\+sweep=(\w+)", text))
+    assert [
+        name for name in sweeps if not (ROOT / "configs/sweep" / f"{name}.yaml").is_file()
+    ] == []
+    tools = re.findall(r"python (tools/\w+\.py)", text)
+    assert tools
+    assert [tool for tool in tools if not exists(tool)] == []
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"(?:^|`)make (\w+)", text, flags=re.M))
+    assert targets >= {"train", "test"}
+    assert [target for target in targets if f"\n{target}:" not in makefile] == []
+    keys = set(re.findall(r"(?<![\w/.-])([a-z]+\.[a-z_]+)=", text))
+    assert len(keys) > 2
+    assert keys <= settings()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/usage.md"])
+def test_the_paths_and_links_of_a_page_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    folder = (ROOT / page).parent
+    links = re.findall(r"\]\(([^)#\s]+)\)", text)
+    assert [link for link in links if not (folder / link).is_file()] == []
+    paths = [token for token in named(text) if _IS_PATH.fullmatch(token)]
+    assert [path for path in paths if not exists(path)] == []
+    written = re.findall(r"docs/\w+\.(?:md|png)", text)
+    assert [path for path in written if not exists(path)] == []
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= set(re.findall(r"\]\(([^)]+)\)", README))
