@@ -39,7 +39,7 @@ test: $(STAMP)
 
 check: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-	@$(BIN)/python -m pytest tests/test_architecture.py
+	@$(BIN)/python -m pytest tests/test_architecture.py tests/test_design_doc.py
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
