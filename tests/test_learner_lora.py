@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from learner_setup import (
+    ALGORITHM,
     Example,
     all_plain_logprobs,
     group_of_one,
@@ -28,6 +29,7 @@ from tiny_models import write_tiny_qwen3_moe
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from april_rl.config.choices import Kl
 from april_rl.learner.learner import Learner
 from april_rl.learner.lora import Lora, LoraError, inject
 from april_rl.learner.reference import Reference
@@ -199,7 +201,8 @@ def test_the_reference_is_the_policy_without_its_adapters(path, compute_dtype):
     """To the last bit what a second model gives, whose memory is spared; and training goes on as
     without it. Fails when adapters stay on, stay off, or are not trained at the first forward pass.
     """
-    settings = {"kl": "k3", "kl_coefficient": 0.1, "compute_dtype": compute_dtype}
+    algorithm = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1)
+    settings = {"algorithm": algorithm, "compute_dtype": compute_dtype}
     learner = make_learner(path, lora=LORA, **settings)
     examples = make_examples(path, noise=0.1, age=1)
     divergences = [
