@@ -118,7 +118,7 @@ class _WorkerByHand:
         groups = sampled(engine, prompts, law)
         found = {"rollout_s": time.perf_counter() - started}
         rewards = [group.rewards for group in groups]
-        advantages = ADVANTAGES[self._config.algorithm.advantage](rewards, [True] * len(rewards))
+        advantages = ADVANTAGES[self._config.algorithm.advantage](rewards)
         batch = self._packer.pack(groups, advantages, policy_version=engine.policy_version)
         awake_bytes = self._free_bytes()
         found["sleep_s"] = self._timed(engine.sleep)

@@ -81,7 +81,7 @@ def make_rows(
     """The micro-batches of one optimizer step on one rank."""
     groups = [_group(number, work, vocabulary) for number in range(work.num_groups)]
     rewards = [group.rewards for group in groups]
-    advantages = ADVANTAGES[config.algorithm.advantage](rewards, [True] * len(rewards))
+    advantages = ADVANTAGES[config.algorithm.advantage](rewards)
     packer = build_packer(config, num_ranks=1, hidden_size=hidden_size)
     batch = packer.pack(groups, advantages, policy_version=_VERSION)
     [rows] = batch.of_rank(0)
