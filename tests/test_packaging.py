@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -57,3 +58,20 @@ def test_every_recipe_and_every_choice_of_configs_is_in_the_wheel(wheel):
         in_checkout = {path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*.yaml")}
         root = wheel / "april_rl" / folder
         assert {path.relative_to(root) for path in root.rglob("*.yaml")} == in_checkout
+
+
+def test_an_installed_wheel_prints_a_configuration_with_hydra_and_psutil_alone(wheel, tmp_path):
+    """Fails when composing a configuration imports anything else that has to be installed."""
+    for name in ("hydra", "omegaconf", "antlr4", "yaml", "packaging", "psutil"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        (tmp_path / name).symlink_to(Path(spec.origin).parent)
+    code = (
+        f"import sys; sys.path[:0] = [{str(wheel)!r}, {str(tmp_path)!r}]\n"
+        "from april_rl.train import main; main()"
+    )
+    args = [sys.executable, "-I", "-S", "-c", code, "+recipe=tiny_cpu", "--cfg", "job"]
+    done = subprocess.run(args, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "path: builtin:tiny" in done.stdout
