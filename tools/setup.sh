@@ -11,6 +11,7 @@ pip_install() {
     "${pip[@]}" install -qq --progress-bar off ${torch_index:+--extra-index-url "$torch_index"} "$@"
 }
 
+# Byte code is made here, as pip does it: a library's first import is slow and may warn without.
 # uv reads none of pip's settings: indexes and folders of wheels are handed over, and like pip it
 # takes the best match of all indexes. Certificates come from the system, as pip's do.
 uv_install() {
@@ -20,7 +21,7 @@ uv_install() {
     UV_INDEX=${UV_INDEX:-$torch_index${torch_index:+${index:+ }}$index} \
     UV_FIND_LINKS=${UV_FIND_LINKS:-$(pip_setting find-links | tr -s ' \n' ',,')} \
     UV_SYSTEM_CERTS=1 UV_LINK_MODE=${UV_LINK_MODE:-copy} \
-        "$venv/bin/uv" pip install --quiet --no-progress --no-config --python "$venv/bin/python" \
+        "$venv/bin/uv" pip install --quiet --no-progress --no-config --compile-bytecode --python "$venv/bin/python" \
         --index-strategy unsafe-best-match "$@"
 }
 
