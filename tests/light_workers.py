@@ -1,5 +1,5 @@
-"""Workers without model and engine, that fail as they are told: real processes, real Ray, real
-collectives.
+"""Workers without model and engine that fail in the way a test chooses: real processes, real Ray,
+real collectives.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import ray
 
 from april_rl.rollout.requests import Requests
 from april_rl.runtime.parent_process import end_with_parent
-from april_rl.runtime.supervision.heartbeat import Member, Pulse, told
+from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 from april_rl.ticks import Completions, Tick
 
 LONG_S = 600.0
 
 
 class LightWorker:
-    """A rank of a gloo group; `update` meets the others in a collective, unless it has trouble."""
+    """A rank of a gloo group; `update` is a collective, before which one rank may fail."""
 
     def __init__(self) -> None:
-        self.pulse, self._has_met = Pulse(), False
+        self.heartbeat, self._has_joined = Heartbeat(), False
         end_with_parent()
 
-    def member(self) -> Member:
-        return self.pulse.member(ray.get_runtime_context().get_node_id())
+    def process(self) -> WorkerProcess:
+        return self.heartbeat.process(ray.get_runtime_context().get_node_id())
 
     def join(self, folder: str, rank: int, world_size: int) -> None:
-        """Meet the other ranks in `folder`."""
+        """Form a process group with the other ranks, through `folder`."""
         import torch.distributed as dist
 
         store = dist.FileStore(f"{folder}/store", world_size)
@@ -44,27 +44,27 @@ class LightWorker:
             world_size=world_size,
             timeout=timedelta(seconds=LONG_S),
         )
-        self._has_met = True
+        self._has_joined = True
 
     def start_child(self) -> int:
-        """A process of its own; its id."""
+        """Start a process and return its pid."""
         code = f"import time; time.sleep({LONG_S})"
-        # Of a session of its own, so that the kernel does not hang up on it with its parent.
+        # In its own session, so that it does not get a SIGHUP when its parent ends.
         self._child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
         return self._child.pid
 
-    @told
-    def update(self, trouble: str = "") -> int:
-        """The number of ranks, by a collective where they have met; `trouble` comes before it."""
-        self.pulse.beat()
-        if trouble:
-            TROUBLES[trouble](self)
-        self.pulse.beat()
+    @records_activity
+    def update(self, fault: str = "") -> int:
+        """Return the number of ranks by a collective, once joined; `fault` comes before it."""
+        self.heartbeat.beat()
+        if fault:
+            FAULTS[fault](self)
+        self.heartbeat.beat()
         return self._num_ranks()
 
-    @told
+    @records_activity
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
-        """A tick that comes back at once and has done nothing."""
+        """Return a tick at once that has done nothing."""
         return Tick(
             finished=Completions(),
             num_running=len(submit.indices[:slots]),
@@ -78,7 +78,7 @@ class LightWorker:
         )
 
     def _num_ranks(self) -> int:
-        if not self._has_met:
+        if not self._has_joined:
             return 1
         import torch
         import torch.distributed as dist
@@ -87,10 +87,10 @@ class LightWorker:
         dist.all_reduce(total)
         return int(total.item())
 
-    @told
+    @records_activity
     def work(self, num_parts: int, part_s: float) -> int:
-        """Beats after each of `num_parts` parts."""
-        for _ in self.pulse.counted(range(num_parts)):
+        """Beat at each of `num_parts` parts."""
+        for _ in self.heartbeat.beat_each(range(num_parts)):
             time.sleep(part_s)
         return num_parts
 
@@ -100,7 +100,7 @@ def wait_in_python(_worker: LightWorker) -> None:
 
 
 def run_out_of_address_space(_worker: LightWorker) -> None:
-    """As a machine without memory answers: the allocation fails."""
+    """Let an allocation fail, as on a machine without memory."""
     used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE  # noqa: SIM115
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), hard))
@@ -111,8 +111,8 @@ def raise_an_error(_worker: LightWorker) -> None:
     raise IndexError("no such row")
 
 
-TROUBLES = {
-    "stuck": wait_in_python,
+FAULTS = {
+    "hang": wait_in_python,
     "no memory": run_out_of_address_space,
     "error": raise_an_error,
 }

@@ -162,7 +162,7 @@ def test_a_worker_killed_or_stopped_ends_the_run_with_a_report_and_no_process(ta
     _, alive = psutil.wait_procs(children, timeout=5)
     assert process.returncode == 1
     assert took_s < (15 if sent == signal.SIGKILL else 25)
-    what = "died" if sent == signal.SIGKILL else "is stopped"
+    what = "died" if sent == signal.SIGKILL else "was stopped"
     report = tmp_path / "run" / "stall_report.txt"
     assert f"worker 0 (pid {worker.pid}" in errors
     assert what in errors

@@ -61,18 +61,18 @@ class Script:
         self.num_waits = 0
         self.waited: set[Call] = set()  # for which, the last time
 
-    def report_also(self, _: Callable[[], str]) -> None:
+    def include_oldest_request(self, _: Callable[[], str]) -> None:
         pass
 
-    def wait(self, calls: Sequence[Call], *, is_steady: bool) -> dict[Call, Any]:
-        assert is_steady
+    def wait(self, calls: Sequence[Call], *, reports_beats: bool) -> dict[Call, Any]:
+        assert reports_beats
         self.num_waits, self.waited = self.num_waits + 1, set(calls)
         assert self.num_waits < 100, "waits for ever"
         ended = self.ends.popleft() if self.ends else calls[:1]
         assert set(ended) <= set(calls)
         return {call: call.result for call in ended}
 
-    def within(self, calls: Sequence[Call], _: float) -> list[Any]:
+    def results_within(self, calls: Sequence[Call], _: float) -> list[Any]:
         return [call.result for call in calls]
 
 

@@ -15,7 +15,7 @@ import torch
 
 from april_rl.engine import vllm_engine
 from april_rl.engine.options import EngineOptions
-from april_rl.runtime.supervision.heartbeat import Pulse
+from april_rl.runtime.supervision.heartbeat import Heartbeat
 from april_rl.runtime.worker import Worker
 
 
@@ -53,7 +53,7 @@ class BareWorker(Worker):
     """A worker whose engine and learner are the same log."""
 
     def __init__(self, log: Log) -> None:
-        self.pulse = Pulse()
+        self.heartbeat = Heartbeat()
         self._engine = self._learner = log
 
 

@@ -11,7 +11,7 @@ import ray
 
 from april_rl.errors import RunError
 from april_rl.rollout.requests import Requests
-from april_rl.runtime.in_flight import Flight
+from april_rl.runtime.in_flight import RequestsInFlight
 from april_rl.runtime.lockstep import Fingerprint, check_lockstep
 from april_rl.runtime.workers import Workers
 from april_rl.ticks import Completions, Tick
@@ -53,8 +53,8 @@ class RayEngines:
         # of those not whole. Kept up, for a tick must not cost a look at hundreds of engines.
         self._awaited: dict[ray.ObjectRef[Any], int] = {}
         self._found: dict[ray.ObjectRef[Any], Any] = {}
-        self._flight = Flight()
-        self._watchdog.report_also(self._flight.oldest)
+        self._in_flight = RequestsInFlight()
+        self._watchdog.include_oldest_request(self._in_flight.describe_oldest)
 
     @property
     def num_engines(self) -> int:
@@ -63,7 +63,7 @@ class RayEngines:
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         """Queue a tick behind the one that runs."""
-        self._flight.launch(engine, submit)
+        self._in_flight.launch(engine, submit)
         first, *others = self._engines[engine]
         what = {"slots": slots, "max_steps": max_steps}
         call = first.advance.remote(submit, **what)
@@ -86,7 +86,7 @@ class RayEngines:
             time.sleep(gather_s)
         whole: list[int] = []
         while len(whole) < wanted:
-            ended = self._watchdog.wait(list(self._awaited), is_steady=True)
+            ended = self._watchdog.wait(list(self._awaited), reports_beats=True)
             self._found |= ended
             engines = {self._awaited.pop(ref) for ref in ended}
             whole += [engine for engine in engines if self._is_whole(engine)]
@@ -96,8 +96,8 @@ class RayEngines:
             ticks.append((engine, self._tick(engine, found)))
             if self._ticks[engine]:
                 self._await_oldest(engine)
-        if self._flight.stuck_s >= timeout_s:
-            self._watchdog.stalled(
+        if self._in_flight.no_step_s >= timeout_s:
+            self._watchdog.raise_stalled(
                 f"no engine has made an engine step for {timeout_s:g} s "
                 "(runtime.stall_timeout_s), though samples are in flight and ticks come back"
             )
@@ -117,7 +117,7 @@ class RayEngines:
         stalled: list[int] = []
         for engine, (ticks, call) in enumerate(zip(self._ticks, calls, strict=True)):
             refs = [ref for each in (*ticks, call) for ref in each.refs]
-            results = self._watchdog.within(refs, max(0.0, deadline - time.monotonic()))
+            results = self._watchdog.results_within(refs, max(0.0, deadline - time.monotonic()))
             if results is None:
                 ticks.clear()
                 stalled.append(engine)
@@ -127,8 +127,8 @@ class RayEngines:
                 given_back += self._tick(engine, found).finished
             given_back += self._checked(engine, call, found[call.first], found=found)
         if stalled and timeout_s >= _REPORT_FROM_S:
-            self._watchdog.report(f"engine {stalled[0]} does not give its samples back")
-        self._flight.abort()
+            self._watchdog.write_report(f"engine {stalled[0]} does not give its samples back")
+        self._in_flight.clear()
         return given_back, stalled
 
     def _await_oldest(self, engine: int) -> None:
@@ -147,7 +147,7 @@ class RayEngines:
         """The oldest tick of an engine, whose results are in `found`; it is off the list then."""
         call = self._ticks[engine].popleft()
         tick: Tick = found[call.first]
-        self._flight.absorb(tick)
+        self._in_flight.record(tick)
         self._checked(engine, call, tick.finished, found=found)
         return tick
 

@@ -1,4 +1,4 @@
-"""What is in flight on the engines: the oldest request, and whether any engine gets on with it."""
+"""Requests in flight on the engines: how long no engine has made a step, and the oldest request."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from april_rl.ticks import Tick
 from april_rl.types import SampleId
 
 
-class Flight:
-    """Requests from their launch to the completion that ends them."""
+class RequestsInFlight:
+    """Requests from their launch until a tick finishes them."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` reads seconds."""
+        """`clock` returns seconds."""
         self._clock = clock
-        self._requests: dict[SampleId, tuple[float, int, Requests]] = {}  # the oldest first
-        self._stepped = clock()
+        self._requests: dict[SampleId, tuple[float, int, Requests]] = {}  # oldest first
+        self._last_step_at = clock()
 
     def launch(self, engine: int, submit: Requests) -> None:
-        """The requests of `submit` go to `engine`."""
+        """Add the requests of `submit`, which are sent to `engine`."""
         now = self._clock()
         if not self._requests:
-            self._stepped = now
+            self._last_step_at = now
         sent = (now, engine, submit)
         for prompt_id, index in zip(submit.prompt_ids, submit.indices, strict=True):
             self._requests[SampleId(prompt_id, index)] = sent
 
-    def absorb(self, tick: Tick) -> None:
-        """A tick has ended."""
+    def record(self, tick: Tick) -> None:
+        """Note the steps of a tick and remove the requests that it finished."""
         if tick.engine_steps:
-            self._stepped = self._clock()
+            self._last_step_at = self._clock()
         for completion in tick.finished:
             self._requests.pop(completion.sample_id, None)
 
-    def abort(self) -> None:
-        """Nothing is in flight any more."""
+    def clear(self) -> None:
+        """Remove every request."""
         self._requests.clear()
 
     @property
-    def stuck_s(self) -> float:
-        """For how long no engine has finished an engine step though requests are in flight."""
-        return self._clock() - self._stepped if self._requests else 0.0
+    def no_step_s(self) -> float:
+        """Return for how long no engine has made a step while requests were in flight."""
+        return self._clock() - self._last_step_at if self._requests else 0.0
 
-    def oldest(self) -> str:
-        """In a line: the request that has been in flight for longest; empty when there is none."""
+    def describe_oldest(self) -> str:
+        """Return a line about the request launched first; empty when none is in flight."""
         if not self._requests:
             return ""
         sample_id, (launched, engine, sent) = next(iter(self._requests.items()))
@@ -53,7 +53,7 @@ class Flight:
         request = requests[sample_id]
         return (
             f"sample {request.sample_id.index} of prompt {request.sample_id.prompt_id}, on engine "
-            f"{engine} for {self._clock() - launched:.1f} s, sent with {request.num_tokens} "
-            f"tokens ({request.start} of them of its response) and {request.max_tokens} to go; "
-            f"{len(self._requests)} requests are in flight"
+            f"{engine} for {self._clock() - launched:.1f} s, sent with {request.num_tokens} tokens "
+            f"({request.start} of its response), {request.max_tokens} more allowed; "
+            f"{len(self._requests)} requests in flight"
         )

@@ -24,7 +24,7 @@ from april_rl.runtime.memory.worker import WorkerMemory
 from april_rl.runtime.parent_process import end_with_parent
 from april_rl.runtime.settings import WorkerSettings
 from april_rl.runtime.shared_memory import forget_names
-from april_rl.runtime.supervision.heartbeat import Member, Pulse, told
+from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 from april_rl.ticks import Completions, Tick
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class Worker:
     def __init__(self, settings: WorkerSettings) -> None:
         """Notes the settings; the parts are built when the controller asks for them."""
         self._settings = settings
-        self.pulse = Pulse()
+        self.heartbeat = Heartbeat()
         end_with_parent()
 
-    def member(self) -> Member:
-        """Where the watchdog finds this worker."""
-        return self.pulse.member(ray.get_runtime_context().get_node_id())
+    def process(self) -> WorkerProcess:
+        """Return where the watchdog finds this worker's process."""
+        return self.heartbeat.process(ray.get_runtime_context().get_node_id())
 
     def place(self) -> Place:
         """Where this worker runs."""
@@ -93,7 +93,7 @@ class Worker:
         self._store = store
         return host, int(store.port)
 
-    @told
+    @records_activity
     def join(
         self, address: tuple[str, int], *, rank: int, world_size: int, timeout_s: float
     ) -> None:
@@ -126,7 +126,7 @@ class Worker:
         backend = "cuda:nccl,cpu:gloo" if self._settings.device == "cuda" else "gloo"
         dist.init_process_group(backend, store=self._store, rank=rank, world_size=world_size)
 
-    @told
+    @records_activity
     def build_learner(self) -> tuple[int, int]:
         """Load this rank's shard of the model; returns how many parameters the whole has, and how
         many are trained.
@@ -142,13 +142,13 @@ class Worker:
             device=self._settings.device,
             objective=Objective(self._settings.algorithm),
             lora=None if lora is None else Lora(**asdict(lora)),
-            on_forward=self.pulse.beat,
+            on_forward=self.heartbeat.beat,
             **asdict(self._settings.learner),
         )
         self._learner.offload()
         return self._learner.num_parameters, self._learner.num_trained_parameters
 
-    @told
+    @records_activity
     def build_engine(self, *, sleeps: bool) -> None:
         """Start vLLM on the same device; with `sleeps` it gives up its memory for each update."""
         from april_rl.engine.vllm_engine import VllmEngine
@@ -161,14 +161,14 @@ class Worker:
         """Tokens whose keys and values fit the engine's cache."""
         return self._engine.kv_cache_tokens
 
-    @told
+    @records_activity
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """One tick of the engine."""
         tick = self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
-        self.pulse.beat(engine_steps=tick.engine_steps, generated_tokens=tick.generated_tokens)
+        self.heartbeat.beat(engine_steps=tick.engine_steps, generated_tokens=tick.generated_tokens)
         return tick
 
-    @told
+    @records_activity
     def abort(self) -> Completions:
         """Everything the engine still holds; it is empty afterwards."""
         return self._engine.abort()
@@ -183,7 +183,7 @@ class Worker:
         """The same abort as that of the engine's first rank."""
         return fingerprint(self.abort())
 
-    @told
+    @records_activity
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Forward, backward, optimizer: one step per minibatch, while an engine that can sleeps."""
         self._engine.sleep()
@@ -191,7 +191,7 @@ class Worker:
         metrics = self._learner.update(minibatches)
         return Metrics({**metrics, "time/update_s": Max(time.perf_counter() - started)})
 
-    @told
+    @records_activity
     def sync_weights(self, policy_version: int) -> Metrics:
         """Stream the learner's weights into the engine, tensor by tensor; the engine samples with
         them from now on. What the learner offloads leaves before the KV cache needs room.
@@ -205,7 +205,7 @@ class Worker:
             }
         )
 
-    @told
+    @records_activity
     def export(self, path: Path) -> None:
         """Write a Hugging Face folder (rank 0 writes, every rank gathers).
 
@@ -219,7 +219,7 @@ class Worker:
     def _send_weights(self, policy_version: int) -> int:
         """From the learner to the engine, which wakes for it; returns the bytes that were sent."""
         self._engine.wake_weights()
-        sent = _Counted(self.pulse.counted(self._learner.weights()))
+        sent = _Counted(self.heartbeat.beat_each(self._learner.weights()))
         self._engine.load_weights(sent, policy_version=policy_version)
         self._learner.offload()
         self._engine.wake_kv_cache()

@@ -94,10 +94,10 @@ class Workers:
     def _join(self) -> None:
         """Ranks in the order of nodes and GPUs, and a process group of all of them."""
         self.actors = [self.actors[index] for index in rank_order(self._all("place"))]
-        self.watchdog.meet(self.actors)
+        self.watchdog.watch(self.actors)
         world_size = len(self.actors)
-        # The watchdog comes first: it knows who is at fault, a collective that gives up does not.
-        timeout_s = 2 * self.watchdog.longest_s
+        # Longer than the watchdog waits: it names the worker at fault, a collective does not.
+        timeout_s = 2 * self.watchdog.call_timeout_s
         [address] = self.watchdog.results([self.actors[0].listen.remote(world_size)])
         self.watchdog.results(
             [
@@ -120,12 +120,12 @@ class Workers:
     def update(self, batch: Batch) -> Metrics:
         """One optimizer step per minibatch on every worker; metrics of all ranks merged."""
         calls = [actor.update.remote(batch.of_rank(rank)) for rank, actor in enumerate(self.actors)]
-        return merge(self.watchdog.results(calls, is_steady=True))
+        return merge(self.watchdog.results(calls, reports_beats=True))
 
     def sync_weights(self, policy_version: int) -> Metrics:
         """The learner's weights into every engine, which then samples as `policy_version`."""
         calls = [actor.sync_weights.remote(policy_version) for actor in self.actors]
-        metrics = merge(self.watchdog.results(calls, is_steady=True))
+        metrics = merge(self.watchdog.results(calls, reports_beats=True))
         self.policy_version = policy_version
         return metrics
 
@@ -136,12 +136,12 @@ class Workers:
     def close(self) -> None:
         """End every worker, and Ray if it was started here. Never waits for a worker."""
         try:
-            self.watchdog.end()  # a stopped process does not hear Ray
+            self.watchdog.kill_workers()  # also those that are stopped, which Ray cannot end
             if ray.is_initialized():
-                for actor in self.actors:  # the watchdog may not have met them
+                for actor in self.actors:  # the watchdog may not watch them yet
                     ray.kill(actor, no_restart=True)
-                # Ray drops it with the run all the same, and a Ray without its head would hang.
-                if self.watchdog.head.listens():
+                # Ray removes it when the run ends; without its head process this call would hang.
+                if self.watchdog.ray_head.is_listening():
                     self._placement.remove()
         finally:
             stop_ray()

@@ -1,5 +1,5 @@
-"""A sentry on every node that has workers: in this process for those of this machine, an actor on
-each other one.
+"""Watches every worker of the run: those of this machine directly, those of each other node through
+a node monitor that runs there as a Ray actor.
 """
 
 from __future__ import annotations
@@ -13,122 +13,136 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from april_rl.runtime.supervision.heartbeat import Activity, Member
-from april_rl.runtime.supervision.node_monitor import UNSEEN, Findings, Machine, Sentry, Vitals
+from april_rl.runtime.supervision.heartbeat import Activity, WorkerProcess
+from april_rl.runtime.supervision.node_monitor import (
+    NO_ANSWER,
+    NodeMemory,
+    NodeMonitor,
+    ProcessStatus,
+    WorkerTrace,
+)
 
 _NODE_ANSWERS_S = 5.0
-_NOT_YET = Vitals(state=UNSEEN, rss_bytes=0, activity=Activity())
-_NO_FINDINGS = Findings(stacks="no stacks: the node does not answer\n", log_tail="")
-_NO_MACHINE = Machine(total_bytes=0, free_bytes=0, oom_kills=0)
+_UNKNOWN_STATUS = ProcessStatus(state=NO_ANSWER, rss_bytes=0, activity=Activity())
+_UNKNOWN_TRACE = WorkerTrace(stacks="no stacks: the node does not answer\n", log_tail="")
+_UNKNOWN_MEMORY = NodeMemory(total_bytes=0, free_bytes=0, oom_kills=0)
 
 
-class Sentries:
-    """All of them, as one that knows every worker by its rank."""
+class ClusterMonitor:
+    """The node monitors of all nodes; every result is by rank."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        """`members` by rank."""
-        self.members = tuple(members)
-        here = ray.get_runtime_context().get_node_id() if members else ""
-        self._last = [_NOT_YET] * len(members)
+    def __init__(self, processes: Sequence[WorkerProcess]) -> None:
+        """Watch `processes`, which are by rank."""
+        self.processes = tuple(processes)
+        this_node = ray.get_runtime_context().get_node_id() if processes else ""
+        self._latest = [_UNKNOWN_STATUS] * len(processes)
         ranks: dict[str, list[int]] = {}
-        for rank, member in enumerate(members):
-            ranks.setdefault(member.node_id, []).append(rank)
-        self._here = ranks.pop(here, [])
-        self._sentry = Sentry([members[rank] for rank in self._here])
-        self._there = [_There(node, [(r, members[r]) for r in of]) for node, of in ranks.items()]
+        for rank, process in enumerate(processes):
+            ranks.setdefault(process.node_id, []).append(rank)
+        self._local_ranks = ranks.pop(this_node, [])
+        self._local = NodeMonitor([processes[rank] for rank in self._local_ranks])
+        self._remote = [
+            _RemoteNode(node_id, {rank: processes[rank] for rank in on_node})
+            for node_id, on_node in ranks.items()
+        ]
 
-    def look(self) -> list[Vitals]:
-        """Of every worker, by rank; of another node's what its sentry said last, and that it is
-        not seen when that is too long ago. Never waits.
+    def statuses(self) -> list[ProcessStatus]:
+        """Return the latest status of every worker without waiting.
+
+        Other nodes report asynchronously; when one is overdue its workers' state is NO_ANSWER.
         """
-        for rank, vitals in zip(self._here, self._sentry.look(), strict=True):
-            self._last[rank] = vitals
-        for there in self._there:
-            for rank, vitals in there.look():
-                self._last[rank] = vitals
-            for rank in there.ranks if there.is_silent else ():
-                self._last[rank] = replace(self._last[rank], state=UNSEEN)
-        return list(self._last)
+        for rank, status in zip(self._local_ranks, self._local.statuses(), strict=True):
+            self._latest[rank] = status
+        for node in self._remote:
+            for rank, status in node.statuses():
+                self._latest[rank] = status
+            for rank in node.ranks if node.is_overdue else ():
+                self._latest[rank] = replace(self._latest[rank], state=NO_ANSWER)
+        return list(self._latest)
 
-    def findings(self, wait_s: float) -> list[Findings]:
-        """Of every worker, by rank, within `wait_s` and what a node may take to answer."""
-        found = [_NO_FINDINGS] * len(self.members)
-        calls = [there.ask("findings", wait_s) for there in self._there]
-        for rank, findings in zip(self._here, self._sentry.findings(wait_s), strict=True):
-            found[rank] = findings
-        for there, answer in zip(self._there, _answers(calls, wait_s), strict=True):
-            of_node = answer or [_NO_FINDINGS] * len(there.ranks)
-            for rank, findings in zip(there.ranks, of_node, strict=True):
-                found[rank] = findings
+    def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
+        """Return stacks and log tail of every worker; a node has `wait_s` for its workers, and some
+        seconds to answer.
+        """
+        found = [_UNKNOWN_TRACE] * len(self.processes)
+        calls = [node.call("collect_traces", wait_s) for node in self._remote]
+        for rank, trace in zip(self._local_ranks, self._local.collect_traces(wait_s), strict=True):
+            found[rank] = trace
+        for node, traces in zip(self._remote, _answers(calls, wait_s), strict=True):
+            for rank, trace in zip(node.ranks, traces or [], strict=False):
+                found[rank] = trace
         return found
 
-    def machines(self) -> list[Machine]:
-        """Of every worker, by rank: the memory of its node."""
-        found = [self._sentry.machine()] * len(self.members)
-        calls = [there.ask("machine") for there in self._there]
-        for there, machine in zip(self._there, _answers(calls), strict=True):
-            for rank in there.ranks:
-                found[rank] = machine or _NO_MACHINE
+    def memory(self) -> list[NodeMemory]:
+        """Return the memory of every worker's node."""
+        found = [self._local.memory()] * len(self.processes)
+        calls = [node.call("memory") for node in self._remote]
+        for node, memory in zip(self._remote, _answers(calls), strict=True):
+            for rank in node.ranks:
+                found[rank] = memory or _UNKNOWN_MEMORY
         return found
 
-    def mark(self) -> None:
-        """Before the workers are told to go: note what `end` is to end."""
-        calls = [there.ask("mark") for there in self._reachable()]
-        self._sentry.mark()
+    def find_processes(self) -> None:
+        """Note the processes that `kill_processes` kills; call it before Ray ends the workers."""
+        calls = [node.call("find_processes") for node in self._reachable()]
+        self._local.find_processes()
         _answers(calls)
 
-    def end(self) -> None:
-        """SIGKILL to every worker that does not go, and to its children."""
-        calls = [there.ask("end") for there in self._reachable()]
-        self._sentry.end()
+    def kill_processes(self) -> None:
+        """Kill every noted worker that is still there, and its children."""
+        calls = [node.call("kill_processes") for node in self._reachable()]
+        self._local.kill_processes()
         _answers(calls)
-        for there in self._reachable():
-            there.end()
+        for node in self._reachable():
+            node.end()
 
-    def _reachable(self) -> list[_There]:
-        """Those of other nodes; none when Ray has been left: asking them would start it anew."""
-        return self._there if ray.is_initialized() else []
+    def _reachable(self) -> list[_RemoteNode]:
+        """Return the other nodes; none after Ray has shut down, since a call would restart it."""
+        return self._remote if ray.is_initialized() else []
 
 
-class _There:
-    """The sentry of another node, which may be slow to answer or gone."""
+class _RemoteNode:
+    """The monitor of another node, which may answer late or never."""
 
-    def __init__(self, node_id: str, ranked: Sequence[tuple[int, Member]]) -> None:
-        self.ranks = [rank for rank, _ in ranked]
-        # Without one its workers would seem silent, whatever they do.
-        actor = ray.remote(Sentry).options(
+    def __init__(self, node_id: str, processes: dict[int, WorkerProcess]) -> None:
+        self.ranks = list(processes)
+        # Restarted when it dies: without it, its workers would seem to make no progress.
+        actor = ray.remote(NodeMonitor).options(
             num_cpus=0,
             max_restarts=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
-        self._actor: Any = actor.remote([member for _, member in ranked])
-        self.is_silent = False  # it does not answer
-        self._ask_again()
+        self._actor: Any = actor.remote(list(processes.values()))
+        self.is_overdue = False
+        self._request()
 
-    def look(self) -> list[tuple[int, Vitals]]:
-        """By rank, when the last question has been answered; it is asked again then."""
-        if not ray.wait([self._asked], timeout=0)[0]:
-            self.is_silent = time.monotonic() - self._asked_at > _NODE_ANSWERS_S
+    def statuses(self) -> list[tuple[int, ProcessStatus]]:
+        """Return the status of each rank if the last request has been answered, and send the next
+        one then.
+        """
+        if not ray.wait([self._requested], timeout=0)[0]:
+            self.is_overdue = time.monotonic() - self._requested_at > _NODE_ANSWERS_S
             return []
-        vitals: list[Vitals] = _answer(self._asked) or []
-        self.is_silent = not vitals
-        self._ask_again()
-        return list(zip(self.ranks, vitals, strict=False))
+        statuses: list[ProcessStatus] = _answer(self._requested) or []
+        self.is_overdue = not statuses
+        self._request()
+        return list(zip(self.ranks, statuses, strict=False))
 
-    def _ask_again(self) -> None:
-        self._asked, self._asked_at = self.ask("look"), time.monotonic()
+    def _request(self) -> None:
+        self._requested, self._requested_at = self.call("statuses"), time.monotonic()
 
-    def ask(self, method: str, *args: object) -> ray.ObjectRef[Any]:
-        call: ray.ObjectRef[Any] = getattr(self._actor, method).remote(*args)
-        return call
+    def call(self, method: str, *args: object) -> ray.ObjectRef[Any]:
+        reference: ray.ObjectRef[Any] = getattr(self._actor, method).remote(*args)
+        return reference
 
     def end(self) -> None:
         ray.kill(self._actor, no_restart=True)
 
 
 def _answers(calls: Sequence[ray.ObjectRef[Any]], wait_s: float = 0.0) -> list[Any]:
-    """What came of each call; None where the node is silent or gone. They all have the same
-    `wait_s` and what a node may take: a cluster of which much is gone is not waited for in turn.
+    """Return the result of each call; None for a node that does not answer.
+
+    All calls share one time limit: nodes that are gone are not waited for one by one.
     """
     if calls:
         ray.wait(list(calls), num_returns=len(calls), timeout=wait_s + _NODE_ANSWERS_S)
@@ -136,7 +150,7 @@ def _answers(calls: Sequence[ray.ObjectRef[Any]], wait_s: float = 0.0) -> list[A
 
 
 def _answer(call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401
-    """What has come of a call by now; None when nothing has, or it failed."""
+    """Return the result if it is there; None when it is not, or the call failed."""
     try:
         return ray.get(call, timeout=0)
     except RayError:

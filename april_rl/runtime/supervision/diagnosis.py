@@ -1,4 +1,4 @@
-"""What is known of the workers when one of them has failed, and the error that says so."""
+"""Which worker is at fault when a run fails, and the error that names it."""
 
 from __future__ import annotations
 
@@ -6,158 +6,174 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from april_rl.runtime.supervision.failures import (
-    Failure,
-    HeadLostError,
+    CallFailure,
+    RayHeadLostError,
     WorkerDiedError,
     WorkerMemoryError,
     WorkerStalledError,
     memory_advice,
 )
-from april_rl.runtime.supervision.heartbeat import Member
-from april_rl.runtime.supervision.node_monitor import UNSEEN, Machine, Vitals
+from april_rl.runtime.supervision.heartbeat import WorkerProcess
+from april_rl.runtime.supervision.node_monitor import NO_ANSWER, NodeMemory, ProcessStatus
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """Every worker, by rank; all of it empty when they have not been met."""
+class ClusterSnapshot:
+    """What is known of every worker at one moment, by rank; empty before workers are watched."""
 
-    members: Sequence[Member]
-    vitals: Sequence[Vitals]
-    machines: Sequence[Machine]  # of each worker's node
-    most_rss_bytes: Sequence[int]  # each was seen with
+    processes: Sequence[WorkerProcess]
+    statuses: Sequence[ProcessStatus]
+    memory: Sequence[NodeMemory]  # of each worker's node
+    peak_rss_bytes: Sequence[int]
 
-    def name(self, rank: int | None) -> str:
-        """Which worker, and where."""
+    def worker_name(self, rank: int | None) -> str:
+        """Return rank, pid and host as far as they are known."""
         if rank is None:
             return "a worker"
-        if not self.members:
+        if not self.processes:
             return f"worker {rank}"
-        member = self.members[rank]
-        return f"worker {rank} (pid {member.pid} on {member.host})"
+        process = self.processes[rank]
+        return f"worker {rank} (pid {process.pid} on {process.host})"
 
     def call(self, rank: int | None) -> str:
-        """The method it runs, or ran last."""
-        return "" if rank is None or not self.vitals else self.vitals[rank].activity.call
+        """Return the method that the worker runs, or ran last; empty when there is none."""
+        return "" if rank is None or not self.statuses else self.statuses[rank].activity.call
+
+    def moment(self, rank: int) -> str:
+        """Return in or after which call the worker is."""
+        activity = self.statuses[rank].activity
+        if not activity.call:
+            return "before its first call"
+        return f"{'in' if activity.is_running else 'after'} {activity.call}"
 
     def is_node_dead(self, rank: int) -> bool:
-        """Whether its node had several workers and all of them are dead."""
-        node_id = self.members[rank].node_id
-        beside = [r for r, member in enumerate(self.members) if member.node_id == node_id]
-        return len(beside) > 1 and set(beside) <= set(self.dead())
+        """Return whether the worker's node had several workers and all of them are dead."""
+        node_id = self.processes[rank].node_id
+        on_node = [r for r, process in enumerate(self.processes) if process.node_id == node_id]
+        return len(on_node) > 1 and set(on_node) <= set(self.dead_ranks())
 
-    def memory(self, rank: int) -> str:
-        """That of its machine, in words; empty when it is not known."""
-        machine = self.machines[rank]
-        if not machine.total_bytes:
+    def free_memory(self, rank: int) -> str:
+        """Return free and total memory of the worker's node; empty when unknown."""
+        memory = self.memory[rank]
+        if not memory.total_bytes:
             return ""
-        return f"{machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB"
+        return f"{memory.free_bytes / GIB:.1f} of {memory.total_bytes / GIB:.1f} GiB"
 
-    def dead(self) -> list[int]:
-        """The ranks without a process."""
-        return [rank for rank, vitals in enumerate(self.vitals) if vitals.is_dead]
+    def dead_ranks(self) -> list[int]:
+        """Return the ranks whose process has ended."""
+        return [rank for rank, status in enumerate(self.statuses) if status.is_dead]
 
-    def at_fault(self) -> list[int]:
-        """The ranks that the others wait for: dead ones, else stopped ones, else those of a node
-        that does not answer, else those that have come least far in a call which others run too.
+    def blocking_ranks(self) -> list[int]:
+        """Return the ranks that the others wait for: those that are dead, else stopped, else on a
+        node that does not answer, else behind the others in the same call.
         """
-        stopped = [rank for rank, vitals in enumerate(self.vitals) if vitals.is_stopped]
-        unseen = [rank for rank, vitals in enumerate(self.vitals) if vitals.state == UNSEEN]
-        return self.dead() or stopped or unseen or self._behind()
+        stopped = [rank for rank, status in enumerate(self.statuses) if status.is_stopped]
+        silent = [rank for rank, status in enumerate(self.statuses) if status.state == NO_ANSWER]
+        return self.dead_ranks() or stopped or silent or self._ranks_behind()
 
-    def waiting(self) -> str:
-        """Who waits for whom, as a sentence; empty when nobody knows."""
-        blamed = self.at_fault()
-        others = [
+    def who_waits(self) -> str:
+        """Return who waits for whom as a phrase; empty when that is unknown."""
+        blocking = self.blocking_ranks()
+        waiting = [
             rank
-            for rank, vitals in enumerate(self.vitals)
-            if rank not in blamed and vitals.activity.is_running
+            for rank, status in enumerate(self.statuses)
+            if rank not in blocking and status.activity.is_running
         ]
-        return f"{_ranks(others)} for {_ranks(blamed)}" if blamed and others else ""
+        if not (blocking and waiting):
+            return ""
+        verb = "wait" if len(waiting) > 1 else "waits"
+        return f"{_names(waiting)} {verb} for {_names(blocking)}"
 
-    def _behind(self) -> list[int]:
-        """The ranks behind the others in the call that most of them run; none when all are even."""
-        running = [vitals.activity.call for vitals in self.vitals if vitals.activity.is_running]
+    def _ranks_behind(self) -> list[int]:
+        """Return the ranks with the fewest beats in the call that most workers run; none when all
+        have the same number.
+        """
+        running = [status.activity.call for status in self.statuses if status.activity.is_running]
         if not running:
             return []
         call = max(sorted(set(running)), key=running.count)
-        progress = [
-            vitals.activity.call_beats
-            if vitals.activity.is_running and vitals.activity.call == call
+        beats = [
+            status.activity.call_beats
+            if status.activity.is_running and status.activity.call == call
             else -1
-            for vitals in self.vitals
+            for status in self.statuses
         ]
-        least = min(progress)
-        return [] if least == max(progress) else [r for r, n in enumerate(progress) if n == least]
+        fewest = min(beats)
+        return [] if fewest == max(beats) else [r for r, n in enumerate(beats) if n == fewest]
 
 
-def died(scene: Scene, rank: int) -> WorkerDiedError:
-    """A process has ended."""
-    kills = scene.machines[rank].oom_kills
+def death_error(snapshot: ClusterSnapshot, rank: int) -> WorkerDiedError:
+    """Return the error for a process that has ended."""
+    kills = snapshot.memory[rank].oom_kills
     if kills:
-        said = f"processes killed there for want of memory since the start: {kills}"
-        return out_of_memory(scene, rank, said)
-    why = "its process was killed or crashed"
-    if scene.is_node_dead(rank):
-        why += " like all workers of its node: they end with Ray's own process there (raylet)"
-    return WorkerDiedError(f"{scene.name(rank)} died in {scene.call(rank) or 'no call'}: {why}")
+        reason = f"the kernel killed {kills} of its node's processes for lack of memory"
+        return memory_error(snapshot, rank, reason)
+    reason = "its process was killed or crashed"
+    if snapshot.is_node_dead(rank):
+        reason += ", like all workers of its node: they end with Ray's process there (raylet)"
+    return WorkerDiedError(f"{snapshot.worker_name(rank)} died {snapshot.moment(rank)}: {reason}")
 
 
-def failed(scene: Scene, rank: int | None, failure: Failure) -> WorkerDiedError:
-    """A call to `rank` (None: it is not known) brought no result."""
-    if failure.is_memory:
-        return out_of_memory(scene, rank, failure.summary)
+def call_error(
+    snapshot: ClusterSnapshot, rank: int | None, failure: CallFailure
+) -> WorkerDiedError:
+    """Return the error for a call that failed; `rank` is None when the worker is unknown."""
+    if failure.is_out_of_memory:
+        return memory_error(snapshot, rank, failure.summary)
     verb = "died" if failure.is_death else "failed"
-    call = scene.call(rank) or ("" if scene.members else "its start")
-    in_call = f" in {call}" if call else ""
-    return WorkerDiedError(f"{scene.name(rank)} {verb}{in_call}: {failure.message.strip()}")
+    call = snapshot.call(rank) or ("" if snapshot.processes else "its start")
+    where = f" in {call}" if call else ""
+    return WorkerDiedError(f"{snapshot.worker_name(rank)} {verb}{where}: {failure.message.strip()}")
 
 
-def out_of_memory(scene: Scene, rank: int | None, said: str) -> WorkerMemoryError:
-    """`said`: what Ray, torch, the kernel or Python say of it."""
-    held = ""
-    if rank is not None and scene.machines:
-        held = f" It held {scene.most_rss_bytes[rank] / GIB:.2f} GiB"
-        memory = scene.memory(rank)
-        held += f"; {memory} of its machine are free now." if memory else "."
-    call = scene.call(rank)
+def memory_error(snapshot: ClusterSnapshot, rank: int | None, reason: str) -> WorkerMemoryError:
+    """Return the error for a lack of memory; `reason` is what Ray, torch or the kernel report."""
+    usage = ""
+    if rank is not None and snapshot.memory:
+        usage = f" It held up to {snapshot.peak_rss_bytes[rank] / GIB:.2f} GiB"
+        free = snapshot.free_memory(rank)
+        usage += f"; its node has {free} free now." if free else "."
+    call = snapshot.call(rank)
     return WorkerMemoryError(
-        f"{scene.name(rank)} ran out of memory in {call or 'its start'} ({said}).{held} "
-        f"{memory_advice(call)}"
+        f"{snapshot.worker_name(rank)} ran out of memory in {call or 'its start'} ({reason})."
+        f"{usage} {memory_advice(call)}"
     )
 
 
-def head_lost(scene: Scene, address: str) -> HeadLostError:
-    """Nobody listens at the `address` of Ray's head process any more."""
-    kills = max((machine.oom_kills for machine in scene.machines), default=0)
-    memory = f" (processes killed for want of memory beside the workers: {kills})" if kills else ""
-    return HeadLostError(
-        f"Ray's head process (gcs_server at {address}) has ended: it was killed{memory}, crashed, "
-        "or was stopped with its cluster (`ray stop`). A Ray cluster does not outlive it, so the "
-        "run ends. gcs_server.out in the logs of Ray's session on its machine "
-        "(/tmp/ray/session_latest/logs) may say why. Start the run again; where "
-        "runtime.ray_address names a cluster, that first: `ray stop`, then `ray start`, on every "
-        "machine"
+def ray_head_error(snapshot: ClusterSnapshot, address: str) -> RayHeadLostError:
+    """Return the error for a head process that no longer listens at `address`."""
+    kills = max((memory.oom_kills for memory in snapshot.memory), default=0)
+    for_memory = f" (the kernel killed {kills} processes for lack of memory)" if kills else ""
+    return RayHeadLostError(
+        f"Ray's head process (gcs_server at {address}) has ended: it was killed{for_memory}, "
+        "crashed, or was stopped with its cluster (`ray stop`). A Ray cluster does not survive it, "
+        "so the run ends. The file gcs_server.out in Ray's logs on its machine "
+        "(/tmp/ray/session_latest/logs) may say why. Start the run again; if runtime.ray_address "
+        "names a cluster, restart the cluster first: `ray stop`, then `ray start`, on every machine"
     )
 
 
-def stopped(scene: Scene, rank: int) -> WorkerStalledError:
-    """A signal has stopped the process."""
+def stopped_error(snapshot: ClusterSnapshot, rank: int, *, limit_s: float) -> WorkerStalledError:
+    """Return the error for a process that a signal has stopped."""
     return WorkerStalledError(
-        f"{scene.name(rank)} is stopped (SIGSTOP or the like) in {scene.call(rank) or 'no call'}"
+        f"{snapshot.worker_name(rank)} was stopped by a signal (SIGSTOP) {snapshot.moment(rank)} "
+        f"and did not continue within {limit_s:g} s"
     )
 
 
-def silent(scene: Scene, rank: int | None, *, key: str, limit_s: float) -> WorkerStalledError:
-    """It has shown no progress for `limit_s`, the value of the setting `key`."""
-    waiting = scene.waiting()
+def no_progress_error(
+    snapshot: ClusterSnapshot, rank: int | None, *, key: str, limit_s: float
+) -> WorkerStalledError:
+    """Return the error for a worker without progress for `limit_s`, the value of setting `key`."""
+    waits = snapshot.who_waits()
     return WorkerStalledError(
-        f"{scene.name(rank)} has shown no progress for {key} = {limit_s:g} s in "
-        f"{scene.call(rank) or 'its start'}{f' ({waiting})' if waiting else ''}"
+        f"{snapshot.worker_name(rank)} made no progress in {snapshot.call(rank) or 'its start'} "
+        f"for {key} = {limit_s:g} s{f' ({waits})' if waits else ''}. If it only needs more time, "
+        "raise this setting"
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """In words."""
+def _names(ranks: Sequence[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

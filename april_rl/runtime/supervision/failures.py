@@ -1,4 +1,4 @@
-"""What comes of calls to workers: results, or a failure in the words of this project."""
+"""Errors of workers, and how an error of Ray is read."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from april_rl.rollout.ports import EngineStalledError
 
 
 class WorkerDiedError(RunError):
-    """A worker failed, or its process ended; the message says which one, and in what."""
+    """A worker failed, or its process ended; the message says which worker, and in which call."""
 
 
 class WorkerMemoryError(WorkerDiedError):
-    """A worker did not get the memory it asked for, or was killed for what it had."""
+    """A worker could not allocate memory, or was killed because its machine had none left."""
 
 
-class HeadLostError(RunError):
-    """Ray's head process has ended, and its cluster with it; the message says what to do."""
+class RayHeadLostError(RunError):
+    """Ray's head process has ended, and its cluster with it."""
 
 
 class WorkerStalledError(EngineStalledError):
-    """A worker hangs; so does its engine, and every worker that waits for it."""
+    """A worker hangs, and with it its engine and every worker that waits for it."""
 
 
 # By the method that ran out of memory.
-_ADVICE = {
-    "build_learner": "Give runtime.num_workers more of them, take a smaller model.path, or set "
+_MEMORY_ADVICE = {
+    "build_learner": "Raise runtime.num_workers, choose a smaller model.path, or set "
     "learner.offload",
     "build_engine": "Lower engine.kv_cache_gib (on CPU) or engine.gpu_memory_utilization (on GPU), "
     "or engine.max_model_len",
@@ -39,45 +39,51 @@ _ADVICE = {
     "learner.offload, or lower engine.kv_cache_gib (on CPU)",
     "sync_weights": "Lower engine.kv_cache_gib (on CPU) or engine.gpu_memory_utilization (on GPU)",
 }
-_ANY_ADVICE = "Lower learner.max_tokens or engine.kv_cache_gib, or use a machine with more memory"
-# What torch's allocators, Ray's memory monitor and libc say.
+_OTHER_MEMORY_ADVICE = (
+    "Lower learner.max_tokens or engine.kv_cache_gib, or use a machine with more memory"
+)
+# Of the messages of torch's allocators, Ray's memory monitor and libc.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 
-_COLOURS = re.compile("\x1b\\[[0-9;]*m")  # Ray's tracebacks are made for terminals
-# Of what Ray says of a death: its guesses, and names that only it knows.
-_GUESSES = re.compile(
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")  # Ray colours its tracebacks for terminals
+# Parts of Ray's message about a death that help nobody: guesses, and its internal names.
+_RAY_NOISE = re.compile(
     r" Some common causes include:.*|^\t(class_name|actor_id|namespace): .*\n", re.M
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a call has no result."""
+class CallFailure:
+    """Why a call to a worker has no result."""
 
-    message: str  # the worker's own traceback, or what Ray knows
-    summary: str  # in a line
-    is_memory: bool
-    is_death: bool  # of the process
+    message: str  # the worker's traceback, or Ray's message
+    summary: str  # one line of it
+    is_out_of_memory: bool
+    is_death: bool  # the process has ended
 
 
-def failure_of(error: RayError) -> Failure:
-    """What `error` says; a RunError that the worker raised is raised as it is."""
+def read_failure(error: RayError) -> CallFailure:
+    """Return why the call failed; raise the RunError itself when the worker raised one."""
     message = _COLOURS.sub("", str(error))
     if not isinstance(error, RayTaskError):
         was_killed = isinstance(error, OutOfMemoryError) or "running low on memory" in message
         is_death = was_killed or isinstance(error, RayActorError)
-        message = _GUESSES.sub("", message)
+        message = _RAY_NOISE.sub("", message)
         summary = message.strip().partition("\n")[0]
-        return Failure(message=message, summary=summary, is_memory=was_killed, is_death=is_death)
+        return CallFailure(
+            message=message, summary=summary, is_out_of_memory=was_killed, is_death=is_death
+        )
     if isinstance(error.cause, RunError):
         raise error.cause from None
-    said = f"{type(error.cause).__name__}: {error.cause}"
-    is_memory = isinstance(error.cause, MemoryError) or any(
-        word in said.lower() for word in _MEMORY_WORDS
+    summary = f"{type(error.cause).__name__}: {error.cause}"
+    is_out_of_memory = isinstance(error.cause, MemoryError) or any(
+        words in summary.lower() for words in _MEMORY_WORDS
     )
-    return Failure(message=message, summary=said, is_memory=is_memory, is_death=False)
+    return CallFailure(
+        message=message, summary=summary, is_out_of_memory=is_out_of_memory, is_death=False
+    )
 
 
 def memory_advice(call: str) -> str:
-    """The settings that make `call` (a method of the worker) need less memory."""
-    return _ADVICE.get(call, _ANY_ADVICE)
+    """Return the settings that lower the memory of `call`, a method of the worker."""
+    return _MEMORY_ADVICE.get(call, _OTHER_MEMORY_ADVICE)

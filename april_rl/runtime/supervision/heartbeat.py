@@ -1,8 +1,8 @@
-"""What a worker is doing, where others can read it without its help: also when it is stopped, stuck
-or dead.
+"""A worker's record of what it is doing, in shared memory. Other processes read it without the
+worker's help: also while it is busy, stopped or hung, and after it has died.
 
-The record stands in memory without a name in any file system: whoever has opened it keeps it, and
-nothing is left of it after the last process.
+The memory has no name in any file system, so nothing is left of it once the last process that has
+it open is gone.
 """
 
 from __future__ import annotations
@@ -27,105 +27,105 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-# Beats of all calls; of this call its beats, its start, whether it runs; engine steps; generated
-# tokens; the call's name.
+# Beats of all calls; then of the current call: its beats, its start, whether it is running; engine
+# steps; generated tokens; the name of the call.
 _RECORD = struct.Struct("<QQd?QQ32s")
 _SIZE = mmap.PAGESIZE
-# Not used by Ray, vLLM, torch or pebble; its handler is C code and runs in native code too.
+# Ray, vLLM, torch and pebble do not use this signal. Its handler is C code, so it also answers
+# while the process is inside native code.
 STACKS_SIGNAL = signal.SIGUSR2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """Where a worker can be found."""
+class WorkerProcess:
+    """Where a worker's process runs, and how to open its heartbeat and its stacks."""
 
     node_id: str  # Ray's
     host: str
     pid: int
-    born: str  # when the process started: another one may have the number later
-    pulse_fd: int  # of its process
-    stacks_fd: int  # of its process; the signal writes the stacks of all threads there
-    oom_counter: str  # the file of its node that counts kills for want of memory around it
-    oom_kills: int  # what that said when the worker was met
+    start_ticks: str  # when the process started: the kernel may give its pid to another one later
+    heartbeat_fd: int  # of the worker's process
+    stacks_fd: int  # of the worker's process; STACKS_SIGNAL writes the stacks of all threads to it
+    oom_counter: str  # the file on its node that counts out-of-memory kills around the worker
+    oom_kills: int  # the value of that counter when the watchdog began to watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What a worker was doing when its record was read."""
+    """What a worker was doing when its heartbeat was read."""
 
-    beats: int = 0  # signs of progress since its start
-    call: str = ""  # the method that runs, or ran last; empty: none yet
+    beats: int = 0  # signs of progress since the process started
+    call: str = ""  # the method that is running, or that ran last; empty: none so far
     is_running: bool = False
-    call_beats: int = 0  # of this call
-    call_s: float = 0.0  # since it began
+    call_beats: int = 0  # signs of progress in this call
+    call_s: float = 0.0  # since this call began
     engine_steps: int = 0  # of all ticks
     generated_tokens: int = 0  # of all ticks
 
 
-class Stat(NamedTuple):
-    """Of /proc/<pid>/stat."""
+class ProcessStat(NamedTuple):
+    """Fields of /proc/<pid>/stat."""
 
-    state: str  # a letter
-    born: str  # clock ticks since the machine's start
+    state: str  # one letter
+    start_ticks: str  # clock ticks since the machine booted
     resident_pages: int
 
 
-def stat_of(pid: int) -> Stat:
-    """A process as it is now; OSError when there is none."""
-    # The name, in brackets, may hold anything.
+def read_stat(pid: int) -> ProcessStat:
+    """Return the current state of a process; raise OSError when there is no such process."""
+    # The second field is the program's name in parentheses, which may contain spaces.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return Stat(state=fields[0], born=fields[19], resident_pages=int(fields[21]))
+    return ProcessStat(state=fields[0], start_ticks=fields[19], resident_pages=int(fields[21]))
 
 
-class Pulse:
-    """A worker's record of itself; it writes, others read."""
+class Heartbeat:
+    """The record of one worker, written by the worker itself."""
 
     def __init__(self) -> None:
-        """From now on the signal writes stacks, whatever the process is doing."""
-        self._pulse_fd = os.memfd_create("april_rl_pulse")
-        os.ftruncate(self._pulse_fd, _SIZE)
-        self._memory = mmap.mmap(self._pulse_fd, _SIZE)
+        self._heartbeat_fd = os.memfd_create("april_rl_heartbeat")
+        os.ftruncate(self._heartbeat_fd, _SIZE)
+        self._memory = mmap.mmap(self._heartbeat_fd, _SIZE)
         self._stacks_fd = os.memfd_create("april_rl_stacks")
         faulthandler.register(STACKS_SIGNAL, file=self._stacks_fd, all_threads=True)
         self._beats = self._call_beats = self._engine_steps = self._generated_tokens = 0
         self._call, self._started, self._is_running = b"", time.monotonic(), False
         self._write()
 
-    def member(self, node_id: str) -> Member:
-        """Where others find it, on Ray's node `node_id`."""
+    def process(self, node_id: str) -> WorkerProcess:
+        """Return where the monitor of Ray's node `node_id` finds this process and its heartbeat."""
         counter = oom_counter()
-        return Member(
+        return WorkerProcess(
             node_id=node_id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            born=stat_of(os.getpid()).born,
-            pulse_fd=self._pulse_fd,
+            start_ticks=read_stat(os.getpid()).start_ticks,
+            heartbeat_fd=self._heartbeat_fd,
             stacks_fd=self._stacks_fd,
             oom_counter=str(counter),
             oom_kills=oom_kills(counter),
         )
 
-    def begin(self, call: str) -> None:
-        """The method `call` starts."""
+    def begin_call(self, call: str) -> None:
+        """Record that the method `call` starts."""
         self._call, self._started, self._is_running = call.encode(), time.monotonic(), True
         self._call_beats = -1
         self.beat()
 
-    def end(self) -> None:
-        """It has ended."""
+    def end_call(self) -> None:
+        """Record that the method has ended."""
         self._is_running = False
         self.beat()
 
     def beat(self, *, engine_steps: int = 0, generated_tokens: int = 0) -> None:
-        """A sign of progress, with what has been computed since the one before."""
+        """Record progress, with what has been computed since the last beat."""
         self._beats += 1
         self._call_beats += 1
         self._engine_steps += engine_steps
         self._generated_tokens += generated_tokens
         self._write()
 
-    def counted(self, items: Iterable[T]) -> Iterator[T]:
-        """The items; each one is a sign of progress."""
+    def beat_each(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the items, with a beat before each."""
         for item in items:
             self.beat()
             yield item
@@ -144,40 +144,40 @@ class Pulse:
         )
 
 
-class HasPulse(Protocol):
-    """A worker."""
+class HasHeartbeat(Protocol):
+    """A worker that records what it is doing."""
 
-    pulse: Pulse
-
-
-W = TypeVar("W", bound=HasPulse)
+    heartbeat: Heartbeat
 
 
-def told(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """A worker's method, of which its pulse says when it runs."""
+W = TypeVar("W", bound=HasHeartbeat)
+
+
+def records_activity(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
+    """Record the start and the end of a worker's method in its heartbeat."""
 
     @functools.wraps(method)
     def call(worker: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        worker.pulse.begin(method.__name__)
+        worker.heartbeat.begin_call(method.__name__)
         try:
             return method(worker, *args, **kwargs)
         finally:
-            worker.pulse.end()
+            worker.heartbeat.end_call()
 
     return call
 
 
-class PulseReader:
-    """The record of a worker of this machine; still readable when the worker is dead."""
+class HeartbeatReader:
+    """The heartbeat of a worker on this machine; stays readable when the worker has died."""
 
-    def __init__(self, member: Member) -> None:
-        """Raises OSError when there is no such process any more."""
-        with open(f"/proc/{member.pid}/fd/{member.pulse_fd}", "rb") as file:
+    def __init__(self, process: WorkerProcess) -> None:
+        """Open the heartbeat. Raise OSError when the process is gone already."""
+        with open(f"/proc/{process.pid}/fd/{process.heartbeat_fd}", "rb") as file:
             self._memory = mmap.mmap(file.fileno(), _SIZE, prot=mmap.PROT_READ)
-        self._stacks = Path(f"/proc/{member.pid}/fd/{member.stacks_fd}")
+        self._stacks = Path(f"/proc/{process.pid}/fd/{process.stacks_fd}")
 
     def activity(self) -> Activity:
-        """What the worker wrote last. Read while it writes, a value may be an old one."""
+        """Return what the worker wrote last; a field may be one beat old."""
         beats, call_beats, started, is_running, steps, tokens, call = _RECORD.unpack_from(
             self._memory
         )
@@ -192,13 +192,13 @@ class PulseReader:
         )
 
     def num_stack_bytes(self) -> int:
-        """What the signals have brought so far; 0 when the process is dead."""
+        """Return the size of all stacks written so far; 0 when the process has died."""
         with suppress(OSError):
             return self._stacks.stat().st_size
         return 0
 
     def stacks_from(self, offset: int) -> str:
-        """What they brought after the first `offset` bytes; empty when the process is dead."""
+        """Return the stacks written behind byte `offset`; empty when the process has died."""
         with suppress(OSError):
             return self._stacks.read_bytes()[offset:].decode(errors="replace")
         return ""

@@ -1,5 +1,5 @@
-"""The processes of the workers of one machine, seen from outside: alive or not, their memory, their
-stacks, their end.
+"""Watches the worker processes of one machine from outside: whether they live, what they do, their
+memory and stacks. Kills what is left of them at the end.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from april_rl.runtime.memory.host import host_memory, oom_kills
 from april_rl.runtime.supervision.heartbeat import (
     STACKS_SIGNAL,
     Activity,
-    Member,
-    PulseReader,
-    stat_of,
+    HeartbeatReader,
+    WorkerProcess,
+    read_stat,
 )
 
 _LOG_TAIL_BYTES = 4096
@@ -28,144 +28,148 @@ _WORKERS_END_S = 0.5
 _CHILDREN_END_S = 1.0
 _POLL_S = 0.05
 _DEAD = "ZX"
-UNSEEN = "?"  # in the place of a state
+NO_ANSWER = "?"  # a process state: the node does not answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
-    """How a worker's process is."""
+class ProcessStatus:
+    """State and activity of a worker's process."""
 
-    state: str  # the letter of /proc/<pid>/stat; empty: there is no process; or UNSEEN
-    rss_bytes: int  # 0 when it is dead
+    state: str  # the letter in /proc/<pid>/stat; empty: the process is dead; or NO_ANSWER
+    rss_bytes: int  # resident memory; 0 when the process is dead
     activity: Activity
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process has ended."""
+        """Return whether the process has ended."""
         return not self.state
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it; a debugger does so in another way."""
+        """Return whether a signal has stopped the process; a debugger sets another state."""
         return self.state == "T"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What is worth telling of a worker whose group has failed."""
+class WorkerTrace:
+    """What the report shows of a worker's process."""
 
     stacks: str
-    log_tail: str  # the end of what its process wrote to stderr
+    log_tail: str  # the last lines that the process wrote to stderr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The memory of a node, or of the container or job on it."""
+class NodeMemory:
+    """Memory of a node, or of the container or job on it."""
 
-    total_bytes: int  # 0: it is not known
+    total_bytes: int  # 0: unknown
     free_bytes: int
-    oom_kills: int  # processes the kernel has killed for want of it since the workers were met
+    oom_kills: int  # processes that the kernel killed for lack of memory while workers were watched
 
 
-class Sentry:
-    """Watches workers of its own machine; needs nothing of them but their process id."""
+class NodeMonitor:
+    """Watches workers on its own machine; needs no answer from them."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        """Those of this machine, in an order that all answers keep."""
-        self._watched = [_Watched(member) for member in members]
+    def __init__(self, processes: Sequence[WorkerProcess]) -> None:
+        """Watch `processes`, all on this machine; every result is in their order."""
+        self._watched = [_WatchedProcess(process) for process in processes]
         self._workers: list[psutil.Process] = []
         self._children: list[psutil.Process] = []
 
-    def look(self) -> list[Vitals]:
-        """Of each worker; takes microseconds."""
-        return [watched.vitals() for watched in self._watched]
+    def statuses(self) -> list[ProcessStatus]:
+        """Return the status of each worker; takes microseconds."""
+        return [watched.status() for watched in self._watched]
 
-    def machine(self) -> Machine:
-        """Memory as it is now."""
+    def memory(self) -> NodeMemory:
+        """Return the memory of this node as it is now."""
         memory = host_memory()
-        # Counted from what each member says: a sentry may have been started anew since.
+        # Each process brings the count from which to start: Ray may have restarted this monitor.
         kills = max((watched.oom_kills() for watched in self._watched), default=0)
-        return Machine(total_bytes=memory.total, free_bytes=memory.free, oom_kills=kills)
+        return NodeMemory(total_bytes=memory.total, free_bytes=memory.free, oom_kills=kills)
 
-    def findings(self, wait_s: float) -> list[Findings]:
-        """Of each worker, within `wait_s`. A stopped process is let go on: it writes its stacks
-        where it was stopped.
+    def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
+        """Return stacks and log tail of each worker within about `wait_s`.
+
+        Lets a stopped process continue, since only then it can write its stacks; they show where it
+        was stopped.
         """
-        asked = [watched.ask_for_stacks() for watched in self._watched]
+        asked = [watched.request_stacks() for watched in self._watched]
         deadline = time.monotonic() + wait_s
         missing = {i for i, was_asked in enumerate(asked) if was_asked}
         while missing and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             missing = {i for i in missing if not self._watched[i].has_stacks()}
         if any(asked):
-            time.sleep(2 * _POLL_S)  # the other threads of a long dump
-        return [Findings(stacks=w.stacks(), log_tail=w.log_tail()) for w in self._watched]
+            time.sleep(2 * _POLL_S)  # a long dump is written thread by thread
+        return [WorkerTrace(stacks=w.stacks(), log_tail=w.log_tail()) for w in self._watched]
 
-    def mark(self) -> None:
-        """Note which processes `end` is to end, while children can still be found."""
+    def find_processes(self) -> None:
+        """Note the processes that `kill_processes` kills, while their children can be found."""
         found = [process for watched in self._watched for process in watched.processes()]
         self._workers = [process for process, is_child in found if not is_child]
         self._children = [process for process, is_child in found if is_child]
 
-    def end(self) -> None:
-        """SIGKILL to the marked workers that have not gone by themselves, and to what is left of
-        their children a moment later: some of them clean up after a worker.
+    def kill_processes(self) -> None:
+        """Kill the noted workers that have not ended by themselves, then their children.
+
+        The children get a moment in between: some of them clean up after a worker.
         """
         _kill(psutil.wait_procs(self._workers, timeout=_WORKERS_END_S)[1])
         _kill(psutil.wait_procs(self._children, timeout=_CHILDREN_END_S)[1])
 
 
-class _Watched:
-    """One worker."""
+class _WatchedProcess:
+    """The process of one worker."""
 
-    def __init__(self, member: Member) -> None:
-        self._pid, self._born, self._reader = member.pid, member.born, None
+    def __init__(self, process: WorkerProcess) -> None:
+        self._pid, self._start_ticks = process.pid, process.start_ticks
+        self._oom_counter, self._oom_kills = Path(process.oom_counter), process.oom_kills
+        self._heartbeat: HeartbeatReader | None = None
         self._log, self._offset = "", 0
-        self._oom_counter, self._oom_kills = Path(member.oom_counter), member.oom_kills
-        with suppress(OSError):  # it may be dead already
-            self._reader = PulseReader(member)
-            self._log = os.readlink(f"/proc/{member.pid}/fd/2")
+        with suppress(OSError):  # the process may be dead already
+            self._heartbeat = HeartbeatReader(process)
+            self._log = os.readlink(f"/proc/{process.pid}/fd/2")
 
-    def vitals(self) -> Vitals:
-        activity = self._reader.activity() if self._reader else Activity()
+    def status(self) -> ProcessStatus:
+        activity = self._heartbeat.activity() if self._heartbeat else Activity()
         with suppress(OSError):
-            stat = stat_of(self._pid)
-            if stat.born == self._born and stat.state not in _DEAD:
+            stat = read_stat(self._pid)
+            if stat.start_ticks == self._start_ticks and stat.state not in _DEAD:
                 rss_bytes = stat.resident_pages * os.sysconf("SC_PAGE_SIZE")
-                return Vitals(state=stat.state, rss_bytes=rss_bytes, activity=activity)
-        return Vitals(state="", rss_bytes=0, activity=activity)
+                return ProcessStatus(state=stat.state, rss_bytes=rss_bytes, activity=activity)
+        return ProcessStatus(state="", rss_bytes=0, activity=activity)
 
     def oom_kills(self) -> int:
-        """Around it, since it was met."""
+        """Return how many processes the kernel killed around this one since it is watched."""
         return max(0, oom_kills(self._oom_counter) - self._oom_kills)
 
-    def ask_for_stacks(self) -> bool:
-        """Whether it can answer."""
-        vitals = self.vitals()
-        if vitals.is_dead or self._reader is None:
+    def request_stacks(self) -> bool:
+        """Ask the process to write its stacks; return False when it cannot."""
+        status = self.status()
+        if status.is_dead or self._heartbeat is None:
             return False
-        self._offset = self._reader.num_stack_bytes()
+        self._offset = self._heartbeat.num_stack_bytes()
         with suppress(ProcessLookupError):
             os.kill(self._pid, STACKS_SIGNAL)
-            if vitals.is_stopped:
+            if status.is_stopped:
                 os.kill(self._pid, signal.SIGCONT)
         return True
 
     def has_stacks(self) -> bool:
-        return self._reader is None or self._reader.num_stack_bytes() > self._offset
+        return self._heartbeat is None or self._heartbeat.num_stack_bytes() > self._offset
 
     def stacks(self) -> str:
-        """What the last question brought, or why there is nothing."""
-        if self._reader is None or (self.vitals().is_dead and not self.has_stacks()):
+        """Return the stacks that were requested last, or a line that says why there are none."""
+        if self._heartbeat is None or (self.status().is_dead and not self.has_stacks()):
             return "no stacks: the process is dead\n"
         if not self.has_stacks():
             with suppress(OSError):
-                where = Path(f"/proc/{self._pid}/wchan").read_text() or "nothing"
-                return f"no stacks: the process does not answer; the kernel has it in {where}\n"
-        return self._reader.stacks_from(self._offset)
+                where = Path(f"/proc/{self._pid}/wchan").read_text() or "unknown"
+                return f"no stacks: the process does not react; kernel function: {where}\n"
+        return self._heartbeat.stacks_from(self._offset)
 
     def log_tail(self) -> str:
-        """The end of its stderr; empty when that is no file, or cannot be read."""
+        """Return the end of its stderr; empty when that is not a file or cannot be read."""
         path = Path(self._log)
         with suppress(OSError):
             if path.is_file():
@@ -175,9 +179,9 @@ class _Watched:
         return ""
 
     def processes(self) -> list[tuple[psutil.Process, bool]]:
-        """It and its children, which may outlive it, with whether each is a child."""
+        """Return the process and its children, which may outlive it; True marks a child."""
         with suppress(psutil.NoSuchProcess, OSError):
-            if stat_of(self._pid).born == self._born:  # else another process has the number
+            if read_stat(self._pid).start_ticks == self._start_ticks:  # else the pid was reused
                 worker = psutil.Process(self._pid)
                 children = [(child, True) for child in worker.children(recursive=True)]
                 return [(worker, False), *children]

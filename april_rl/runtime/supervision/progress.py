@@ -1,53 +1,59 @@
-"""For how long each worker has shown no progress, and for how long it has been stopped."""
+"""How long each worker has made no progress, and how long it has been stopped."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from april_rl.runtime.supervision.node_monitor import Vitals
+from april_rl.runtime.supervision.node_monitor import ProcessStatus
 
-# A controller that was itself suspended for an hour has not watched for an hour.
-_MOST_BETWEEN_LOOKS_S = 3.0
+# When the controller itself was suspended for an hour, its workers were not watched for an hour.
+_MAX_ELAPSED_S = 3.0
 
 
 @dataclass(slots=True)
-class _OfRank:
-    beats: int = -1
-    silent_s: float = 0.0
+class _WorkerProgress:
+    beats: int = -1  # at the last update
+    no_progress_s: float = 0.0
     stopped_s: float = 0.0
-    most_rss_bytes: int = 0
+    peak_rss_bytes: int = 0
 
 
-class Silence:
-    """Counts in the controller's own looks, so that no clocks are compared."""
+class ProgressTimer:
+    """Adds up time between the controller's own checks, so that clocks are never compared."""
 
     def __init__(self, num_workers: int) -> None:
-        """Nothing has been seen yet."""
-        self._ranks = [_OfRank() for _ in range(num_workers)]
+        """Start with no time passed for each of `num_workers` workers."""
+        self._workers = [_WorkerProgress() for _ in range(num_workers)]
 
-    def observe(
-        self, vitals: Sequence[Vitals], *, passed_s: float, waited_for: Collection[int | None]
+    def update(
+        self,
+        statuses: Sequence[ProcessStatus],
+        *,
+        elapsed_s: float,
+        waited_for: Collection[int | None],
     ) -> None:
-        """What is seen of each worker, by rank, `passed_s` after the look before; one that nobody
-        waits for is not silent.
-        """
-        passed_s = min(passed_s, _MOST_BETWEEN_LOOKS_S)
-        for rank, (known, seen) in enumerate(zip(self._ranks, vitals, strict=True)):
-            is_quiet = seen.activity.beats == known.beats and rank in waited_for
-            known.silent_s = known.silent_s + passed_s if is_quiet else 0.0
-            known.stopped_s = known.stopped_s + passed_s if seen.is_stopped else 0.0
-            known.beats = seen.activity.beats
-            known.most_rss_bytes = max(known.most_rss_bytes, seen.rss_bytes)
+        """Take in the status of each worker, by rank, `elapsed_s` after the last update.
 
-    def silent_s(self, rank: int) -> float:
-        """Since its last sign of progress, as far as it was waited for."""
-        return self._ranks[rank].silent_s
+        Time without progress counts only for the ranks in `waited_for`.
+        """
+        elapsed_s = min(elapsed_s, _MAX_ELAPSED_S)
+        for rank, (worker, status) in enumerate(zip(self._workers, statuses, strict=True)):
+            beats = status.activity.beats
+            is_idle = beats == worker.beats and rank in waited_for
+            worker.no_progress_s = worker.no_progress_s + elapsed_s if is_idle else 0.0
+            worker.stopped_s = worker.stopped_s + elapsed_s if status.is_stopped else 0.0
+            worker.beats = beats
+            worker.peak_rss_bytes = max(worker.peak_rss_bytes, status.rss_bytes)
+
+    def no_progress_s(self, rank: int) -> float:
+        """Return the seconds since the worker's last beat, as long as it was waited for."""
+        return self._workers[rank].no_progress_s
 
     def stopped_s(self, rank: int) -> float:
-        """Since it was first seen stopped; 0 when it is not."""
-        return self._ranks[rank].stopped_s
+        """Return the seconds since the process was first found stopped; 0 when it is not."""
+        return self._workers[rank].stopped_s
 
-    def most_rss_bytes(self, rank: int) -> int:
-        """The most memory it was seen with."""
-        return self._ranks[rank].most_rss_bytes
+    def peak_rss_bytes(self, rank: int) -> int:
+        """Return the largest resident memory that the process was found with."""
+        return self._workers[rank].peak_rss_bytes

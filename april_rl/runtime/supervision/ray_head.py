@@ -1,7 +1,7 @@
-"""Ray's head process (gcs_server), seen from outside: whether anything listens at its address.
+"""Whether Ray's head process (gcs_server) is still there: whether anything listens at its address.
 
-Ray tries for a minute to reach one that is gone, then ends every process of the cluster, also the
-controller: from C++, so that nothing can be written or said any more.
+When it is gone, Ray tries to reach it for a minute and then ends every process of the cluster, the
+controller too, from C++: nothing can be saved or reported any more.
 """
 
 from __future__ import annotations
@@ -14,69 +14,68 @@ from typing import Any
 
 import ray
 
-# One a look. A head that is started anew within them goes on with its cluster.
-_REFUSALS = 5
-_ANSWERS_S = 0.1  # a kernel does, within a cluster, also for a process that is busy
+# One per check. A head process that is restarted within them keeps its cluster.
+_MAX_REFUSALS = 5
+_CONNECT_TIMEOUT_S = 0.1  # the kernel accepts for a busy process too
 
 
 def _ray_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-class Head:
-    """The process without which Ray cannot start, place or end anything.
+class RayHead:
+    """The process that Ray needs to start, place and end anything.
 
-    Only refusals count: they come from its machine's kernel and say that there is no such process.
-    One that is busy or stopped is still connected to, and a network may be slow.
+    Only refused connections count: the kernel of its machine refuses when no process listens. A
+    head process that is busy or stopped is still connected to, and a network may be slow.
     """
 
-    def __init__(self, find: Callable[[], str] = _ray_address) -> None:
-        """`find` returns host:port; it is called with every question: Ray may start later."""
-        self._find = find
-        self._has_answered = False  # at an address where nothing ever did nobody has died
-        self._refusals = 0  # in a row
+    def __init__(self, find_address: Callable[[], str] = _ray_address) -> None:
+        """`find_address` returns host:port; it is called at every check, as Ray may start later."""
+        self._find_address = find_address
+        self._has_answered = False  # refusals count only where something once listened
+        self._num_refusals = 0  # consecutive
 
     @property
     def address(self) -> str:
-        """Where it listens, or did."""
-        return self._find()
+        """Where the head process listens, or did."""
+        return self._find_address()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last few looks found nobody there."""
-        return self._refusals >= _REFUSALS
+        """Return whether the last few checks found that nothing listens."""
+        return self._num_refusals >= _MAX_REFUSALS
 
-    def look(self) -> None:
-        """Connect, once; waits for a tenth of a second at most."""
-        outcomes = self._outcomes()
-        self._has_answered |= 0 in outcomes
-        is_refusal = outcomes == {errno.ECONNREFUSED} and self._has_answered
-        self._refusals = self._refusals + 1 if is_refusal else 0
+    def check(self) -> None:
+        """Try to connect once; takes a tenth of a second at most."""
+        results = self._connect()
+        self._has_answered |= 0 in results
+        is_refused = results == {errno.ECONNREFUSED} and self._has_answered
+        self._num_refusals = self._num_refusals + 1 if is_refused else 0
 
-    def listens(self) -> bool:
-        """Whether it is there now."""
-        return 0 in self._outcomes()
+    def is_listening(self) -> bool:
+        """Return whether something accepts a connection right now."""
+        return 0 in self._connect()
 
-    def _outcomes(self) -> set[int]:
-        """Of connecting to each of its addresses: 0, or why not; none when its name has none."""
+    def _connect(self) -> set[int]:
+        """Return an error number for each address of the host, 0 for success."""
         try:
-            return {_outcome(*place) for place in _places(self._find())}
+            return {_connect_to(*where) for where in _resolve(self._find_address())}
         except socket.gaierror:
             return set()
 
 
-def _outcome(family: socket.AddressFamily, where: tuple[Any, ...]) -> int:
+def _connect_to(family: socket.AddressFamily, where: tuple[Any, ...]) -> int:
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as asked:
-            asked.settimeout(_ANSWERS_S)
-            return asked.connect_ex(where)
-    except OSError as error:  # no more files may be opened, say
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_CONNECT_TIMEOUT_S)
+            return connection.connect_ex(where)
+    except OSError as error:  # for example too many open files
         return error.errno or errno.EIO
 
 
-@functools.cache  # a name server may be slow, or gone by the next time
-def _places(address: str) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
-    """For the system's calls."""
+@functools.cache  # a name server may be slow, or unreachable later
+def _resolve(address: str) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
     host, _, port = address.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     return [(family, where) for family, _, _, _, where in found]

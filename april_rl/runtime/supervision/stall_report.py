@@ -1,80 +1,87 @@
-"""The report of a failed group of workers: who waits for whom, and where each of them stands."""
+"""The report on failed workers, stall_report.txt: who waits for whom, and what each worker does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
 
-from april_rl.runtime.supervision.diagnosis import GIB, Scene
-from april_rl.runtime.supervision.node_monitor import UNSEEN, Findings, Vitals
+from april_rl.runtime.supervision.diagnosis import GIB, ClusterSnapshot
+from april_rl.runtime.supervision.node_monitor import NO_ANSWER, ProcessStatus, WorkerTrace
 
 _STATES = {
     "": "dead",
-    UNSEEN: "not seen: its node does not answer",
+    NO_ANSWER: "unknown: no answer from its node",
     "D": "waiting for a device",
     "R": "running",
     "S": "sleeping",
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
 }
-_HEADER = ("rank", "pid", "process", "call", "since", "beats", "steps", "tokens", "RSS", "node")
-_ROW = "{:>4}  {:>8}  {:<20}  {:<14}  {:>9}  {:>6}  {:>9}  {:>11}  {:>9}  {}"
+_HEADER = ("rank", "pid", "process", "call", "started", "beats", "steps", "tokens", "RSS", "node")
+_ROW = "{:>4}  {:>8}  {:<20}  {:<14}  {:>13}  {:>6}  {:>9}  {:>11}  {:>9}  {}"
+_LEGEND = "call: in parentheses when it has ended; beats: signs of progress in the call"
 
 
 def report_text(
-    error: Exception, scene: Scene, *, findings: Sequence[Findings], oldest_request: str
+    error: Exception,
+    snapshot: ClusterSnapshot,
+    *,
+    traces: Sequence[WorkerTrace],
+    oldest_request: str,
 ) -> str:
-    """The whole report. `findings` by rank; `oldest_request`: a line about it, or nothing."""
+    """Return the whole report; `traces` are by rank."""
     parts = [
         f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}",
         str(error),
-        f"waiting: {scene.waiting() or 'nobody is known to wait for another'}",
+        f"waiting: {snapshot.who_waits() or 'unknown'}",
         f"oldest request in flight: {oldest_request or 'none'}",
-        _table(scene),
-        *_memory(scene),
+        _table(snapshot),
+        *_memory_lines(snapshot),
     ]
-    for rank, found in enumerate(findings):
+    for rank, trace in enumerate(traces):
+        name = snapshot.worker_name(rank)
         parts += [
-            f"--- {scene.name(rank)}: stacks, the innermost call first\n{found.stacks}",
-            f"--- {scene.name(rank)}: end of its log\n{found.log_tail or 'empty'}",
+            f"--- {name}: stacks of all threads, innermost call first\n{trace.stacks}",
+            f"--- {name}: end of its log\n{trace.log_tail or 'empty'}",
         ]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def _table(scene: Scene) -> str:
-    if not scene.members:
-        return "the workers had not been met yet: nothing is known of them"
+def _table(snapshot: ClusterSnapshot) -> str:
+    if not snapshot.processes:
+        return "nothing is known of the workers: the failure came before they had started"
     rows = [_ROW.format(*_HEADER)]
-    for rank, (member, vitals) in enumerate(zip(scene.members, scene.vitals, strict=True)):
-        seen = vitals.activity
+    for rank, (process, status) in enumerate(
+        zip(snapshot.processes, snapshot.statuses, strict=True)
+    ):
+        activity = status.activity
         rows.append(
             _ROW.format(
                 rank,
-                member.pid,
-                _STATES.get(vitals.state, vitals.state),
-                seen.call if seen.is_running else f"({seen.call or 'none'})",
-                f"{seen.call_s:.1f} s",
-                seen.call_beats,
-                seen.engine_steps,
-                seen.generated_tokens,
-                _gib(vitals),
-                f"{member.host} {member.node_id[:8]}",
+                process.pid,
+                _STATES.get(status.state, status.state),
+                activity.call if activity.is_running else f"({activity.call or 'none'})",
+                f"{activity.call_s:.1f} s ago",
+                activity.call_beats,
+                activity.engine_steps,
+                activity.generated_tokens,
+                _gib(status),
+                f"{process.host} {process.node_id[:8]}",
             )
         )
-    rows.append("a call in brackets has ended; beats: its signs of progress")
-    return "\n".join(rows)
+    return "\n".join([*rows, _LEGEND])
 
 
-def _gib(vitals: Vitals) -> str:
-    return f"{vitals.rss_bytes / GIB:.2f} GiB"
+def _gib(status: ProcessStatus) -> str:
+    return f"{status.rss_bytes / GIB:.2f} GiB"
 
 
-def _memory(scene: Scene) -> list[str]:
-    """A line a node."""
-    rank_of_host = {member.host: rank for rank, member in enumerate(scene.members)}
+def _memory_lines(snapshot: ClusterSnapshot) -> list[str]:
+    """Return a line for each host."""
+    rank_of_host = {process.host: rank for rank, process in enumerate(snapshot.processes)}
     lines = []
     for host, rank in rank_of_host.items():
-        memory, kills = scene.memory(rank), scene.machines[rank].oom_kills
-        known = f"{memory} free; processes killed for want of it since the start: {kills}"
-        lines.append(f"memory of {host}: {known if memory else 'not known, nobody answers there'}")
+        free, kills = snapshot.free_memory(rank), snapshot.memory[rank].oom_kills
+        known = f"{free} free; processes killed by the kernel for lack of it: {kills}"
+        lines.append(f"memory of {host}: {known if free else 'unknown, the node does not answer'}")
     return lines

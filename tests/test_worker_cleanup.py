@@ -1,4 +1,4 @@
-"""The end of workers where Ray does not help, and what a terminal shows of a killed one."""
+"""Workers are ended where Ray does not end them, and a killed one shows one message only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import ray
+from cluster_snapshots import process_of
 from light_groups import run_alone
-from scenes import member
 
 from april_rl.runtime.cluster import start_ray, stop_ray
-from april_rl.runtime.supervision.heartbeat import Member, stat_of
+from april_rl.runtime.supervision.heartbeat import WorkerProcess, read_stat
 from april_rl.runtime.supervision.watchdog import Watchdog
 
 pytestmark = pytest.mark.slow
@@ -29,9 +29,9 @@ def embedded_ray() -> Iterator[None]:
 
 @dataclass
 class Call:
-    """A method of an actor, whose result is there."""
+    """A method of an actor whose result is known."""
 
-    result: Member
+    result: WorkerProcess
 
     def remote(self) -> ray.ObjectRef:
         return ray.put(self.result)
@@ -39,45 +39,46 @@ class Call:
 
 @dataclass
 class NoActor:
-    """A worker that Ray refuses to end, as it knows nothing of it."""
+    """A worker that Ray refuses to end because it does not know it."""
 
-    member: Call
+    process: Call
     _actor_id: str = "none"
 
 
 @pytest.mark.usefixtures("embedded_ray")
 def test_a_worker_that_ray_does_not_end_is_ended_all_the_same(tmp_path):
-    """Fails when what Ray raises is all that happens; it is still raised."""
+    """Fails when Ray's error leaves the process behind; the error is still raised."""
     code = "import time; print(flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         here = ray.get_runtime_context().get_node_id()
-        found = replace(member(process.pid, born=stat_of(process.pid).born), node_id=here)
+        start_ticks = read_stat(process.pid).start_ticks
+        found = replace(process_of(process.pid, start_ticks=start_ticks), node_id=here)
         watchdog = Watchdog(report=tmp_path / "report", stall_timeout_s=60, call_timeout_s=60)
-        watchdog.meet([NoActor(Call(found))])
+        watchdog.watch([NoActor(Call(found))])
         try:
             with pytest.raises(ValueError, match="only supported for actors"):
-                watchdog.end()
+                watchdog.kill_workers()
             assert process.wait(timeout=20) == -signal.SIGKILL
         finally:
             process.kill()
 
 
-def test_of_a_killed_worker_a_terminal_shows_nothing_but_what_the_watchdog_says(tmp_path):
-    """Ray prints pages about a worker, and about its own raylet. Fails when it is let do so."""
+def test_the_terminal_shows_only_the_watchdogs_message_about_a_killed_worker(tmp_path):
+    """Ray prints pages about a worker, and about its own raylet. Fails when they are shown."""
     script = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
         "import psutil\n"
         "from april_rl.errors import RunError\n"
         "from april_rl.runtime.cluster import start_ray\n"
-        "from light_groups import Group, Watch\n"
+        "from light_groups import Group, GroupWatchdog\n"
         "start_ray(num_workers=2, address=None)\n"
         "group = Group()\n"
-        "watch = Watch(group, Path(sys.argv[1]))\n"
+        "watchdog = GroupWatchdog(group, Path(sys.argv[1]))\n"
         "os.kill(group.pids[1], signal.SIGKILL)\n"
         "try:\n"
-        "    watch.results(group.update())\n"
+        "    watchdog.results(group.update())\n"
         "except RunError as error:\n"
         "    print(str(error).partition(':')[0])\n"
         "mine = psutil.Process().children(recursive=True)\n"

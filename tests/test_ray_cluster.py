@@ -1,4 +1,4 @@
-"""A cluster that was started by somebody else, with a token of its own."""
+"""Joining a Ray cluster that somebody else started, protected by a token."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class RunningCluster:
 
 
 def environment(token: Path | None) -> dict[str, str]:
-    """Of a process that has `token`, and none of the person who runs the tests."""
+    """Return the environment of a process with `token`, without the Ray settings of this one."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     kept |= {"HOME": "/nonexistent", "RAY_AUTH_MODE": "token"}
     return kept if token is None else {**kept, "RAY_AUTH_TOKEN_PATH": str(token)}
 
 
 def free_port() -> int:
-    """One that nothing listens at."""
+    """Return a port at which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -61,7 +61,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RunningCluster]:
-    """Started and ended by `ray start --block`, in a folder with a short name (sockets)."""
+    """Start a cluster with `ray start --block`, in a folder with a short name (sockets)."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         token = Path(folder, "token")
         token.write_text("0123456789abcdef" * 4)
@@ -88,7 +88,7 @@ def cluster() -> Iterator[RunningCluster]:
 
 
 def joined(cluster: RunningCluster, token: Path | None, *args: str) -> tuple[str, list[str], int]:
-    """What a controller with `token` prints, its lines on stderr, and its exit status."""
+    """Return what a controller with `token` prints, its lines on stderr, and its exit status."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", JOIN, cluster.address, *args],
         env=environment(token),
@@ -101,10 +101,10 @@ def joined(cluster: RunningCluster, token: Path | None, *args: str) -> tuple[str
 
 
 @pytest.mark.slow
-def test_a_cluster_with_a_token_is_joined_and_left_as_it_was(cluster):
-    """The run takes the only CPU and ends without giving it back; the next one finds it free.
+def test_a_run_joins_a_cluster_with_a_token_and_leaves_it_as_it_was(cluster):
+    """One run takes the only CPU and ends without giving it back; the next one finds it free.
 
-    Fails when what a run has reserved outlives it.
+    Fails when the reservation outlives its run.
     """
     assert joined(cluster, cluster.token, "keep") == ("free 0.0", [], 0)
     assert joined(cluster, cluster.token) == ("free 0.0", [], 0)
@@ -113,8 +113,8 @@ def test_a_cluster_with_a_token_is_joined_and_left_as_it_was(cluster):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["another" * 9, None])
-def test_a_wrong_or_missing_token_is_named_and_not_waited_for(cluster, tmp_path, text):
-    """Fails when Ray is left to try twenty times, and to say that it failed to connect."""
+def test_a_wrong_or_missing_token_is_named_at_once(cluster, tmp_path, text):
+    """Fails when Ray tries twenty times and then only says that it failed to connect."""
     token = None
     if text is not None:
         token = tmp_path / "token"
@@ -128,19 +128,19 @@ def test_a_wrong_or_missing_token_is_named_and_not_waited_for(cluster, tmp_path,
 
 
 def test_an_address_where_nothing_listens_is_named_at_once():
-    """Fails when Ray is left to find out: it takes many minutes."""
+    """Fails when Ray itself has to find out, which takes many minutes."""
     port = free_port()
     with pytest.raises(JoinError, match=rf"runtime\.ray_address=127\.0\.0\.1:{port}: no Ray"):
         join(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("address", ["node1:6379", "10.0.0.1:6379", "[fd00::1]:6379", "auto", None])
-def test_an_address_is_host_and_port_or_auto(address):
+def test_an_address_may_be_host_and_port_or_auto(address):
     assert RuntimeConfig(ray_address=address).ray_address == address
 
 
 @pytest.mark.parametrize("address", ["node1", "local", "ray://node1:10001", "node1:6379/x", ""])
-def test_another_kind_of_address_is_refused(address):
-    """Ray would start a cluster at `local`, and answer from afar at `ray://`."""
+def test_any_other_address_is_refused(address):
+    """Ray would start a new cluster at `local`, and use another protocol at `ray://`."""
     with pytest.raises(ValueError, match=r"runtime\.ray_address must be host:port, auto or null"):
         RuntimeConfig(ray_address=address)

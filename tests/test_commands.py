@@ -1,4 +1,4 @@
-"""`python -m april_rl`: the list of commands, and what is said of one that there is not."""
+"""`python -m april_rl`: the list of commands, their help, and the message for an unknown one."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_module_of_the_folder_is_a_command_that_is_listed() -> None:
-    """Fails when a command is added and its name forgotten."""
+def test_every_module_in_the_folder_is_a_listed_command() -> None:
+    """Fails when a command is added but not its name."""
     modules = {path.stem for path in (Path(ROOT) / "april_rl" / "commands").glob("[a-z]*.py")}
     assert modules == commands().keys()
     assert modules <= set(NAMES)
 
 
-def test_without_a_command_each_is_listed_with_a_line() -> None:
+def test_without_a_command_all_are_listed_with_one_line_each() -> None:
     done = run()
     assert (done.returncode, done.stderr) == (0, "")
     for name, command in commands().items():
@@ -41,9 +41,7 @@ def test_without_a_command_each_is_listed_with_a_line() -> None:
 
 
 @pytest.mark.parametrize("name", commands())
-def test_each_command_has_a_help_that_names_it(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_help_of_each_command_names_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main([name, "--help"])
     except SystemExit as ended:  # argparse
@@ -60,7 +58,7 @@ def test_each_command_has_a_help_that_names_it(
         ("train", "Training is python -m april_rl.train"),
     ],
 )
-def test_an_unknown_command_ends_in_one_message_with_the_nearest(
+def test_an_unknown_command_gives_one_message_with_the_closest_name(
     name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([name]) == 2

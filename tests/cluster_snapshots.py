@@ -1,0 +1,44 @@
+"""Made-up workers, statuses and snapshots, as supervision sees them."""
+
+from __future__ import annotations
+
+from april_rl.runtime.supervision.diagnosis import GIB, ClusterSnapshot
+from april_rl.runtime.supervision.heartbeat import Activity, WorkerProcess
+from april_rl.runtime.supervision.node_monitor import NodeMemory, ProcessStatus
+
+BEFORE_START = ClusterSnapshot(processes=(), statuses=(), memory=(), peak_rss_bytes=())
+
+
+def process_of(
+    pid: int = 100, *, start_ticks: str = "1", counter: str = "", kills: int = 0
+) -> WorkerProcess:
+    return WorkerProcess(
+        node_id="a" * 56,
+        host="node-a",
+        pid=pid,
+        start_ticks=start_ticks,
+        heartbeat_fd=-1,
+        stacks_fd=-1,
+        oom_counter=counter,
+        oom_kills=kills,
+    )
+
+
+def status(state="S", *, call="update", call_beats=3, is_running=True, beats=10) -> ProcessStatus:
+    activity = Activity(
+        beats=beats, call=call, is_running=is_running, call_beats=call_beats, call_s=12.5
+    )
+    return ProcessStatus(state=state, rss_bytes=3 * GIB, activity=activity)
+
+
+def snapshot(
+    *by_rank: ProcessStatus, oom_kills: int = 0, total_bytes: int = 64 * GIB
+) -> ClusterSnapshot:
+    ranks = range(len(by_rank))
+    memory = NodeMemory(total_bytes=total_bytes, free_bytes=GIB, oom_kills=oom_kills)
+    return ClusterSnapshot(
+        processes=[process_of(100 + rank) for rank in ranks],
+        statuses=by_rank,
+        memory=[memory for _ in ranks],
+        peak_rss_bytes=[5 * GIB for _ in ranks],
+    )

@@ -1,0 +1,252 @@
+"""Parts of supervision alone: heartbeat, node monitor, progress timer, requests in flight."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+from cluster_snapshots import process_of, status
+
+from april_rl.rollout.requests import Requests
+from april_rl.runtime.in_flight import RequestsInFlight
+from april_rl.runtime.supervision.failures import WorkerStalledError
+from april_rl.runtime.supervision.heartbeat import (
+    Activity,
+    Heartbeat,
+    HeartbeatReader,
+    read_stat,
+    records_activity,
+)
+from april_rl.runtime.supervision.node_monitor import NodeMonitor, ProcessStatus
+from april_rl.runtime.supervision.progress import ProgressTimer
+from april_rl.runtime.supervision.watchdog import Watchdog
+from april_rl.ticks import Tick
+from april_rl.types import Completion, SampleId
+
+
+def update(
+    timer: ProgressTimer, *statuses: ProcessStatus, elapsed_s=1.0, waited_for=(0, 1)
+) -> None:
+    timer.update(statuses, elapsed_s=elapsed_s, waited_for=waited_for)
+
+
+def test_time_without_progress_counts_from_the_last_beat_while_a_worker_is_waited_for():
+    """Fails when it counts for a worker without a call, or when a beat does not reset it."""
+    timer = ProgressTimer(2)
+    for beats in (1, 1, 1, 1):
+        update(timer, status(beats=beats), status(beats=1), waited_for=(0,))
+    assert [timer.no_progress_s(rank) for rank in (0, 1)] == [3.0, 0.0]
+    update(timer, status(beats=2), status(beats=1))
+    assert [timer.no_progress_s(rank) for rank in (0, 1)] == [0.0, 1.0]
+
+
+def test_a_controller_that_was_itself_suspended_does_not_blame_its_workers():
+    """Ctrl-Z and fg an hour later. Fails when it counts as an hour without progress."""
+    timer = ProgressTimer(2)
+    update(timer, status(), status("T"))
+    update(timer, status(), status("T"), elapsed_s=3600.0)
+    assert timer.no_progress_s(0) < 10
+    assert timer.stopped_s(1) < 10
+    update(timer, status(), status("S"))
+    assert timer.stopped_s(1) == 0.0
+
+
+def test_only_memory_kills_since_a_worker_is_watched_are_counted(tmp_path):
+    """There were three before. Fails when the counter is shown as it is, or counted from the start
+    of the monitor: Ray may restart it after the kill. A missing counter counts none.
+    """
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom 9\noom_kill 3\n")
+    watched = process_of(counter=str(counter), kills=3)
+    assert NodeMonitor([watched]).memory().oom_kills == 0
+    counter.write_text("low 0\noom 9\noom_kill 5\n")
+    later = process_of(counter=str(counter), kills=4)
+    assert NodeMonitor([watched, later]).memory().oom_kills == 2
+    counter.unlink()
+    assert NodeMonitor([watched]).memory().oom_kills == 0
+    assert NodeMonitor([]).memory().oom_kills == 0
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_the_error(tmp_path):
+    """On a full disk. Fails when the disk's error is raised instead, or the report is lost."""
+    (tmp_path / "file").touch()
+    report = tmp_path / "file" / "stall_report.txt"
+    watchdog = Watchdog(report=report, stall_timeout_s=1, call_timeout_s=1)
+    with pytest.raises(WorkerStalledError, match="what was seen") as caught:
+        watchdog.raise_stalled("what was seen")
+    assert "could not be written" in str(caught.value)
+    assert "oldest request in flight: none" in str(caught.value)
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def of_prompt_7(*indices: int) -> Requests:
+    count = len(indices)
+    return Requests(24, 0, [7] * count, indices, [(1,) * 8] * count, [((1,) * 4,)] * count)
+
+
+def tick(*indices: int, engine_steps: int) -> Tick:
+    finished = tuple(
+        Completion(
+            sample_id=SampleId(7, index),
+            start=4,
+            policy_version=0,
+            context_version=0,
+            token_ids=(5,),
+            logprobs=(-0.5,),
+            finish_reason="stop",
+        )
+        for index in indices
+    )
+    return Tick(
+        finished=finished,
+        num_running=0,
+        num_queued=0,
+        engine_steps=engine_steps,
+        slot_steps=0,
+        context_token_steps=0,
+        generated_tokens=0,
+        prefilled_tokens=0,
+        elapsed_s=0.0,
+    )
+
+
+def test_the_oldest_request_is_the_first_launched_that_has_not_finished():
+    """Fails when a finished request, or one launched later, is shown."""
+    clock = Clock()
+    requests = RequestsInFlight(clock=clock)
+    assert requests.describe_oldest() == ""
+    requests.launch(2, of_prompt_7(0, 1))
+    clock.now_s += 30
+    requests.launch(1, of_prompt_7(2))
+    requests.record(tick(0, engine_steps=4))
+    clock.now_s += 5
+    assert requests.describe_oldest() == (
+        "sample 1 of prompt 7, on engine 2 for 35.0 s, sent with 12 tokens (4 of its response), "
+        "20 more allowed; 2 requests in flight"
+    )
+    requests.clear()
+    assert requests.describe_oldest() == ""
+
+
+def test_time_without_an_engine_step_counts_while_requests_are_in_flight():
+    """Fails when a tick without a step resets it, or when time without requests counts."""
+    clock = Clock()
+    requests = RequestsInFlight(clock=clock)
+    clock.now_s += 1000
+    requests.launch(0, of_prompt_7(0))
+    assert requests.no_step_s == 0.0
+    clock.now_s += 10
+    requests.record(tick(engine_steps=8))
+    clock.now_s += 10
+    requests.record(tick(engine_steps=0))
+    requests.launch(0, of_prompt_7(1))
+    assert requests.no_step_s == 10.0
+    requests.record(tick(0, 1, engine_steps=1))
+    clock.now_s += 1000
+    assert requests.no_step_s == 0.0
+
+
+class HeartbeatWorker:
+    """A worker that reads its own heartbeat."""
+
+    def __init__(self) -> None:
+        self.heartbeat = Heartbeat()
+        self.reader = HeartbeatReader(self.heartbeat.process("node"))
+
+    @records_activity
+    def update(self, fails: bool) -> Activity:
+        self.heartbeat.beat(engine_steps=3, generated_tokens=50)
+        if fails:
+            raise ValueError("as the test asked")
+        return self.reader.activity()
+
+
+def test_a_heartbeat_shows_the_running_call_and_the_last_one_also_after_a_failure():
+    worker = HeartbeatWorker()
+    during = worker.update(False)
+    assert (during.call, during.is_running, during.call_beats) == ("update", True, 1)
+    assert (during.engine_steps, during.generated_tokens) == (3, 50)
+    try:
+        worker.update(True)
+    except ValueError:
+        after = worker.reader.activity()
+    assert (after.call, after.is_running, after.engine_steps) == ("update", False, 6)
+    assert after.beats > during.beats
+
+
+def test_a_monitor_sees_a_process_stop_and_end_and_never_kills_one_that_reuses_its_pid():
+    """Fails when a zombie counts as alive, or when a process is known by its pid alone."""
+    code = "import time; print(flush=True); time.sleep(600)"
+    with ExitStack() as exits:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        exits.enter_context(process)
+        exits.callback(process.kill)
+        process.stdout.readline()  # a process that is just starting may have no memory yet
+        start_ticks = read_stat(process.pid).start_ticks
+        monitor = NodeMonitor([process_of(process.pid, start_ticks=start_ticks)])
+        [alive] = monitor.statuses()
+        assert not alive.is_dead
+        assert alive.rss_bytes > 0
+        os.kill(process.pid, signal.SIGSTOP)
+        while not monitor.statuses()[0].is_stopped:
+            pass
+        earlier = NodeMonitor([process_of(process.pid, start_ticks="1")])
+        assert earlier.statuses()[0].is_dead
+        earlier.find_processes()
+        earlier.kill_processes()
+        assert monitor.statuses()[0].is_stopped, "another process had this pid before"
+        monitor.find_processes()
+        monitor.kill_processes()
+        while not monitor.statuses()[0].is_dead:
+            pass
+        assert monitor.statuses()[0].rss_bytes == 0
+        [trace] = monitor.collect_traces(0.1)
+        assert "no stacks: the process is dead" in trace.stacks
+
+
+@pytest.mark.parametrize(("stderr", "expected"), [("log", "last words"), ("/proc/self/mem", "")])
+def test_the_report_has_the_end_of_a_log_and_tolerates_one_that_cannot_be_read(
+    tmp_path, stderr, expected
+):
+    """Reading /proc/self/mem at 0 is an OSError, like a disk that has gone. Fails when it ends the
+    report.
+    """
+    code = (
+        "import sys, time\n"
+        "from april_rl.runtime.supervision.heartbeat import Heartbeat\n"
+        "found = Heartbeat().process('node')\n"
+        "print(found.start_ticks, found.heartbeat_fd, found.stacks_fd, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    log = tmp_path / stderr
+    if expected:
+        log.write_text(expected)
+    with log.open() as file, ExitStack() as exits:
+        command = [sys.executable, "-c", code]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
+        exits.enter_context(process)
+        exits.callback(process.kill)
+        start_ticks, *fds = process.stdout.readline().split()
+        heartbeat_fd, stacks_fd = map(int, fds)
+        found = replace(
+            process_of(process.pid, start_ticks=start_ticks.decode()),
+            heartbeat_fd=heartbeat_fd,
+            stacks_fd=stacks_fd,
+        )
+        [trace] = NodeMonitor([found]).collect_traces(5.0)
+    assert "<module>" in trace.stacks
+    assert trace.log_tail == expected
