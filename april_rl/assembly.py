@@ -30,9 +30,9 @@ from april_rl.runtime.engine_sleep import settle_sleep
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.layout import Layout, settled
 from april_rl.runtime.memory.check import check_memory, least_room, memory_settings
+from april_rl.runtime.memory.host import WorkerMemory
 from april_rl.runtime.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
 from april_rl.runtime.memory.plan import MemorySettings
-from april_rl.runtime.memory.worker import WorkerMemory
 from april_rl.runtime.preflight import ModelFacts, check_start
 from april_rl.runtime.workers import Workers
 from april_rl.scheduling import build_collector, num_slots

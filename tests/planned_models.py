@@ -6,8 +6,8 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from april_rl.runtime.memory.host import WorkerMemory
 from april_rl.runtime.memory.plan import GIB, MemorySettings
-from april_rl.runtime.memory.worker import WorkerMemory
 from april_rl.runtime.preflight import ModelFacts, model_facts
 
 GPU = 80 * GIB

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from april_rl.config.schema import RuntimeConfig
-from april_rl.runtime.join_cluster import JoinError, join
+from april_rl.runtime.cluster import JoinError, join
 
 RAY = Path(sys.executable).with_name("ray")
 JOIN = """
@@ -122,7 +122,7 @@ def test_a_wrong_or_missing_token_is_named_at_once(cluster, tmp_path, text):
     _, lines, status = joined(cluster, token)
     said = lines[-1]
     assert len(lines) <= 2, lines  # ours, and Ray's for its one attempt
-    assert said.startswith(f"runtime.ray_address={cluster.address}: the cluster wants its token")
+    assert said.startswith(f"runtime.ray_address={cluster.address}: the cluster requires its token")
     assert "RAY_AUTH_TOKEN_PATH" in said
     assert status == 1
 

@@ -13,7 +13,7 @@ import pytest
 from test_config import load, refusal
 
 from april_rl.errors import RunError
-from april_rl.runtime.cluster import Node, Place, rank_order, spread
+from april_rl.runtime.cluster import Node, WorkerLocation, rank_order, spread
 from april_rl.runtime.layout import LayoutError, settle
 from april_rl.runtime.lockstep import LockstepError, check_lockstep, fingerprint
 from april_rl.runtime.preflight import num_visible
@@ -92,16 +92,16 @@ def test_workers_go_to_few_nodes_and_engines_are_whole_on_one() -> None:
         (node(10, 4), 4),
     ]
     assert spread(nodes, num_workers=14, tensor_parallel_size=2)[0] == (node(2, 3), 2)
-    with pytest.raises(RunError, match=r"num_workers=16: there is no room for 2.*3 on 10\.0\.0\.2"):
+    with pytest.raises(RunError, match=r"num_workers=16: 2 of them do not fit.*3 on 10\.0\.0\.2"):
         spread(nodes, num_workers=16, tensor_parallel_size=2)
 
 
 def test_ranks_follow_nodes_and_gpus_and_stay_as_they_are_on_cpu() -> None:
     """10.0.0.9 is before 10.0.0.10, GPU 2 before GPU 10; two nodes of one machine stay apart."""
-    first = [Place(node_ip="10.0.0.10", node_id="a", gpu=gpu) for gpu in ("10", "2")]
-    second = [Place(node_ip="10.0.0.9", node_id=node, gpu="") for node in ("c", "b", "c", "b")]
-    places = [*first, *second]
-    assert rank_order(places) == [3, 5, 2, 4, 1, 0]
+    found = [("10.0.0.10", "a", "10"), ("10.0.0.10", "a", "2")]
+    found += [("10.0.0.9", node, "") for node in ("c", "b", "c", "b")]
+    locations = [WorkerLocation(node_ip=ip, node_id=node, gpu=gpu) for ip, node, gpu in found]
+    assert rank_order(locations) == [3, 5, 2, 4, 1, 0]
 
 
 def test_ranks_of_an_engine_that_sampled_alike_pass() -> None:
@@ -139,13 +139,13 @@ def test_shared_memory_without_a_name_is_gone_with_a_killed_process() -> None:
     code = (
         "import multiprocessing as mp, os\n"
         "from multiprocessing.shared_memory import SharedMemory\n"
-        "from april_rl.runtime.shared_memory import forget_names\n"
+        "from april_rl.runtime.process_setup import unlink_shared_memory\n"
         "lock, block = mp.get_context('spawn').Lock(), SharedMemory(create=True, size=4096)\n"
         "block.buf[0] = 1\n"
         "held = [p for p in os.listdir('/dev/shm') if p.endswith(block.name.lstrip('/'))]\n"
         "name = lock._semlock.name.lstrip('/')\n"
         "assert len(held) == 1 and os.path.exists(f'/dev/shm/sem.{name}')\n"
-        "assert forget_names() == 2\n"
+        "assert unlink_shared_memory() == 2\n"
         "lock.acquire(); lock.release(); block.buf[1] = block.buf[0]\n"
         "print(block.name.lstrip('/'), f'sem.{name}', flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

@@ -39,22 +39,23 @@ def start_workers(placement: Placement) -> list[Any]:
     ]
 
 
-def test_engines_are_whole_on_a_node_and_all_workers_meet(address: str) -> None:
-    """Four workers, engines of two, three places on each node; the actors are shuffled before they
-    get their ranks. Fails when bundles are packed without regard to engines, when ranks follow the
-    order of creation, and when rank 0 is met at an address or port that is not its own.
+def test_an_engine_stays_on_one_node_and_all_workers_form_one_group(address: str) -> None:
+    """Four workers, engines of two, room for three workers on each node; actors are shuffled.
+
+    Fails when an engine is divided over nodes, when ranks follow the order of creation, or when the
+    ranks meet at an address or port that is not rank 0's.
     """
     assert cluster_gpus(address) == 0
     placement = Placement(num_workers=4, tensor_parallel_size=2, use_gpu=False)
     started = start_workers(placement)
     actors = [started[index] for index in (2, 0, 3, 1)]
-    places = ray.get([actor.place.remote() for actor in actors])
-    order = rank_order(places)
-    nodes = [places[index].node_id for index in order]
+    locations = ray.get([actor.location.remote() for actor in actors])
+    order = rank_order(locations)
+    nodes = [locations[index].node_id for index in order]
     assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
     ranks = [actors[index] for index in order]
     meeting = ray.get(ranks[0].listen.remote(4))
-    assert meeting[0] == places[order[0]].node_ip
+    assert meeting[0] == locations[order[0]].node_ip
     joined = [
         actor.join.remote(meeting, rank=rank, world_size=4, timeout_s=120)
         for rank, actor in enumerate(ranks)
@@ -68,7 +69,7 @@ def test_engines_are_whole_on_a_node_and_all_workers_meet(address: str) -> None:
 def test_workers_that_do_not_fit_are_refused_before_anything_is_reserved(address: str) -> None:
     """Six CPUs, but engines of two only twice."""
     assert cluster_gpus(address) == 0
-    with pytest.raises(RunError, match=r"runtime\.num_workers=6: there is no room for 2 of them"):
+    with pytest.raises(RunError, match=r"runtime\.num_workers=6: 2 of them do not fit"):
         Placement(num_workers=6, tensor_parallel_size=2, use_gpu=False)
-    with pytest.raises(RunError, match=r"there is no room for 1 of them; .*room for 0 on"):
+    with pytest.raises(RunError, match=r"1 of them do not fit; .*room for 0 on"):
         Placement(num_workers=1, tensor_parallel_size=1, use_gpu=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from april_rl.runtime.threads import thread_environment
+from april_rl.runtime.process_setup import thread_environment
 
 os.environ |= thread_environment(os.cpu_count() or 1)
 os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}

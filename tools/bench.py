@@ -9,7 +9,7 @@ import json
 import os
 from pathlib import Path
 
-from april_rl.runtime.threads import thread_environment
+from april_rl.runtime.process_setup import thread_environment
 
 # Before torch and transformers are imported: threads as in a worker, and only the benchmark's own
 # lines in the terminal.

@@ -1,73 +1,79 @@
-"""Ray: embedded on this machine or a running cluster, and where on it the workers are placed."""
+"""Starts Ray on this machine or joins a running cluster, and places the workers on its nodes."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
 import os
+import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 import ray
+from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from april_rl.errors import RunError
-from april_rl.runtime.join_cluster import join
 
 _MIB = 1 << 20
 # Batches and completions pass through the object store; weights never do.
-_LEAST_STORE_BYTES = 256 * _MIB
-_TOKEN_BYTES = 42  # of a token in a micro-batch: its ids, mask, ages, log-probability, weights
-_BATCHES = 2  # the one that is trained, and what is still referred to of the one before
+_MIN_STORE_BYTES = 256 * _MIB
+_TOKEN_BYTES = 42  # a token in a micro-batch: ids, mask, ages, log-probability, weights
+_BATCHES = 2  # the one being trained, and what is still referenced of the one before
 _SHARED_MEMORY = "/dev/shm"  # where Ray keeps its objects
 _PLACEMENT_TIMEOUT_S = 120.0
+_CONNECT_TIMEOUT_S = 10.0  # to the address of a running cluster
+
+
+class JoinError(RunError):
+    """The cluster of runtime.ray_address does not answer, or refuses this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine of the cluster."""
+    """A node of the Ray cluster."""
 
     ip: str
     id: str  # Ray's
-    room: int  # workers that fit on it when nothing else runs there
+    room: int  # workers that fit when nothing else runs there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a worker found itself."""
+class WorkerLocation:
+    """Where Ray started a worker."""
 
     node_ip: str
     node_id: str  # Ray's: two nodes may share a machine
-    gpu: str  # the id Ray gave it; empty on CPU
+    gpu: str  # id that Ray assigned; empty on CPU
 
 
 def object_store_bytes(batch_tokens: int, *, available: int) -> int:
-    """Return how large the object store is to be for batches of up to `batch_tokens` tokens, so
-    that none is written to disk; `available` is the shared memory of this machine in bytes.
+    """Return the size of Ray's object store that keeps batches of `batch_tokens` tokens off disk.
+
+    `available` is the free shared memory of this machine in bytes.
     """
-    return max(_LEAST_STORE_BYTES, min(_BATCHES * _TOKEN_BYTES * batch_tokens, available))
+    return max(_MIN_STORE_BYTES, min(_BATCHES * _TOKEN_BYTES * batch_tokens, available))
 
 
 def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -> None:
     """Join the cluster at `address`, or start Ray embedded here: offline, no dashboard.
 
-    `batch_tokens`: the most tokens, of prompts and responses, that a step trains.
+    `batch_tokens` is the maximum number of prompt and response tokens that a step trains.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Workers without a GPU keep the environment's own choice of visible devices: Ray would
-    # otherwise announce, with a warning, that it is going to hide all of them.
+    # Do not hide GPUs from workers that reserve none: Ray would warn that it is going to.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address is not None:
         join(address)
         return
-    # Ray's own default, 15, would have every other process of the machine go before the engine
-    # and the learner: the rewards, and whatever else runs there.
+    # With Ray's default, 15, every other process of the machine would get the CPU before the
+    # engine and the learner: the rewards, and whatever else runs there.
     os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(
-        address="local",  # otherwise Ray would follow RAY_ADDRESS, and refuse the rest
+        address="local",  # otherwise Ray would join RAY_ADDRESS and refuse the other arguments
         num_cpus=max(num_workers, os.cpu_count() or 1),
         include_dashboard=False,
         object_store_memory=object_store_bytes(
@@ -79,19 +85,70 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
     )
 
 
+def join(address: str) -> None:
+    """Connect to the cluster at `address`, host:port, or auto for the cluster that this machine
+    belongs to. Do nothing when Ray is connected already.
+
+    Raise JoinError within seconds when nothing listens there, or the token is wrong or missing.
+    """
+    if ray.is_initialized():
+        return
+    if address != "auto":
+        _check_listening(address)
+    # By default Ray tries twenty times for up to 40 s, for clusters that are still starting.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, ConnectionError, RuntimeError) as error:
+        raise JoinError(f"runtime.ray_address={address}: {_reason(error)}") from error
+
+
+def _check_listening(address: str) -> None:
+    """Raise JoinError when nothing listens at `address`: Ray would need minutes to find out."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise JoinError(
+            f"runtime.ray_address={address}: no Ray cluster answers ({error}); give the address "
+            "that `ray start --head` printed, and check with `ray status` that the cluster is up"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return one line: why Ray did not connect, and what to do."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    # When the token is wrong, Ray keeps only the text of the exception.
+    is_token = isinstance(error, AuthenticationError)
+    if is_token or any("InvalidAuthToken" in str(link) for link in chain):
+        mode = os.environ.get("RAY_AUTH_MODE", "not set")
+        return (
+            "the cluster requires its token, which is missing or different here; set "
+            f"RAY_AUTH_MODE=token (now: {mode}) and copy the token of the node that started the "
+            "cluster to ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
+        )
+    if any("No node info found" in str(link) for link in chain):
+        return (
+            "this machine is not part of that Ray cluster; run `ray start --address=...` here first"
+        )
+    return f"Ray cannot connect to the cluster ({' '.join(str(error).split())})"
+
+
 def stop_ray() -> None:
-    """Leave the cluster, or end the embedded one; nothing when there is none."""
-    below = _below_raylets()
+    """Disconnect from the cluster, or end the embedded one; do nothing when there is none."""
+    descendants = _raylet_descendants()
     ray.shutdown()
-    # Without its head a raylet is killed, not asked, and its agents would outlive the run.
-    for raylet, process in below:
-        if not raylet.is_running():  # that of a cluster that was only joined goes on
+    # When Ray's head process is gone, shutdown kills the raylet, and its agents would stay.
+    for raylet, process in descendants:
+        if not raylet.is_running():  # the raylet of a cluster that was only joined still runs
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
 
-def _below_raylets() -> list[tuple[psutil.Process, psutil.Process]]:
-    """Every process of a raylet that this process has started, behind that raylet."""
+def _raylet_descendants() -> list[tuple[psutil.Process, psutil.Process]]:
+    """Return (raylet, descendant) for every raylet that this process has started."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -101,7 +158,7 @@ def _below_raylets() -> list[tuple[psutil.Process, psutil.Process]]:
 
 
 def cluster_gpus(address: str) -> int:
-    """GPUs of the cluster at `address`, which is joined."""
+    """Join the cluster at `address` and return how many GPUs it has."""
     start_ray(num_workers=1, address=address)
     return sum(node.room for node in _nodes({"GPU": 1.0}))
 
@@ -109,10 +166,10 @@ def cluster_gpus(address: str) -> int:
 def spread(
     nodes: Iterable[Node], *, num_workers: int, tensor_parallel_size: int
 ) -> list[tuple[Node, int]]:
-    """How many workers each node gets, the nodes in the order of their address.
+    """Return how many workers each node gets, the nodes by address.
 
-    Engines are not divided over nodes, and nodes with more room come first, so that there are few.
-    Raises RunError naming the keys when there is not enough room.
+    All workers of an engine share a node. Nodes with more room are filled first, so that few are
+    used. Raise RunError naming the keys when there is not enough room.
     """
     chosen, left = [], num_workers
     by_room = sorted(nodes, key=lambda node: (-node.room, _address_key(node.ip), node.id))
@@ -124,19 +181,21 @@ def spread(
     if left:
         rooms = ", ".join(f"{node.room} on {node.ip}" for node in by_room) or "none"
         raise RunError(
-            f"runtime.num_workers={num_workers}: there is no room for {left} of them; the Ray "
-            f"cluster has room for {rooms}, and the workers of an engine "
-            f"(engine.tensor_parallel_size={tensor_parallel_size}) share a node"
+            f"runtime.num_workers={num_workers}: {left} of them do not fit; the Ray cluster has "
+            f"room for {rooms}, and all workers of an engine "
+            f"(engine.tensor_parallel_size={tensor_parallel_size}) must share a node"
         )
     return sorted(chosen, key=lambda pair: (_address_key(pair[0].ip), pair[0].id))
 
 
 class Placement:
-    """Owner of the placement groups that hold the workers' resources, one on each node."""
+    """The placement groups that reserve the workers' resources, one on each node."""
 
     def __init__(self, *, num_workers: int, tensor_parallel_size: int, use_gpu: bool) -> None:
-        """Reserve a bundle a worker. Raises RunError naming runtime.num_workers when there is no
-        room, or when other users of the cluster keep it for too long.
+        """Reserve one CPU, and with `use_gpu` one GPU, per worker.
+
+        Raise RunError naming runtime.num_workers when there is no room, or when other users of the
+        cluster hold it for too long.
         """
         bundle = {"CPU": 1.0, "GPU": 1.0} if use_gpu else {"CPU": 1.0}
         counts = spread(
@@ -147,13 +206,13 @@ class Placement:
             free = ray.available_resources()  # type: ignore[no-untyped-call]
             self.remove()
             raise RunError(
-                f"runtime.num_workers={num_workers} wants {num_workers} times {bundle}, of which "
-                f"the Ray cluster has { {k: free.get(k, 0.0) for k in bundle} } free: ask for "
-                "fewer, or wait for the other runs on it"
+                f"runtime.num_workers={num_workers} needs {num_workers} times {bundle}; the Ray "
+                f"cluster has { {k: free.get(k, 0.0) for k in bundle} } free: lower it, or wait "
+                "until other runs on the cluster end"
             )
 
     def strategies(self) -> list[PlacementGroupSchedulingStrategy]:
-        """One for each worker, node by node."""
+        """Return a scheduling strategy for each worker, node by node."""
         return [
             PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
             for group, count in self._groups
@@ -161,33 +220,34 @@ class Placement:
         ]
 
     def remove(self) -> None:
-        """Give the resources back."""
+        """Release the resources."""
         for group, _ in self._groups:
             remove_placement_group(group)
 
 
-def rank_order(places: Sequence[Place]) -> list[int]:
-    """Indices of `places` in the order of ranks: by node, and on it by GPU; on CPU as they come.
+def rank_order(locations: Sequence[WorkerLocation]) -> list[int]:
+    """Return the indices of `locations` by rank: by node, on a node by GPU, on CPU as they are.
 
-    So neighbours in rank are neighbours on the machine: an engine's, and a shard's.
+    Workers of one engine or one shard group have consecutive ranks, so they are neighbours on the
+    machine.
     """
 
     def key(index: int) -> tuple[object, ...]:
-        place = places[index]
-        gpu = int(place.gpu) if place.gpu.isdigit() else 0  # others are names: by the name
-        return (_address_key(place.node_ip), place.node_id, gpu, place.gpu, index)
+        where = locations[index]
+        gpu = int(where.gpu) if where.gpu.isdigit() else 0  # a name instead: sorted as text
+        return (_address_key(where.node_ip), where.node_id, gpu, where.gpu, index)
 
-    return sorted(range(len(places)), key=key)
+    return sorted(range(len(locations)), key=key)
 
 
 def _address_key(ip: str) -> tuple[int, int]:
-    """Addresses in the order of their numbers: 10.0.0.9 before 10.0.0.10."""
+    """Sort addresses by number: 10.0.0.9 before 10.0.0.10."""
     address = ipaddress.ip_address(ip)
     return address.version, int(address)
 
 
 def _nodes(bundle: dict[str, float]) -> list[Node]:
-    """The living nodes with the number of times `bundle` fits on each."""
+    """Return the nodes that are alive; their room is how often `bundle` fits."""
     found = []
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         resources = node["Resources"]

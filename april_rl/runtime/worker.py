@@ -17,13 +17,11 @@ import ray
 
 from april_rl.metrics import Max, Metrics
 from april_rl.rollout.requests import Requests
-from april_rl.runtime.cluster import Place
+from april_rl.runtime.cluster import WorkerLocation
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
-from april_rl.runtime.memory.host import host_memory
-from april_rl.runtime.memory.worker import WorkerMemory
-from april_rl.runtime.parent_process import end_with_parent
+from april_rl.runtime.memory.host import WorkerMemory, host_memory
+from april_rl.runtime.process_setup import end_with_parent, unlink_shared_memory
 from april_rl.runtime.settings import WorkerSettings
-from april_rl.runtime.shared_memory import forget_names
 from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 from april_rl.ticks import Completions, Tick
 
@@ -52,11 +50,11 @@ class Worker:
         """Return where the watchdog finds this worker's process."""
         return self.heartbeat.process(ray.get_runtime_context().get_node_id())
 
-    def place(self) -> Place:
-        """Where this worker runs."""
+    def location(self) -> WorkerLocation:
+        """Return where Ray started this worker."""
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
-        return Place(
+        return WorkerLocation(
             node_ip=_node_ip(),
             node_id=context.get_node_id(),
             gpu=gpus[0] if gpus else "",
@@ -155,7 +153,7 @@ class Worker:
 
         options = replace(self._settings.options, sleeps=sleeps)
         self._engine = VllmEngine(**asdict(self._settings.engine), options=options)
-        forget_names()
+        unlink_shared_memory()
 
     def kv_cache_tokens(self) -> int:
         """Tokens whose keys and values fit the engine's cache."""

@@ -13,11 +13,10 @@ from april_rl.batch.packing import Batch
 from april_rl.metrics import Metrics, merge
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory.host import pinned_environment
-from april_rl.runtime.memory.worker import WorkerMemory
+from april_rl.runtime.memory.host import WorkerMemory, pinned_environment
+from april_rl.runtime.process_setup import thread_environment
 from april_rl.runtime.settings import WorkerSettings
 from april_rl.runtime.supervision.watchdog import Watchdog
-from april_rl.runtime.threads import thread_environment
 from april_rl.runtime.worker import Worker
 
 
@@ -93,7 +92,7 @@ class Workers:
 
     def _join(self) -> None:
         """Ranks in the order of nodes and GPUs, and a process group of all of them."""
-        self.actors = [self.actors[index] for index in rank_order(self._all("place"))]
+        self.actors = [self.actors[index] for index in rank_order(self._all("location"))]
         self.watchdog.watch(self.actors)
         world_size = len(self.actors)
         # Longer than the watchdog waits: it names the worker at fault, a collective does not.

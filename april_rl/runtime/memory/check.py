@@ -11,8 +11,8 @@ from typing import NamedTuple
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl, KvCacheDtype, Resume, Sleep
 from april_rl.runtime.layout import Layout
+from april_rl.runtime.memory.host import WorkerMemory
 from april_rl.runtime.memory.plan import GIB, MemoryPlan, MemorySettings, Phase, plan_memory
-from april_rl.runtime.memory.worker import WorkerMemory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
 _TOO_LITTLE = 0.99  # what saves less than a hundredth helps nobody

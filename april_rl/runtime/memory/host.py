@@ -1,12 +1,12 @@
-"""The memory that a process may have on its machine: of a container or a job it has the limit, of
-which the machine as a whole knows nothing. How many processes the kernel has killed for want of it,
-and how torch takes what is page-locked of it.
+"""Memory of a process on its machine: how much it may use, under the limit of its container or job;
+how many processes the kernel has killed for lack of it; how torch allocates page-locked memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,39 +14,49 @@ import psutil
 
 
 class HostMemory(NamedTuple):
-    """Bytes."""
+    """Bytes that a process may use on its machine."""
 
     total: int
-    free: int  # with what the kernel gives up when it is asked for
+    free: int  # including memory that the kernel can reclaim
 
 
-class _Names(NamedTuple):
-    """Of the files of a control group."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """Bytes that a worker found before it loaded anything."""
+
+    node_id: str
+    device_bytes: int  # total memory of its GPU; 0 on CPU
+    free_bytes: int  # free memory of its GPU; 0 on CPU
+    host_free_bytes: int  # of its node, which it shares with the node's other workers
+
+
+class _FileNames(NamedTuple):
+    """Names of a control group's files."""
 
     limit: str
     used: str
     kills: str
-    reclaimable: str  # a line of the statistics
+    reclaimable: str  # a line of the statistics file
 
 
 _STATISTICS = "memory.stat"
-# Of Linux (its documentation: admin-guide/cgroup-v2 and cgroup-v1/memory).
-_V2 = _Names("memory.max", "memory.current", "memory.events", "inactive_file")
-_V1 = _Names(
+# Linux documentation: admin-guide/cgroup-v2 and cgroup-v1/memory.
+_V2 = _FileNames("memory.max", "memory.current", "memory.events", "inactive_file")
+_V1 = _FileNames(
     "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"
 )
 _KILLS = "oom_kill"  # a line of the file that counts them
 _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
-# Of torch: the first that is set counts.
+# torch reads the first of these that is set.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_ROUNDED = "pinned_max_round_threshold_mb"  # what is larger is not rounded up
+_ROUNDED = "pinned_max_round_threshold_mb"  # larger allocations are not rounded up
 
 
 def host_memory(*, groups: Path = _GROUPS, own: Path = _OWN) -> HostMemory:
-    """As it is now: the machine's, or what the tightest of this process's control groups leaves.
+    """Return the machine's memory, or what the tightest control group of this process leaves of it.
 
-    `groups`: where they are mounted; `own`: which of them this process is in.
+    `groups` is where control groups are mounted; `own` lists those of this process.
     """
     machine = psutil.virtual_memory()
     found = HostMemory(total=int(machine.total), free=int(machine.available))
@@ -64,16 +74,16 @@ def host_memory(*, groups: Path = _GROUPS, own: Path = _OWN) -> HostMemory:
 def oom_counter(
     *, groups: Path = _GROUPS, own: Path = _OWN, machine: Path = Path("/proc/vmstat")
 ) -> Path:
-    """The file that `oom_kills` reads for this process: its control group's, or where none counts
-    them the `machine`'s, which other jobs and containers share.
+    """Return the file that `oom_kills` reads for this process: the one of its control group, or of
+    the whole `machine` (shared with other jobs and containers) if no group counts kills.
     """
     counters = (folder / names.kills for folder, names in _folders(groups, own))
     return next((counter for counter in counters if counter.exists()), machine)
 
 
 def oom_kills(counter: Path) -> int:
-    """Processes the kernel has killed for want of memory, by `counter`: since the group was made,
-    or the machine started. 0 where they are not counted.
+    """Return how many processes the kernel has killed for lack of memory since the group of
+    `counter` was made, or the machine booted; 0 when they are not counted.
     """
     with suppress(OSError):
         return _line(counter, _KILLS)
@@ -81,11 +91,11 @@ def oom_kills(counter: Path) -> int:
 
 
 def pinned_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What to put into a process's environment before it imports torch, so that page-locked memory
-    is as large as it is asked for; `environment` may have settings of torch's allocators already.
+    """Return environment variables that keep torch from rounding up page-locked memory; set them
+    before a process imports torch. `environment` may hold allocator settings already.
 
-    Left alone torch takes the next power of two, for each tensor that the learner offloads: up to
-    twice what the memory plan says of the host.
+    By default torch takes the next power of two for each tensor that the learner offloads, up to
+    twice the host memory in the memory plan.
     """
     found = (environment.get(name) for name in _ALLOCATOR_VARIABLES)
     given = next(filter(None, found), "")
@@ -96,15 +106,15 @@ def pinned_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _line(file: Path, name: str) -> int:
-    """The number behind `name` in a file of such lines; 0 when it is not there."""
+    """Return the number after `name` in a file of such lines; 0 when there is none."""
     lines = (line.split() for line in file.read_text().splitlines())
     return next((int(words[1]) for words in lines if words[:1] == [name]), 0)
 
 
-def _folders(groups: Path, own: Path) -> Iterator[tuple[Path, _Names]]:
-    """Of every group that counts this process's memory: its own and those around it.
+def _folders(groups: Path, own: Path) -> Iterator[tuple[Path, _FileNames]]:
+    """Yield every control group that limits this process's memory: its own and those around it.
 
-    In a container the path may be the machine's: what is left of it then is the mount itself.
+    In a container the listed path may be the machine's; then only the mount itself exists.
     """
     if not own.exists():
         return

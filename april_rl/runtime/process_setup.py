@@ -1,0 +1,61 @@
+"""Set-up of a worker's process: its threads, its end together with its parent, and shared memory
+that does not outlive it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_MAPS = Path("/proc/self/maps")  # of Linux: address, mode, offset, device, inode, path
+_SHARED_MEMORY = Path("/dev/shm")
+# vLLM's reduction between ranks on CPU, its message queues, and the locks of multiprocessing.
+_SHARED_NAMES = re.compile(r".*-cpushm_\d+|psm_\w+|sem\.mp-\w+")
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Return environment variables for a process that computes with `threads` threads on CPU; set
+    them before it imports torch.
+
+    Idle threads spin for some microseconds between two operations and then sleep. If they slept at
+    once, small matrices would wait for threads to wake up. If they spun forever, engine, learner,
+    controller and rewards would take cores from each other: on two cores, steps take up to ten
+    times longer.
+    """
+    return {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "3000"}
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, even if this process is stopped.
+
+    Ray's workers notice the end of their node by themselves unless they are stopped: then they
+    would hold their memory and their GPU forever.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() == 1:  # the parent ended before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def unlink_shared_memory() -> int:
+    """Remove the names of the shared memory that vLLM has open in this process; return how many.
+
+    Call it when every rank of an engine has started: all have the memory open then, and nobody
+    needs its name again. Memory without a name is freed when the last process that has it open
+    ends, even if that process is killed.
+    """
+    if not _MAPS.exists():
+        return 0
+    lines = [line.split(maxsplit=5) for line in _MAPS.read_text().splitlines()]
+    # By inode: a lock is created under another name than its final one.
+    mapped = {int(line[4]) for line in lines if line[-1].startswith(f"{_SHARED_MEMORY}/")}
+    with os.scandir(_SHARED_MEMORY) as entries:
+        names = [e.path for e in entries if _SHARED_NAMES.fullmatch(e.name) and e.inode() in mapped]
+    for name in names:
+        Path(name).unlink(missing_ok=True)
+    return len(names)
