@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from april_rl.runtime.memory.host import HostMemory
 from april_rl.runtime.supervision.diagnosis import GIB, ClusterSnapshot
 from april_rl.runtime.supervision.heartbeat import Activity, WorkerProcess
-from april_rl.runtime.supervision.node_monitor import NodeMemory, ProcessStatus
+from april_rl.runtime.supervision.node_monitor import ProcessStatus
 
-BEFORE_START = ClusterSnapshot(processes=(), statuses=(), memory=(), peak_rss_bytes=())
+BEFORE_START = ClusterSnapshot(processes=(), statuses=(), peak_rss_bytes=())
 
 
 def process_of(
@@ -24,21 +25,32 @@ def process_of(
     )
 
 
-def status(state="S", *, call="update", call_beats=3, is_running=True, beats=10) -> ProcessStatus:
+def status(
+    state="S",
+    *,
+    call="update",
+    call_beats=3,
+    is_running=True,
+    beats=10,
+    oom_kills=0,
+    node_bytes=64 * GIB,
+) -> ProcessStatus:
     activity = Activity(
         beats=beats, call=call, is_running=is_running, call_beats=call_beats, call_s=12.5
     )
-    return ProcessStatus(state=state, rss_bytes=3 * GIB, activity=activity)
+    return ProcessStatus(
+        state=state,
+        rss_bytes=3 * GIB,
+        activity=activity,
+        node_memory=HostMemory(total=node_bytes, free=GIB),
+        oom_kills=oom_kills,
+    )
 
 
-def snapshot(
-    *by_rank: ProcessStatus, oom_kills: int = 0, total_bytes: int = 64 * GIB
-) -> ClusterSnapshot:
+def snapshot(*by_rank: ProcessStatus) -> ClusterSnapshot:
     ranks = range(len(by_rank))
-    memory = NodeMemory(total_bytes=total_bytes, free_bytes=GIB, oom_kills=oom_kills)
     return ClusterSnapshot(
         processes=[process_of(100 + rank) for rank in ranks],
         statuses=by_rank,
-        memory=[memory for _ in ranks],
         peak_rss_bytes=[5 * GIB for _ in ranks],
     )

@@ -4,6 +4,7 @@ real collectives.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import resource
 import subprocess
@@ -107,6 +108,10 @@ def run_out_of_address_space(_worker: LightWorker) -> None:
     bytearray(1 << 30)
 
 
+def crash_in_native_code(_worker: LightWorker) -> None:
+    ctypes.string_at(0)
+
+
 def raise_an_error(_worker: LightWorker) -> None:
     raise IndexError("no such row")
 
@@ -114,5 +119,6 @@ def raise_an_error(_worker: LightWorker) -> None:
 FAULTS = {
     "hang": wait_in_python,
     "no memory": run_out_of_address_space,
+    "crash": crash_in_native_code,
     "error": raise_an_error,
 }

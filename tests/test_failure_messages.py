@@ -19,9 +19,7 @@ from april_rl.runtime.supervision.stall_report import report_text
 def test_workers_wait_for_the_dead_then_the_stopped_then_the_one_behind():
     """Fails when the order is another, or when a worker between two calls is said to wait."""
     even, behind, idle = status(), status(call_beats=2), status(is_running=False)
-    silent, stopped, dead = status(NO_ANSWER), status("T"), status("")
-    assert snapshot(even, behind, silent, stopped).who_waits().endswith("wait for worker 3")
-    assert snapshot(even, behind, silent).who_waits() == "workers 0, 1 wait for worker 2"
+    stopped, dead = status("T"), status("")
     assert snapshot(even, behind, stopped, dead).who_waits() == "workers 0, 1, 2 wait for worker 3"
     assert snapshot(even, behind, stopped).who_waits() == "workers 0, 1 wait for worker 2"
     assert snapshot(even, behind, even).who_waits() == "workers 0, 2 wait for worker 1"
@@ -33,7 +31,7 @@ def test_workers_wait_for_the_dead_then_the_stopped_then_the_one_behind():
 def test_a_death_for_lack_of_memory_is_named_with_the_settings_to_lower():
     """The kernel only counts the kill; Ray has words of its own, which stand here."""
     assert not isinstance(death_error(snapshot(status("")), 0), WorkerMemoryError)
-    by_kernel = death_error(snapshot(status("", call="advance"), oom_kills=1), 0)
+    by_kernel = death_error(snapshot(status("", call="advance", oom_kills=1)), 0)
     assert isinstance(by_kernel, WorkerMemoryError)
     assert "worker 0 (pid 100 on node-a) ran out of memory in advance" in str(by_kernel)
     assert "(the kernel killed 1 of its node's processes for lack of memory)" in str(by_kernel)
@@ -64,12 +62,13 @@ def test_when_all_workers_of_a_node_are_dead_the_message_names_rays_process():
 
 def test_memory_of_a_node_that_does_not_answer_is_unknown():
     """Fails when the message says 0.0 GiB."""
-    no_answer = snapshot(status(), total_bytes=0)
+    no_answer = snapshot(status(NO_ANSWER, node_bytes=0))
     error = memory_error(no_answer, 0, "reason")
     assert "It held up to 5.00 GiB. " in str(error)
     traces = [WorkerTrace(stacks="", log_tail="")]
-    text = report_text(error, no_answer, traces=traces, oldest_request="")
+    text = report_text(error, no_answer, traces=traces)
     assert "memory of node-a: unknown" in text
+    assert "unknown: no answer from its node" in text
 
 
 def test_rays_guesses_about_a_death_are_left_out_and_its_facts_are_shown():
@@ -87,7 +86,7 @@ def test_rays_guesses_about_a_death_are_left_out_and_its_facts_are_shown():
         "\tpid: 25603\n\tip: 10.0.0.1\nThe actor is dead because its worker process has died. "
         "Worker exit detail: End of file.\nThe actor never ran."
     )
-    text = report_text(error, BEFORE_START, traces=[], oldest_request="")
+    text = report_text(error, BEFORE_START, traces=[])
     assert "nothing is known of the workers" in text
     assert "beats" not in text
 
@@ -120,12 +119,10 @@ def test_the_report_shows_who_waits_and_every_workers_state_stacks_and_log():
         RuntimeError("what happened"),
         snapshot(status("R"), status("", call="abort", is_running=False)),
         traces=traces,
-        oldest_request="sample 3 of prompt 7",
     )
     for wanted in (
         "what happened\n",
         "waiting: worker 0 waits for worker 1\n",
-        "oldest request in flight: sample 3 of prompt 7\n",
         "running               update             12.5 s ago",
         "dead                  (abort)",
         "memory of node-a: 1.0 of 64.0 GiB free",

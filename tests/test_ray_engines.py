@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +60,6 @@ class Script:
         self.ends: deque[list[Call]] = deque()
         self.num_waits = 0
         self.waited: set[Call] = set()  # for which, the last time
-
-    def include_oldest_request(self, _: Callable[[], str]) -> None:
-        pass
 
     def wait(self, calls: Sequence[Call], *, reports_beats: bool) -> dict[Call, Any]:
         assert reports_beats

@@ -1,4 +1,4 @@
-"""Parts of supervision alone: heartbeat, node monitor, progress timer, requests in flight."""
+"""Parts of supervision alone: heartbeat, node monitor, progress timer, step timer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from dataclasses import replace
 import pytest
 from cluster_snapshots import process_of, status
 
-from april_rl.rollout.requests import Requests
-from april_rl.runtime.in_flight import RequestsInFlight
+from april_rl.runtime.engines import StepTimer
 from april_rl.runtime.supervision.failures import WorkerStalledError
 from april_rl.runtime.supervision.heartbeat import (
     Activity,
     Heartbeat,
     HeartbeatReader,
+    WorkerProcess,
     read_stat,
     records_activity,
 )
 from april_rl.runtime.supervision.node_monitor import NodeMonitor, ProcessStatus
 from april_rl.runtime.supervision.progress import ProgressTimer
 from april_rl.runtime.supervision.watchdog import Watchdog
-from april_rl.ticks import Tick
+from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, SampleId
 
 
@@ -56,6 +56,10 @@ def test_a_controller_that_was_itself_suspended_does_not_blame_its_workers():
     assert timer.stopped_s(1) == 0.0
 
 
+def counted_kills(*processes: WorkerProcess) -> list[int]:
+    return [status.oom_kills for status in NodeMonitor(processes).statuses()]
+
+
 def test_only_memory_kills_since_a_worker_is_watched_are_counted(tmp_path):
     """There were three before. Fails when the counter is shown as it is, or counted from the start
     of the monitor: Ray may restart it after the kill. A missing counter counts none.
@@ -63,13 +67,12 @@ def test_only_memory_kills_since_a_worker_is_watched_are_counted(tmp_path):
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 9\noom_kill 3\n")
     watched = process_of(counter=str(counter), kills=3)
-    assert NodeMonitor([watched]).memory().oom_kills == 0
+    assert counted_kills(watched) == [0]
     counter.write_text("low 0\noom 9\noom_kill 5\n")
     later = process_of(counter=str(counter), kills=4)
-    assert NodeMonitor([watched, later]).memory().oom_kills == 2
+    assert counted_kills(watched, later) == [2, 1]
     counter.unlink()
-    assert NodeMonitor([watched]).memory().oom_kills == 0
-    assert NodeMonitor([]).memory().oom_kills == 0
+    assert counted_kills(watched) == [0]
 
 
 def test_a_report_that_cannot_be_written_does_not_hide_the_error(tmp_path):
@@ -80,7 +83,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_error(tmp_path):
     with pytest.raises(WorkerStalledError, match="what was seen") as caught:
         watchdog.raise_stalled("what was seen")
     assert "could not be written" in str(caught.value)
-    assert "oldest request in flight: none" in str(caught.value)
+    assert "nothing is known of the workers" in str(caught.value)
 
 
 class Clock:
@@ -93,13 +96,8 @@ class Clock:
         return self.now_s
 
 
-def of_prompt_7(*indices: int) -> Requests:
-    count = len(indices)
-    return Requests(24, 0, [7] * count, indices, [(1,) * 8] * count, [((1,) * 4,)] * count)
-
-
-def tick(*indices: int, engine_steps: int) -> Tick:
-    finished = tuple(
+def tick(*, num_finished: int, engine_steps: int) -> Tick:
+    finished = [
         Completion(
             sample_id=SampleId(7, index),
             start=4,
@@ -109,10 +107,10 @@ def tick(*indices: int, engine_steps: int) -> Tick:
             logprobs=(-0.5,),
             finish_reason="stop",
         )
-        for index in indices
-    )
+        for index in range(num_finished)
+    ]
     return Tick(
-        finished=finished,
+        finished=Completions(finished),
         num_running=0,
         num_queued=0,
         engine_steps=engine_steps,
@@ -124,40 +122,26 @@ def tick(*indices: int, engine_steps: int) -> Tick:
     )
 
 
-def test_the_oldest_request_is_the_first_launched_that_has_not_finished():
-    """Fails when a finished request, or one launched later, is shown."""
-    clock = Clock()
-    requests = RequestsInFlight(clock=clock)
-    assert requests.describe_oldest() == ""
-    requests.launch(2, of_prompt_7(0, 1))
-    clock.now_s += 30
-    requests.launch(1, of_prompt_7(2))
-    requests.record(tick(0, engine_steps=4))
-    clock.now_s += 5
-    assert requests.describe_oldest() == (
-        "sample 1 of prompt 7, on engine 2 for 35.0 s, sent with 12 tokens (4 of its response), "
-        "20 more allowed; 2 requests in flight"
-    )
-    requests.clear()
-    assert requests.describe_oldest() == ""
-
-
 def test_time_without_an_engine_step_counts_while_requests_are_in_flight():
     """Fails when a tick without a step resets it, or when time without requests counts."""
     clock = Clock()
-    requests = RequestsInFlight(clock=clock)
+    timer = StepTimer(clock=clock)
     clock.now_s += 1000
-    requests.launch(0, of_prompt_7(0))
-    assert requests.no_step_s == 0.0
+    timer.launch(1)
+    assert timer.no_step_s == 0.0
     clock.now_s += 10
-    requests.record(tick(engine_steps=8))
+    timer.record(tick(num_finished=0, engine_steps=8))
     clock.now_s += 10
-    requests.record(tick(engine_steps=0))
-    requests.launch(0, of_prompt_7(1))
-    assert requests.no_step_s == 10.0
-    requests.record(tick(0, 1, engine_steps=1))
+    timer.record(tick(num_finished=0, engine_steps=0))
+    timer.launch(2)
+    assert timer.no_step_s == 10.0
+    timer.record(tick(num_finished=2, engine_steps=1))
     clock.now_s += 1000
-    assert requests.no_step_s == 0.0
+    assert timer.no_step_s == 1000.0
+    timer.clear()
+    assert timer.no_step_s == 0.0
+    timer.launch(1)
+    assert timer.no_step_s == 0.0
 
 
 class HeartbeatWorker:
@@ -169,7 +153,7 @@ class HeartbeatWorker:
 
     @records_activity
     def update(self, fails: bool) -> Activity:
-        self.heartbeat.beat(engine_steps=3, generated_tokens=50)
+        self.heartbeat.beat()
         if fails:
             raise ValueError("as the test asked")
         return self.reader.activity()
@@ -179,12 +163,11 @@ def test_a_heartbeat_shows_the_running_call_and_the_last_one_also_after_a_failur
     worker = HeartbeatWorker()
     during = worker.update(False)
     assert (during.call, during.is_running, during.call_beats) == ("update", True, 1)
-    assert (during.engine_steps, during.generated_tokens) == (3, 50)
     try:
         worker.update(True)
     except ValueError:
         after = worker.reader.activity()
-    assert (after.call, after.is_running, after.engine_steps) == ("update", False, 6)
+    assert (after.call, after.is_running) == ("update", False)
     assert after.beats > during.beats
 
 

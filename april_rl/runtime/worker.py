@@ -162,9 +162,7 @@ class Worker:
     @records_activity
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """One tick of the engine."""
-        tick = self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
-        self.heartbeat.beat(engine_steps=tick.engine_steps, generated_tokens=tick.generated_tokens)
-        return tick
+        return self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
 
     @records_activity
     def abort(self) -> Completions:

@@ -5,27 +5,30 @@ a node monitor that runs there as a Ray actor.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from april_rl.runtime.memory.host import HostMemory
 from april_rl.runtime.supervision.heartbeat import Activity, WorkerProcess
 from april_rl.runtime.supervision.node_monitor import (
     NO_ANSWER,
-    NodeMemory,
     NodeMonitor,
     ProcessStatus,
     WorkerTrace,
 )
 
+T = TypeVar("T")
 _NODE_ANSWERS_S = 5.0
-_UNKNOWN_STATUS = ProcessStatus(state=NO_ANSWER, rss_bytes=0, activity=Activity())
+_UNKNOWN_MEMORY = HostMemory(total=0, free=0)
+_UNKNOWN_STATUS = ProcessStatus(
+    state=NO_ANSWER, rss_bytes=0, activity=Activity(), node_memory=_UNKNOWN_MEMORY, oom_kills=0
+)
 _UNKNOWN_TRACE = WorkerTrace(stacks="no stacks: the node does not answer\n", log_tail="")
-_UNKNOWN_MEMORY = NodeMemory(total_bytes=0, free_bytes=0, oom_kills=0)
 
 
 class ClusterMonitor:
@@ -35,7 +38,6 @@ class ClusterMonitor:
         """Watch `processes`, which are by rank."""
         self.processes = tuple(processes)
         this_node = ray.get_runtime_context().get_node_id() if processes else ""
-        self._latest = [_UNKNOWN_STATUS] * len(processes)
         ranks: dict[str, list[int]] = {}
         for rank, process in enumerate(processes):
             ranks.setdefault(process.node_id, []).append(rank)
@@ -51,36 +53,19 @@ class ClusterMonitor:
 
         Other nodes report asynchronously; when one is overdue its workers' state is NO_ANSWER.
         """
-        for rank, status in zip(self._local_ranks, self._local.statuses(), strict=True):
-            self._latest[rank] = status
-        for node in self._remote:
-            for rank, status in node.statuses():
-                self._latest[rank] = status
-            for rank in node.ranks if node.is_overdue else ():
-                self._latest[rank] = replace(self._latest[rank], state=NO_ANSWER)
-        return list(self._latest)
+        return self._by_rank(self._local.statuses(), [node.statuses() for node in self._remote])
 
     def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
         """Return stacks and log tail of every worker; a node has `wait_s` for its workers, and some
         seconds to answer.
         """
-        found = [_UNKNOWN_TRACE] * len(self.processes)
         calls = [node.call("collect_traces", wait_s) for node in self._remote]
-        for rank, trace in zip(self._local_ranks, self._local.collect_traces(wait_s), strict=True):
-            found[rank] = trace
-        for node, traces in zip(self._remote, _answers(calls, wait_s), strict=True):
-            for rank, trace in zip(node.ranks, traces or [], strict=False):
-                found[rank] = trace
-        return found
-
-    def memory(self) -> list[NodeMemory]:
-        """Return the memory of every worker's node."""
-        found = [self._local.memory()] * len(self.processes)
-        calls = [node.call("memory") for node in self._remote]
-        for node, memory in zip(self._remote, _answers(calls), strict=True):
-            for rank in node.ranks:
-                found[rank] = memory or _UNKNOWN_MEMORY
-        return found
+        local = self._local.collect_traces(wait_s)
+        remote = [
+            answer or [_UNKNOWN_TRACE] * len(node.ranks)
+            for node, answer in zip(self._remote, _answers(calls, wait_s), strict=True)
+        ]
+        return self._by_rank(local, remote)
 
     def find_processes(self) -> None:
         """Note the processes that `kill_processes` kills; call it before Ray ends the workers."""
@@ -95,6 +80,12 @@ class ClusterMonitor:
         _answers(calls)
         for node in self._reachable():
             node.end()
+
+    def _by_rank(self, local: Sequence[T], remote: Iterable[Sequence[T]]) -> list[T]:
+        found = dict(zip(self._local_ranks, local, strict=True))
+        for node, results in zip(self._remote, remote, strict=True):
+            found |= zip(node.ranks, results, strict=True)
+        return [found[rank] for rank in range(len(found))]
 
     def _reachable(self) -> list[_RemoteNode]:
         """Return the other nodes; none after Ray has shut down, since a call would restart it."""
@@ -113,23 +104,22 @@ class _RemoteNode:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
         self._actor: Any = actor.remote(list(processes.values()))
-        self.is_overdue = False
-        self._request()
+        self._latest = [_UNKNOWN_STATUS] * len(processes)
+        self._answered_at = time.monotonic()
+        self._request = self.call("statuses")
 
-    def statuses(self) -> list[tuple[int, ProcessStatus]]:
-        """Return the status of each rank if the last request has been answered, and send the next
-        one then.
-        """
-        if not ray.wait([self._requested], timeout=0)[0]:
-            self.is_overdue = time.monotonic() - self._requested_at > _NODE_ANSWERS_S
-            return []
-        statuses: list[ProcessStatus] = _answer(self._requested) or []
-        self.is_overdue = not statuses
-        self._request()
-        return list(zip(self.ranks, statuses, strict=False))
-
-    def _request(self) -> None:
-        self._requested, self._requested_at = self.call("statuses"), time.monotonic()
+    def statuses(self) -> list[ProcessStatus]:
+        """Return the statuses that the node reported last, and ask for new ones."""
+        if ray.wait([self._request], timeout=0)[0]:
+            statuses: list[ProcessStatus] | None = _answer(self._request)
+            if statuses:
+                self._latest, self._answered_at = statuses, time.monotonic()
+            self._request = self.call("statuses")
+        if time.monotonic() - self._answered_at <= _NODE_ANSWERS_S:
+            return self._latest
+        return [
+            replace(status, state=NO_ANSWER, node_memory=_UNKNOWN_MEMORY) for status in self._latest
+        ]
 
     def call(self, method: str, *args: object) -> ray.ObjectRef[Any]:
         reference: ray.ObjectRef[Any] = getattr(self._actor, method).remote(*args)

@@ -14,7 +14,7 @@ from april_rl.runtime.supervision.failures import (
     memory_advice,
 )
 from april_rl.runtime.supervision.heartbeat import WorkerProcess
-from april_rl.runtime.supervision.node_monitor import NO_ANSWER, NodeMemory, ProcessStatus
+from april_rl.runtime.supervision.node_monitor import ProcessStatus
 
 GIB = 1 << 30
 
@@ -25,7 +25,6 @@ class ClusterSnapshot:
 
     processes: Sequence[WorkerProcess]
     statuses: Sequence[ProcessStatus]
-    memory: Sequence[NodeMemory]  # of each worker's node
     peak_rss_bytes: Sequence[int]
 
     def worker_name(self, rank: int | None) -> str:
@@ -56,22 +55,19 @@ class ClusterSnapshot:
 
     def free_memory(self, rank: int) -> str:
         """Return free and total memory of the worker's node; empty when unknown."""
-        memory = self.memory[rank]
-        if not memory.total_bytes:
-            return ""
-        return f"{memory.free_bytes / GIB:.1f} of {memory.total_bytes / GIB:.1f} GiB"
+        memory = self.statuses[rank].node_memory
+        return f"{memory.free / GIB:.1f} of {memory.total / GIB:.1f} GiB" if memory.total else ""
 
     def dead_ranks(self) -> list[int]:
         """Return the ranks whose process has ended."""
         return [rank for rank, status in enumerate(self.statuses) if status.is_dead]
 
     def blocking_ranks(self) -> list[int]:
-        """Return the ranks that the others wait for: those that are dead, else stopped, else on a
-        node that does not answer, else behind the others in the same call.
+        """Return the ranks that the others wait for: those that are dead, else stopped, else behind
+        the others in the same call.
         """
         stopped = [rank for rank, status in enumerate(self.statuses) if status.is_stopped]
-        silent = [rank for rank, status in enumerate(self.statuses) if status.state == NO_ANSWER]
-        return self.dead_ranks() or stopped or silent or self._ranks_behind()
+        return self.dead_ranks() or stopped or self._ranks_behind()
 
     def who_waits(self) -> str:
         """Return who waits for whom as a phrase; empty when that is unknown."""
@@ -106,7 +102,7 @@ class ClusterSnapshot:
 
 def death_error(snapshot: ClusterSnapshot, rank: int) -> WorkerDiedError:
     """Return the error for a process that has ended."""
-    kills = snapshot.memory[rank].oom_kills
+    kills = snapshot.statuses[rank].oom_kills
     if kills:
         reason = f"the kernel killed {kills} of its node's processes for lack of memory"
         return memory_error(snapshot, rank, reason)
@@ -131,7 +127,7 @@ def call_error(
 def memory_error(snapshot: ClusterSnapshot, rank: int | None, reason: str) -> WorkerMemoryError:
     """Return the error for a lack of memory; `reason` is what Ray, torch or the kernel report."""
     usage = ""
-    if rank is not None and snapshot.memory:
+    if rank is not None and snapshot.statuses:
         usage = f" It held up to {snapshot.peak_rss_bytes[rank] / GIB:.2f} GiB"
         free = snapshot.free_memory(rank)
         usage += f"; its node has {free} free now." if free else "."
@@ -144,7 +140,7 @@ def memory_error(snapshot: ClusterSnapshot, rank: int | None, reason: str) -> Wo
 
 def ray_head_error(snapshot: ClusterSnapshot, address: str) -> RayHeadLostError:
     """Return the error for a head process that no longer listens at `address`."""
-    kills = max((memory.oom_kills for memory in snapshot.memory), default=0)
+    kills = max((status.oom_kills for status in snapshot.statuses), default=0)
     for_memory = f" (the kernel killed {kills} processes for lack of memory)" if kills else ""
     return RayHeadLostError(
         f"Ray's head process (gcs_server at {address}) has ended: it was killed{for_memory}, "

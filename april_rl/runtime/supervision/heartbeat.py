@@ -27,9 +27,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-# Beats of all calls; then of the current call: its beats, its start, whether it is running; engine
-# steps; generated tokens; the name of the call.
-_RECORD = struct.Struct("<QQd?QQ32s")
+# Beats of all calls; of the current call: its beats, its start, whether it is running, its name.
+_RECORD = struct.Struct("<QQd?32s")
 _SIZE = mmap.PAGESIZE
 # Ray, vLLM, torch and pebble do not use this signal. Its handler is C code, so it also answers
 # while the process is inside native code.
@@ -59,8 +58,6 @@ class Activity:
     is_running: bool = False
     call_beats: int = 0  # signs of progress in this call
     call_s: float = 0.0  # since this call began
-    engine_steps: int = 0  # of all ticks
-    generated_tokens: int = 0  # of all ticks
 
 
 class ProcessStat(NamedTuple):
@@ -87,7 +84,7 @@ class Heartbeat:
         self._memory = mmap.mmap(self._heartbeat_fd, _SIZE)
         self._stacks_fd = os.memfd_create("april_rl_stacks")
         faulthandler.register(STACKS_SIGNAL, file=self._stacks_fd, all_threads=True)
-        self._beats = self._call_beats = self._engine_steps = self._generated_tokens = 0
+        self._beats = self._call_beats = 0
         self._call, self._started, self._is_running = b"", time.monotonic(), False
         self._write()
 
@@ -116,12 +113,10 @@ class Heartbeat:
         self._is_running = False
         self.beat()
 
-    def beat(self, *, engine_steps: int = 0, generated_tokens: int = 0) -> None:
-        """Record progress, with what has been computed since the last beat."""
+    def beat(self) -> None:
+        """Record progress."""
         self._beats += 1
         self._call_beats += 1
-        self._engine_steps += engine_steps
-        self._generated_tokens += generated_tokens
         self._write()
 
     def beat_each(self, items: Iterable[T]) -> Iterator[T]:
@@ -138,8 +133,6 @@ class Heartbeat:
             self._call_beats,
             self._started,
             self._is_running,
-            self._engine_steps,
-            self._generated_tokens,
             self._call,
         )
 
@@ -178,17 +171,13 @@ class HeartbeatReader:
 
     def activity(self) -> Activity:
         """Return what the worker wrote last; a field may be one beat old."""
-        beats, call_beats, started, is_running, steps, tokens, call = _RECORD.unpack_from(
-            self._memory
-        )
+        beats, call_beats, started, is_running, call = _RECORD.unpack_from(self._memory)
         return Activity(
             beats=beats,
             call=call.rstrip(b"\0").decode(),
             is_running=is_running,
             call_beats=call_beats,
             call_s=time.monotonic() - started,
-            engine_steps=steps,
-            generated_tokens=tokens,
         )
 
     def num_stack_bytes(self) -> int:

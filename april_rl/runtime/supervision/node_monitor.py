@@ -14,11 +14,12 @@ from pathlib import Path
 
 import psutil
 
-from april_rl.runtime.memory.host import host_memory, oom_kills
+from april_rl.runtime.memory.host import HostMemory, host_memory, oom_kills
 from april_rl.runtime.supervision.heartbeat import (
     STACKS_SIGNAL,
     Activity,
     HeartbeatReader,
+    ProcessStat,
     WorkerProcess,
     read_stat,
 )
@@ -27,17 +28,19 @@ _LOG_TAIL_BYTES = 4096
 _WORKERS_END_S = 0.5
 _CHILDREN_END_S = 1.0
 _POLL_S = 0.05
-_DEAD = "ZX"
+_DEAD, _STOPPED = "ZX", "T"  # states in /proc/<pid>/stat
 NO_ANSWER = "?"  # a process state: the node does not answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """State and activity of a worker's process."""
+    """A worker's process: its state and activity, its memory and that of its node."""
 
     state: str  # the letter in /proc/<pid>/stat; empty: the process is dead; or NO_ANSWER
     rss_bytes: int  # resident memory; 0 when the process is dead
     activity: Activity
+    node_memory: HostMemory  # of the node, or of the container or job on it; 0: unknown
+    oom_kills: int  # processes around it that the kernel killed for lack of memory, while watched
 
     @property
     def is_dead(self) -> bool:
@@ -47,7 +50,7 @@ class ProcessStatus:
     @property
     def is_stopped(self) -> bool:
         """Return whether a signal has stopped the process; a debugger sets another state."""
-        return self.state == "T"
+        return self.state == _STOPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +59,6 @@ class WorkerTrace:
 
     stacks: str
     log_tail: str  # the last lines that the process wrote to stderr
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeMemory:
-    """Memory of a node, or of the container or job on it."""
-
-    total_bytes: int  # 0: unknown
-    free_bytes: int
-    oom_kills: int  # processes that the kernel killed for lack of memory while workers were watched
 
 
 class NodeMonitor:
@@ -77,15 +71,9 @@ class NodeMonitor:
         self._children: list[psutil.Process] = []
 
     def statuses(self) -> list[ProcessStatus]:
-        """Return the status of each worker; takes microseconds."""
-        return [watched.status() for watched in self._watched]
-
-    def memory(self) -> NodeMemory:
-        """Return the memory of this node as it is now."""
-        memory = host_memory()
-        # Each process brings the count from which to start: Ray may have restarted this monitor.
-        kills = max((watched.oom_kills() for watched in self._watched), default=0)
-        return NodeMemory(total_bytes=memory.total, free_bytes=memory.free, oom_kills=kills)
+        """Return the status of each worker; takes about a millisecond."""
+        node_memory = host_memory()
+        return [watched.status(node_memory) for watched in self._watched]
 
     def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
         """Return stacks and log tail of each worker within about `wait_s`.
@@ -123,6 +111,7 @@ class _WatchedProcess:
 
     def __init__(self, process: WorkerProcess) -> None:
         self._pid, self._start_ticks = process.pid, process.start_ticks
+        # The count to start from comes with the process: Ray may restart this monitor.
         self._oom_counter, self._oom_kills = Path(process.oom_counter), process.oom_kills
         self._heartbeat: HeartbeatReader | None = None
         self._log, self._offset = "", 0
@@ -130,28 +119,33 @@ class _WatchedProcess:
             self._heartbeat = HeartbeatReader(process)
             self._log = os.readlink(f"/proc/{process.pid}/fd/2")
 
-    def status(self) -> ProcessStatus:
-        activity = self._heartbeat.activity() if self._heartbeat else Activity()
+    def status(self, node_memory: HostMemory) -> ProcessStatus:
+        stat = self._stat()
+        return ProcessStatus(
+            state=stat.state if stat else "",
+            rss_bytes=stat.resident_pages * os.sysconf("SC_PAGE_SIZE") if stat else 0,
+            activity=self._heartbeat.activity() if self._heartbeat else Activity(),
+            node_memory=node_memory,
+            oom_kills=max(0, oom_kills(self._oom_counter) - self._oom_kills),
+        )
+
+    def _stat(self) -> ProcessStat | None:
+        """Return the process as it is now; None when it is dead."""
         with suppress(OSError):
             stat = read_stat(self._pid)
             if stat.start_ticks == self._start_ticks and stat.state not in _DEAD:
-                rss_bytes = stat.resident_pages * os.sysconf("SC_PAGE_SIZE")
-                return ProcessStatus(state=stat.state, rss_bytes=rss_bytes, activity=activity)
-        return ProcessStatus(state="", rss_bytes=0, activity=activity)
-
-    def oom_kills(self) -> int:
-        """Return how many processes the kernel killed around this one since it is watched."""
-        return max(0, oom_kills(self._oom_counter) - self._oom_kills)
+                return stat
+        return None
 
     def request_stacks(self) -> bool:
         """Ask the process to write its stacks; return False when it cannot."""
-        status = self.status()
-        if status.is_dead or self._heartbeat is None:
+        stat = self._stat()
+        if stat is None or self._heartbeat is None:
             return False
         self._offset = self._heartbeat.num_stack_bytes()
         with suppress(ProcessLookupError):
             os.kill(self._pid, STACKS_SIGNAL)
-            if status.is_stopped:
+            if stat.state == _STOPPED:
                 os.kill(self._pid, signal.SIGCONT)
         return True
 
@@ -160,7 +154,7 @@ class _WatchedProcess:
 
     def stacks(self) -> str:
         """Return the stacks that were requested last, or a line that says why there are none."""
-        if self._heartbeat is None or (self.status().is_dead and not self.has_stacks()):
+        if self._heartbeat is None or (self._stat() is None and not self.has_stacks()):
             return "no stacks: the process is dead\n"
         if not self.has_stacks():
             with suppress(OSError):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from april_rl.runtime.supervision.diagnosis import GIB, ClusterSnapshot
-from april_rl.runtime.supervision.node_monitor import NO_ANSWER, ProcessStatus, WorkerTrace
+from april_rl.runtime.supervision.node_monitor import NO_ANSWER, WorkerTrace
 
 _STATES = {
     "": "dead",
@@ -17,24 +17,19 @@ _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
 }
-_HEADER = ("rank", "pid", "process", "call", "started", "beats", "steps", "tokens", "RSS", "node")
-_ROW = "{:>4}  {:>8}  {:<20}  {:<14}  {:>13}  {:>6}  {:>9}  {:>11}  {:>9}  {}"
+_HEADER = ("rank", "pid", "process", "call", "started", "beats", "RSS", "node")
+_ROW = "{:>4}  {:>8}  {:<20}  {:<14}  {:>13}  {:>6}  {:>9}  {}"
 _LEGEND = "call: in parentheses when it has ended; beats: signs of progress in the call"
 
 
 def report_text(
-    error: Exception,
-    snapshot: ClusterSnapshot,
-    *,
-    traces: Sequence[WorkerTrace],
-    oldest_request: str,
+    error: Exception, snapshot: ClusterSnapshot, *, traces: Sequence[WorkerTrace]
 ) -> str:
     """Return the whole report; `traces` are by rank."""
     parts = [
         f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}",
         str(error),
         f"waiting: {snapshot.who_waits() or 'unknown'}",
-        f"oldest request in flight: {oldest_request or 'none'}",
         _table(snapshot),
         *_memory_lines(snapshot),
     ]
@@ -63,17 +58,11 @@ def _table(snapshot: ClusterSnapshot) -> str:
                 activity.call if activity.is_running else f"({activity.call or 'none'})",
                 f"{activity.call_s:.1f} s ago",
                 activity.call_beats,
-                activity.engine_steps,
-                activity.generated_tokens,
-                _gib(status),
+                f"{status.rss_bytes / GIB:.2f} GiB",
                 f"{process.host} {process.node_id[:8]}",
             )
         )
     return "\n".join([*rows, _LEGEND])
-
-
-def _gib(status: ProcessStatus) -> str:
-    return f"{status.rss_bytes / GIB:.2f} GiB"
 
 
 def _memory_lines(snapshot: ClusterSnapshot) -> list[str]:
@@ -81,7 +70,7 @@ def _memory_lines(snapshot: ClusterSnapshot) -> list[str]:
     rank_of_host = {process.host: rank for rank, process in enumerate(snapshot.processes)}
     lines = []
     for host, rank in rank_of_host.items():
-        free, kills = snapshot.free_memory(rank), snapshot.memory[rank].oom_kills
+        free, kills = snapshot.free_memory(rank), snapshot.statuses[rank].oom_kills
         known = f"{free} free; processes killed by the kernel for lack of it: {kills}"
         lines.append(f"memory of {host}: {known if free else 'unknown, the node does not answer'}")
     return lines

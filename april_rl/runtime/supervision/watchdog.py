@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -65,7 +65,6 @@ class Watchdog:
         self._call_limit = _Limit("runtime.call_timeout_s", call_timeout_s)
         self._actors: list[Any] = []
         self._ranks: dict[object, int] = {}  # by Ray's actor id
-        self._oldest_request: Callable[[], str] = str
         self._checked_at = self._head_checked_at = time.monotonic()
         self._monitor, self._progress = ClusterMonitor([]), ProgressTimer(0)
         self.ray_head = RayHead()
@@ -86,10 +85,6 @@ class Watchdog:
         self._ranks = {actor._actor_id: rank for rank, actor in enumerate(actors)}
         processes = self.results([actor.process.remote() for actor in actors])
         self._monitor, self._progress = ClusterMonitor(processes), ProgressTimer(len(processes))
-
-    def include_oldest_request(self, oldest_request: Callable[[], str]) -> None:
-        """Add the line that `oldest_request` returns to the report."""
-        self._oldest_request = oldest_request
 
     def results(self, calls: Sequence[ray.ObjectRef[T]], *, reports_beats: bool = False) -> list[T]:
         """Return the results in order; `reports_beats` says that workers beat during these calls.
@@ -251,7 +246,6 @@ class Watchdog:
         return ClusterSnapshot(
             processes=self._monitor.processes,
             statuses=self._monitor.statuses(),
-            memory=self._monitor.memory(),
             peak_rss_bytes=[self._progress.peak_rss_bytes(rank) for rank in ranks],
         )
 
@@ -265,8 +259,7 @@ class Watchdog:
         When it cannot be written (a full disk), return the report itself: `error` must be raised.
         """
         self.has_failed = True
-        traces = self._monitor.collect_traces(_STACKS_S)
-        text = report_text(error, snapshot, traces=traces, oldest_request=self._oldest_request())
+        text = report_text(error, snapshot, traces=self._monitor.collect_traces(_STACKS_S))
         try:
             self._report.parent.mkdir(parents=True, exist_ok=True)
             self._report.write_text(text, encoding="utf-8")
