@@ -104,7 +104,7 @@ def test_a_model_that_is_no_dense_decoder_is_refused_by_its_type(tmp_path, confi
 def test_the_setting_that_makes_the_window_too_large_is_named(tmp_path, key):
     """Fails when another setting is blamed; one token less is no more than the model reads."""
     path = small_qwen3(tmp_path)
-    expected = f"window: {re.escape(key)} = 513, the model reads 512 tokens"
+    expected = f"context length: {re.escape(key)} = 513 exceeds the model's maximum, 512"
     with pytest.raises(PreflightError, match=expected):
         start(path, window_tokens=513, window_key=key)
     assert start(path, window_tokens=512, window_key=key).window_tokens == 512
@@ -123,7 +123,7 @@ def test_heads_that_cannot_be_shared_out_over_an_engine_name_the_setting(tmp_pat
 def test_what_the_learner_holds_counts_as_memory_beside_the_engine(learner_bytes, bytes_each):
     """Fails when a run with a second model starts where only one fits."""
     size = {"window_tokens": 1, "window_key": "", "learner_bytes": learner_bytes}
-    expected = f"train in about {90_000e9 * bytes_each / 2**30:.0f} GiB"
+    expected = f"needs about {90_000e9 * bytes_each / 2**30:.0f} GiB"
     with pytest.raises(PreflightError, match=expected):
         start("no_such/Model-90000B", **size)
 

@@ -127,7 +127,9 @@ def test_a_rank_that_sampled_something_else_ends_the_run_by_name(theirs) -> None
     """The second of three followers: worker 6 of an engine that begins with worker 4."""
     ours = [completion(0), completion(1)]
     same = fingerprint(ours)
-    with pytest.raises(LockstepError, match=r"worker 6 did not sample what worker 4 did") as raised:
+    with pytest.raises(
+        LockstepError, match=r"worker 6 did not sample the same tokens as worker 4"
+    ) as raised:
         check_lockstep(ours, [same, fingerprint(theirs), same], first_rank=4)
     assert ("index=1" in str(raised.value)) == (len(theirs) == 2)
 

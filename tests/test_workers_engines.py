@@ -146,7 +146,7 @@ def test_a_rank_that_samples_other_tokens_ends_the_run_in_a_tick_and_in_an_abort
     """Fails when only the first rank of an engine is looked at."""
     engines = engines_of(tmp_path, 7, 7, 8, 9)
     engines.launch(1, of_prompt(1, 0, 1), slots=4, max_steps=2)
-    with pytest.raises(LockstepError, match="worker 3 did not sample what worker 2 did"):
+    with pytest.raises(LockstepError, match="worker 3 did not sample the same tokens as worker 2"):
         engines.wait(60.0)
     with pytest.raises(LockstepError, match="worker 3"):
         engines.abort(60.0)

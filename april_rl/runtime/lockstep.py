@@ -1,4 +1,4 @@
-"""Ranks of one engine compared: what they sampled has to be the same, token for token."""
+"""Checks that all ranks of one engine sample the same tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from april_rl.errors import RunError
 from april_rl.types import Completion
 
-Fingerprint = tuple[bytes, ...]  # one of each completion, in their order
+Fingerprint = tuple[bytes, ...]  # a digest of each completion, in their order
 
 
 class LockstepError(RunError):
@@ -18,10 +18,9 @@ class LockstepError(RunError):
 
 
 def fingerprint(completions: Sequence[Completion]) -> Fingerprint:
-    """Equal for completions of the same samples with the same tokens that ended alike.
+    """Return digests that are equal for the same samples, tokens and finish reasons.
 
-    Sixteen bytes a completion, so that what the ranks of an engine say twice costs the controller
-    next to nothing.
+    A digest has sixteen bytes, so the other ranks' copies cost the controller next to nothing.
     """
     return tuple(map(_digest, completions))
 
@@ -29,20 +28,19 @@ def fingerprint(completions: Sequence[Completion]) -> Fingerprint:
 def check_lockstep(
     completions: Sequence[Completion], others: Sequence[Fingerprint], *, first_rank: int
 ) -> None:
-    """Raise LockstepError when a rank of an engine sampled something else than its first rank.
+    """Raise LockstepError when a rank of an engine sampled other tokens than its first rank.
 
-    `completions` are those of rank `first_rank`, `others` the fingerprints of the ranks behind it.
+    `completions` come from rank `first_rank`, `others` are fingerprints of the ranks after it.
     """
     if not others:
-        return  # most engines have one rank, and a fingerprint reads every token
+        return  # an engine with one rank need not read every token for its fingerprint
     expected = fingerprint(completions)
     for rank, found in enumerate(others, start=first_rank + 1):
         if found != expected:
             raise LockstepError(
-                f"worker {rank} did not sample what worker {first_rank} did, though they compute "
-                f"one engine (engine.tensor_parallel_size): {_first_difference(completions, found)}"
-                ". Their weights or their schedules have drifted apart; "
-                "engine.tensor_parallel_size=1 goes without"
+                f"worker {rank} did not sample the same tokens as worker {first_rank}, though both "
+                f"compute one engine: {_first_difference(completions, found)}. Their weights or "
+                "their schedules have drifted apart; engine.tensor_parallel_size=1 avoids this"
             )
 
 
@@ -56,8 +54,7 @@ def _digest(completion: Completion) -> bytes:
 
 
 def _first_difference(completions: Sequence[Completion], found: Fingerprint) -> str:
-    """For the person who has to find out why."""
     for completion, other in zip(completions, found, strict=False):
         if _digest(completion) != other:
             return f"the first difference is in {completion.sample_id}"
-    return f"{len(found)} samples came back there, {len(completions)} here"
+    return f"it returned {len(found)} samples instead of {len(completions)}"

@@ -1,5 +1,5 @@
-"""What can be known before training starts: the machine, the model, its window. One message for all
-of it.
+"""Checks before training starts: the machine, the model, its context length. Everything that is
+missing is in one message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from april_rl.runtime.engine_build import installed_engines, wrong_engine
 from april_rl.runtime.memory.host import host_memory
 
 _GIB = 1 << 30
-_ENGINE_BYTES = 2  # of a parameter: the engine's own 16-bit copy
+_ENGINE_BYTES = 2  # per parameter: the engine's own 16-bit copy
 
 
 class PreflightError(RunError):
@@ -29,23 +29,23 @@ class PreflightError(RunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the model's config.json says."""
+    """Sizes of the model, from its config.json."""
 
-    window_tokens: int
+    window_tokens: int  # longest context, prompt and response
     hidden_size: int
     num_heads: int  # of attention
     num_parameters: int  # of all layers and experts, from the sizes of their matrices
     num_layers: int
-    attention_size: int  # of the queries of a token
-    key_value_size: int  # of its keys; that of its values is the same
+    attention_size: int  # of all queries of a token
+    key_value_size: int  # of all keys of a token; values have the same size
     mlp_size: int  # width of the MLPs that a token passes in a layer
-    embedding_parameters: int  # of one of the embedding and an untied output layer
+    embedding_parameters: int  # of the embedding; an untied output layer has as many
     is_tied: bool
-    expert_parameters: int  # of one matrix of all experts of a layer; 0: there are none
+    expert_parameters: int  # of one matrix of all experts of a layer; 0: no experts
 
     @property
     def layer_parameters(self) -> int:
-        """Of a layer, on average."""
+        """Return the parameters of a layer, on average."""
         embeddings = self.embedding_parameters * (1 if self.is_tied else 2)
         return (self.num_parameters - embeddings) // self.num_layers
 
@@ -53,17 +53,19 @@ class ModelFacts:
 def num_gpus(
     *, devices: Path = Path("/dev"), nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")
 ) -> int:
-    """GPUs of this machine that may be used, by their device files and by AMD's kernel driver:
-    asking CUDA would start it in the controller.
+    """Return how many GPUs of this machine may be used.
+
+    Counts device files and the nodes of AMD's kernel driver: asking CUDA would start CUDA in the
+    controller.
     """
     nvidia = [p for p in devices.glob("nvidia*") if p.name[len("nvidia") :].isdigit()]
-    # The driver's nodes are GPUs and processors; those have 0 here.
+    # The driver's nodes are GPUs and processors; processors have gpu_id 0.
     amd = [node for node in nodes.glob("*/gpu_id") if node.read_text().strip() != "0"]
     return num_visible(len(nvidia) or len(amd), os.environ)
 
 
 def num_visible(gpus: int, environment: Mapping[str, str]) -> int:
-    """How many of a machine's `gpus` the environment lets its processes see."""
+    """Return how many of a machine's `gpus` the environment lets processes see."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         if variable in environment:
             names = environment[variable].split(",")
@@ -72,8 +74,9 @@ def num_visible(gpus: int, environment: Mapping[str, str]) -> int:
 
 
 def pick_device(wanted: str, *, gpus: int | None = None) -> str:
-    """`cpu` or `cuda` (ROCm too) for runtime.device; `auto` takes a GPU where there is one: where
-    there are `gpus`, or on this machine.
+    """Return `cpu` or `cuda` (also for ROCm) for runtime.device; auto takes a GPU if there is one.
+
+    `gpus` is the number of GPUs; None: those of this machine.
     """
     if wanted == "auto":
         return "cuda" if (num_gpus() if gpus is None else gpus) else "cpu"
@@ -91,17 +94,18 @@ def check_start(
     window_key: str,
     learner_bytes: int,
 ) -> ModelFacts:
-    """The model's facts, when everything the run needs before its data is there.
+    """Return the model's facts if the run can start; raise PreflightError with all that is missing.
 
-    `window_tokens`: prompt and response tokens a sample may have, by the setting `window_key`. With
-    `is_cluster` the GPUs are elsewhere and Ray counts them. `learner_bytes`: what the learner holds
-    of a parameter. Raises PreflightError with every missing thing in one message.
+    `window_tokens` is the maximum of prompt and response tokens, set by `window_key`. With
+    `is_cluster` the GPUs are elsewhere and Ray counts them. `learner_bytes` is what the learner
+    holds per parameter.
     """
     per_parameter = learner_bytes + _ENGINE_BYTES
     missing = []
     if device == "cuda" and not is_cluster and num_gpus() < num_workers:
         missing.append(
-            f"GPUs: runtime.num_workers={num_workers} wants as many, this machine has {num_gpus()}"
+            f"GPUs: runtime.num_workers={num_workers} needs {num_workers} GPUs; this machine has "
+            f"{num_gpus()}"
         )
     missing += wrong_engine(device, installed=installed_engines())
     facts = None
@@ -110,26 +114,29 @@ def check_start(
         facts = model_facts(model_path)
     except PreflightError as error:
         missing.append(f"model: {error}")
-        if device == "cpu" and not is_cluster:  # else the memory of this host is not what counts
+        if device == "cpu" and not is_cluster:  # otherwise the memory of this host does not matter
             missing += _too_small_by_name(model_path, per_parameter)
     if facts is not None:
         missing += _too_short(facts, window_tokens, window_key)
         missing += _not_divisible(facts, tensor_parallel_size)
     if missing or facts is None:
         lines = "\n".join(f"  - {line}" for line in missing)
-        raise PreflightError(f"this run cannot start here; it misses\n{lines}")
+        raise PreflightError(f"this run cannot start here:\n{lines}")
     return facts
 
 
 def _too_short(facts: ModelFacts, window_tokens: int, window_key: str) -> list[str]:
-    """What to say when the model reads fewer tokens than a sample may have."""
+    """Return a message when a sample may be longer than the model's context length."""
     if window_tokens <= facts.window_tokens:
         return []
-    return [f"window: {window_key} = {window_tokens}, the model reads {facts.window_tokens} tokens"]
+    return [
+        f"context length: {window_key} = {window_tokens} exceeds the model's maximum, "
+        f"{facts.window_tokens} tokens"
+    ]
 
 
 def _not_divisible(facts: ModelFacts, tensor_parallel_size: int) -> list[str]:
-    """What to say when the attention heads cannot be shared out over the workers of an engine."""
+    """Return a message when the workers of an engine cannot share the attention heads equally."""
     if facts.num_heads % tensor_parallel_size == 0:
         return []
     return [
@@ -139,27 +146,27 @@ def _not_divisible(facts: ModelFacts, tensor_parallel_size: int) -> list[str]:
 
 
 def _too_small_by_name(model_path: str, per_parameter: int) -> list[str]:
-    """The size of a model that is not here may stand in its name: 4B, 0.6B."""
+    """Return a message when the size in a model's name (4B, 0.6B) does not fit into memory."""
     size = re.search(r"(\d+(?:\.\d+)?)B(?![a-z])", model_path)
     return _no_memory(float(size[1]) * 1e9, per_parameter, " (by its name)") if size else []
 
 
 def _no_memory(num_parameters: float, per_parameter: int, how: str = "") -> list[str]:
-    """What to say when this machine's free memory does not hold the training state."""
+    """Return a message when this machine's free memory does not hold the training state."""
     needed = num_parameters * per_parameter
     free = host_memory().free
     if needed <= free:
         return []
     return [
-        f"memory: {num_parameters / 1e9:.1f} billion parameters{how} train in about "
-        f"{needed / _GIB:.0f} GiB, and this machine has {free / _GIB:.0f} GiB free"
+        f"memory: training {num_parameters / 1e9:.1f} billion parameters{how} needs about "
+        f"{needed / _GIB:.0f} GiB; this machine has {free / _GIB:.0f} GiB free"
     ]
 
 
 def without_network_go_offline() -> None:
-    """Tell Hugging Face's libraries when their hub is out of reach: they would retry long.
+    """Switch Hugging Face's libraries offline if their hub is out of reach: they would retry long.
 
-    They read the variable when they are imported, and so do worker processes.
+    They read the environment variable when they are imported, here and in worker processes.
     """
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
@@ -170,7 +177,7 @@ def without_network_go_offline() -> None:
 
 
 def model_facts(model_path: str) -> ModelFacts:
-    """Read config.json; raises PreflightError naming model.path when there is none, or one without
+    """Read config.json; raise PreflightError naming model.path when there is none, or when it lacks
     the sizes of a decoder.
     """
     try:
@@ -178,20 +185,19 @@ def model_facts(model_path: str) -> ModelFacts:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PreflightError(
-            f"model.path={model_path} is neither a Hugging Face folder nor a model "
-            f"the hub gives ({reason})"
+            f"model.path={model_path} is neither a Hugging Face folder nor a model that the hub "
+            f"has ({reason})"
         ) from error
     try:
         return _facts(config.get_text_config())
     except (AttributeError, TypeError, ValueError) as error:
         raise PreflightError(
             f"model.path={model_path}: model_type {config.model_type} is not supported: its "
-            f"config.json does not give the sizes of a decoder ({error})"
+            f"config.json lacks the sizes of a decoder ({error})"
         ) from error
 
 
 def _facts(text: PreTrainedConfig) -> ModelFacts:
-    """From the configuration of a decoder for text."""
     heads = text.num_attention_heads
     head_dim = text.to_dict().get("head_dim") or text.hidden_size // heads
     key_values = text.to_dict().get("num_key_value_heads") or heads
@@ -216,9 +222,8 @@ def _facts(text: PreTrainedConfig) -> ModelFacts:
 
 
 def _expert_sizes(text: PreTrainedConfig) -> tuple[int, int]:
-    """Width of the MLPs of a token, and parameters of a matrix of all experts of a layer.
-
-    transformers keeps gate and up matrices of all experts as one parameter.
+    """Return the width of the MLPs that a token passes, and the parameters of a matrix of all
+    experts of a layer: transformers keeps gate and up matrices of all experts as one parameter.
     """
     sizes = text.to_dict()
     num_experts = sizes.get("num_local_experts") or sizes.get("num_experts")
@@ -231,10 +236,10 @@ def _expert_sizes(text: PreTrainedConfig) -> tuple[int, int]:
 
 
 def _mlp_parameters(text: PreTrainedConfig) -> int:
-    """Of the MLPs of all layers; of a mixture of experts every expert counts, and the router.
+    """Return the parameters of the MLPs of all layers, with every expert and the routers.
 
-    transformers has no common names for the sizes of experts: these are of the Qwen, OLMo and
-    Mixtral families.
+    transformers has no common names for the sizes of experts: these are the names of the Qwen, OLMo
+    and Mixtral families.
     """
     sizes = text.to_dict()
     num_layers, dense = text.num_hidden_layers, 3 * text.hidden_size * text.intermediate_size
