@@ -29,10 +29,10 @@ from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engine_sleep import settle_sleep
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.layout import Layout, settled
-from april_rl.runtime.memory.check import check_memory, least_room, memory_settings
+from april_rl.runtime.memory.check import check_memory, least_room
 from april_rl.runtime.memory.host import WorkerMemory
+from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
 from april_rl.runtime.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
-from april_rl.runtime.memory.plan import MemorySettings
 from april_rl.runtime.preflight import ModelFacts, check_start
 from april_rl.runtime.workers import Workers
 from april_rl.scheduling import build_collector, num_slots
@@ -88,11 +88,11 @@ def assemble(
     workers = build_workers(config, layout, run_dir=run_dir, sizes=sizes)
     stack.callback(workers.close)
     memory = workers.memory()
-    settings = _planned(config, layout, facts=facts, memory=memory, tell=tracker.message)
+    inputs = _planned(config, layout, facts=facts, memory=memory, tell=tracker.message)
     kv_room = KvRoom(kv_demand(config, layout), tell=tracker.message)
     least = min(worker.device_bytes for worker in memory)
-    kv_room.compare(planned_kv_tokens(facts, settings, device_bytes=least))
-    _start(workers, tracker, engines_sleep=settings.engine_sleeps)
+    kv_room.compare(planned_kv_tokens(facts, inputs, device_bytes=least))
+    _start(workers, tracker, engines_sleep=inputs.engine_sleeps)
     kv_cache_tokens = workers.kv_cache_tokens()
     kv_room.compare(kv_cache_tokens // layout.num_engines)
     engines = RayEngines(workers, deterministic=config.deterministic)
@@ -124,18 +124,13 @@ def _planned(
     facts: ModelFacts,
     memory: Sequence[WorkerMemory],
     tell: Callable[[str], None],
-) -> MemorySettings:
+) -> MemoryInputs:
     """Decide whether engines sleep, and tell the memory plan and why; raises PreflightError."""
-    settings, reason = settle_sleep(
-        facts,
-        memory_settings(config, layout),
-        sleep=config.engine.sleep,
-        room=least_room(memory),
-    )
-    tell(str(check_memory(facts, settings, memory)))
+    inputs, reason = settle_sleep(facts, memory_inputs(config, layout), room=least_room(memory))
+    tell(str(check_memory(facts, inputs, memory)))
     if reason:
         tell(reason)
-    return settings
+    return inputs
 
 
 def _check_machine(config: TrainConfig, layout: Layout) -> ModelFacts:

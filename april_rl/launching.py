@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Resume
 from april_rl.errors import RunError
 from april_rl.evaluation.settings import longest_response
-from april_rl.learning import learner_settings, lora_settings
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.settings import EngineSettings, WorkerSettings, engine_options
 from april_rl.runtime.supervision.watchdog import Watchdog
+from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.runtime.workers import Workers
 from april_rl.scheduling import num_slots
 
@@ -76,29 +74,9 @@ def build_workers(
 def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) -> WorkerSettings:
     threads = config.runtime.threads or max(1, (os.cpu_count() or 1) // layout.num_workers)
     return WorkerSettings(
+        config=config,
         device=layout.device,
         threads=threads if layout.device == "cpu" else 0,
-        learner=learner_settings(config),
-        algorithm=config.algorithm,
-        lora=lora_settings(config),
-        engine=_engine_settings(config, layout, sizes),
-        options=engine_options(config),
-    )
-
-
-def _engine_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) -> EngineSettings:
-    engine = config.engine
-    return EngineSettings(
-        model_path=config.model.path,
-        seed=config.seed,
-        dtype=engine.dtype.name,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
-        max_batched_tokens=engine.max_batched_tokens,
-        kv_cache_gib=engine.kv_cache_gib,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        enforce_eager=not engine.cuda_graphs,
-        temperature=config.rollout.temperature,
-        keep_parked=config.rollout.resume is Resume.keep,
-        tensor_parallel_size=layout.tensor_parallel_size,
     )

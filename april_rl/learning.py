@@ -1,6 +1,4 @@
-"""From a checked configuration to what is learned from a batch: advantages, loss weights, the loss
-and the optimizer.
-"""
+"""From a checked configuration to what is learned from a batch: advantages and loss weights."""
 
 from __future__ import annotations
 
@@ -20,10 +18,8 @@ from april_rl.algorithm.aggregation import Aggregation as Aggregate
 from april_rl.algorithm.aggregation import constant_length, sequence_mean, token_mean
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage, Aggregation, Offload
+from april_rl.config.choices import Advantage, Aggregation
 from april_rl.runtime.age_weight import AgeWeights, load_age_weights
-from april_rl.runtime.preflight import pick_device
-from april_rl.runtime.settings import LearnerSettings, LoraSettings
 
 ADVANTAGES: dict[Advantage, BatchAdvantages] = {
     Advantage.grpo: by_group(grpo),
@@ -63,45 +59,3 @@ def _aggregation(config: TrainConfig) -> Aggregate:
         Aggregation.constant_length: partial(constant_length, max_response_tokens=budget),
     }
     return chosen[config.algorithm.aggregation]
-
-
-def learner_settings(config: TrainConfig) -> LearnerSettings:
-    """Model, precision and optimizer."""
-    optimizer, learner = config.optimizer, config.learner
-    return LearnerSettings(
-        model_path=config.model.path,
-        compute_dtype=learner.compute_dtype.name,
-        activation_checkpointing=learner.activation_checkpointing,
-        shard_size=learner.shard_size,
-        offload=_offload(config),
-        temperature=config.rollout.temperature,
-        lr=optimizer.lr,
-        beta1=optimizer.beta1,
-        beta2=optimizer.beta2,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        warmup_steps=optimizer.warmup_steps,
-        schedule=optimizer.schedule.name,
-        num_steps=config.trainer.num_steps * config.trainer.num_minibatches,
-        max_mismatch=learner.max_mismatch,
-    )
-
-
-def _offload(config: TrainConfig) -> str:
-    """On CPU nothing leaves: the host's memory is the learner's own."""
-    is_on_cpu = pick_device(config.runtime.device.name) == "cpu"
-    return Offload.none.name if is_on_cpu else config.learner.offload.name
-
-
-def lora_settings(config: TrainConfig) -> LoraSettings | None:
-    """The adapters; None when the whole model is trained."""
-    lora = config.lora
-    if lora.rank == 0:
-        return None
-    return LoraSettings(
-        rank=lora.rank,
-        alpha=lora.alpha,
-        target_modules=None if lora.target_modules is None else tuple(lora.target_modules),
-        seed=config.seed,
-    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from april_rl.batch.packing import MicroBatch
 from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import ComputeDtype
+from april_rl.config.lora import LoraConfig
+from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.learner import Learner
 from april_rl.learner.objective import Objective
 
@@ -26,6 +29,7 @@ TEMPERATURE = 0.8
 CLIP_LOW, CLIP_HIGH, TIS_CAP = 0.2, 0.28, 1.3
 OPTIMIZER = {"lr": 5e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.1}
 MAX_GRAD_NORM = 0.5
+NO_ADAPTERS = LoraConfig()
 ALGORITHM = AlgorithmConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, tis_cap=TIS_CAP)
 LENGTHS = [(3, 17), (1, 1), (5, 40), (2, 9), (4, 64), (1, 30)]  # prompt and response tokens
 
@@ -81,24 +85,36 @@ def write_model(folder: Path, *, tied: bool = True) -> str:
     return str(folder)
 
 
-def make_learner(path: str, *, algorithm: AlgorithmConfig = ALGORITHM, **changes: Any) -> Learner:
-    """A float32 learner with the settings of the reference below; `changes` of Learner's."""
-    settings: dict[str, Any] = {
-        "model_path": path,
-        "device": "cpu",
-        "compute_dtype": "float32",
-        "activation_checkpointing": False,
-        "shard_size": 0,
-        "offload": "none",
-        "temperature": TEMPERATURE,
-        **OPTIMIZER,
-        "max_grad_norm": MAX_GRAD_NORM,
-        "warmup_steps": 0,
-        "schedule": "constant",
-        "num_steps": 10,
-        "max_mismatch": 0.05,
-    }
-    return Learner(objective=Objective(algorithm), **(settings | changes))
+def make_learner(
+    path: str,
+    *,
+    algorithm: AlgorithmConfig = ALGORITHM,
+    lora: LoraConfig = NO_ADAPTERS,
+    seed: int = 0,
+    device: str = "cpu",
+    num_steps: int = 10,
+    on_forward: Callable[[], None] | None = None,
+    **changes: Any,
+) -> Learner:
+    """Return a float32 learner with the settings of the reference below; `changes` are settings of
+    `learner` and `optimizer`.
+    """
+    settings = {"compute_dtype": ComputeDtype.float32, "max_grad_norm": MAX_GRAD_NORM, **OPTIMIZER}
+    settings |= changes
+    of_optimizer = {entry.name for entry in fields(OptimizerConfig)} & settings.keys()
+    optimizer = OptimizerConfig(**{key: settings.pop(key) for key in of_optimizer})
+    return Learner(
+        LearnerConfig(**settings),
+        optimizer=optimizer,
+        lora=lora,
+        objective=Objective(algorithm),
+        model_path=path,
+        device=device,
+        temperature=TEMPERATURE,
+        seed=seed,
+        num_optimizer_steps=num_steps,
+        on_forward=on_forward,
+    )
 
 
 def plain_model(path: str) -> PreTrainedModel:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from april_rl.config.engine import EngineConfig
+from april_rl.config.lora import LoraConfig
+from april_rl.config.schema import LearnerConfig
+from april_rl.runtime.layout import Layout
 from april_rl.runtime.memory.host import WorkerMemory
-from april_rl.runtime.memory.plan import GIB, MemorySettings
+from april_rl.runtime.memory.inputs import MemoryInputs
+from april_rl.runtime.memory.plan import GIB
 from april_rl.runtime.preflight import ModelFacts, model_facts
 
 GPU = 80 * GIB
@@ -29,26 +35,27 @@ MODELS = {
     "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
     | {"num_attention_heads": 64, "tie_word_embeddings": False},
 }
-SETTINGS = MemorySettings(
-    device="cuda",
-    num_workers=8,
-    shard_size=8,
-    offload="none",
-    lora_rank=0,
+INPUTS = MemoryInputs(
+    layout=Layout(device="cuda", num_workers=8, tensor_parallel_size=1),
+    learner=LearnerConfig(max_tokens=16384, activation_checkpointing=True),
+    lora=LoraConfig(),
+    engine=EngineConfig(gpu_memory_utilization=0.5),
     has_reference=False,
-    compute_bytes=2,
-    activation_checkpointing=True,
-    max_tokens=16384,
     longest_tokens=10000,
-    engine_bytes=2,
-    tensor_parallel_size=1,
-    gpu_memory_utilization=0.5,
-    kv_cache_gib=1.0,
-    kv_bytes=2,
-    cuda_graphs=True,
-    engine_sleeps=True,
     keeps_parked=False,
 )
+
+
+def changed(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
+    """Return `inputs` with other values of its own fields, or of those of its sections."""
+    found: dict[str, object] = {}
+    unused = set(changes)
+    for name in ("layout", "learner", "lora", "engine"):
+        section = getattr(inputs, name)
+        keys = {field.name for field in fields(section)} & changes.keys()
+        found[name] = replace(section, **{key: changes[key] for key in keys})
+        unused -= keys
+    return replace(inputs, **found, **{key: changes[key] for key in unused})  # type: ignore[arg-type]
 
 
 def facts_of(folder: Path, name: str) -> ModelFacts:

@@ -9,6 +9,7 @@ import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from learner_setup import (
+    ALGORITHM,
     Example,
     gradients_seen,
     learner_logprobs,
@@ -28,6 +30,7 @@ from learner_setup import (
 )
 
 from april_rl.batch.packing import MicroBatch
+from april_rl.config.choices import Kl, Offload
 from april_rl.learner.learner import Learner
 from april_rl.learner.mismatch import MismatchError
 
@@ -114,7 +117,7 @@ def train(path: str, case: Case) -> dict[str, Any]:
         path,
         shard_size=case.world.shard_size,
         activation_checkpointing=case.activation_checkpointing,
-        offload="all" if case.world == REPLICATED else "none",
+        offload=Offload.all if case.world == REPLICATED else Offload.none,
         max_grad_norm=NOT_CLIPPED,
     )
     metrics, passes = [], []
@@ -132,9 +135,8 @@ def run(path: str, world: World) -> dict[str, Any]:
     """What a rank sees of a run with a frozen reference and a mask over responses, that writes a
     checkpoint and ends with a mismatch.
     """
-    learner = make_learner(
-        path, shard_size=world.shard_size, kl="k3", kl_coefficient=0.1, geometric_mask=[0.9, 1.07]
-    )
+    algorithm = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1, geometric_mask=[0.9, 1.07])
+    learner = make_learner(path, algorithm=algorithm, shard_size=world.shard_size)
     loaded = dict(learner.weights())
     metrics = [learner.update([own_batch(path, seed)]) for seed in range(NUM_STEPS)]
     logprobs = learner_logprobs(learner, saved_examples(path, 0))

@@ -217,7 +217,8 @@ class Reads(ast.NodeVisitor):
         if isinstance(node, ast.arg) and node.annotation is not None:
             self._annotated(node.arg, node.annotation)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            self._annotated(node.target.id, node.annotation)
+            for name in (node.target.id, f"self.{node.target.id}"):  # a variable, or a field
+                self._annotated(name, node.annotation)
         elif isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Tuple):
             self._assigned(node.targets[0], node.value)
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
@@ -270,6 +271,7 @@ def keys_read(source: str) -> set[str]:
         "trainer, rollout = config.trainer, config.rollout\nsize = rollout.group_size",
         "def make(settings: RolloutConfig): return settings.group_size",
         "def make(run: TrainConfig): return run.rollout.group_size",
+        "class Inputs:\n chosen: RolloutConfig\n def size(self): self.chosen.group_size",
         "def make(self, chosen: RolloutConfig):\n self._chosen = chosen\n self._chosen.group_size",
     ],
 )

@@ -1,15 +1,11 @@
-"""The settings of adapters: what they refuse, what they become, what they save."""
+"""The settings of adapters: what they refuse."""
 
 from __future__ import annotations
-
-from dataclasses import asdict
 
 import pytest
 from test_config import load
 
 from april_rl.config.store import ConfigError
-from april_rl.learner.lora import Lora
-from april_rl.learning import lora_settings
 
 
 @pytest.mark.parametrize(
@@ -39,19 +35,4 @@ def test_adapters_that_make_no_sense_are_refused_in_one_line(
 
 
 def test_by_default_the_whole_model_is_trained() -> None:
-    assert lora_settings(load("+recipe=tiny_cpu")) is None
-
-
-def test_the_settings_become_the_adapters_of_the_learner() -> None:
-    config = load("+recipe=tiny_cpu", "lora.rank=4", "seed=7")
-    settings = lora_settings(config)
-    assert settings is not None
-    assert Lora(**asdict(settings)) == Lora(rank=4, alpha=32.0, target_modules=None, seed=7)
-    named = load(
-        "+recipe=tiny_cpu", "lora.rank=1", "lora.alpha=2", "lora.target_modules=[q_proj,mlp.up]"
-    )
-    settings = lora_settings(named)
-    assert settings is not None
-    assert Lora(**asdict(settings)) == Lora(
-        rank=1, alpha=2.0, target_modules=("q_proj", "mlp.up"), seed=0
-    )
+    assert load("+recipe=tiny_cpu").lora.rank == 0

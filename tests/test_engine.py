@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from small_engine import small_engine
 from tiny_models import EOS_ID, write_tiny_qwen3
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -24,16 +25,11 @@ BUDGET = 24
 
 
 def build(path: Path) -> VllmEngine:
-    return VllmEngine(
-        model_path=str(path),
-        seed=0,
-        dtype="bfloat16",
+    return small_engine(
+        path,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=16,
         max_batched_tokens=32,  # less than the long prompts: they are prefilled in parts
-        kv_cache_gib=0.03,
-        gpu_memory_utilization=0.5,
-        enforce_eager=True,
         temperature=TEMPERATURE,
     )
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from small_engine import small_engine
 from tiny_models import write_tiny_qwen3
 
-from april_rl.engine.options import EngineOptions
+from april_rl.config.choices import ComputeDtype
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.types import Completion, Request, SampleId
 
@@ -28,20 +29,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(folder: Path, *, is_async: bool, kv_cache_gib: float = 0.01) -> VllmEngine:
-    return VllmEngine(
-        model_path=str(folder),
-        seed=0,
-        dtype="float32",
+    return small_engine(
+        folder,
+        dtype=ComputeDtype.float32,
         max_model_len=PROMPT_TOKENS + BUDGET,
         max_num_seqs=SLOTS,
         max_batched_tokens=64,
         kv_cache_gib=kv_cache_gib,
-        gpu_memory_utilization=0.5,
-        enforce_eager=True,
-        temperature=1.0,
-        keep_parked=True,
+        keeps_parked=True,
         stop_tokens=(STOP,),
-        options=EngineOptions(async_scheduling=is_async),
+        async_scheduling=is_async,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from small_engine import small_engine
 from tiny_models import write_tiny_qwen3
 
 from april_rl.engine.vllm_engine import VllmEngine
@@ -29,18 +30,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def only_engine(folders: dict[str, Path]) -> VllmEngine:
-    return VllmEngine(
-        model_path=str(folders["now"]),
-        seed=0,
-        dtype="bfloat16",
+    return small_engine(
+        folders["now"],
         max_model_len=WINDOW,
         max_num_seqs=SLOTS,
         max_batched_tokens=64,
         kv_cache_gib=0.002,
-        gpu_memory_utilization=0.5,
-        enforce_eager=True,
-        temperature=1.0,
-        keep_parked=True,
+        keeps_parked=True,
         stop_tokens=(),
     )
 

@@ -30,10 +30,10 @@ def run(folder: Path) -> Found:
     """Park three of four slots' worth and go on; park them again and fill all slots with others."""
     _interpret_triton()
     import test_engine_keep as keep
+    from small_engine import small_engine
     from tiny_models import write_tiny_qwen3
 
     from april_rl.engine import device
-    from april_rl.engine.vllm_engine import VllmEngine
 
     def as_it_is(self: object, core: object, *, temperature: float) -> None:
         """The sampler of this runner draws by seed and position itself."""
@@ -41,18 +41,13 @@ def run(folder: Path) -> Found:
     device.CpuDevice.attach = as_it_is  # type: ignore[method-assign,assignment]
     device.CpuDevice.draw = device.AcceleratorDevice.draw  # type: ignore[method-assign,assignment]
     write_tiny_qwen3(folder)
-    engine = VllmEngine(
-        model_path=str(folder),
-        seed=0,
-        dtype="bfloat16",
+    engine = small_engine(
+        folder,
         max_model_len=64,
         max_num_seqs=SLOTS,
         max_batched_tokens=128,
         kv_cache_gib=0.002,
-        gpu_memory_utilization=0.5,
-        enforce_eager=True,
-        temperature=1.0,
-        keep_parked=True,
+        keeps_parked=True,
         stop_tokens=(),
     )
     keep.BUDGET, keep.SLOTS = BUDGET, SLOTS

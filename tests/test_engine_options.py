@@ -8,17 +8,25 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from small_engine import small_engine
 from test_config import refusal
 from tiny_models import write_tiny_qwen3
 from transformers import AutoModelForCausalLM
 
-from april_rl.engine.options import EngineOptions
+from april_rl.config.choices import ComputeDtype, KvCacheDtype, Speculation
+from april_rl.config.engine import EngineConfig
+from april_rl.engine.device import AcceleratorDevice
+from april_rl.engine.options import engine_args
 from april_rl.ticks import Tick
 from april_rl.types import Completion, Request, SampleId
+
+if TYPE_CHECKING:
+    from vllm import EngineArgs
 
 TEMPERATURE = 0.3
 BUDGET, NUM_SAMPLES = 80, 32
@@ -49,17 +57,39 @@ def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, s
     assert said in refusal("+recipe=tiny_cpu", *overrides)
 
 
-def test_options_are_those_of_vllm_and_none_is_on_unasked():
-    """Fails when speculation is on by default."""
-    assert EngineOptions().engine_args() == {
-        "enable_prefix_caching": True,
-        "kv_cache_dtype": "auto",
-        "watermark": 0.2,
-        "async_scheduling": False,
-    }
-    guessing = EngineOptions(speculation="ngram", speculative_tokens=3).engine_args()
-    assert guessing["speculative_config"]["method"] == "ngram"
-    assert guessing["speculative_config"]["num_speculative_tokens"] == 3
+def arguments(**settings: Any) -> EngineArgs:
+    """What vLLM gets of an engine's settings on an accelerator."""
+    config = EngineConfig(**settings)
+    device = AcceleratorDevice(config, sleeps=False)
+    sizes = {"max_model_len": 64, "max_num_seqs": 16}
+    return engine_args(config, device, model_path="some/model", seed=0, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"dtype": ComputeDtype.float32}, {"dtype": "float32"}),
+        ({"prefix_caching": False}, {"enable_prefix_caching": False}),
+        ({"kv_cache_dtype": KvCacheDtype.fp8_e5m2}, {"kv_cache_dtype": "fp8_e5m2"}),
+        ({"kv_cache_headroom": 0.1}, {"watermark": 0.1}),
+        ({"async_scheduling": True}, {"async_scheduling": True}),
+        ({"max_batched_tokens": 32}, {"max_num_batched_tokens": 32}),
+        ({"max_batched_tokens": 8}, {"max_num_batched_tokens": 16}),  # a token of each sample
+        ({"cuda_graphs": False}, {"enforce_eager": True}),
+        ({"gpu_memory_utilization": 0.3}, {"gpu_memory_utilization": 0.3}),
+        ({"tensor_parallel_size": 2}, {"tensor_parallel_size": 2}),
+    ],
+)
+def test_a_setting_of_the_engine_reaches_vllm(settings, expected):
+    plain, changed = arguments(), arguments(**settings)
+    for name, value in expected.items():
+        assert getattr(changed, name) == value != getattr(plain, name)
+
+
+def test_nothing_is_guessed_unasked():
+    assert arguments().speculative_config is None
+    guessing = arguments(speculation=Speculation.ngram, speculative_tokens=3).speculative_config
+    assert (guessing["method"], guessing["num_speculative_tokens"]) == ("ngram", 3)
 
 
 @pytest.mark.slow
@@ -90,22 +120,15 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     cleanup_dist_env_and_memory()
 
 
-def sampled(folder: Path, **options: object) -> tuple[Tick, Tick]:
-    """What an engine with these options says to the same requests, twice."""
-    from april_rl.engine.vllm_engine import VllmEngine
-
-    engine = VllmEngine(
-        model_path=str(folder),
-        seed=0,
-        dtype="bfloat16",
+def sampled(folder: Path, **settings: Any) -> tuple[Tick, Tick]:
+    """What an engine with these settings says to the same requests, twice."""
+    engine = small_engine(
+        folder,
         max_model_len=192,
         max_num_seqs=NUM_SAMPLES,
         max_batched_tokens=256,
-        kv_cache_gib=0.03,
-        gpu_memory_utilization=0.5,
-        enforce_eager=True,
         temperature=TEMPERATURE,
-        options=EngineOptions(**options),  # type: ignore[arg-type]
+        **settings,
     )
     requests = [
         Request(
@@ -128,7 +151,7 @@ def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return sampled(folder, speculation="ngram", speculative_tokens=3)
+    return sampled(folder, speculation=Speculation.ngram, speculative_tokens=3)
 
 
 def prompt_ids(index: int) -> tuple[int, ...]:
@@ -196,7 +219,7 @@ def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
 def test_an_fp8_cache_is_further_from_the_learner_than_the_engine_is_by_itself(folder):
     """What makes it need a correction: the tokens have another distribution."""
     exact, _ = sampled(folder)
-    rounded, _ = sampled(folder, kv_cache_dtype="fp8_e4m3")
+    rounded, _ = sampled(folder, kv_cache_dtype=KvCacheDtype.fp8_e4m3)
     off = [differences(folder, tick)[0].abs().mean().item() for tick in (exact, rounded)]
     assert off[0] < 0.03
     assert 2 * off[0] < off[1] < 0.5

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from small_engine import small_engine
 from tiny_models import write_tiny_qwen3
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from april_rl.engine.options import EngineOptions
+from april_rl.config.choices import ComputeDtype
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.ticks import Tick
 from april_rl.types import Completion, Request, SampleId
@@ -42,19 +43,15 @@ class Watched(NamedTuple):
 
 def watched(folder: Path, *, headroom: float) -> Watched:
     """An engine whose scheduler's outputs are written down outside of what counts them."""
-    engine = VllmEngine(
-        model_path=str(folder),
-        seed=0,
-        dtype="float32",
+    engine = small_engine(
+        folder,
+        dtype=ComputeDtype.float32,
         max_model_len=PROMPT_TOKENS + LONGEST,
         max_num_seqs=SLOTS,
         max_batched_tokens=512,
         kv_cache_gib=2 * SMALL_CACHE_GIB,  # float32
-        gpu_memory_utilization=0.5,
-        enforce_eager=True,
-        temperature=1.0,
+        kv_cache_headroom=headroom,
         stop_tokens=(),
-        options=EngineOptions(kv_cache_headroom=headroom),
     )
     steps: list[Seen] = []
     core = engine._core.engine_core

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
-from planned_models import GPU, SETTINGS, facts_of
+from planned_models import GPU, INPUTS, changed, facts_of
 from test_config import load, refusal
 
 from april_rl.config.choices import Sleep
+from april_rl.config.engine import EngineConfig
 from april_rl.engine.device import AcceleratorDevice
 from april_rl.runtime.engine_sleep import EngineSleep, settle_sleep
 from april_rl.runtime.layout import LayoutError, settle
-from april_rl.runtime.memory.check import Room, check_plan, memory_settings
-from april_rl.runtime.memory.plan import GIB, MemorySettings, plan_memory
+from april_rl.runtime.memory.check import Room, check_plan
+from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
+from april_rl.runtime.memory.plan import GIB, plan_memory
 from april_rl.runtime.preflight import PreflightError
 
 H200 = 141 * GIB
-ONE_GPU = replace(SETTINGS, num_workers=1, shard_size=1)
+ONE_GPU = changed(INPUTS, num_workers=1)
 
 
 @pytest.fixture
@@ -33,62 +34,60 @@ def room(device: float) -> Room:
 
 def test_an_engine_that_is_awake_has_its_whole_share_in_every_phase(facts):
     """Fails when a phase counts what a sleeping engine keeps, or counts its weights twice."""
-    awake = replace(SETTINGS, engine_sleeps=False)
+    awake = changed(INPUTS, sleep=Sleep.never)
     names = ("engine weights", "KV cache, engine's workspace")
     for phase in plan_memory(facts("8B"), awake, device_bytes=GPU).phases:
         assert sum(phase.items[name] for name in names) == GPU / 2, phase.name
         assert "engine, asleep" not in phase.items
-    asleep = plan_memory(facts("8B"), SETTINGS, device_bytes=GPU).phases[1:]
+    asleep = plan_memory(facts("8B"), INPUTS, device_bytes=GPU).phases[1:]
     for phase in asleep:
         assert names[1] not in phase.items
         assert phase.items["engine, asleep"] == 1.5 * GIB
 
 
 @pytest.mark.parametrize(
-    ("model", "settings", "device", "stays_awake"),
+    ("model", "inputs", "device", "stays_awake"),
     [
         ("0.6B", ONE_GPU, 24 * GIB, False),
         ("0.6B", ONE_GPU, GPU, True),
         ("1.7B", ONE_GPU, GPU, False),
         ("1.7B", ONE_GPU, H200, True),
-        ("1.7B", SETTINGS, GPU, True),
+        ("1.7B", INPUTS, GPU, True),
         ("4B", ONE_GPU, H200, False),
-        ("4B", SETTINGS, GPU, True),
-        ("8B", SETTINGS, GPU, False),
-        ("8B", SETTINGS, H200, True),
+        ("4B", INPUTS, GPU, True),
+        ("8B", INPUTS, GPU, False),
+        ("8B", INPUTS, H200, True),
     ],
 )
-def test_the_plan_decides_and_the_run_says_why(facts, model, settings, device, stays_awake):
+def test_the_plan_decides_and_the_run_says_why(facts, model, inputs, device, stays_awake):
     """Half of the GPU is the engine's. Awake means that a tenth of the GPU is left over."""
-    settings, reason = settle_sleep(facts(model), settings, sleep=Sleep.auto, room=room(device))
-    assert settings.engine_sleeps is not stays_awake
+    inputs, reason = settle_sleep(facts(model), inputs, room=room(device))
+    assert inputs.engine_sleeps is not stays_awake
     said = "engines stay awake" if stays_awake else "engines sleep during updates; were they awake"
     assert reason.startswith(f"engine.sleep=auto: {said}")
-    plan = plan_memory(facts(model), replace(settings, engine_sleeps=False), device_bytes=device)
+    plan = plan_memory(facts(model), changed(inputs, sleep=Sleep.never), device_bytes=device)
     peak = max(phase.total for phase in plan.phases[1:])
     assert f"{peak / GIB:.1f} " in reason
     assert (peak <= room(device).free - device / 10) is stays_awake
 
 
-def settled(facts, *, sleep: Sleep, settings: MemorySettings, device: float) -> EngineSleep:
-    return settle_sleep(facts, settings, sleep=sleep, room=room(device))
+def settled(facts, inputs: MemoryInputs, *, device: float) -> EngineSleep:
+    return settle_sleep(facts, inputs, room=room(device))
 
 
-@pytest.mark.parametrize("sleeps", [False, True])
-def test_a_choice_of_ones_own_is_taken_without_a_word(facts, sleeps):
+@pytest.mark.parametrize("chosen", [Sleep.never, Sleep.always])
+def test_a_choice_of_ones_own_is_taken_without_a_word(facts, chosen):
     """Fails when the plan overrides never or always."""
-    chosen = Sleep.always if sleeps else Sleep.never
+    asked = changed(INPUTS, sleep=chosen)
     for device in (GPU, H200):
-        asked = replace(SETTINGS, engine_sleeps=sleeps)
-        found = settled(facts("8B"), sleep=chosen, settings=asked, device=device)
-        assert found == (asked, "")
+        assert settled(facts("8B"), asked, device=device) == (asked, "")
 
 
 def test_never_is_held_against_the_whole_gpu_and_told_what_helps(facts):
-    awake = replace(SETTINGS, engine_sleeps=False)
+    awake = changed(INPUTS, sleep=Sleep.never)
     assert check_plan(facts("8B"), awake, room(GPU))  # it fits, without auto's margin
     with pytest.raises(PreflightError, match="backward: a GPU would hold") as caught:
-        check_plan(facts("8B"), replace(awake, gpu_memory_utilization=0.7), room(GPU))
+        check_plan(facts("8B"), changed(awake, gpu_memory_utilization=0.7), room(GPU))
     message = str(caught.value)
     assert "engine.sleep=always makes it" in message
     assert "engine.gpu_memory_utilization=0.5" in message
@@ -98,30 +97,30 @@ def test_kept_samples_without_room_are_refused_with_what_is_missing_and_what_hel
     """Each remedy alone. Fails when the share that is proposed is too large, or sleep is named,
     with which nothing is kept.
     """
-    keeps = replace(SETTINGS, keeps_parked=True)
+    keeps = changed(INPUTS, keeps_parked=True)
     with pytest.raises(PreflightError, match=r"rollout\.resume=keep needs engines that stay") as e:
-        settled(facts("8B"), sleep=Sleep.auto, settings=keeps, device=GPU)
+        settled(facts("8B"), keeps, device=GPU)
     message = str(e.value)
-    plan = plan_memory(facts("8B"), replace(keeps, engine_sleeps=False), device_bytes=GPU)
+    plan = plan_memory(facts("8B"), changed(keeps, sleep=Sleep.never), device_bytes=GPU)
     missing = plan.phases[1].total - (GPU - GIB - 8 * GIB)
     assert f"{missing / GIB:.1f} more than the 79.0 that are free, less a margin of 8.0" in message
     assert "engine.sleep=always" not in message
     assert "engine.sleep=never does without the margin" in message
     assert message.endswith("rollout.resume=reprefill lets engines sleep")
     share = float(message.split("engine.gpu_memory_utilization=")[1].split()[0])
-    smaller = replace(keeps, gpu_memory_utilization=share)
-    found = settled(facts("8B"), sleep=Sleep.auto, settings=smaller, device=GPU)
-    assert not found.settings.engine_sleeps
-    larger = replace(keeps, gpu_memory_utilization=0.7)
+    smaller = changed(keeps, gpu_memory_utilization=share)
+    found = settled(facts("8B"), smaller, device=GPU)
+    assert not found.inputs.engine_sleeps
+    larger = changed(keeps, gpu_memory_utilization=0.7)
     with pytest.raises(PreflightError) as e:
-        settled(facts("8B"), sleep=Sleep.auto, settings=larger, device=GPU)
+        settled(facts("8B"), larger, device=GPU)
     assert "engine.sleep=never" not in str(e.value), "it would not fit either"
 
 
 def test_kept_samples_with_room_go_on_on_a_gpu(facts):
-    keeps = replace(SETTINGS, keeps_parked=True)
-    found = settled(facts("8B"), sleep=Sleep.auto, settings=keeps, device=H200)
-    assert not found.settings.engine_sleeps
+    keeps = changed(INPUTS, keeps_parked=True)
+    found = settled(facts("8B"), keeps, device=H200)
+    assert not found.inputs.engine_sleeps
 
 
 def test_a_sleeping_engine_and_kept_samples_exclude_each_other_on_a_gpu():
@@ -145,13 +144,13 @@ def test_a_sleeping_engine_and_kept_samples_exclude_each_other_on_a_gpu():
 )
 def test_settings_reach_the_plan(overrides, expected):
     config, layout = settle(load("+recipe=tiny_gpu", *overrides), gpus=1, where="here")
-    settings = memory_settings(config, layout)
-    assert (settings.engine_sleeps, settings.keeps_parked) == expected
+    inputs = memory_inputs(config, layout)
+    assert (inputs.engine_sleeps, inputs.keeps_parked) == expected
 
 
 def test_on_cpu_there_is_nothing_to_decide(facts):
-    on_cpu = replace(SETTINGS, device="cpu", engine_sleeps=False)
-    assert settled(facts("8B"), sleep=Sleep.auto, settings=on_cpu, device=0) == (on_cpu, "")
+    on_cpu = changed(INPUTS, device="cpu")
+    assert settled(facts("8B"), on_cpu, device=0) == (on_cpu, "")
 
 
 class Core:
@@ -170,7 +169,7 @@ class Core:
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_vllm_is_put_to_sleep_only_where_it_was_built_for_it(sleeps):
     """Without its allocator for sleeping, vLLM fails when it is told to."""
-    device = AcceleratorDevice(gpu_memory_utilization=0.5, enforce_eager=True, sleeps=sleeps)
+    device = AcceleratorDevice(EngineConfig(), sleeps=sleeps)
     assert device.engine_args()["enable_sleep_mode"] is sleeps
     assert device.keeps_kv_cache is not sleeps
     core = Core()

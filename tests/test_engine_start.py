@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_engine import small_engine
 from tiny_models import EOS_ID, write_tiny_qwen3
 
 from april_rl.engine.memory_errors import lacks_memory
 from april_rl.engine.protocol import EngineStartError
 from april_rl.engine.stop import stop_token_ids
-from april_rl.engine.vllm_engine import VllmEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
@@ -47,17 +47,12 @@ def test_a_lack_of_memory_is_told_from_what_only_mentions_it(error, is_lack) -> 
 def test_no_room_for_the_kv_cache_names_the_setting(tmp_path: Path, kv_cache_gib: float) -> None:
     write_tiny_qwen3(tmp_path)
     with pytest.raises(EngineStartError, match=r"engine\.kv_cache_gib"):
-        VllmEngine(
-            model_path=str(tmp_path),
-            seed=0,
-            dtype="bfloat16",
+        small_engine(
+            tmp_path,
             max_model_len=64,
             max_num_seqs=4,
             max_batched_tokens=64,
             kv_cache_gib=kv_cache_gib,
-            gpu_memory_utilization=0.5,
-            enforce_eager=True,
-            temperature=1.0,
         )
 
 

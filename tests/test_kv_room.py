@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from planned_models import GPU, SETTINGS, facts_of
+from planned_models import GPU, INPUTS, changed, facts_of
 from test_config import load
 
+from april_rl.config.choices import KvCacheDtype
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.memory.kv_room import (
     KvDemand,
@@ -36,7 +37,7 @@ def demand(*overrides: str, layout: Layout = EIGHT) -> KvDemand:
 
 def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first(facts):
     """Fails when values are forgotten beside keys, or the weights are not taken off the share."""
-    settings = replace(SETTINGS, gpu_memory_utilization=0.85)
+    settings = changed(INPUTS, gpu_memory_utilization=0.85)
     planned = planned_kv_tokens(facts("4B"), settings, device_bytes=GPU)
     room = 0.85 * GPU - 2 * GIB - 2 * facts("4B").num_parameters
     assert planned == int(room / (144 * 1024))
@@ -44,16 +45,16 @@ def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first(facts):
 
 
 def test_two_gpus_of_one_engine_hold_the_weights_once_and_fp8_holds_twice(facts):
-    one = planned_kv_tokens(facts("8B"), SETTINGS, device_bytes=GPU)
-    two = planned_kv_tokens(
-        facts("8B"), replace(SETTINGS, tensor_parallel_size=2), device_bytes=GPU
-    )
+    one = planned_kv_tokens(facts("8B"), INPUTS, device_bytes=GPU)
+    two = planned_kv_tokens(facts("8B"), changed(INPUTS, tensor_parallel_size=2), device_bytes=GPU)
     assert two > 2 * one
-    halved = planned_kv_tokens(facts("8B"), replace(SETTINGS, kv_bytes=1), device_bytes=GPU)
+    halved = planned_kv_tokens(
+        facts("8B"), changed(INPUTS, kv_cache_dtype=KvCacheDtype.fp8_e4m3), device_bytes=GPU
+    )
     assert halved == pytest.approx(2 * one, abs=1)
-    on_cpu = replace(SETTINGS, device="cpu", kv_cache_gib=1.0)
+    on_cpu = changed(INPUTS, device="cpu", kv_cache_gib=1.0)
     assert planned_kv_tokens(facts("8B"), on_cpu, device_bytes=0) == GIB // (144 * 1024)
-    none = replace(SETTINGS, gpu_memory_utilization=0.1)
+    none = changed(INPUTS, gpu_memory_utilization=0.1)
     assert planned_kv_tokens(facts("8B"), none, device_bytes=GPU) == 0
 
 
@@ -71,7 +72,7 @@ def test_the_flagship_at_its_former_settings_is_warned_with_the_numbers_and_the_
     """α 2 and the default share of the GPU, which the simulator says takes 87 GiB of 38."""
     former = demand("rollout.over_sampling_factor=2")
     planned = planned_kv_tokens(
-        facts("4B"), replace(SETTINGS, gpu_memory_utilization=0.6), device_bytes=GPU
+        facts("4B"), changed(INPUTS, gpu_memory_utilization=0.6), device_bytes=GPU
     )
     warning = kv_warning(former, planned)
     assert warning is not None
@@ -87,7 +88,7 @@ def test_the_flagship_at_its_former_settings_is_warned_with_the_numbers_and_the_
 
 
 def test_the_flagship_as_it_is_fits(facts):
-    settings = replace(SETTINGS, gpu_memory_utilization=0.85)
+    settings = changed(INPUTS, gpu_memory_utilization=0.85)
     assert kv_warning(demand(), planned_kv_tokens(facts("4B"), settings, device_bytes=GPU)) is None
 
 

@@ -33,6 +33,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
+from april_rl.config.choices import ComputeDtype
 from april_rl.learner.checkpoint import CheckpointError
 from april_rl.learner.export import export
 from april_rl.learner.mesh import build_mesh
@@ -146,7 +147,7 @@ def test_an_expert_without_tokens_gets_no_gradient_and_no_harm(path):
 def test_weights_have_the_names_and_bits_of_the_checkpoint(path):
     stored = load_file(Path(path, "model.safetensors"))
     assert f"model.layers.2.mlp.experts.{NUM_EXPERTS - 1}.up_proj.weight" in stored
-    sent = dict(make_learner(path, compute_dtype="bfloat16").weights())
+    sent = dict(make_learner(path, compute_dtype=ComputeDtype.bfloat16).weights())
     assert sent.keys() == stored.keys()
     for name, tensor in sent.items():
         assert torch.equal(tensor, stored[name]), name

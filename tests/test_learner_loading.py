@@ -21,6 +21,7 @@ from tiny_models import write_tiny_qwen3
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from april_rl.config.choices import ComputeDtype
 from april_rl.learner.export import export
 from april_rl.learner.policy import Policy, build_policy
 
@@ -135,7 +136,7 @@ def test_what_is_loaded_and_exported_and_loaded_again_has_every_bit(tmp_path, is
     model.save_pretrained(parts, max_shard_size="100KB")
     with group_of_one():
         for source in (Path(path), parts):
-            learner = make_learner(str(source), compute_dtype="bfloat16")
+            learner = make_learner(str(source), compute_dtype=ComputeDtype.bfloat16)
             weights = dict(learner.weights())
             shapes = [tensor.shape for tensor in weights.values()]
             target = tmp_path / f"exported_{source.name}"

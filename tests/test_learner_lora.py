@@ -24,21 +24,25 @@ from learner_setup import (
     write_model,
 )
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
+from test_config import load
 from tiny_models import write_tiny_qwen3_moe
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from april_rl.config.choices import Kl
+from april_rl.config.choices import ComputeDtype, Kl
+from april_rl.config.lora import LoraConfig
 from april_rl.learner.learner import Learner
-from april_rl.learner.lora import Lora, LoraError, inject
+from april_rl.learner.lora import LoraError, inject
 from april_rl.learner.reference import Reference
 from april_rl.learner.row import PackedRow
+from april_rl.runtime.worker_parts import build_learner
 
 CPU = torch.device("cpu")
-LORA = Lora(rank=3, alpha=12.0, target_modules=None, seed=5)
-ATTENTION = replace(LORA, target_modules=("q_proj", "layers.1.self_attn.o_proj"))
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LORA = LoraConfig(rank=3, alpha=12.0)
+ATTENTION = replace(LORA, target_modules=["q_proj", "layers.1.self_attn.o_proj"])
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,7 +63,7 @@ def moe_path(tmp_path_factory):
     return str(folder)
 
 
-def trained(path: str, *, lora: Lora = LORA, **changes: Any) -> Learner:
+def trained(path: str, *, lora: LoraConfig = LORA, **changes: Any) -> Learner:
     """A learner after an update, so that no B is zero."""
     learner = make_learner(path, lora=lora, **changes)
     learner.update([pack_minibatch([make_examples(path, noise=0.3, age=1)])])
@@ -114,7 +118,7 @@ def test_the_exported_adapter_is_the_policy_to_peft(path, tmp_path):
     torch.testing.assert_close(learner_logprobs(learner, examples), expected, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute_dtype", list(ComputeDtype))
 def test_engine_and_checkpoint_get_merged_weights_under_the_names_of_the_model(
     path, tmp_path, compute_dtype
 ):
@@ -131,7 +135,7 @@ def test_engine_and_checkpoint_get_merged_weights_under_the_names_of_the_model(
         assert torch.equal(sent[name], stored[name]) is not is_adapted, name
         expected = parameter.to(sent[name].dtype)
         assert torch.isclose(sent[name], expected, rtol=2**-7).all(), name
-        if compute_dtype == "bfloat16":
+        if compute_dtype is ComputeDtype.bfloat16:
             assert (sent[name] == expected).float().mean() > 0.999, name
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert all(torch.equal(p, sent[name]) for name, p in again.named_parameters())
@@ -158,9 +162,7 @@ def matrices(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def test_a_is_drawn_from_the_seed_within_the_bound_of_peft_and_b_is_zero(path):
-    drawn, again, other = (
-        matrices(make_learner(path, lora=replace(LORA, seed=seed))) for seed in (5, 5, 6)
-    )
+    drawn, again, other = (matrices(make_learner(path, lora=LORA, seed=seed)) for seed in (5, 5, 6))
     for name, matrix in drawn.items():
         assert torch.equal(matrix, again[name]), name
         if "lora_B" in name:
@@ -178,9 +180,22 @@ def test_a_is_drawn_from_the_seed_within_the_bound_of_peft_and_b_is_zero(path):
     assert not torch.equal(first, second)
 
 
+def test_a_run_trains_the_adapters_of_its_settings_and_seed(path):
+    """Fails when a setting of `lora`, or the seed, is lost between the YAML and the layers."""
+    settings = ("lora.rank=2", "lora.alpha=6", "lora.target_modules=[k_proj]", "seed=9")
+    config = load("+recipe=tiny_cpu", f"model.path={path}", *settings)
+    learner = build_learner(config, device="cpu")
+    lora = LoraConfig(rank=2, alpha=6.0, target_modules=["k_proj"])
+    found, expected = matrices(learner), matrices(make_learner(path, lora=lora, seed=9))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    layers = [m for m in learner._policy.modules() if isinstance(m, LoraLayer)]
+    assert {layer.scaling["default"] for layer in layers} == {3.0}
+
+
 def test_only_adapters_have_masters_gradients_and_moments(path):
     """The rest is stored as it is computed. Fails when the optimizer holds the whole model."""
-    learner = make_learner(path, lora=LORA, compute_dtype="bfloat16")
+    learner = make_learner(path, lora=LORA, compute_dtype=ComputeDtype.bfloat16)
     before = parameters(learner)
     for _ in range(2):
         learner.update([pack_minibatch([make_examples(path, noise=0.1, age=1)])])
@@ -196,7 +211,7 @@ def test_only_adapters_have_masters_gradients_and_moments(path):
     assert learner.num_trained_parameters == sum(p.numel() for p in adapters.values())
 
 
-@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute_dtype", list(ComputeDtype))
 def test_the_reference_is_the_policy_without_its_adapters(path, compute_dtype):
     """To the last bit what a second model gives, whose memory is spared; and training goes on as
     without it. Fails when adapters stay on, stay off, or are not trained at the first forward pass.
@@ -221,7 +236,7 @@ def test_the_reference_is_the_policy_without_its_adapters(path, compute_dtype):
 
 @pytest.mark.parametrize(
     ("names", "culprit"),
-    [(("q_proj", "c_attn"), "c_attn"), (("lm_head",), "lm_head"), (("embed_tokens",), "embed_")],
+    [(["q_proj", "c_attn"], "c_attn"), (["lm_head"], "lm_head"), (["embed_tokens"], "embed_")],
 )
 def test_a_name_of_no_layer_that_can_have_adapters_is_refused_with_those_that_can(
     path, names, culprit
@@ -233,7 +248,7 @@ def test_a_name_of_no_layer_that_can_have_adapters_is_refused_with_those_that_ca
 
 
 @pytest.mark.parametrize(
-    "names", [None, ("gate_proj", "up_proj", "down_proj"), ("gate_proj", "q_proj")]
+    "names", [None, ["gate_proj", "up_proj", "down_proj"], ["gate_proj", "q_proj"]]
 )
 def test_adapters_on_experts_are_refused(moe_path, names):
     """One layer of the model is dense and has layers of these names. Fails when peft's own idea of

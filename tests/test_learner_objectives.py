@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,8 @@ from test_config import load
 
 from april_rl.batch.packing import Batch
 from april_rl.config import TrainConfig
-from april_rl.learner.learner import Learner
-from april_rl.learner.objective import Objective
-from april_rl.learning import build_packer, learner_settings
+from april_rl.learning import build_packer
+from april_rl.runtime.worker_parts import build_learner
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 VERSION, BUDGET = 5, 70
@@ -131,11 +129,6 @@ def config_of(path: str, settings: dict[str, Any], *overrides: str) -> TrainConf
     )
 
 
-def learner_of(config: TrainConfig) -> Learner:
-    objective = Objective(config.algorithm)
-    return Learner(device="cpu", objective=objective, **asdict(learner_settings(config)))
-
-
 def ages_of(example: Example) -> list[int]:
     """The first half of a response is two versions old, the rest one."""
     half = example.num_response // 2
@@ -211,7 +204,7 @@ def assert_same_update(
     """The second of two steps has the gradient of plain torch, to 1e-5 of its norm."""
     examples = make_examples(path, noise=0.3, age=1)
     config = config_of(path, settings, *overrides)
-    learner = learner_of(config)
+    learner = build_learner(config, device="cpu")
     with gradients_seen(learner._policy) as gradients:
         metrics = learner.update(batch_of(config, examples).of_rank(0)).read()
     chosen = {**DEFAULTS, **settings}
@@ -260,7 +253,7 @@ def test_grpo_and_gspo_token_part_with_the_second_optimizer_step(path, num_minib
     found = []
     for loss in ("ppo_clip", "gspo_token"):
         config = config_of(path, {"loss": loss}, count)
-        learner = learner_of(config)
+        learner = build_learner(config, device="cpu")
         with gradients_seen(learner._policy) as gradients:
             learner.update(batch_of(config, examples).of_rank(0))
         found.append(torch.cat([g.flatten() for g in gradients[-1].values()]))

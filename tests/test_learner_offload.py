@@ -16,12 +16,11 @@ from learner_setup import (
     pack_minibatch,
     write_model,
 )
-from test_config import load
 from torch import Tensor
 
+from april_rl.config.choices import Offload
 from april_rl.learner.learner import Learner
 from april_rl.learner.offload import Offloadable
-from april_rl.learning import learner_settings
 
 CPU = torch.device("cpu")
 
@@ -67,7 +66,7 @@ def floats_alive() -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("offload", ["none", "optimizer", "all"])
+@pytest.mark.parametrize("offload", list(Offload))
 def test_updates_with_an_offload_between_them_are_those_without(path, offload):
     """To the last bit: three updates of two steps, weights sent and log-probabilities taken while
     everything is away. Fails when something comes back too late, twice, or to the wrong tensor.
@@ -88,7 +87,11 @@ def test_updates_with_an_offload_between_them_are_those_without(path, offload):
 
 @pytest.mark.parametrize(
     ("offload", "leaves"),
-    [("none", (False, False)), ("optimizer", (False, True)), ("all", (True, True))],
+    [
+        (Offload.none, (False, False)),
+        (Offload.optimizer, (False, True)),
+        (Offload.all, (True, True)),
+    ],
 )
 def test_what_the_setting_names_leaves_and_comes_back(path, offload, leaves):
     """Parameters at `offload`, moments by the end of an update; gradients are never kept."""
@@ -107,7 +110,7 @@ def test_what_the_setting_names_leaves_and_comes_back(path, offload, leaves):
     assert bytes_of(moments(learner)) == 2 * size + 4 * len(masters(learner))  # and a step count
 
 
-@pytest.mark.parametrize("offload", ["none", "optimizer"])
+@pytest.mark.parametrize("offload", [Offload.none, Offload.optimizer])
 def test_moments_are_there_for_optimizer_steps_alone(path, offload):
     """Bytes of them in each forward pass: two before the first step, four behind it. Fails when
     those of the second minibatch share the device with moments that it does not need.
@@ -120,7 +123,7 @@ def test_moments_are_there_for_optimizer_steps_alone(path, offload):
     for _ in range(2):
         update(learner, make_examples(path, noise=0.3, age=1))
     assert len(seen) > 4
-    expected = 0 if offload == "optimizer" else 2 * size + 4 * len(masters(learner))
+    expected = 0 if offload is Offload.optimizer else 2 * size + 4 * len(masters(learner))
     assert seen[-1] == expected
     assert set(seen) == {0, expected}
 
@@ -130,7 +133,7 @@ def test_nothing_else_of_an_offloaded_learner_stays(path):
     that unit is not given up, or when gradients or activations outlive their step.
     """
     before = floats_alive().keys()
-    learner = make_learner(path, offload="all")
+    learner = make_learner(path, offload=Offload.all)
     size = bytes_of(masters(learner))
     examples = make_examples(path, noise=0.3, age=1)
     update(learner, examples)
@@ -173,10 +176,3 @@ def test_memory_of_an_accelerator_is_given_back():
     assert before - torch.accelerator.memory_allocated() >= 4 * 2**20
     held.reload()
     assert torch.equal(tensor.cpu(), torch.arange(2.0**20))
-
-
-@pytest.mark.parametrize(("device", "moved"), [("cpu", "none"), ("gpu", "all")])
-def test_a_run_on_cpu_moves_nothing(device, moved):
-    """Its learner is in the host's memory already; a second copy would only take room."""
-    config = load("+recipe=tiny_cpu", "learner.offload=all", f"runtime.device={device}")
-    assert learner_settings(config).offload == moved

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from april_rl.config.choices import ComputeDtype
 from april_rl.learner.checkpoint import CheckpointError
 from april_rl.learner.export import export, plan_shards
 from april_rl.learner.policy import Policy, build_policy
@@ -87,7 +88,7 @@ def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(
 
 
 def test_weights_are_those_of_the_checkpoint_also_after_a_forward_pass(path):
-    learner = make_learner(path, compute_dtype="bfloat16")
+    learner = make_learner(path, compute_dtype=ComputeDtype.bfloat16)
     learner.logprobs(pack(make_examples(path, noise=0.0, age=0), total=1))
     stored = load_file(Path(path, "model.safetensors"))
     sent = dict(learner.weights())
@@ -99,7 +100,7 @@ def test_weights_are_those_of_the_checkpoint_also_after_a_forward_pass(path):
 
 
 def test_masters_stay_float32_when_compute_is_bfloat16(path):
-    learner = make_learner(path, compute_dtype="bfloat16", lr=1e-7, max_mismatch=1.0)
+    learner = make_learner(path, compute_dtype=ComputeDtype.bfloat16, lr=1e-7, max_mismatch=1.0)
     before = dict(learner.weights())
     for _ in range(2):
         learner.update([pack_minibatch([make_examples(path, noise=0.01, age=0)])])
@@ -135,7 +136,7 @@ def test_a_float32_learner_sends_its_masters_to_the_last_bit(path):
     assert all(not torch.equal(sent[name], before[name]) for name in sent)
 
 
-@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute_dtype", list(ComputeDtype))
 def test_an_exported_policy_is_the_same_model_to_transformers(path, tmp_path, compute_dtype):
     learner = make_learner(path, compute_dtype=compute_dtype)
     examples = make_examples(path, noise=0.0, age=0)
@@ -143,7 +144,7 @@ def test_an_exported_policy_is_the_same_model_to_transformers(path, tmp_path, co
     learner.export(tmp_path / "step_1")
     sent = dict(learner.weights())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "step_1")
-    assert model.dtype is getattr(torch, compute_dtype)
+    assert model.dtype is getattr(torch, compute_dtype.value)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, sent[name]), name
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "step_1")

@@ -17,7 +17,7 @@ from learner_setup import (
     write_model,
 )
 
-from april_rl.config.choices import Kl
+from april_rl.config.choices import ComputeDtype, Kl
 
 KL = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1)
 
@@ -61,7 +61,7 @@ def test_a_reference_has_the_numbers_of_the_policy_in_half_precision_too(path):
     """Stored in bfloat16, it computes what the float32 masters do. Fails when it is stored in one
     precision and computed in another.
     """
-    learner = make_learner(path, algorithm=KL, compute_dtype="bfloat16")
+    learner = make_learner(path, algorithm=KL, compute_dtype=ComputeDtype.bfloat16)
     examples = make_examples(path, noise=0.0, age=1)
     metrics = learner.update([pack_minibatch([examples[:3], examples[3:]])]).read()
     assert metrics["loss/reference_kl"] == 0.0

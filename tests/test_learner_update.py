@@ -23,7 +23,9 @@ from learner_setup import (
     write_model,
 )
 
-from april_rl.config.choices import Correction, Ratio
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import Correction, Loss, Ratio, Schedule
+from april_rl.config.schema import OptimizerConfig
 from april_rl.learner.learner import Learner
 from april_rl.learner.mismatch import MEAN, MismatchError, MismatchWarning
 from april_rl.learner.optimizer import NonFiniteError, Optimizer, lr_factor
@@ -106,14 +108,16 @@ def test_several_micro_batches_are_one(path, activation_checkpointing):
     )
 
 
-@pytest.mark.parametrize("loss", ["gspo", "gspo_token", "cispo", "sapo", "policy_gradient"])
+@pytest.mark.parametrize("loss", [loss for loss in Loss if loss is not Loss.ppo_clip])
 def test_every_loss_is_the_same_however_responses_are_spread_over_rows(path, loss):
     """Also with a row that has none. Fails when a ratio or a mask is taken over a row, or when a
     rank without work would have nothing to go backward from.
     """
     examples = make_examples(path, noise=0.3, age=1)
-    settings = {"loss": loss, "correction": "sequence_truncate", "geometric_mask": [0.9, 1.07]}
-    whole, parts = make_learner(path, **settings), make_learner(path, **settings)
+    algorithm = AlgorithmConfig(
+        loss=loss, correction=Correction.sequence_truncate, geometric_mask=[0.9, 1.07]
+    )
+    whole, parts = (make_learner(path, algorithm=algorithm) for _ in "ab")
     bins = [examples[:1], examples[1:4], [], examples[4:]]
     expected = whole.update([pack_minibatch([examples])] * 2).read()
     found = parts.update([pack_minibatch(bins)] * 2).read()
@@ -165,9 +169,8 @@ def test_norms_and_biases_do_not_decay():
     before = [parameter.detach().clone() for parameter in parameters]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    settings = OPTIMIZER | {"weight_decay": 0.5, "lr": 0.1}
-    schedule = {"warmup_steps": 0, "schedule": "constant", "num_steps": 1}
-    Optimizer(parameters, **settings, max_grad_norm=1.0, **schedule).step()
+    config = OptimizerConfig(weight_decay=0.5, lr=0.1)
+    Optimizer(config, parameters, num_steps=1).step()
     torch.testing.assert_close(layer.weight, before[0] * (1 - 0.1 * 0.5))
     assert are_equal(list(parameters[1:]), before[1:])
 
@@ -241,14 +244,15 @@ def test_a_step_that_is_not_finite_is_named_and_not_made(path, advantage, named)
 
 
 def test_the_learning_rate_rises_then_follows_its_schedule(path):
-    learner = make_learner(path, lr=1e-3, warmup_steps=2, schedule="linear", num_steps=4)
+    learner = make_learner(path, lr=1e-3, warmup_steps=2, schedule=Schedule.linear, num_steps=4)
     batch = [pack_minibatch([make_examples(path, noise=0.0, age=1)])]
     lrs = [learner.update(batch).read()["loss/lr"] for _ in range(4)]
     assert lrs == pytest.approx([5e-4, 1e-3, 1e-3, 5e-4])
 
 
 @pytest.mark.parametrize(
-    ("schedule", "last"), [("constant", 1.0), ("linear", 0.1), ("cosine", 0.0245)]
+    ("schedule", "last"),
+    [(Schedule.constant, 1.0), (Schedule.linear, 0.1), (Schedule.cosine, 0.0245)],
 )
 def test_a_schedule_ends_where_it_says(schedule, last):
     settings = {"warmup_steps": 0, "num_steps": 10, "schedule": schedule}

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-from planned_models import GPU, SETTINGS, facts_of
+from planned_models import GPU, INPUTS, changed, facts_of
 from source_tree import ROOT
 
+from april_rl.config.choices import Offload
 from april_rl.runtime.memory.check import Room, check_plan
-from april_rl.runtime.memory.plan import MemorySettings
+from april_rl.runtime.memory.inputs import MemoryInputs
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
 TABLE = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| Qwen3-(\S+) \| `(.*)` \| (.*) \|$", TABLE, flags=re.MULTILINE)
 NUM_GPUS = (1, 2, 4, 8)
 KEYS = {
-    "learner.offload": lambda value: {"offload": value},
+    "learner.offload": lambda value: {"offload": Offload[value]},
     "learner.activation_checkpointing": lambda value: {"activation_checkpointing": value == "true"},
-    "lora.rank": lambda value: {"lora_rank": int(value)},
+    "lora.rank": lambda value: {"rank": int(value)},
 }
 
 
@@ -30,12 +30,12 @@ def facts(folder: Path, model: str) -> ModelFacts:
     return facts_of(folder, model)
 
 
-def settings_of(overrides: str, *, num_gpus: int) -> MemorySettings:
-    """Those of a row: activation checkpointing, half of the GPU for an engine that sleeps."""
-    found = replace(SETTINGS, num_workers=num_gpus, shard_size=num_gpus)
+def inputs_of(overrides: str, *, num_gpus: int) -> MemoryInputs:
+    """Return the inputs of a row: checkpointing, half of the GPU for an engine that sleeps."""
+    found = changed(INPUTS, num_workers=num_gpus)
     for override in overrides.split():
         key, value = override.split("=")
-        found = replace(found, **KEYS[key](value))
+        found = changed(found, **KEYS[key](value))
     return found
 
 
@@ -47,11 +47,12 @@ def test_a_sequence_as_long_as_the_table_says_fits_and_a_longer_one_does_not(row
         longest = 0 if cell == "-" else int(cell.removesuffix("k")) * 1000
 
         def fits(num_tokens: int, num_gpus: int = num_gpus) -> bool:
-            settings = settings_of(overrides, num_gpus=num_gpus)
-            settings = replace(settings, max_tokens=num_tokens, longest_tokens=num_tokens)
+            inputs = inputs_of(overrides, num_gpus=num_gpus)
+            budget = max(1, num_tokens)
+            inputs = changed(inputs, max_tokens=budget, longest_tokens=budget)
             room = Room(device=GPU, free=0.98 * GPU)
             try:
-                return bool(check_plan(facts(tmp_path, model), settings, room))
+                return bool(check_plan(facts(tmp_path, model), inputs, room))
             except PreflightError:
                 return False
 

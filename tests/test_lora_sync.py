@@ -10,11 +10,11 @@ import torch.distributed as dist
 from test_weight_sync import build, train
 from tiny_models import write_tiny_qwen3
 
-from april_rl.learner.lora import Lora
+from april_rl.config.lora import LoraConfig
 from april_rl.learner.mismatch import MismatchError
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
-LORA = Lora(rank=8, alpha=16.0, target_modules=None, seed=0)
+LORA = LoraConfig(rank=8, alpha=16.0)
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from planned_models import GPU, SETTINGS, facts_of, worker
+from planned_models import GPU, INPUTS, changed, facts_of, worker
 
+from april_rl.config.choices import Offload
 from april_rl.runtime.memory.check import check_memory
 from april_rl.runtime.memory.plan import GIB, plan_memory
 from april_rl.runtime.preflight import PreflightError
@@ -21,10 +22,10 @@ def facts(tmp_path):
 
 def test_the_worker_with_the_least_memory_decides_and_a_node_is_shared(facts):
     """Fails when each worker counts on all host memory of its node."""
-    model, offloads = facts("8B"), replace(SETTINGS, offload="all")
-    assert check_memory(model, SETTINGS, [worker("a"), worker("b")])
+    model, offloads = facts("8B"), changed(INPUTS, offload=Offload.all)
+    assert check_memory(model, INPUTS, [worker("a"), worker("b")])
     with pytest.raises(PreflightError, match=r"has 20\.0 GiB free"):
-        check_memory(model, SETTINGS, [worker("a"), worker("b", free=20 * GIB)])
+        check_memory(model, INPUTS, [worker("a"), worker("b", free=20 * GIB)])
     plan = plan_memory(model, offloads, device_bytes=GPU)
     need = plan.host.total + plan.file_bytes
     apart = [worker("a", host=1.1 * need), worker("b", host=1.1 * need)]
@@ -35,7 +36,7 @@ def test_the_worker_with_the_least_memory_decides_and_a_node_is_shared(facts):
 
 def test_the_file_of_a_checkpoint_is_in_host_memory_once_a_node(facts):
     """Rank 0 alone writes. Fails when each worker has one, or none has."""
-    model, offloads = facts("8B"), replace(SETTINGS, offload="all")
+    model, offloads = facts("8B"), changed(INPUTS, offload=Offload.all)
     plan = plan_memory(model, offloads, device_bytes=GPU)
     assert plan.file_bytes == 2 * GIB
     assert plan.host.total == 12 * model.num_parameters / 8
@@ -47,21 +48,21 @@ def test_the_file_of_a_checkpoint_is_in_host_memory_once_a_node(facts):
 
 def test_no_file_of_a_checkpoint_is_larger_than_the_model_or_smaller_than_a_tensor(facts):
     small = replace(facts("8B"), num_parameters=1000, embedding_parameters=600)
-    assert plan_memory(small, SETTINGS).file_bytes == 2000
+    assert plan_memory(small, INPUTS).file_bytes == 2000
     wide = replace(facts("8B"), embedding_parameters=2 * GIB)
-    assert plan_memory(wide, SETTINGS).file_bytes == 4 * GIB
+    assert plan_memory(wide, INPUTS).file_bytes == 4 * GIB
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"offload": "optimizer"}, "; learner.offload=none takes less"),
+        ({"offload": Offload.optimizer}, "; learner.offload=none takes less"),
         ({"has_reference": True}, "; algorithm.kl=none has no reference"),
-        ({"has_reference": True, "lora_rank": 8}, "; no setting is enough by itself"),
+        ({"has_reference": True, "rank": 8}, "; no setting is enough by itself"),
     ],
 )
 def test_what_takes_less_host_memory_is_proposed_where_it_is_set(facts, changes, expected):
     """Fails when a setting is proposed that the run has already, or that changes nothing."""
     with pytest.raises(PreflightError) as caught:
-        check_memory(facts("8B"), replace(SETTINGS, **changes), [worker("a", host=GIB)])
+        check_memory(facts("8B"), changed(INPUTS, **changes), [worker("a", host=GIB)])
     assert str(caught.value).endswith(expected)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from accelerate import init_empty_weights
-from planned_models import GPU, LAYERS, MODELS, SETTINGS, facts_of, worker
+from planned_models import GPU, INPUTS, LAYERS, MODELS, changed, facts_of, worker
 from test_config import load
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.learner import attention
 from april_rl.learner.attention import Packing
-from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory.check import Room, check_memory, check_plan, memory_settings
+from april_rl.runtime.layout import Layout, settle
+from april_rl.runtime.memory.check import Room, check_memory, check_plan
+from april_rl.runtime.memory.inputs import memory_inputs
 from april_rl.runtime.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError, model_facts
 
@@ -29,14 +30,14 @@ def facts(tmp_path):
 
 
 def phase(facts: ModelFacts, name: str, **changes: object) -> Phase:
-    plan = plan_memory(facts, replace(SETTINGS, **changes), device_bytes=GPU)  # type: ignore[arg-type]
+    plan = plan_memory(facts, changed(INPUTS, **changes), device_bytes=GPU)
     return next(phase for phase in (*plan.phases, plan.host) if phase.name == name)
 
 
 def refused(facts: ModelFacts, **changes: object) -> str:
-    settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    inputs = changed(INPUTS, **changes)
     with pytest.raises(PreflightError) as caught:
-        check_plan(facts, settings, Room(device=GPU, free=GPU - GIB))
+        check_plan(facts, inputs, Room(device=GPU, free=GPU - GIB))
     return str(caught.value)
 
 
@@ -46,7 +47,7 @@ def test_eight_billion_parameters_on_eight_gpus_are_two_bytes_a_parameter_each(f
     state = items["masters"] + items["gradients"] + items["Adam moments"]
     assert state == 2 * facts("8B").num_parameters
     assert state / 1e9 == pytest.approx(16.4, abs=0.1)
-    whole = phase(facts("8B"), "optimizer", num_workers=1, shard_size=1).items
+    whole = phase(facts("8B"), "optimizer", num_workers=1).items
     assert whole["Adam moments"] == 8 * facts("8B").num_parameters
 
 
@@ -56,9 +57,9 @@ def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate(fa
     assert re.search(r"- rollout: a GPU would hold 8\d\.\d GiB and has 79\.0 GiB free", message)
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
     assert "learner.offload=all makes it 41.5" in rollout
-    away = phase(facts("32B"), "rollout", offload="all", tensor_parallel_size=2)
+    away = phase(facts("32B"), "rollout", offload=Offload.all, tensor_parallel_size=2)
     assert away.total == 40 * GIB + 1.5 * GIB
-    host = phase(facts("32B"), "host", offload="all")
+    host = phase(facts("32B"), "host", offload=Offload.all)
     assert (
         host.items["masters"] + host.items["Adam moments"] == 12 * facts("32B").num_parameters / 8
     )
@@ -69,7 +70,7 @@ def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase(facts)
     model = facts("8B")
     moments = model.num_parameters
     assert phase(model, "host").items["Adam moments"] == 0
-    away = {"offload": "optimizer"}
+    away = {"offload": Offload.optimizer}
     assert phase(model, "host", **away).items["Adam moments"] == moments
     assert phase(model, "rollout", **away).items["Adam moments"] == 0
     assert phase(model, "rollout", **away).items["masters"] == moments / 2
@@ -81,7 +82,7 @@ def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it(fac
     items = phase(facts("8B"), "rollout", tensor_parallel_size=2).items
     assert items["engine weights"] == facts("8B").num_parameters
     assert items["engine weights"] + items["KV cache, engine's workspace"] == GPU / 2
-    message = refused(facts("32B"), gpu_memory_utilization=0.5, offload="all")
+    message = refused(facts("32B"), gpu_memory_utilization=0.5, offload=Offload.all)
     assert "engine.gpu_memory_utilization=0.5 gives the engine 40.0 GiB" in message
     assert "engine.tensor_parallel_size" in message
 
@@ -97,14 +98,14 @@ def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each(facts):
 
 def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computation(facts):
     model = facts("8B")
-    items = phase(model, "optimizer", lora_rank=16, has_reference=True).items
+    items = phase(model, "optimizer", rank=16, has_reference=True).items
     with init_empty_weights():
         built = AutoModelForCausalLM.from_config(Qwen3Config(**MODELS["8B"], **LAYERS))
     linear = [m for m in built.model.modules() if isinstance(m, nn.Linear)]
     adapters = 16 * sum(m.in_features + m.out_features for m in linear)
     assert items["gradients"] == 4 * adapters / 8
     assert items["masters"] == (4 * adapters + 2 * model.num_parameters) / 8
-    assert phase(model, "host", lora_rank=16, has_reference=True).items["reference"] == 0
+    assert phase(model, "host", rank=16, has_reference=True).items["reference"] == 0
     assert phase(model, "host", has_reference=True).items["reference"] == model.num_parameters / 4
 
 
@@ -122,10 +123,10 @@ def test_activations_are_what_autograd_keeps_of_a_real_model(tmp_path):
     )
     config.save_pretrained(tmp_path)
     num_tokens = 1024
-    settings = replace(SETTINGS, compute_bytes=4, max_tokens=num_tokens)
+    settings = changed(INPUTS, compute_dtype=ComputeDtype.float32, max_tokens=num_tokens)
 
     def planned(checkpointed: bool) -> float:
-        chosen = replace(settings, activation_checkpointing=checkpointed)
+        chosen = changed(settings, activation_checkpointing=checkpointed)
         plan = plan_memory(model_facts(str(tmp_path)), chosen, device_bytes=GPU)
         return plan.phases[1].items["activations"]
 
@@ -169,7 +170,7 @@ def kept_bytes(config: Qwen3Config, num_tokens: int, *, checkpointed: bool) -> i
         ({"gpu_memory_utilization": 0.9}, "rollout", "learner.offload=all"),
         ({"activation_checkpointing": False}, "backward", "learner.activation_checkpointing=true"),
         ({"activation_checkpointing": False}, "backward", "learner.max_tokens=10000"),
-        ({"num_workers": 1, "shard_size": 1}, "optimizer", "runtime.num_workers=2"),
+        ({"num_workers": 1}, "optimizer", "runtime.num_workers=2"),
         ({"num_workers": 2, "shard_size": 1}, "optimizer", "learner.shard_size=0"),
     ],
 )
@@ -185,13 +186,13 @@ def test_the_share_of_the_engine_that_is_proposed_is_enough(facts):
     message = refused(facts("8B"), gpu_memory_utilization=0.95)
     share = float(re.findall(r"engine\.gpu_memory_utilization=([\d.]+) makes", message)[0])
     room = Room(device=GPU, free=GPU - GIB)
-    assert check_plan(facts("8B"), replace(SETTINGS, gpu_memory_utilization=share), room)
+    assert check_plan(facts("8B"), changed(INPUTS, gpu_memory_utilization=share), room)
     assert "rollout" in refused(facts("8B"), gpu_memory_utilization=share + 0.02)
 
 
 def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights(facts):
     """Masters and moments alone are more than the GPU. Fails when 0 is named, which is refused."""
-    message = refused(facts("8B"), num_workers=1, shard_size=1)
+    message = refused(facts("8B"), num_workers=1)
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
     assert "learner.offload=all makes it" in rollout
     assert "gpu_memory_utilization" not in rollout
@@ -200,7 +201,7 @@ def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights(fa
 def test_on_cpu_the_host_holds_learner_and_engine_at_once(facts):
     """All in one phase: 16 bytes a parameter, the engine's copy, its cache."""
     model = facts("8B")
-    settings = replace(SETTINGS, device="cpu", num_workers=1, shard_size=1, kv_cache_gib=100.0)
+    settings = changed(INPUTS, device="cpu", num_workers=1, kv_cache_gib=100.0)
     [whole] = plan_memory(model, settings).phases
     names = ("masters", "gradients", "Adam moments", "engine weights")
     assert sum(whole.items[name] for name in names) == 18 * model.num_parameters
@@ -213,11 +214,11 @@ def test_on_cpu_the_host_holds_learner_and_engine_at_once(facts):
 
 
 def test_on_cpu_nothing_is_offloaded_whatever_is_set():
-    """The learner keeps its moments there. Fails when the plan has them away in a backward pass."""
-    config = load("+recipe=tiny_cpu", "learner.offload=all")
-    on_cpu = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
-    assert memory_settings(config, on_cpu).offload == "none"
-    assert memory_settings(config, replace(on_cpu, device="cuda")).offload == "all"
+    """The learner keeps its moments there, and so does the plan. Fails when either moves them."""
+    for recipe, gpus, moved in (("tiny_cpu", 0, Offload.none), ("tiny_gpu", 1, Offload.all)):
+        config = load(f"+recipe={recipe}", "learner.offload=all")
+        config, layout = settle(config, gpus=gpus, where="this machine")
+        assert config.learner.offload is memory_inputs(config, layout).learner.offload is moved
 
 
 def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
@@ -226,7 +227,7 @@ def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
     config = Qwen3Config(**sizes, num_attention_heads=32, tie_word_embeddings=True, **LAYERS)
     config.save_pretrained(tmp_path)
     layout = Layout(device="cuda", num_workers=8, tensor_parallel_size=1)
-    settings = memory_settings(load("+recipe=qwen3_4b_dapo"), layout)
+    settings = memory_inputs(load("+recipe=qwen3_4b_dapo"), layout)
     workers = [worker("a", host=1000 * GIB)] * 8
     table = str(check_memory(model_facts(str(tmp_path)), settings, workers)).splitlines()
     assert table[0].split("GiB")[1].split() == [

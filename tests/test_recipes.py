@@ -20,7 +20,8 @@ from april_rl.config.notes import inert_settings
 from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory.check import Room, check_plan, memory_settings
+from april_rl.runtime.memory.check import Room, check_plan
+from april_rl.runtime.memory.inputs import memory_inputs
 from april_rl.runtime.memory.kv_room import kv_demand, planned_kv_tokens
 from april_rl.runtime.memory.plan import GIB
 
@@ -85,7 +86,7 @@ def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(
     gpu = int(stated[2]) * GIB
     plan = check_plan(
         facts_of(tmp_path, HUB[config.model.path]),
-        memory_settings(config, layout_of(config)),
+        memory_inputs(config, layout_of(config)),
         Room(device=gpu, free=gpu - GIB),
     )
     found = ", ".join(f"{phase.name} {phase.total / GIB:.1f}" for phase in plan.phases)
@@ -101,7 +102,7 @@ def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(
     assert stated
     planned = planned_kv_tokens(
         facts_of(tmp_path, HUB[config.model.path]),
-        memory_settings(config, layout_of(config)),
+        memory_inputs(config, layout_of(config)),
         device_bytes=int(stated[2]) * GIB,
     )
     demand = kv_demand(config, layout_of(config))

@@ -8,17 +8,18 @@ from functools import partial
 import numpy as np
 import pytest
 import torch.distributed as dist
-from learner_setup import ALGORITHM
+from learner_setup import NO_ADAPTERS, make_learner
+from small_engine import small_engine
 from tiny_models import write_tiny_qwen3, write_tiny_qwen3_moe
 
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Packer
+from april_rl.config.choices import ComputeDtype, Offload
+from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
-from april_rl.learner.lora import Lora
 from april_rl.learner.mismatch import MismatchError
-from april_rl.learner.objective import Objective
 from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -41,38 +42,23 @@ def model_path(request, tmp_path) -> Iterator[str]:
         dist.destroy_process_group()
 
 
-def build(model_path: str, *, lora: Lora | None = None) -> tuple[Learner, VllmEngine]:
-    learner = Learner(
-        model_path=model_path,
-        device="cpu",
-        compute_dtype="bfloat16",
-        activation_checkpointing=False,
-        shard_size=0,
-        offload="all",
-        temperature=0.8,
+def build(model_path: str, *, lora: LoraConfig = NO_ADAPTERS) -> tuple[Learner, VllmEngine]:
+    learner = make_learner(
+        model_path,
+        lora=lora,
+        compute_dtype=ComputeDtype.bfloat16,
+        offload=Offload.all,
         lr=2e-2,
-        beta1=0.9,
         beta2=0.999,
         eps=1e-8,
         weight_decay=0.0,
         max_grad_norm=1.0,
-        warmup_steps=0,
-        schedule="constant",
-        num_steps=10,
-        objective=Objective(ALGORITHM),
-        max_mismatch=0.05,
-        lora=lora,
     )
-    engine = VllmEngine(
-        model_path=model_path,
-        seed=0,
-        dtype="bfloat16",
+    engine = small_engine(
+        model_path,
         max_model_len=128,
         max_num_seqs=32,
-        max_batched_tokens=1024,
         kv_cache_gib=0.25,
-        gpu_memory_utilization=0.3,
-        enforce_eager=True,
         temperature=0.8,
     )
     return learner, engine

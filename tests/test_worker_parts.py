@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from test_config import load
 
+from april_rl.config.choices import Resume
 from april_rl.engine import vllm_engine
-from april_rl.engine.options import EngineOptions
 from april_rl.runtime.supervision.heartbeat import Heartbeat
 from april_rl.runtime.worker import Worker
+from april_rl.runtime.worker_parts import WorkerSettings
 
 
 class Log:
@@ -77,21 +78,35 @@ def test_a_sync_wakes_the_kv_cache_when_what_is_offloaded_has_left():
     assert metrics["sync/bytes"] == 24
 
 
-@dataclass
-class NoSettings:
-    """Those of an engine that needs none."""
+def record(calls: list[dict[str, Any]]) -> Callable[..., None]:
+    """Return a constructor that notes what it is called with, the section as `config`."""
+    return lambda config, **keywords: calls.append({"config": config, **keywords})
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
-def test_a_workers_engine_is_built_as_it_is_decided(monkeypatch, sleeps):
-    """Fails when the decision of the memory plan does not reach vLLM."""
-    built: list[EngineOptions] = []
-    monkeypatch.setattr(vllm_engine, "VllmEngine", lambda *, options: built.append(options))
+@pytest.mark.parametrize("resume", list(Resume))
+def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sleeps, resume):
+    """Fails when the decision of the memory plan, or a setting, does not reach vLLM."""
+    built: list[dict[str, Any]] = []
+    monkeypatch.setattr(vllm_engine, "VllmEngine", record(built))
+    overrides = ("rollout.temperature=0.6", f"rollout.resume={resume.value}", "seed=7")
+    config = load("+recipe=tiny_cpu", "model.path=some/model", *overrides)
     worker = BareWorker(Log(policy_version=0))
-    options = EngineOptions(sleeps=not sleeps)
-    worker._settings = SimpleNamespace(engine=NoSettings(), options=options)  # type: ignore[assignment]
+    worker._settings = WorkerSettings(
+        config=config, device="cpu", threads=1, max_model_len=300, max_num_seqs=5
+    )
     worker.build_engine(sleeps=sleeps)
-    assert built == [EngineOptions(sleeps=sleeps)]
+    [found] = built
+    assert found == {
+        "config": config.engine,
+        "model_path": "some/model",
+        "seed": 7,
+        "temperature": 0.6,
+        "max_model_len": 300,
+        "max_num_seqs": 5,
+        "keeps_parked": resume is Resume.keep,
+        "sleeps": sleeps,
+    }
 
 
 JOIN = """

@@ -21,6 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Packer
+from april_rl.config.choices import ComputeDtype
 from april_rl.metrics import Metrics, merge
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
@@ -154,7 +155,7 @@ def run_stream(rank: int, folder: str) -> None:
     # large as the first ones, for itself: up to one and a half times the largest tensor.
     libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
     join(rank, folder)
-    learner = make_learner(f"{folder}/model", compute_dtype="bfloat16")
+    learner = make_learner(f"{folder}/model", compute_dtype=ComputeDtype.bfloat16)
     # What the loading has freed goes back first: a stream that keeps everything could hide in it.
     libc.malloc_trim(0)
     memory = PeakMemory()

@@ -26,13 +26,15 @@ os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "
 import torch
 from bench_device import copy_bandwidth, pick_device, timed
 from bench_modes import LengthLaw, Prompts
-from bench_rows import build_learner, group_of_one, load_config
+from bench_rows import group_of_one, load_config
 from transformers import AutoConfig
 
 from april_rl.config import TrainConfig
+from april_rl.config.engine import EngineConfig
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
 from april_rl.learning import ADVANTAGES, build_packer
+from april_rl.runtime.worker_parts import build_learner
 from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
 
 GROUP_SIZE, TICK_STEPS, NUM_TICKS, PROMPT_TOKENS = 8, 8, 5, 16
@@ -58,16 +60,14 @@ def main() -> None:
 def start_engine(args: argparse.Namespace, *, slots: int, tokens: int, eager: bool) -> VllmEngine:
     """An engine that never ends a response by itself; on CPU its cache has a fourth of a GiB."""
     return VllmEngine(
+        EngineConfig(kv_cache_gib=0.25, gpu_memory_utilization=0.4, cuda_graphs=not eager),
         model_path=str(args.model),
         seed=0,
-        dtype="bfloat16",
+        temperature=1.0,
         max_model_len=tokens,
         max_num_seqs=slots,
-        max_batched_tokens=8192,
-        kv_cache_gib=0.25,
-        gpu_memory_utilization=0.4,
-        enforce_eager=eager,
-        temperature=1.0,
+        keeps_parked=False,
+        sleeps=True,
         stop_tokens=(),
     )
 
@@ -77,7 +77,7 @@ def sync(args: argparse.Namespace) -> dict[str, Any]:
     device = pick_device("auto")
     settings = (f"optimizer.lr={_SYNC_LR}", f"rollout.group_size={GROUP_SIZE}")
     limits = (f"rollout.max_response_tokens={args.max_response_tokens}", "learner.max_tokens=8192")
-    memory = ("learner.activation_checkpointing=true",)
+    memory = ("learner.activation_checkpointing=true", "learner.offload=all")
     config = load_config(args.model, *settings, *limits, *memory)
     with group_of_one(device):
         found = _steps(args, config, device)
@@ -85,7 +85,7 @@ def sync(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _steps(args: argparse.Namespace, config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    learner = build_learner(config, device, offload="all")
+    learner = build_learner(config, device=device.type)
     learner.offload()
     tokens, slots = PROMPT_TOKENS + args.max_response_tokens, args.num_groups * GROUP_SIZE
     engine = start_engine(args, slots=slots, tokens=tokens, eager=True)

@@ -43,11 +43,12 @@ from bench_loops import packed_loop
 from bench_memory import PeakMemory, in_fresh_process
 from bench_models import SIZES, ModelSize, write_random_model
 from bench_modes import LengthLaw
-from bench_rows import Work, build_learner, group_of_one, load_config, make_rows, num_tokens
+from bench_rows import Work, group_of_one, load_config, make_rows, num_tokens
 
 from april_rl.batch.packing import MicroBatch
 from april_rl.config import TrainConfig
 from april_rl.learner.learner import Learner
+from april_rl.runtime.worker_parts import build_learner
 
 MFU = "model FLOPs utilisation"
 PARTS = ("attention", "logprobs", "update", "plain", "offload")
@@ -95,7 +96,7 @@ def main() -> None:
         write_random_model(Path(folder), size)
         lines.append(Line("model", args.size, f"written in {_seconds(started):.1f} s"))
         config = load_config(Path(folder), *_overrides(args))
-        learner = build_learner(config, device, offload="all")
+        learner = build_learner(config, device=device.type)
         lines.append(Line("model", "parameters", f"{learner.num_parameters:,}"))
         rows = make_rows(
             config, learner, _work(args), vocabulary=size.vocabulary, hidden_size=size.hidden_size
@@ -144,6 +145,7 @@ def _overrides(args: argparse.Namespace) -> Iterator[str]:
     yield f"rollout.max_response_tokens={args.max_response_tokens}"
     yield f"learner.max_tokens={args.max_tokens}"
     yield f"learner.activation_checkpointing={args.activation_checkpointing}"
+    yield "learner.offload=all"
 
 
 def _work(args: argparse.Namespace) -> Work:

@@ -27,7 +27,6 @@ from bench_models import SIZES, write_random_model
 from bench_modes import LengthLaw
 from bench_rows import (
     Work,
-    build_learner,
     group_of_one,
     load_config,
     make_rows,
@@ -39,6 +38,7 @@ from rich.table import Table
 
 from april_rl.batch.packing import MicroBatch
 from april_rl.config import TrainConfig
+from april_rl.runtime.worker_parts import build_learner
 
 _CPU = torch.device("cpu")
 LEARNER, PLAIN = "learner", "plain loop"
@@ -92,7 +92,7 @@ def _bench_size(args: argparse.Namespace, name: str, folder: Path) -> list[dict[
         f"learner.max_tokens={args.max_tokens}",
         f"learner.compute_dtype={args.compute_dtype}",
     )
-    learner = build_learner(config, _CPU)
+    learner = build_learner(config, device=_CPU.type)
     work = Work(
         num_groups=args.num_groups,
         group_size=args.group_size,
@@ -120,7 +120,7 @@ def _bench_size(args: argparse.Namespace, name: str, folder: Path) -> list[dict[
 def update_of(case: Case, mode: str) -> Update:
     """What makes one optimizer step in this mode; a process group is there."""
     if mode == LEARNER:
-        learner = build_learner(case.config, _CPU)
+        learner = build_learner(case.config, device=_CPU.type)
 
         def update() -> Outcome:
             metrics = learner.update([case.rows])

@@ -89,23 +89,28 @@ def _engine(
 ) -> VllmEngine:
     from tiny_models import write_tiny_qwen3
 
-    from april_rl.engine.options import EngineOptions
+    from april_rl.config.engine import EngineConfig
     from april_rl.engine.vllm_engine import VllmEngine
 
     write_tiny_qwen3(folder)
-    return VllmEngine(
-        model_path=str(folder),
-        seed=0,
-        dtype="bfloat16",
-        max_model_len=_PROMPT_TOKENS + args.max_response_tokens,
-        max_num_seqs=args.slots,
+    config = EngineConfig(
         max_batched_tokens=1024,
         kv_cache_gib=tokens_a_slot * args.slots * _KV_BYTES_PER_TOKEN / 2**30,
         gpu_memory_utilization=0.5,
-        enforce_eager=True,
+        cuda_graphs=False,
+        kv_cache_headroom=headroom,
+        async_scheduling=is_async,
+    )
+    return VllmEngine(
+        config,
+        model_path=str(folder),
+        seed=0,
         temperature=1.0,
+        max_model_len=_PROMPT_TOKENS + args.max_response_tokens,
+        max_num_seqs=args.slots,
+        keeps_parked=False,
+        sleeps=True,
         stop_tokens=(),
-        options=EngineOptions(kv_cache_headroom=headroom, async_scheduling=is_async),
     )
 
 

@@ -235,23 +235,23 @@ def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[
     from tiny_models import write_tiny_qwen3
     from transformers import AutoModelForCausalLM
 
+    from april_rl.config.engine import EngineConfig
     from april_rl.engine.vllm_engine import VllmEngine
 
     write_tiny_qwen3(folder, hidden_size=128, num_layers=4, initializer_range=0.02)
     most = max(*args.factors, largest_factor(args.max_staleness))
     slots = round(most * args.num_groups * args.group_size)
     engine = VllmEngine(
+        EngineConfig(
+            max_batched_tokens=MAX_BATCHED_TOKENS, kv_cache_gib=2.0, gpu_memory_utilization=0.5
+        ),
         model_path=str(folder),
         seed=0,
-        dtype="bfloat16",
+        temperature=1.0,
         max_model_len=args.max_response_tokens + PROMPT_TOKENS,
         max_num_seqs=slots,
-        max_batched_tokens=MAX_BATCHED_TOKENS,
-        kv_cache_gib=2.0,
-        gpu_memory_utilization=0.5,
-        enforce_eager=False,
-        temperature=1.0,
-        keep_parked=True,
+        keeps_parked=True,
+        sleeps=True,
         stop_tokens=(),
     )
     weights = AutoModelForCausalLM.from_pretrained(folder).state_dict()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +21,7 @@ from hydra import compose, initialize_config_dir
 from april_rl.batch.packing import MicroBatch
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.learner.learner import Learner
-from april_rl.learner.objective import Objective
-from april_rl.learner.offload import OffloadName
-from april_rl.learning import ADVANTAGES, build_packer, learner_settings
+from april_rl.learning import ADVANTAGES, build_packer
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 _LR = 1e-8
@@ -64,15 +61,6 @@ def group_of_one(device: torch.device) -> Iterator[None]:
     finally:
         if dist.is_initialized():  # an engine that is given up ends it too
             dist.destroy_process_group()
-
-
-def build_learner(
-    config: TrainConfig, device: torch.device, *, offload: OffloadName = "none"
-) -> Learner:
-    """The learner of a run with these settings; `offload` is what its method of that name moves."""
-    settings: dict[str, Any] = asdict(learner_settings(config)) | {"offload": offload}
-    objective = Objective(config.algorithm)
-    return Learner(device=device.type, objective=objective, **settings)
 
 
 def make_rows(

@@ -8,6 +8,7 @@ from vllm import SamplingParams
 from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import InprocClient
 
+from april_rl.config.engine import EngineConfig
 from april_rl.engine.cpu import (
     SAMPLING,
     SEED,
@@ -48,9 +49,9 @@ class CpuDevice:
 
     keeps_kv_cache = True
 
-    def __init__(self, *, kv_cache_gib: float) -> None:
-        """`kv_cache_gib` of main memory hold keys and values."""
-        self._kv_cache_bytes = int(kv_cache_gib * 2**30)
+    def __init__(self, config: EngineConfig) -> None:
+        """Set aside engine.kv_cache_gib of main memory for keys and values."""
+        self._kv_cache_bytes = int(config.kv_cache_gib * 2**30)
 
     def engine_args(self) -> dict[str, Any]:
         """Exactly this much memory, and no compiler: it would run longer than a small model.
@@ -96,14 +97,14 @@ class AcceleratorDevice:
     position.
     """
 
-    def __init__(self, *, gpu_memory_utilization: float, enforce_eager: bool, sleeps: bool) -> None:
-        """`gpu_memory_utilization` is the share of the device for weights and KV cache; without
-        `sleeps` it is the engine's for good.
+    def __init__(self, config: EngineConfig, *, sleeps: bool) -> None:
+        """Take the share engine.gpu_memory_utilization of the device for weights and KV cache;
+        without `sleeps` the engine never gives it back.
         """
         self._sleeps, self.keeps_kv_cache = sleeps, not sleeps
         self._args = {
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "enforce_eager": enforce_eager,
+            "gpu_memory_utilization": config.gpu_memory_utilization,
+            "enforce_eager": not config.cuda_graphs,
             "enable_sleep_mode": sleeps,  # an allocator of its own, which nothing else needs
         }
 
@@ -130,14 +131,8 @@ class AcceleratorDevice:
             core.wake_up([tag])
 
 
-def this_device(
-    *, kv_cache_gib: float, gpu_memory_utilization: float, enforce_eager: bool, sleeps: bool
-) -> Device:
-    """The device the installed vLLM is built for; on CPU nothing sleeps."""
+def this_device(config: EngineConfig, *, sleeps: bool) -> Device:
+    """Return the device the installed vLLM is built for; on CPU nothing sleeps."""
     if current_platform.is_cpu():
-        return CpuDevice(kv_cache_gib=kv_cache_gib)
-    return AcceleratorDevice(
-        gpu_memory_utilization=gpu_memory_utilization,
-        enforce_eager=enforce_eager,
-        sleeps=sleeps,
-    )
+        return CpuDevice(config)
+    return AcceleratorDevice(config, sleeps=sleeps)

@@ -1,52 +1,66 @@
-"""Options of vLLM that leave the distribution of samples and their log-probabilities as they are,
-but for the precision of the KV cache.
-"""
+"""From the engine's settings to vLLM's arguments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-KvCacheDtypeName = Literal["auto", "fp8_e4m3", "fp8_e5m2"]
-SpeculationName = Literal["none", "ngram"]
+from vllm import EngineArgs
+
+from april_rl.config.choices import Speculation
+from april_rl.config.engine import EngineConfig
+from april_rl.engine.device import Device
+from april_rl.engine.lockstep import parallel_args
 
 _NGRAM_TOKENS = (1, 4)  # fewest and most tokens that are looked for in what is there
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """The settings of `engine` with these names."""
+def engine_args(
+    config: EngineConfig,
+    device: Device,
+    *,
+    model_path: str,
+    seed: int,
+    max_model_len: int,
+    max_num_seqs: int,
+) -> EngineArgs:
+    """Return the arguments of an engine core that keeps the distribution of samples and their exact
+    log-probabilities, but for the precision of the KV cache.
+    """
+    return EngineArgs(
+        model=model_path,
+        seed=seed,
+        dtype=config.dtype.value,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(config.max_batched_tokens, max_num_seqs),
+        enable_prefix_caching=config.prefix_caching,
+        kv_cache_dtype=config.kv_cache_dtype.value,
+        watermark=config.kv_cache_headroom,
+        async_scheduling=config.async_scheduling,
+        speculative_config=speculative_config(config),
+        skip_tokenizer_init=True,
+        logprobs_mode="processed_logprobs",  # after the temperature
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+        **parallel_args(config.tensor_parallel_size),
+        **device.engine_args(),
+    )
 
-    prefix_caching: bool = True
-    kv_cache_dtype: KvCacheDtypeName = "auto"
-    kv_cache_headroom: float = 0.2  # share of it that waiting requests leave free
-    speculation: SpeculationName = "none"
-    speculative_tokens: int = 4  # guessed at a time
-    async_scheduling: bool = False
-    sleeps: bool = True  # an accelerator's memory is given up by `sleep`, parked samples included
 
-    def engine_args(self) -> dict[str, Any]:
-        """Keyword arguments of `vllm.EngineArgs`, but for sleeping, which is the device's.
+def speculative_config(config: EngineConfig) -> dict[str, Any] | None:
+    """Return how vLLM guesses tokens ahead; None: it does not.
 
-        Guessed tokens are kept or replaced by rejection sampling (Leviathan et al. 2023, theorem
-        3.5), so that every token has the distribution of the model, and its log-probability is
-        taken from the model's own logits at the sampling temperature.
-        """
-        args: dict[str, Any] = {
-            "enable_prefix_caching": self.prefix_caching,
-            "kv_cache_dtype": self.kv_cache_dtype,
-            "watermark": self.kv_cache_headroom,
-            "async_scheduling": self.async_scheduling,
-        }
-        if self.speculation == "none":
-            return args
-        shortest, longest = _NGRAM_TOKENS
-        return args | {
-            "speculative_config": {
-                "method": self.speculation,
-                "num_speculative_tokens": self.speculative_tokens,
-                "prompt_lookup_min": shortest,
-                "prompt_lookup_max": longest,
-                "rejection_sample_method": "standard",
-            }
-        }
+    Guessed tokens are kept or replaced by rejection sampling (Leviathan et al. 2023, theorem 3.5),
+    so that every token has the distribution of the model, and its log-probability is taken from the
+    model's own logits at the sampling temperature.
+    """
+    if config.speculation is Speculation.none:
+        return None
+    shortest, longest = _NGRAM_TOKENS
+    return {
+        "method": config.speculation.value,
+        "num_speculative_tokens": config.speculative_tokens,
+        "prompt_lookup_min": shortest,
+        "prompt_lookup_max": longest,
+        "rejection_sample_method": "standard",
+    }

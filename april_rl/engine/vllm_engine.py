@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
-from vllm import EngineArgs, SamplingParams
+from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 
+from april_rl.config.engine import EngineConfig
 from april_rl.engine.attempt import Attempt
 from april_rl.engine.core import drain, start_core
 from april_rl.engine.device import this_device
-from april_rl.engine.lockstep import parallel_args
-from april_rl.engine.options import EngineOptions
+from april_rl.engine.options import engine_args
 from april_rl.engine.parked import Parked
 from april_rl.engine.scheduler import CountingScheduler
 from april_rl.engine.stop import stop_token_ids
@@ -30,62 +30,46 @@ class VllmEngine:
     driven by its engine core, below `LLMEngine`: that layer turns tokens into text and statistics,
     which nobody reads here.
 
-    With `tensor_parallel_size` > 1 it is one of that many consecutive ranks of the default process
-    group, which all make the same calls with the same arguments, and get the same results.
+    With engine.tensor_parallel_size > 1 it is one of that many consecutive ranks of the default
+    process group, which all make the same calls with the same arguments, and get the same results.
     """
 
     def __init__(
         self,
+        config: EngineConfig,
         *,
         model_path: str,
         seed: int,
-        dtype: str,
+        temperature: float,
         max_model_len: int,
         max_num_seqs: int,
-        max_batched_tokens: int,
-        kv_cache_gib: float,
-        gpu_memory_utilization: float,
-        enforce_eager: bool,
-        temperature: float,
-        keep_parked: bool = False,
-        tensor_parallel_size: int = 1,
+        keeps_parked: bool,
+        sleeps: bool,
         stop_tokens: Sequence[int] | None = None,
-        options: EngineOptions = EngineOptions(),  # noqa: B008 - it is frozen
     ) -> None:
         """Load the model of folder `model_path`.
 
-        `kv_cache_gib` counts on CPU, `gpu_memory_utilization` and `enforce_eager` on an
-        accelerator. Log-probabilities are taken at `temperature`. With `keep_parked`, aborted
-        samples keep their KV cache where memory allows it. `stop_tokens` None: `stop_token_ids`.
+        `max_model_len` (tokens) and `max_num_seqs` are the engine's own, also where the settings
+        leave them open. Log-probabilities are taken at `temperature`. With `keeps_parked`, aborted
+        samples keep their KV cache where memory allows it. With `sleeps`, an accelerator gives up
+        its memory in `sleep`, parked samples included. `stop_tokens` None: `stop_token_ids`.
         vLLM seeds the whole process with `seed`. Raises EngineStartError for want of memory.
         """
-        self._device = this_device(
-            kv_cache_gib=kv_cache_gib,
-            gpu_memory_utilization=gpu_memory_utilization,
-            enforce_eager=enforce_eager,
-            sleeps=options.sleeps,
-        )
+        self._device = this_device(config, sleeps=sleeps)
         self._core = start_core(
-            EngineArgs(
-                model=model_path,
+            engine_args(
+                config,
+                self._device,
+                model_path=model_path,
                 seed=seed,
-                dtype=dtype,  # type: ignore[arg-type]
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max(max_batched_tokens, max_num_seqs),
-                skip_tokenizer_init=True,
-                logprobs_mode="processed_logprobs",  # after the temperature
-                disable_log_stats=True,
-                use_tqdm_on_load=False,
-                **parallel_args(tensor_parallel_size),
-                **options.engine_args(),
-                **self._device.engine_args(),
-            ),
+            )
         )
         self._scheduler = cast("CountingScheduler", self._core.engine_core.scheduler)
         self._device.attach(self._core, temperature=temperature)
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
-        self._keep_parked = keep_parked and self._device.keeps_kv_cache
+        self._keeps_parked = keeps_parked and self._device.keeps_kv_cache
         self._parked = Parked(self._core, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         self._asked: set[SampleId] = set()  # since the last abort
         self._temperature = temperature
@@ -148,13 +132,13 @@ class VllmEngine:
         """One completion for every request `advance` has not returned, with `finish_reason` None.
 
         Running ones first, then queued ones, each part in the order of submission. With
-        `keep_parked` a request for the very same continuation goes on without a prefill.
+        `keeps_parked` a request for the very same continuation goes on without a prefill.
         """
         if self._asked:  # what is not asked for now goes on elsewhere, or not at all
             self._parked.release(but=self._asked)
         self._asked.clear()
         attempts = [*self._running.values(), *map(self._attempt, self._queue)]
-        if self._keep_parked:
+        if self._keeps_parked:
             self._parked.park(self._running)
         else:
             self._core.abort_requests(list(self._running))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Unpack
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,23 +18,24 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.batch.packing import MicroBatch
+from april_rl.config.choices import ComputeDtype, Offload
+from april_rl.config.lora import LoraConfig
+from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.checkpoint import local_folder
 from april_rl.learner.export import export
-from april_rl.learner.lora import Lora, adapter_writer, base_parameters
+from april_rl.learner.lora import adapter_writer, base_parameters
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.mismatch import Mismatch
 from april_rl.learner.objective import Objective
-from april_rl.learner.offload import Offloadable, OffloadName, return_cached_memory
-from april_rl.learner.optimizer import NonFiniteError, Optimizer, OptimizerOptions
+from april_rl.learner.offload import Offloadable, return_cached_memory
+from april_rl.learner.optimizer import NonFiniteError, Optimizer
 from april_rl.learner.policy import build_policy
 from april_rl.learner.reference import OwnReference, Reference
 from april_rl.learner.row import PackedRow
 from april_rl.learner.statistics import TokenStatistics
 from april_rl.metrics import Metrics, merge
 
-ComputeDtypeName = Literal["bfloat16", "float32"]
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
 
 
 class _Anchors(NamedTuple):
@@ -63,53 +64,53 @@ class Learner:
 
     def __init__(
         self,
+        config: LearnerConfig,
         *,
+        optimizer: OptimizerConfig,
+        lora: LoraConfig,
+        objective: Objective,
         model_path: str,
         device: str,
-        compute_dtype: ComputeDtypeName,
-        activation_checkpointing: bool,
-        shard_size: int,
-        offload: OffloadName,
         temperature: float,
-        objective: Objective,
-        max_mismatch: float,
-        lora: Lora | None = None,
+        seed: int,
+        num_optimizer_steps: int,
         on_forward: Callable[[], None] | None = None,
-        **optimizer: Unpack[OptimizerOptions],
     ) -> None:
         """Load this rank's shard; a collective.
 
-        `shard_size` ranks share one copy of the weights, 0: all do. `offload` says what of weights
-        and optimizer state the method `offload` moves. `temperature` is that of sampling;
-        `max_mismatch` is in nats; an update ends with an error at several times it.
-        With `lora` the model is frozen, in the precision of computation, and its adapters trained.
-        `on_forward` is called after each forward pass of policy or reference: a sign of progress.
-        Raises CheckpointError when `model_path` cannot be loaded.
+        `temperature` is that of sampling; `seed` that of the adapters' first values;
+        `num_optimizer_steps` are those of the whole run, for the schedule of the learning rate.
+        With a rank in `lora` the model is frozen, in the precision of computation, and its adapters
+        trained. `on_forward` is called after each forward pass of policy or reference: a sign of
+        progress. Raises CheckpointError when `model_path` cannot be loaded.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
-        self._compute_dtype = _DTYPES[compute_dtype]
-        mesh = build_mesh(self._device.type, shard_size=shard_size)
+        self._compute_dtype = _DTYPES[config.compute_dtype]
+        self._lora = lora if lora.rank else None
+        mesh = build_mesh(self._device.type, shard_size=config.shard_size)
         self._policy = build_policy(
             self._folder,
             mesh=mesh,
             device=self._device,
             compute_dtype=self._compute_dtype,
-            activation_checkpointing=activation_checkpointing,
+            activation_checkpointing=config.activation_checkpointing,
             temperature=temperature,
-            storage_dtype=torch.float32 if lora is None else self._compute_dtype,
-            lora=lora,
+            storage_dtype=torch.float32 if self._lora is None else self._compute_dtype,
+            lora=self._lora,
+            lora_seed=seed,
         )
         if on_forward is not None:
             self._policy.register_forward_hook(lambda *_: on_forward())
-        self._optimizer = Optimizer(self._policy.trained(), **optimizer)
-        masters = self._policy.parameters if offload == "all" else tuple
-        moments = tuple if offload == "none" else self._optimizer.moments
+        trained = self._policy.trained()
+        self._optimizer = Optimizer(optimizer, trained, num_steps=num_optimizer_steps)
+        masters = self._policy.parameters if config.offload is Offload.all else tuple
+        moments = tuple if config.offload is Offload.none else self._optimizer.moments
         self._masters = Offloadable(masters, device=self._device)
         self._moments = Offloadable(moments, device=self._device)
-        self._objective, self._max_mismatch = objective, max_mismatch
+        self._objective, self._max_mismatch = objective, config.max_mismatch
         self._num_updates = 0
-        self._lora, self._model_path = lora, model_path
+        self._model_path = model_path
         self._reference = self._build_reference(mesh, self._compute_dtype, temperature)
         if on_forward is not None and isinstance(self._reference, Reference):
             self._reference.on_forward(on_forward)

@@ -9,21 +9,22 @@ sharded module takes it with or without adapters, its units resharded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, inject_adapter_in_model
+from peft import LoraConfig as PeftConfig
+from peft import inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from april_rl.config.lora import LoraConfig
 from april_rl.errors import RunError
 
 ADAPTER = "default"  # peft's name for the only adapter of a layer
@@ -37,27 +38,17 @@ class LoraError(RunError):
     """lora.target_modules does not go with the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """The adapters of a policy; the settings of `lora` with these names."""
-
-    rank: int
-    alpha: float
-    target_modules: tuple[str, ...] | None  # ends of names of linear layers; None: all of them
-    seed: int  # of A; the run's
-
-
-def inject(causal_lm: PreTrainedModel, lora: Lora) -> None:
+def inject(causal_lm: PreTrainedModel, lora: LoraConfig) -> None:
     """Freeze the model and give the chosen layers float32 adapters, on the meta device.
 
     Raises LoraError when a name belongs to no linear layer, or the model has experts and names are
     not those of attention alone.
     """
     _check_targets(causal_lm, lora.target_modules)
-    config = LoraConfig(
+    config = PeftConfig(
         r=lora.rank,
         lora_alpha=cast(int, lora.alpha),  # peft computes with what it is given
-        target_modules=_ALL if lora.target_modules is None else list(lora.target_modules),
+        target_modules=_ALL if lora.target_modules is None else lora.target_modules,
     )
     inject_adapter_in_model(config, causal_lm, adapter_name=ADAPTER, low_cpu_mem_usage=True)
     for layer in _adapted(causal_lm).values():
@@ -101,7 +92,7 @@ def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def adapter_writer(
-    module: nn.Module, lora: Lora | None, *, base: str
+    module: nn.Module, lora: LoraConfig | None, *, base: str
 ) -> Callable[[Path], None] | None:
     """Writes the adapters as they are now into a folder's subfolder, as `peft.PeftModel` reads it;
     None where there are none.
@@ -112,7 +103,7 @@ def adapter_writer(
     if lora is None:
         return None
     targets = lora.target_modules or {name.rpartition(".")[2] for name in _adapted(module)}
-    config = LoraConfig(
+    config = PeftConfig(
         r=lora.rank,
         lora_alpha=cast(int, lora.alpha),
         target_modules=sorted(targets),
@@ -184,7 +175,7 @@ def _merged(layer: LoraLayer) -> Tensor:
     )
 
 
-def _check_targets(causal_lm: PreTrainedModel, wanted: tuple[str, ...] | None) -> None:
+def _check_targets(causal_lm: PreTrainedModel, wanted: Sequence[str] | None) -> None:
     """Raise LoraError unless every name is the end of a layer's that can have adapters."""
     linear = _linear_layers(causal_lm)
     for name in wanted or ():

@@ -7,13 +7,12 @@ and comes back. Whoever refers to the tensor (FSDP, the optimizer, a view) need 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
-OffloadName = Literal["none", "optimizer", "all"]
 Tensors = Callable[[], Iterable[Tensor]]
 
 

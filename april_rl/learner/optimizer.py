@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from april_rl.config.choices import Schedule
+from april_rl.config.schema import OptimizerConfig
 from april_rl.errors import RunError
-
-ScheduleName = Literal["constant", "linear", "cosine"]
 
 
 class NonFiniteError(RunError):
@@ -28,7 +28,7 @@ class StepReport(NamedTuple):
     lr: float
 
 
-def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: ScheduleName) -> float:
+def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: Schedule) -> float:
     """What the learning rate of optimizer step `step` (from 0) is multiplied by.
 
     Rises linearly from 1 / warmup_steps to 1, then stays (constant) or falls from 1 towards 0,
@@ -36,35 +36,22 @@ def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: Schedul
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    if schedule == "constant":
+    if schedule is Schedule.constant:
         return 1.0
     progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
-    if schedule == "linear":
+    if schedule is Schedule.linear:
         return 1.0 - progress
     return 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-class OptimizerOptions(TypedDict):
-    """The settings of an Optimizer."""
-
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float  # of matrices; norms and biases do not decay
-    max_grad_norm: float  # gradients are scaled down to it
-    warmup_steps: int
-    schedule: ScheduleName
-    num_steps: int  # optimizer steps of the whole run, for the schedule
 
 
 class Optimizer:
     """AdamW with a schedule and gradient clipping; steps on finite gradients only."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], **options: Unpack[OptimizerOptions]
+        self, config: OptimizerConfig, parameters: Iterable[nn.Parameter], *, num_steps: int
     ) -> None:
-        """`parameters` are those of the sharded model.
+        """Build AdamW over the `parameters` of the sharded model; `num_steps` are the optimizer
+        steps of the whole run, for the schedule.
 
         Only matrices decay; norms and biases are left alone, as is usual.
         """
@@ -72,22 +59,22 @@ class Optimizer:
         matrices = [p for p in self._parameters if p.dim() >= 2]
         vectors = [p for p in self._parameters if p.dim() < 2]
         groups = [
-            {"params": matrices, "weight_decay": options["weight_decay"]},
+            {"params": matrices, "weight_decay": config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        self._max_grad_norm = options["max_grad_norm"]
+        self._max_grad_norm = config.max_grad_norm
         self._adamw = torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=options["lr"],
-            betas=(options["beta1"], options["beta2"]),
-            eps=options["eps"],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
             fused=True,
         )
         factor = partial(
             lr_factor,
-            warmup_steps=options["warmup_steps"],
-            num_steps=options["num_steps"],
-            schedule=options["schedule"],
+            warmup_steps=config.warmup_steps,
+            num_steps=num_steps,
+            schedule=config.schedule,
         )
         self._schedule = LambdaLR(self._adamw, factor)
 

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PreTrainedModel
 
+from april_rl.config.lora import LoraConfig
 from april_rl.learner.architecture import (
     UnsupportedModelError,
     empty_model,
@@ -25,7 +26,7 @@ from april_rl.learner.architecture import (
 )
 from april_rl.learner.checkpoint import Checkpoint
 from april_rl.learner.logprobs import LogprobHead
-from april_rl.learner.lora import Lora, base_parameters, initialise, inject, merged_parameters
+from april_rl.learner.lora import base_parameters, initialise, inject, merged_parameters
 from april_rl.learner.names import Part, StoredNames, cut
 from april_rl.learner.row import PackedRow
 
@@ -161,12 +162,14 @@ def build_policy(
     activation_checkpointing: bool,
     temperature: float,
     storage_dtype: torch.dtype = torch.float32,
-    lora: Lora | None = None,
+    lora: LoraConfig | None = None,
+    lora_seed: int = 0,
 ) -> Policy:
     """The sharded policy with the weights of a Hugging Face folder, ready for its optimizer.
 
     `storage_dtype` is that of the shards: masters are float32. With `lora` those are the adapters,
-    and the frozen model may be stored in the precision it is computed with.
+    and the frozen model may be stored in the precision it is computed with; `lora_seed` is that of
+    their first values.
     Raises UnsupportedModelError, before anything is loaded, when the learner would compute
     something else than the model, CheckpointError or UnknownLayoutError when the folder does not
     describe a model the learner can hold, and LoraError when it has no such layers as `lora` names.
@@ -184,7 +187,7 @@ def build_policy(
     policy.shard(mesh, compute_dtype=compute_dtype)
     policy.materialise(checkpoint, device=device)
     if lora is not None:
-        initialise(policy, seed=lora.seed)
+        initialise(policy, seed=lora_seed)
     policy.eval()
     if activation_checkpointing:
         recompute_activations(policy)

@@ -10,8 +10,9 @@ from april_rl.rehearsal.findings import SIGMA, Finding, expected_tokens
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.runtime.engine_sleep import settle_sleep
 from april_rl.runtime.layout import Layout, settle
-from april_rl.runtime.memory.check import Room, check_plan, memory_settings
+from april_rl.runtime.memory.check import Room, check_plan
 from april_rl.runtime.memory.host import host_memory
+from april_rl.runtime.memory.inputs import memory_inputs
 from april_rl.runtime.memory.kv_room import kv_demand, kv_warning, planned_kv_tokens
 from april_rl.runtime.memory.plan import GIB, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
@@ -45,23 +46,23 @@ def real_layout(config: TrainConfig) -> tuple[TrainConfig, Layout]:
 def memory_at_real_size(config: TrainConfig, facts: ModelFacts) -> MemoryAtRealSize:
     """Plan the memory of a worker; a phase that does not fit is a finding."""
     config, layout = real_layout(config)
-    settings = memory_settings(config, layout)
+    inputs = memory_inputs(config, layout)
     if layout.device == "cpu":
         room = Room(device=0, free=host_memory().free / layout.num_workers)
     else:
         total = config.rehearsal.gpu_gib * GIB
         room = Room(device=total, free=_FREE_FRAC * total)
     found: list[Finding] = []
-    table = str(plan_memory(facts, settings, device_bytes=room.device))
+    table = str(plan_memory(facts, inputs, device_bytes=room.device))
     try:
-        settings, reason = settle_sleep(facts, settings, sleep=config.engine.sleep, room=room)
-        table = f"{plan_memory(facts, settings, device_bytes=room.device)}\n{reason}".strip()
-        check_plan(facts, settings, room)
+        inputs, reason = settle_sleep(facts, inputs, room=room)
+        table = f"{plan_memory(facts, inputs, device_bytes=room.device)}\n{reason}".strip()
+        check_plan(facts, inputs, room)
     except PreflightError as error:
         found.append(Finding(name="memory", message=str(error)))
     demand = kv_demand(config, layout)
     if demand is not None:
-        tokens = planned_kv_tokens(facts, settings, device_bytes=room.device)
+        tokens = planned_kv_tokens(facts, inputs, device_bytes=room.device)
         warning = kv_warning(demand, tokens)
         if warning:
             found.append(Finding(name="kv_cache", message=warning.removeprefix("warning: ")))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from april_rl.config.choices import Sleep
 from april_rl.runtime.memory.check import Room, remedies
-from april_rl.runtime.memory.plan import GIB, MemorySettings, Phase, plan_memory
+from april_rl.runtime.memory.inputs import MemoryInputs
+from april_rl.runtime.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
 # Of a GPU, what engine.sleep=auto leaves free beside engine and learner: activations are estimated,
@@ -20,22 +21,20 @@ _MARGIN_FRAC = 0.1
 class EngineSleep(NamedTuple):
     """What engine.sleep comes to in a run."""
 
-    settings: MemorySettings  # with engine_sleeps as it is decided
+    inputs: MemoryInputs  # with engine.sleep as it is decided
     reason: str  # for the person who watches; empty where there was nothing to decide
 
 
-def settle_sleep(
-    facts: ModelFacts, settings: MemorySettings, *, sleep: Sleep, room: Room
-) -> EngineSleep:
+def settle_sleep(facts: ModelFacts, inputs: MemoryInputs, *, room: Room) -> EngineSleep:
     """Decide engine.sleep=auto: engines stay awake where every phase in which the learner works
     fits beside them, with a margin.
 
     `room` is that of the fullest GPU. Raises PreflightError when they have to sleep and
     rollout.resume=keep needs them awake.
     """
-    if settings.device == "cpu" or sleep is not Sleep.auto:
-        return EngineSleep(settings, "")
-    awake = replace(settings, engine_sleeps=False)
+    if inputs.is_on_cpu or inputs.engine.sleep is not Sleep.auto:
+        return EngineSleep(inputs, "")
+    awake = replace(inputs, engine=replace(inputs.engine, sleep=Sleep.never))
     plan = plan_memory(facts, awake, device_bytes=room.device)
     fullest = max(plan.phases[1:], key=lambda phase: phase.total)  # all but the rollout
     usable = room.free - _MARGIN_FRAC * room.device
@@ -46,7 +45,7 @@ def settle_sleep(
             f"{fullest.name} takes a GPU to {fullest.total / GIB:.1f} of {room.free / GIB:.1f} GiB",
         )
     too_much = _too_much(fullest, room, usable=usable)
-    if settings.keeps_parked:
+    if inputs.keeps_parked:
         within = Room(device=room.device, free=usable)
         advice = list(remedies(facts, awake, phase=fullest, room=within))
         if fullest.total <= room.free:
@@ -56,7 +55,7 @@ def settle_sleep(
             f"{fullest}; {', '.join([*advice, 'rollout.resume=reprefill lets engines sleep'])}"
         )
     return EngineSleep(
-        replace(settings, engine_sleeps=True),
+        replace(inputs, engine=replace(inputs.engine, sleep=Sleep.always)),
         f"engine.sleep=auto: engines sleep during updates; were they awake, {too_much}",
     )
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Device
+from april_rl.config.choices import Device, Offload
+from april_rl.config.schema import LearnerConfig
 from april_rl.errors import RunError
 from april_rl.runtime.cluster import cluster_gpus
 from april_rl.runtime.preflight import num_gpus, pick_device
@@ -66,11 +67,12 @@ def settled(config: TrainConfig) -> tuple[TrainConfig, Layout]:
 
 
 def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, Layout]:
-    """`config` with runtime.num_workers and runtime.device as they come to where there are `gpus`
-    GPUs; and the same as a layout. `where` is for messages.
+    """Return `config` as it runs where there are `gpus` GPUs, and the layout; `where` is for
+    messages.
 
-    num_workers=auto: one for every GPU; without GPUs those of one engine. Raises LayoutError naming
-    the keys when these make no engines.
+    num_workers=auto: one for every GPU; without GPUs those of one engine. On CPU nothing is
+    offloaded: the host's memory is the learner's own. Raises LayoutError naming the keys when the
+    workers make no engines.
     """
     runtime, together = config.runtime, config.engine.tensor_parallel_size
     device = pick_device(runtime.device.name, gpus=gpus)
@@ -79,10 +81,18 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
         workers = gpus if device == "cuda" else together
     name = Device.gpu if device == "cuda" else Device.cpu
     try:
-        found = replace(config, runtime=replace(runtime, num_workers=workers, device=name))
+        found = replace(
+            config,
+            runtime=replace(runtime, num_workers=workers, device=name),
+            learner=config.learner if device == "cuda" else _on_cpu(config.learner),
+        )
     except ValueError as error:
         raise LayoutError(
             f"runtime.num_workers={runtime.num_workers}, and {where} has {gpus} GPUs: {error}"
         ) from error
     layout = Layout(device=device, num_workers=workers, tensor_parallel_size=together)
     return found, layout
+
+
+def _on_cpu(learner: LearnerConfig) -> LearnerConfig:
+    return replace(learner, offload=Offload.none)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +20,8 @@ from april_rl.runtime.cluster import WorkerLocation
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
 from april_rl.runtime.memory.host import WorkerMemory, host_memory
 from april_rl.runtime.process_setup import end_with_parent, unlink_shared_memory
-from april_rl.runtime.settings import WorkerSettings
 from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
+from april_rl.runtime.worker_parts import WorkerSettings, build_engine, build_learner
 from april_rl.ticks import Completions, Tick
 
 if TYPE_CHECKING:
@@ -131,17 +130,9 @@ class Worker:
 
         What the learner offloads is away when the engine looks how much memory there is.
         """
-        from april_rl.learner.learner import Learner
-        from april_rl.learner.lora import Lora
-        from april_rl.learner.objective import Objective
-
-        lora = self._settings.lora
-        self._learner = Learner(
-            device=self._settings.device,
-            objective=Objective(self._settings.algorithm),
-            lora=None if lora is None else Lora(**asdict(lora)),
-            on_forward=self.heartbeat.beat,
-            **asdict(self._settings.learner),
+        settings = self._settings
+        self._learner = build_learner(
+            settings.config, device=settings.device, on_forward=self.heartbeat.beat
         )
         self._learner.offload()
         return self._learner.num_parameters, self._learner.num_trained_parameters
@@ -149,10 +140,7 @@ class Worker:
     @records_activity
     def build_engine(self, *, sleeps: bool) -> None:
         """Start vLLM on the same device; with `sleeps` it gives up its memory for each update."""
-        from april_rl.engine.vllm_engine import VllmEngine
-
-        options = replace(self._settings.options, sleeps=sleeps)
-        self._engine = VllmEngine(**asdict(self._settings.engine), options=options)
+        self._engine = build_engine(self._settings, sleeps=sleeps)
         unlink_shared_memory()
 
     def kv_cache_tokens(self) -> int:

@@ -15,9 +15,9 @@ from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.memory.host import WorkerMemory, pinned_environment
 from april_rl.runtime.process_setup import thread_environment
-from april_rl.runtime.settings import WorkerSettings
 from april_rl.runtime.supervision.watchdog import Watchdog
 from april_rl.runtime.worker import Worker
+from april_rl.runtime.worker_parts import WorkerSettings
 
 
 class Workers:

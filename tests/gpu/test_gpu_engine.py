@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 from learner_setup import make_learner
 from own_process import in_own_process
+from small_engine import small_engine
 from test_weight_sync import generate
 from tiny_models import write_tiny_qwen3
 
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Packer
-from april_rl.engine.options import EngineOptions
+from april_rl.config.choices import ComputeDtype, Offload, Speculation
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
 from april_rl.types import Request, SampleId, ScoredGroup
@@ -44,26 +45,19 @@ def process_group() -> Iterator[None]:
 
 
 def build(
-    folder: Path, device: str, *, keep_parked: bool = False, **options: object
+    folder: Path, device: str, *, keeps_parked: bool = False, **settings: object
 ) -> tuple[Learner, VllmEngine]:
     write_tiny_qwen3(folder, hidden_size=256, num_layers=2)
-    learner = make_learner(
-        str(folder), device=device, compute_dtype="bfloat16", offload="all", lr=2e-2
-    )
+    in_halves = {"compute_dtype": ComputeDtype.bfloat16, "offload": Offload.all}
+    learner = make_learner(str(folder), device=device, lr=2e-2, **in_halves)
     learner.offload()
-    engine = VllmEngine(
-        model_path=str(folder),
-        seed=0,
-        dtype="bfloat16",
+    engine = small_engine(
+        folder,
         max_model_len=128,
         max_num_seqs=32,
-        max_batched_tokens=1024,
-        kv_cache_gib=0.25,
-        gpu_memory_utilization=0.2,
-        enforce_eager=True,
         temperature=0.8,
-        keep_parked=keep_parked,
-        options=EngineOptions(**options),  # type: ignore[arg-type]
+        keeps_parked=keeps_parked,
+        **settings,
     )
     return learner, engine
 
@@ -96,10 +90,10 @@ def update(learner: Learner, engine: VllmEngine, groups: Sequence[ScoredGroup]) 
     return metrics["mismatch/logprob_abs_mean"]
 
 
-def mismatch_of_three_steps(folder: Path, options: dict[str, object]) -> float:
+def mismatch_of_three_steps(folder: Path, settings: dict[str, object]) -> float:
     """The largest, of a process of its own."""
     with process_group():
-        learner, engine = build(folder, "cuda", **options)
+        learner, engine = build(folder, "cuda", **settings)
         return max(step(learner, engine, number) for number in range(3))
 
 
@@ -127,7 +121,7 @@ class Kept(NamedTuple):
 def kept_over_an_update(folder: Path) -> Kept:
     """A whole step with an engine that stays awake and is full of parked samples."""
     with process_group():
-        learner, engine = build(folder, "cuda", keep_parked=True, sleeps=False)
+        learner, engine = build(folder, "cuda", keeps_parked=True, sleeps=False)
         groups = generate(engine, 0)
         engine.advance([request(9000 + i) for i in range(32)], slots=32, max_steps=8)
         parked = {c.sample_id.prompt_id: c.token_ids for c in engine.abort()}
@@ -162,15 +156,15 @@ def memory_of_a_sleep(folder: Path) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"speculation": "ngram"}, {"async_scheduling": True}],
+    "settings",
+    [{}, {"speculation": Speculation.ngram}, {"async_scheduling": True}],
     ids=["plain", "ngram", "async"],
 )
-def test_an_engine_that_slept_samples_with_the_weights_it_was_given(tmp_path, options):
+def test_an_engine_that_slept_samples_with_the_weights_it_was_given(tmp_path, settings):
     """Three steps that move the weights far. Fails when sleep, wake or sync leaves one behind, or
     guessed tokens come with other log-probabilities than the model's.
     """
-    assert in_own_process(mismatch_of_three_steps, tmp_path, options) <= 0.02
+    assert in_own_process(mismatch_of_three_steps, tmp_path, settings) <= 0.02
 
 
 def test_parked_samples_go_on_with_their_kv_cache_beside_an_update(tmp_path):

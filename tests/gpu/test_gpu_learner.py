@@ -12,12 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from learner_setup import Example, make_learner, pack_minibatch
+from planned_models import INPUTS, changed
 from tiny_models import write_tiny_qwen3
 from torch import Tensor, nn
 
+from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.learner.attention import Packing, packed_attention
 from april_rl.learner.learner import Learner
-from april_rl.runtime.memory.plan import MemorySettings, plan_memory
+from april_rl.runtime.memory.plan import plan_memory
 from april_rl.runtime.preflight import model_facts
 
 pytestmark = [
@@ -79,11 +81,15 @@ def test_the_varlen_kernel_computes_what_sdpa_does(window):
         torch.testing.assert_close(half, whole, atol=0.05, rtol=0.05)
 
 
-def build(folder: Path, device: torch.device, *, offload: str) -> Learner:
+def build(folder: Path, device: torch.device, *, offload: Offload) -> Learner:
     """Thirty million parameters: large enough for memory to be that of tensors."""
     write_tiny_qwen3(folder, hidden_size=512, num_layers=8)
     return make_learner(
-        str(folder), device=device.type, compute_dtype="bfloat16", offload=offload, max_mismatch=1e9
+        str(folder),
+        device=device.type,
+        compute_dtype=ComputeDtype.bfloat16,
+        offload=offload,
+        max_mismatch=1e9,
     )
 
 
@@ -111,7 +117,7 @@ def state(learner: Learner) -> list[Tensor]:
 
 def test_offload_frees_masters_and_moments_and_brings_them_back_bit_by_bit(tmp_path):
     """12 bytes a parameter. Fails when something stays on the device, or comes back changed."""
-    learner = build(tmp_path, this_device(), offload="all")
+    learner = build(tmp_path, this_device(), offload=Offload.all)
     learner.update([pack_minibatch([[example] for example in rows()])])
     before = state(learner)
     learner.reload()
@@ -125,27 +131,11 @@ def test_offload_frees_masters_and_moments_and_brings_them_back_bit_by_bit(tmp_p
 
 def planned(folder: Path) -> dict[str, dict[str, float]]:
     """The items of each phase for the learner above."""
-    settings = MemorySettings(
-        device="cuda",
-        num_workers=1,
-        shard_size=1,
-        offload="none",
-        lora_rank=0,
-        has_reference=False,
-        compute_bytes=2,
-        activation_checkpointing=False,
-        max_tokens=NUM_TOKENS,
-        longest_tokens=NUM_TOKENS,
-        engine_bytes=2,
-        tensor_parallel_size=1,
-        gpu_memory_utilization=0.5,
-        kv_cache_gib=1.0,
-        kv_bytes=2,
-        cuda_graphs=False,
-        engine_sleeps=True,
-        keeps_parked=False,
+    sizes = {"max_tokens": NUM_TOKENS, "longest_tokens": NUM_TOKENS}
+    inputs = changed(
+        INPUTS, num_workers=1, activation_checkpointing=False, cuda_graphs=False, **sizes
     )
-    plan = plan_memory(model_facts(str(folder)), settings, device_bytes=1.0)
+    plan = plan_memory(model_facts(str(folder)), inputs, device_bytes=1.0)
     return {phase.name: phase.items for phase in plan.phases}
 
 
@@ -153,7 +143,7 @@ def test_the_plan_of_the_backward_pass_is_its_measured_peak(tmp_path):
     """Of the second update, when the moments are there. The plan may be a quarter too careful,
     never too small.
     """
-    learner = build(tmp_path, this_device(), offload="none")
+    learner = build(tmp_path, this_device(), offload=Offload.none)
     minibatch = pack_minibatch([[example] for example in rows()])
     learner.update([minibatch])
     torch.accelerator.reset_peak_memory_stats()

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory.plan import GIB, MemorySettings
+from april_rl.runtime.memory.inputs import MemoryInputs
+from april_rl.runtime.memory.plan import GIB
 from april_rl.runtime.preflight import ModelFacts
 from april_rl.scheduling import num_slots
 
@@ -63,17 +64,17 @@ def kv_demand(config: TrainConfig, layout: Layout) -> KvDemand | None:
     )
 
 
-def planned_kv_tokens(facts: ModelFacts, settings: MemorySettings, *, device_bytes: float) -> int:
+def planned_kv_tokens(facts: ModelFacts, inputs: MemoryInputs, *, device_bytes: float) -> int:
     """Return the tokens that the KV cache of one engine will hold, estimated before it is built.
 
     `device_bytes`: the whole memory of one GPU; on CPU it is not looked at.
     """
-    per_token = 2 * facts.num_layers * facts.key_value_size * settings.kv_bytes
-    if settings.device == "cpu":
-        return int(settings.kv_cache_gib * GIB / per_token)
-    share = settings.gpu_memory_utilization * device_bytes - _WORKSPACE
-    weights = settings.engine_bytes * facts.num_parameters
-    free = settings.tensor_parallel_size * share - weights
+    per_token = 2 * facts.num_layers * facts.key_value_size * inputs.kv_bytes
+    if inputs.is_on_cpu:
+        return int(inputs.engine.kv_cache_gib * GIB / per_token)
+    share = inputs.engine.gpu_memory_utilization * device_bytes - _WORKSPACE
+    weights = inputs.engine_bytes * facts.num_parameters
+    free = inputs.layout.tensor_parallel_size * share - weights
     return max(0, int(free / per_token))
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from april_rl.config.choices import Offload
 from april_rl.learner.export import SHARD_BYTES
 from april_rl.learner.logprobs import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS
+from april_rl.runtime.memory.inputs import MemoryInputs
 from april_rl.runtime.preflight import ModelFacts
 
 GIB = 1 << 30
@@ -20,30 +22,6 @@ _COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and as the engine 
 _LOGIT_BLOCKS = 3  # logits, their exponentials and the 16-bit product they came from
 # Estimates: what NCCL holds and allocators waste; what vLLM keeps while it sleeps.
 _OVERHEAD, _ASLEEP, _GRAPHS = int(1.5 * GIB), int(0.5 * GIB), GIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySettings:
-    """What the memory of a run depends on, beside the model."""
-
-    device: str  # cpu or cuda
-    num_workers: int
-    shard_size: int  # N
-    offload: str  # none, optimizer or all
-    lora_rank: int  # 0: the whole model is trained
-    has_reference: bool  # a second, frozen model
-    compute_bytes: int  # c
-    activation_checkpointing: bool
-    max_tokens: int  # of a micro-batch
-    longest_tokens: int  # of a sample: max_tokens cannot be less
-    engine_bytes: int  # of a number of the engine's weights
-    tensor_parallel_size: int
-    gpu_memory_utilization: float
-    kv_cache_gib: float
-    kv_bytes: int  # of a number in the KV cache
-    cuda_graphs: bool
-    engine_sleeps: bool  # while the learner computes; on CPU it makes no difference
-    keeps_parked: bool  # the KV cache of parked samples: only an engine that does not sleep can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +67,11 @@ class MemoryPlan:
 
 
 def plan_memory(
-    facts: ModelFacts, settings: MemorySettings, *, device_bytes: float = 0.0
+    facts: ModelFacts, inputs: MemoryInputs, *, device_bytes: float = 0.0
 ) -> MemoryPlan:
     """The plan of a model; `device_bytes`: the whole memory of a GPU, of which vLLM has a share."""
-    sizes = _Sizes(facts, settings, share=settings.gpu_memory_utilization * device_bytes)
-    if settings.device == "cpu":
+    sizes = _Sizes(facts, inputs, share=inputs.engine.gpu_memory_utilization * device_bytes)
+    if inputs.is_on_cpu:
         nothing = Phase(name="host", items={})
         return MemoryPlan(phases=(sizes.on_cpu(),), host=nothing, file_bytes=sizes.file())
     return MemoryPlan(
@@ -111,21 +89,21 @@ def plan_memory(
 class _Sizes:
     """The parts that phases are made of."""
 
-    def __init__(self, facts: ModelFacts, settings: MemorySettings, *, share: float) -> None:
+    def __init__(self, facts: ModelFacts, inputs: MemoryInputs, *, share: float) -> None:
         """`share`: bytes of the device that vLLM takes for itself."""
-        self._facts, self._settings, self._share = facts, settings, share
-        adapters = settings.lora_rank * facts.num_layers * self._adapter_width()
+        self._facts, self._inputs, self._share = facts, inputs, share
+        adapters = inputs.lora.rank * facts.num_layers * self._adapter_width()
         self._trained = adapters or facts.num_parameters
         self._frozen = facts.num_parameters if adapters else 0
 
     def rollout(self) -> Phase:
         """vLLM takes its share of the whole device, whatever else is there."""
-        away = self._settings.offload
+        away = self._inputs.learner.offload
         return Phase(
             name="rollout",
             items={
-                "masters": 0.0 if away == "all" else self._masters(),
-                "Adam moments": 0.0 if away != "none" else self._moments(),
+                "masters": 0.0 if away is Offload.all else self._masters(),
+                "Adam moments": 0.0 if away is not Offload.none else self._moments(),
                 **self._awake(),
                 "overhead": _OVERHEAD,
             },
@@ -151,7 +129,7 @@ class _Sizes:
 
     def weight_sync(self) -> Phase:
         """The engine's weights are awake, its KV cache need not be; moments have left."""
-        is_away = self._settings.offload != "none"
+        is_away = self._inputs.learner.offload is not Offload.none
         return Phase(
             name="weight sync",
             items={
@@ -166,19 +144,19 @@ class _Sizes:
 
     def host(self) -> Phase:
         """Room once taken for what is offloaded is kept; the reference is there between updates."""
-        offload = self._settings.offload
+        offload = self._inputs.learner.offload
         return Phase(
             name="host",
             items={
-                "masters": self._masters() if offload == "all" else 0.0,
-                "Adam moments": 0.0 if offload == "none" else self._moments(),
+                "masters": self._masters() if offload is Offload.all else 0.0,
+                "Adam moments": 0.0 if offload is Offload.none else self._moments(),
                 "reference": self._reference(),
             },
         )
 
     def file(self) -> float:
         """The largest file of a checkpoint: tensors are put into one until it is full."""
-        c = self._settings.compute_bytes
+        c = self._inputs.compute_bytes
         largest = max(SHARD_BYTES, c * self._facts.embedding_parameters)
         return min(largest, c * self._facts.num_parameters)
 
@@ -192,15 +170,16 @@ class _Sizes:
                 **self._passes(),
                 "reference": self._reference(),
                 "engine weights": self._engine_weights(),
-                "KV cache": self._settings.kv_cache_gib * GIB,
+                "KV cache": self._inputs.engine.kv_cache_gib * GIB,
             },
         )
 
     def _passes(self) -> dict[str, float]:
         """Moments that are offloaded come for an optimizer step alone."""
+        stays = self._inputs.learner.offload is Offload.none
         return {
             "masters": self._masters(),
-            "Adam moments": 0.0 if self._settings.offload != "none" else self._moments(),
+            "Adam moments": self._moments() if stays else 0.0,
             "gradients": self._gradients(),
             "gathered layers": self._gathered(),
             "activations": self._activations(),
@@ -215,9 +194,9 @@ class _Sizes:
 
     def _resting(self) -> dict[str, float]:
         """The engine while it computes nothing."""
-        if not self._settings.engine_sleeps:
+        if not self._inputs.engine_sleeps:
             return self._awake()
-        return {"engine, asleep": _ASLEEP + (_GRAPHS if self._settings.cuda_graphs else 0)}
+        return {"engine, asleep": _ASLEEP + (_GRAPHS if self._inputs.engine.cuda_graphs else 0)}
 
     def _adapter_width(self) -> int:
         """Rows of A and columns of B of the adapters of a layer, when each linear one has them."""
@@ -229,23 +208,23 @@ class _Sizes:
         """float32 of what is trained; what is frozen under adapters is in the precision of
         computation.
         """
-        whole = _MASTER * self._trained + self._settings.compute_bytes * self._frozen
-        return whole / self._settings.shard_size
+        whole = _MASTER * self._trained + self._inputs.compute_bytes * self._frozen
+        return whole / self._inputs.shard_size
 
     def _moments(self) -> float:
-        return _MOMENTS * self._trained / self._settings.shard_size
+        return _MOMENTS * self._trained / self._inputs.shard_size
 
     def _gradients(self) -> float:
-        return _GRADIENT * self._trained / self._settings.shard_size
+        return _GRADIENT * self._trained / self._inputs.shard_size
 
     def _gathered(self) -> float:
         """The root's unit stays gathered; of layers there are one at work and the next, or all of
         them, on CPU with a whole copy. The gradient of a unit is first whole, then copied into
         float32 to be reduced.
         """
-        facts, c = self._facts, self._settings.compute_bytes
+        facts, c = self._facts, self._inputs.compute_bytes
         root, layer = facts.embedding_parameters, facts.layer_parameters
-        is_kept = self._settings.device == "cpu" and self._settings.shard_size == 1
+        is_kept = self._inputs.is_on_cpu and self._inputs.shard_size == 1
         num_layers = facts.num_layers if is_kept else 2
         gradient = 0 if self._frozen else (c + _GRADIENT) * max(root, layer)
         return c * (root + num_layers * layer) + gradient
@@ -259,25 +238,25 @@ class _Sizes:
         its width. The last norm is one more. With checkpointing a layer keeps its input alone, and
         one at a time is computed again.
         """
-        facts, settings = self._facts, self._settings
+        facts, inputs = self._facts, self._inputs
         hidden, heads = facts.hidden_size, facts.attention_size + facts.key_value_size
-        c, float32, num_layers = settings.compute_bytes, 4, facts.num_layers
+        c, float32, num_layers = inputs.compute_bytes, 4, facts.num_layers
         layer = c * (4 * hidden + 3 * heads + 4 * facts.mlp_size) + float32 * (2 * hidden + heads)
         last = (c + float32) * hidden
-        if settings.activation_checkpointing:
-            return settings.max_tokens * (num_layers * c * hidden + layer + last)
-        return settings.max_tokens * (num_layers * layer + last)
+        if inputs.learner.activation_checkpointing:
+            return inputs.learner.max_tokens * (num_layers * c * hidden + layer + last)
+        return inputs.learner.max_tokens * (num_layers * layer + last)
 
     def _logits(self) -> float:
         """A block of the vocabulary at a time, and the float32 gradient of the hidden states."""
-        tokens = self._settings.max_tokens
-        suited = CPU_BLOCK_BYTES if self._settings.device == "cpu" else BLOCK_BYTES
+        tokens = self._inputs.learner.max_tokens
+        suited = CPU_BLOCK_BYTES if self._inputs.is_on_cpu else BLOCK_BYTES
         block = max(suited, 4 * tokens * MIN_BLOCK_ROWS)
         return _LOGIT_BLOCKS * block + 4 * tokens * self._facts.hidden_size
 
     def _engine_weights(self) -> float:
-        per_engine = self._settings.engine_bytes * self._facts.num_parameters
-        return per_engine / self._settings.tensor_parallel_size
+        per_engine = self._inputs.engine_bytes * self._facts.num_parameters
+        return per_engine / self._inputs.layout.tensor_parallel_size
 
     def _on_its_way(self) -> float:
         """Parameters are gathered one at a time; the embedding is the largest of a dense model, all
@@ -285,13 +264,13 @@ class _Sizes:
         """
         facts = self._facts
         largest = max(facts.embedding_parameters, facts.expert_parameters)
-        return _COPIES_IN_SYNC * self._settings.compute_bytes * largest
+        return _COPIES_IN_SYNC * self._inputs.compute_bytes * largest
 
     def _reference(self) -> float:
         """Under adapters the frozen model is the reference."""
-        if self._frozen or not self._settings.has_reference:
+        if self._frozen or not self._inputs.has_reference:
             return 0.0
-        return self._settings.compute_bytes * self._facts.num_parameters / self._settings.shard_size
+        return self._inputs.compute_bytes * self._facts.num_parameters / self._inputs.shard_size
 
 
 def _gib(size: float) -> str:

@@ -1,0 +1,69 @@
+"""What a worker holds, built from the run's configuration: a rank of the learner and of an engine.
+
+Each library is imported where it is needed: a worker that only evaluates loads no learner, and a
+learner by itself needs no vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import Resume
+
+if TYPE_CHECKING:
+    from april_rl.engine.vllm_engine import VllmEngine
+    from april_rl.learner.learner import Learner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """The run's configuration, and what follows from it and the machine."""
+
+    config: TrainConfig
+    device: str  # cpu or cuda (ROCm's torch calls its devices cuda too)
+    threads: int  # of torch; 0: as many as torch takes
+    max_model_len: int  # tokens of a prompt and its response in the engine
+    max_num_seqs: int  # requests that the engine computes together
+
+
+def build_learner(
+    config: TrainConfig, *, device: str, on_forward: Callable[[], None] | None = None
+) -> Learner:
+    """Load this rank's shard of the model; a collective. `on_forward` is called after each forward
+    pass.
+    """
+    from april_rl.learner.learner import Learner
+    from april_rl.learner.objective import Objective
+
+    return Learner(
+        config.learner,
+        optimizer=config.optimizer,
+        lora=config.lora,
+        objective=Objective(config.algorithm),
+        model_path=config.model.path,
+        device=device,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        num_optimizer_steps=config.trainer.num_steps * config.trainer.num_minibatches,
+        on_forward=on_forward,
+    )
+
+
+def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
+    """Start vLLM; with `sleeps` it gives up its memory for each update."""
+    from april_rl.engine.vllm_engine import VllmEngine
+
+    config = settings.config
+    return VllmEngine(
+        config.engine,
+        model_path=config.model.path,
+        seed=config.seed,
+        temperature=config.rollout.temperature,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        keeps_parked=config.rollout.resume is Resume.keep,
+        sleeps=sleeps,
+    )

@@ -1,0 +1,46 @@
+"""A small vLLM engine for tests: the defaults of the configuration, except for its size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from april_rl.config.engine import EngineConfig
+
+if TYPE_CHECKING:
+    from april_rl.engine.vllm_engine import VllmEngine
+
+SMALL = {
+    "max_batched_tokens": 1024,
+    "kv_cache_gib": 0.03,
+    "gpu_memory_utilization": 0.2,
+    "cuda_graphs": False,
+}
+
+
+def small_engine(
+    folder: Path | str,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    temperature: float = 1.0,
+    keeps_parked: bool = False,
+    sleeps: bool = True,
+    stop_tokens: Sequence[int] | None = None,
+    **settings: Any,
+) -> VllmEngine:
+    """Start an engine with the model in `folder`; `settings` are those of the section `engine`."""
+    from april_rl.engine.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        EngineConfig(**(SMALL | settings)),
+        model_path=str(folder),
+        seed=0,
+        temperature=temperature,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        keeps_parked=keeps_parked,
+        sleeps=sleeps,
+        stop_tokens=stop_tokens,
+    )
