@@ -51,9 +51,19 @@ def test_a_controller_that_was_itself_suspended_does_not_blame_its_workers():
     update(timer, status(), status("T"))
     update(timer, status(), status("T"), elapsed_s=3600.0)
     assert timer.no_progress_s(0) < 10
-    assert timer.stopped_s(1) < 10
+    assert 0 < timer.stopped_s(1) < 10
     update(timer, status(), status("S"))
     assert timer.stopped_s(1) == 0.0
+
+
+def test_time_stopped_counts_from_when_a_process_is_first_found_stopped():
+    """Fails when the time before that counts: a controller may not have checked for seconds."""
+    timer = ProgressTimer(1)
+    update(timer, status("S"))
+    update(timer, status("T"), elapsed_s=3.0)
+    assert timer.stopped_s(0) == 0.0
+    update(timer, status("T"))
+    assert timer.stopped_s(0) == 1.0
 
 
 def counted_kills(*processes: WorkerProcess) -> list[int]:

@@ -15,6 +15,7 @@ _MAX_ELAPSED_S = 3.0
 class _WorkerProgress:
     beats: int = -1  # at the last update
     no_progress_s: float = 0.0
+    is_stopped: bool = False  # at the last update
     stopped_s: float = 0.0
     peak_rss_bytes: int = 0
 
@@ -42,8 +43,9 @@ class ProgressTimer:
             beats = status.activity.beats
             is_idle = beats == worker.beats and rank in waited_for
             worker.no_progress_s = worker.no_progress_s + elapsed_s if is_idle else 0.0
-            worker.stopped_s = worker.stopped_s + elapsed_s if status.is_stopped else 0.0
-            worker.beats = beats
+            still_stopped = worker.is_stopped and status.is_stopped
+            worker.stopped_s = worker.stopped_s + elapsed_s if still_stopped else 0.0
+            worker.beats, worker.is_stopped = beats, status.is_stopped
             worker.peak_rss_bytes = max(worker.peak_rss_bytes, status.rss_bytes)
 
     def no_progress_s(self, rank: int) -> float:
