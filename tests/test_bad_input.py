@@ -71,7 +71,7 @@ def write(path: Path, *rows: object) -> Path:
             "+evaluation.sets.test={path: absent.jsonl}",
             "evaluation.sets.test.path=absent.jsonl: cannot be read",
         ),
-        ("engine.max_model_len=100000", "window: engine.max_model_len = 100000, the model reads"),
+        ("engine.max_model_len=100000", "context length: engine.max_model_len = 100000 exceeds"),
         ("data.template=chat", "chat template"),
         ("data.max_prompt_tokens=1", "data.max_prompt_tokens=1"),
         ("reward.function=no_such_module:score", "reward.function=no_such_module:score"),

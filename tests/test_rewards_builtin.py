@@ -11,7 +11,7 @@ from april_rl.rewards.builtin.format import has_form
 from april_rl.rewards.builtin.last_number import score_last_number
 from april_rl.rewards.builtin.length import build as build_length
 from april_rl.rewards.functions import RewardFunction
-from april_rl.rewards.jobs import Asked, Responses
+from april_rl.rewards.jobs import Responses, RewardPrompt
 from april_rl.rewards.loading import Context, load_function
 from april_rl.rewards.math_reward import compare_math
 from april_rl.rewards.plain_values import are_equal
@@ -104,11 +104,11 @@ def test_a_length_reward_that_makes_no_sense_is_refused(args, message):
 
 
 def gym_value(task, response, **entry):
-    asked = Asked(
+    prompt = RewardPrompt(
         text="", answer="", dataset="", columns={"entry": json.dumps({"task": task, **entry})}
     )
     function = RewardFunction(name="gym", key="reward.function", function="reasoning_gym")
-    responses = Responses(asked=asked, texts=[response], num_tokens=[3], truncated=[False])
+    responses = Responses(prompt=prompt, texts=[response], num_tokens=[3], truncated=[False])
     loaded = load_function(function, CONTEXT)
     assert loaded.columns == ("entry",)
     (verdict,) = loaded.scorer(responses)

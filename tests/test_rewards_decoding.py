@@ -179,7 +179,7 @@ def test_a_response_that_cannot_be_decoded_is_not_the_functions_fault():
     """Fails when it becomes a crash of one sample, which drops its group and goes on."""
     with pool(printable) as scorer:
         scorer.submit(sample(0, (50, 7), "2"), group_size=1)
-        message = r"turn a response's token ids into text, before .*exact was called: .* token: 7"
+        message = r"turn a response's token ids into text, before calling .*exact: .* token: 7"
         with pytest.raises(RewardError, match=message):
             scorer.collect(None)
 

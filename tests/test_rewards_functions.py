@@ -198,7 +198,10 @@ FAULTS = {
     "two": ({}, r"cannot be loaded: TypeError: does not take \(prompts, responses, answers\)"),
     "rank": ({"top": 1}, "cannot be loaded: TypeError: has no argument 'top'; it takes none"),
     "with_columns": ({}, "raised when called once as a test: LookupError: .* no column 'difficu"),
-    "unsure": ({}, r"has no score for this response, the data set's own answer 'odd' \(f:1\)"),
+    "unsure": (
+        {},
+        r"has no score for this response, which was the data set's own answer 'odd' \(f:1\)",
+    ),
 }
 
 

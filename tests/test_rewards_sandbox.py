@@ -64,7 +64,7 @@ def test_without_isolation_code_is_refused_with_the_remedy() -> None:
 
 def test_a_level_that_is_not_there_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(SandboxError, match="There is no bwrap on PATH"):
+    with pytest.raises(SandboxError, match="bwrap is not on PATH"):
         strongest([Level.BUBBLEWRAP], memory_gib=1.0)
 
 

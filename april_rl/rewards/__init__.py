@@ -1,1 +1,1 @@
-"""What a response is worth: math-verify or the user's function, in a pool of processes."""
+"""Reward functions and the processes that run them: built-in ones, and the user's."""

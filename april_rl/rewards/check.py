@@ -1,4 +1,4 @@
-"""The test of the reward functions before training starts."""
+"""Calls every reward function once as a test, before training starts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from april_rl.types import Prompt
 def check_reward(
     reward: RewardConfig, trial: RewardTrial, examples: Sequence[Prompt]
 ) -> tuple[str, ...]:
-    """Call every function once for each example, a prompt of each data set, with its own answer in
-    the form that `reward.extract` reads; return what a person should know of the values.
+    """Call every function once for an example prompt of each data set, with its own answer in the
+    form that `reward.extract` reads; return notes for the user.
 
-    Raises RewardError when a function fails.
+    Raise RewardError when a function fails.
     """
     notes = [*trial.notes]
     functions = {function.name: function for function in reward_functions(reward)}
@@ -33,14 +33,14 @@ def check_reward(
                 )
             if verdict.outcome == "no_score":
                 raise RewardError(
-                    f"{function} {verdict.message}, the data set's own answer "
+                    f"{function} {verdict.message}, which was the data set's own answer "
                     f"{example.answer!r:.60} ({example.source}); a run would drop every group"
                 )
             if function.function in _READ_ANSWERS and verdict.value < 1.0:
                 notes.append(
                     f"{function} gives {verdict.value:g} to the data set's own answer "
                     f"{example.answer!r:.60} in the form reward.extract={reward.extract.value} "
-                    f"({example.source}): no response can be right there"
+                    f"({example.source}): no response to this prompt can be right"
                 )
     return tuple(notes)
 

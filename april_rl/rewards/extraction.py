@@ -1,6 +1,6 @@
-"""Where the answer of a response is read: in a box, on an `Answer:` line, or the last number.
+"""Finds the answer of a response: in a box, on an `Answer:` line, or the last number.
 
-Every pattern here takes time linear in the length of the response, whatever the response is.
+Every pattern takes time linear in the length of the response, whatever the response is.
 """
 
 from __future__ import annotations
@@ -27,30 +27,32 @@ _MARKUP = " \t\r\n*_`$"
 
 
 class Statement(NamedTuple):
-    """An answer that a response states, and where."""
+    """An answer that a response states, and its position."""
 
-    start: int  # characters from the beginning of the text that was searched
+    start: int  # characters from the beginning of the searched text
     text: str
 
 
 def extract_answer(response: str, how: str) -> str | None:
-    """Return the answer of a response as text, None when there is none.
+    """Return the answer of a response as text; None when there is none.
 
-    `how` is boxed, answer_line, last_number or auto, as `reward.extract`. Of several answers the
-    last one is returned, also where `stated_answers` finds others before it.
+    `how` is boxed, answer_line, last_number or auto, as in `reward.extract`. Of several answers the
+    last one counts; `stated_answers` returns all of them.
     """
     found = stated_answers(response, how)
     return found[-1] if found else None
 
 
 def stated_answers(response: str, how: str) -> list[str]:
-    """Return every answer that a response states in the form `how`, in order; empty: none.
+    """Return every answer that a response states in the form `how`, in order.
 
-    Only what follows the last `</think>` is read; a response whose `<think>` is not closed has no
-    answer. `boxed`: what stands in each complete \\boxed{...}; of nested boxes the innermost.
-    `answer_line`: what follows `Answer:` at the beginning of a line, with a box in that line what
-    stands in the box. `auto`: as answer_line when an answer line stands last, else as boxed.
-    `last_number`: one number, the last, for numbers before it are working and not answers.
+    Only the text after the last `</think>` is read; a response that does not close its `<think>`
+    has no answer.
+
+    `boxed`: the content of each complete \\boxed{...}, of nested boxes the innermost.
+    `answer_line`: the rest of each line that begins with `Answer:`, or of a box in it.
+    `auto`: as answer_line when an answer line comes last, else as boxed.
+    `last_number`: only the last number, since those before it are working.
     """
     text = after_thinking(response)
     if text is None:
@@ -66,15 +68,15 @@ def stated_answers(response: str, how: str) -> list[str]:
 
 
 def after_thinking(response: str) -> str | None:
-    """Return what follows the last `</think>`, the whole response without one; None when thinking
-    has begun and not ended.
-    """
+    """Return the text after the last `</think>`, or all of it; None when thinking has not ended."""
     text = response.rpartition(THINK_END)[2]
     return None if THINK_START in text else text
 
 
 def last_boxed(text: str) -> str | None:
-    """Return what stands in the last complete \\boxed{...}, braces balanced; None without one."""
+    """Return the content of the last complete \\boxed{...} with balanced braces; None
+    without one.
+    """
     boxes = _boxes(text)
     return boxes[-1].text if boxes else None
 
@@ -86,7 +88,7 @@ def gold_answer(answer: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return a text without markdown emphasis, math delimiters and a period around it."""
+    """Return a text without the markdown emphasis, math delimiters and period around it."""
     text = text.strip(_MARKUP)
     if text.endswith(".") and not text.endswith(".."):
         text = text[:-1].strip(_MARKUP)
@@ -120,16 +122,16 @@ def _boxes(text: str) -> list[Statement]:
 
 
 def _answer_lines(text: str, boxes: list[Statement]) -> tuple[list[Statement], int]:
-    """Find what the answer lines state, and where the last of them ends (-1: there is none)."""
+    """Return what the answer lines state, and where the last of them ends (-1: there is none)."""
     found: list[Statement] = []
-    end, place = -1, 0
+    end, index = -1, 0
     for line in _ANSWER_LINE.finditer(text):
-        while place < len(boxes) and boxes[place].start < line.start():
-            place += 1
-        first = place
-        while place < len(boxes) and boxes[place].start < line.end():
-            place += 1
-        of_line = boxes[first:place] or [Statement(line.start(), bare(line["answer"]))]
+        while index < len(boxes) and boxes[index].start < line.start():
+            index += 1
+        first = index
+        while index < len(boxes) and boxes[index].start < line.end():
+            index += 1
+        of_line = boxes[first:index] or [Statement(line.start(), bare(line["answer"]))]
         stated = [statement for statement in of_line if statement.text]
         end = line.end() if stated else end
         found += stated

@@ -1,8 +1,9 @@
-"""What a step's rewards were, in total and by reward function.
+"""Metrics of a step's rewards, in total and by reward function.
 
-`reward/mean` is of the value that trains. Several functions have `reward/FUNCTION/mean` each,
-before their weights, and with several sources `source/SOURCE/reward/FUNCTION/mean`; the value that
-trains is by source in `source/SOURCE/reward_mean`.
+`reward/mean` is the mean of the rewards that train. With several functions each has
+`reward/FUNCTION/mean`, before its weight, and with several sources
+`source/SOURCE/reward/FUNCTION/mean`; the reward that trains is `source/SOURCE/reward_mean` by
+source.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from april_rl.types import ScoredGroup
 
 
 def reward_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
-    """Return the `reward/*` of the groups that are trained in a step."""
+    """Return the `reward/*` metrics of the groups that a step trains."""
     values: dict[str, list[float]] = defaultdict(list)
     for scored in groups:
         values["reward/mean"] += scored.rewards

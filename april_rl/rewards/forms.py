@@ -1,10 +1,10 @@
-"""The forms in which a response can state its answer, and the one that a prompt asks for."""
+"""The forms in which a response can state its answer, and the form that a prompt asks for."""
 
 from __future__ import annotations
 
 import re
 
-# What each form is called, and how a response in it ends.
+# Name of each form, and how a response in this form ends.
 FORMS: dict[str, str] = {
     "boxed": "The final answer is \\boxed{{{answer}}}.",
     "answer_line": "Answer: {answer}",

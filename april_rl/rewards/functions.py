@@ -1,4 +1,4 @@
-"""The reward functions of a run, as its settings say them."""
+"""The reward functions of a run, from its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 MATH_VERIFY = "math_verify"
 
-# Where `build(context, **args)` of each built-in is. Reward processes import it, nobody else.
+# The module with `build(context, **args)` of each built-in. Only reward processes import it.
 BUILTIN_MODULES = {
     MATH_VERIFY: "april_rl.rewards.builtin.math",
     "exact": "april_rl.rewards.builtin.exact",
@@ -23,28 +23,29 @@ BUILTIN_MODULES = {
     "reward_model": "april_rl.rewards.builtin.reward_model",
     "reasoning_gym": "april_rl.rewards.builtin.reasoning_gym",
 }
-# Built-ins that gain from all responses of a group in one call; the user's functions always get it.
+# Built-ins that are faster with all responses of a group in one call. A user's function always
+# gets whole groups.
 _SCORE_GROUPS = {"judge", "reward_model"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
-    """One reward function, as the settings say it."""
+    """One reward function as configured."""
 
-    name: str  # in reward.functions; of the only one, what it is
+    name: str  # the key in reward.functions; with reward.function, the function itself
     key: str  # the setting, for messages
     function: str  # a built-in, or module:function
     weight: float = 1.0
-    datasets: frozenset[str] | None = None  # the sets it scores; None: all
+    datasets: frozenset[str] | None = None  # that it scores; None: all
     args: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def wants_group(self) -> bool:
-        """Whether it is called when the whole group is finished, and not for each sample."""
+        """Return whether it is called once for a whole finished group, not for each sample."""
         return self.function not in BUILTIN_MODULES or self.function in _SCORE_GROUPS
 
     def scores(self, dataset: str) -> bool:
-        """Return whether responses to prompts of that set get its value."""
+        """Return whether it scores responses to prompts of a data set."""
         return self.datasets is None or dataset in self.datasets
 
     def __str__(self) -> str:
@@ -74,5 +75,5 @@ def reward_functions(reward: RewardConfig) -> tuple[RewardFunction, ...]:
 def chosen_for(
     functions: Iterable[RewardFunction], dataset: str, *, whole_groups: bool
 ) -> tuple[RewardFunction, ...]:
-    """Return those that score a data set, of those that want whole groups or of the others."""
+    """Return the functions that score a data set: those for whole groups, or the others."""
     return tuple(f for f in functions if f.scores(dataset) and f.wants_group == whole_groups)

@@ -1,5 +1,5 @@
-"""What goes to a reward process and what comes back: plain data, so that the controller never has
-to import the user's module to unpickle it.
+"""Jobs for reward processes and their results: plain data, so that the controller never imports the
+user's module to unpickle it.
 
 Legend: [n] responses of a job, [R] tokens of a response.
 """
@@ -12,72 +12,79 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from april_rl.types import ScoreOutcome
+from april_rl.types import Prompt, ScoreOutcome
 
 Outcome = ScoreOutcome | Literal["refused", "undecoded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The prompt that the responses of a job answer, as far as a reward function may see it."""
+class RewardPrompt:
+    """The part of a prompt that a reward function may see."""
 
     text: str
     answer: str
     dataset: str
     columns: Mapping[str, object]
 
+    @classmethod
+    def of(cls, prompt: Prompt) -> RewardPrompt:
+        """Return the part of `prompt` that a reward function may see."""
+        return cls(
+            text=prompt.text, answer=prompt.answer, dataset=prompt.dataset, columns=prompt.columns
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Responses to one prompt that are scored in one call, as they travel: four bytes a token."""
+    """Responses to one prompt that are scored in one call, in transit: four bytes per token."""
 
-    asked: Asked
+    prompt: RewardPrompt
     token_ids: tuple[array[int], ...]  # [n][R], C ints
     truncated: tuple[bool, ...]  # [n]
-    whole_group: bool  # for the functions that want whole groups; else for the others
+    whole_group: bool  # for the functions that want whole groups, or for the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
     """Responses to one prompt, as a reward function sees them."""
 
-    asked: Asked
+    prompt: RewardPrompt
     texts: Sequence[str]  # [n]
     num_tokens: Sequence[int]  # [n]
     truncated: Sequence[bool]  # [n]
 
     def argument(self, name: str) -> list[object]:
-        """Return what a function gets that asks for `name`: one value a response [n].
+        """Return the value of the argument `name` of a function: one value per response [n].
 
-        Raises LookupError when the data has no such column.
+        Raise LookupError when the data has no such column.
         """
         reserved = {"num_tokens": self.num_tokens, "truncated": self.truncated}
         if name in reserved:
             return list(reserved[name])
         if name == "datasets":
-            return [self.asked.dataset] * len(self.texts)
-        if name not in self.asked.columns:
+            return [self.prompt.dataset] * len(self.texts)
+        if name not in self.prompt.columns:
             raise LookupError(f"the data has no column {name!r}")
-        return [self.asked.columns[name]] * len(self.texts)
+        return [self.prompt.columns[name]] * len(self.texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """A response on whose answer math-verify and the comparison of texts differ."""
+    """A response on which math-verify and the exact comparison of plain numbers differ."""
 
     expected: str
     stated: str
-    value: float  # what math-verify says
+    value: float  # by math-verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one reward function says of one response.
+    """The result of one reward function for one response.
 
     `no_score`: the function has no value for it. `crash`: the function raised, or its process died
-    (without a name then). `refused`: the function itself is at fault, whatever the response;
-    `message` says how, as the end of a sentence that begins with its name. `undecoded`: no function
-    was called, for want of a text; `message` says why.
+    (then `name` is empty). `refused`: the function itself is at fault, whatever the response;
+    `message` continues a sentence that begins with its name. `undecoded`: no function was called
+    because there was no text; `message` says why.
     """
 
     outcome: Outcome
@@ -88,11 +95,11 @@ class Verdict:
 
     @property
     def has_value(self) -> bool:
-        """Whether `value` means anything."""
+        """Return whether `value` is a score."""
         return self.outcome in ("scored", "soft_timeout")
 
     @property
     def reason(self) -> str:
-        """Why there is no value, for people."""
+        """Return why there is no value, for messages."""
         raised = "raised " if self.name and self.outcome == "crash" else ""
         return f"{self.name} {raised}{self.message}".strip()

@@ -1,4 +1,4 @@
-"""From a setting to a function that scores responses, in a reward process."""
+"""Turns a setting into a function that scores responses, in a reward process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Scorer = Callable[[Responses], list[Verdict]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a built-in may need of the run beside its own arguments."""
+    """What a built-in may need from the run besides its own arguments."""
 
     extract: str  # reward.extract
     soft_timeout_s: float
     hard_timeout_s: float
-    folder: Path | None  # the run directory; None: there is no run
+    folder: Path | None  # the run directory; None outside a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,32 +37,32 @@ class Built:
     """A built-in reward function with its arguments filled in."""
 
     reward: Reward
-    columns: tuple[str, ...] = ()  # data columns it gets beside those its signature names
-    note: str = ""  # what a person should know of it before training starts
-    last_failure: Callable[[], str] = str  # why it had no score, the last time
+    columns: tuple[str, ...] = ()  # data columns it gets besides those in its signature
+    note: str = ""  # shown to the user before training starts
+    last_failure: Callable[[], str] = str  # why it had no score the last time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltScorer:
-    """A built-in that says more of a response than a number."""
+    """A built-in that returns whole verdicts, not only numbers."""
 
     scorer: Scorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFunction:
-    """A reward function that can be called."""
+    """A reward function that is ready to be called."""
 
     settings: RewardFunction
     scorer: Scorer
     columns: tuple[str, ...] = ()  # data columns it asks for
-    note: str = ""  # for people
+    note: str = ""  # shown to the user
 
 
 def load_function(settings: RewardFunction, context: Context) -> LoadedFunction:
     """Import a reward function, or build a built-in with its arguments.
 
-    Raises TypeError when it does not take what the settings give it, and whatever the import
+    Raise TypeError when it does not accept what the settings give it, and whatever the import
     raises.
     """
     if settings.function not in BUILTIN_MODULES:
@@ -82,7 +82,7 @@ def load_function(settings: RewardFunction, context: Context) -> LoadedFunction:
 def check_args(
     function: Callable[..., object], args: Mapping[str, object], *, num_given: int
 ) -> None:
-    """Raise TypeError unless a function takes `args` by name, beside `num_given` by place."""
+    """Raise TypeError unless a function accepts `args` by name, besides `num_given` by position."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -95,10 +95,11 @@ def check_args(
 def wanted(
     function: Callable[..., object], args: Mapping[str, object], *, num_given: int = NUM_LISTS
 ) -> tuple[str, ...]:
-    """Return the names that a function asks for beside `args` and `num_given` arguments by place:
-    every parameter without a default, and the reserved names with one too.
+    """Return the names of further arguments that a function takes besides `args` and `num_given`
+    positional ones: every parameter without a default, and the reserved names.
 
-    Raises TypeError when it does not take so many by place, as prompts, responses and answers are.
+    Raise TypeError when it does not take that many positional arguments (prompts, responses and
+    answers).
     """
     parameters = list(inspect.signature(function).parameters.values())
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -113,7 +114,9 @@ def wanted(
 
 
 def judge(returned: object, num_expected: int) -> list[float | None] | str:
-    """Return the rewards that a function gave, None where it has no score, or what is wrong."""
+    """Return the rewards that a function gave, with None for no score, or a message if they are
+    invalid.
+    """
     expected = f"expected a list of {num_expected} numbers"
     if not isinstance(returned, Collection) or isinstance(returned, (str, bytes, dict, Set)):
         return f"returned {returned!r:.80}, {expected}"
@@ -164,12 +167,12 @@ def _named(name: str, scorer: Scorer) -> Scorer:
 def _answered(
     reward: Reward, responses: Responses, names: tuple[str, ...], args: Mapping[str, object]
 ) -> object:
-    """Call the function, and run what it returns to its end where it is asynchronous."""
+    """Call the function; run the result to its end if it is a coroutine."""
     num = len(responses.texts)
     returned = reward(
-        [responses.asked.text] * num,
+        [responses.prompt.text] * num,
         list(responses.texts),
-        [responses.asked.answer] * num,
+        [responses.prompt.answer] * num,
         **{name: responses.argument(name) for name in names},
         **args,
     )
@@ -186,7 +189,7 @@ def _verdict(name: str, value: float | None, last_failure: str) -> Verdict:
 
 @cache
 def _runner() -> asyncio.Runner:
-    """The event loop of this process: one, so that connections outlive a call."""
+    """Return the event loop of this process: one for all calls, so that connections stay open."""
     return asyncio.Runner()
 
 

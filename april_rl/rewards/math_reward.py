@@ -1,8 +1,8 @@
-"""Whether the answer of a response equals the answer of the data set, by math-verify.
+"""Whether math-verify takes the answer of a response as equal to the data set's answer.
 
-The soft time limit is one alarm around everything, not math-verify's own: that one starts anew for
-parsing and for each comparison, and turns a timeout into "wrong". Signals need the main thread of a
-process: this is for the processes of the reward pool.
+The soft time limit is one alarm around everything. math-verify's own limit starts again for parsing
+and for each comparison, and turns a timeout into "wrong". Signals need the main thread, so this
+runs in the processes of the reward pool only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from april_rl.rewards.extraction import gold_answer, normalised, stated_answers
 from april_rl.rewards.jobs import Disagreement
 from april_rl.rewards.plain_values import are_equal
 
-ALARM_AGAIN_S = (
-    0.1  # some libraries swallow what a signal raises: it is raised until it comes through
-)
+ALARM_AGAIN_S = 0.1  # some libraries swallow the exception of a signal, so it is raised again
 
 logging.getLogger("math_verify").setLevel(
     logging.ERROR
@@ -30,12 +28,14 @@ logging.getLogger("math_verify").setLevel(
 
 
 class SoftTimeoutError(BaseException):
-    """The time is over. Not an Exception, so that math-verify and sympy let it pass."""
+    """The time limit has passed. Not an Exception, so that math-verify and sympy do not
+    catch it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What math-verify makes of a response."""
+    """The result of math-verify for a response."""
 
     value: float  # 1.0: right, 0.0: wrong
     disagreement: Disagreement | None = None  # with the exact comparison of plain numbers
@@ -44,15 +44,15 @@ class Compared:
 def score_math(response: str, answer: str, *, how: str = "auto", soft_timeout_s: float) -> float:
     """Return 1.0 when the answer that the response states equals `answer`, else 0.0.
 
-    `how` is where the answer stands, as `reward.extract` (see `extraction.stated_answers`). A
-    response that states several different answers is wrong, whichever of them is right, and so is
-    what math-verify cannot read. Raises SoftTimeoutError.
+    `how` says where the answer stands, as in `reward.extract` (see `extraction.stated_answers`). A
+    response that states several different answers is wrong, even if one of them is right, and so is
+    one that math-verify cannot read. Raise SoftTimeoutError.
     """
     return compare_math(response, answer, how=how, soft_timeout_s=soft_timeout_s).value
 
 
 def compare_math(response: str, answer: str, *, how: str, soft_timeout_s: float) -> Compared:
-    """Return what `score_math` does, and whether an exact comparison says otherwise."""
+    """Return the result of `score_math`, and whether an exact comparison disagrees."""
     with alarm(soft_timeout_s):
         stated = stated_answers(response, how)
         if not stated:
@@ -71,7 +71,7 @@ def compare_math(response: str, answer: str, *, how: str, soft_timeout_s: float)
 
 
 def _is_equal(expected: str, text: str) -> bool:
-    """Return whether math-verify takes the two expressions for equal; the first is the truth."""
+    """Return whether math-verify takes the two expressions as equal; the first is the right one."""
     parsed_expected, parsed = (
         parse(f"\\boxed{{{part}}}", parsing_timeout=None) for part in (expected, text)
     )
@@ -80,7 +80,7 @@ def _is_equal(expected: str, text: str) -> bool:
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise SoftTimeoutError in the body when it takes longer."""
+    """Raise SoftTimeoutError in the body when it takes longer than `seconds`."""
     before = signal.signal(signal.SIGALRM, _raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_S)
     try:
@@ -91,5 +91,4 @@ def alarm(seconds: float) -> Iterator[None]:
 
 
 def _raise_timeout(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """The signal's handler."""
     raise SoftTimeoutError

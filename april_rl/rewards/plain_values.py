@@ -1,4 +1,4 @@
-"""Answers that are plain numbers, compared exactly: what math-verify's verdict is held against."""
+"""Exact comparison of answers that are plain numbers, to check math-verify's verdict against."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from april_rl.rewards.extraction import normalised
 
-_MOST_CHARACTERS = 60
-_LARGEST_EXPONENT = 60
+_MAX_CHARACTERS = 60
+_MAX_EXPONENT = 60
 _DECIMAL = r"\d+(?:\.\d+)?|\.\d+"
 _PLAIN = re.compile(
     rf"(?P<sign>-?)(?:\\frac\{{(?P<over>\d+)\}}\{{(?P<under>\d+)\}}|(?P<above>{_DECIMAL})"
@@ -20,10 +20,10 @@ _PLAIN = re.compile(
 
 def are_equal(expected: str, stated: str) -> bool | None:
     """Return whether two answers are equal as texts, or else as plain numbers; None when the texts
-    differ and one of them is no plain number.
+    differ and one of them is not a plain number.
 
-    A plain number is an integer, a decimal, a fraction or a percentage, may have an exponent or a
-    base (1011_2), and a unit: 5 cm is 5, and it is not 5 m.
+    A plain number is an integer, a decimal, a fraction or a percentage. It may have an exponent, a
+    base (1011_2) and a unit: 5 cm equals 5, but not 5 m.
     """
     if normalised(expected) == normalised(stated):
         return True
@@ -38,7 +38,7 @@ def are_equal(expected: str, stated: str) -> bool | None:
 
 def _value(text: str) -> tuple[Fraction, str] | None:
     """Return the value and the unit of a plain number."""
-    found = _PLAIN.fullmatch(text) if len(text) <= _MOST_CHARACTERS else None
+    found = _PLAIN.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
     if found is None:
         return None
     value = _magnitude(found)
@@ -54,7 +54,7 @@ def _magnitude(found: re.Match[str]) -> Fraction | None:
         return _in_base(found["above"], int(found["base"]))
     below = int(found["under"] or found["below"] or 1)
     exponent = int(found["exponent"] or 0)
-    if not below or abs(exponent) > _LARGEST_EXPONENT:
+    if not below or abs(exponent) > _MAX_EXPONENT:
         return None
     return Fraction(found["over"] or found["above"]) * Fraction(10) ** exponent / below
 
@@ -62,5 +62,5 @@ def _magnitude(found: re.Match[str]) -> Fraction | None:
 def _in_base(digits: str, base: int) -> Fraction | None:
     try:
         return Fraction(int(digits, base))
-    except ValueError:  # no such digit in that base, or no such base
+    except ValueError:  # the base has no such digit, or there is no such base
         return None

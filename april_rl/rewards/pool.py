@@ -1,8 +1,8 @@
-"""Rewards in processes of their own: scored while generation goes on, with time and memory limits.
+"""Scores responses in separate processes while generation goes on, with time and memory limits.
 
-A timeout, a crash and a wrong answer are three different things. What a process had to be killed
-for or died of, where a function raised or had no score, is tried once more; what a function returns
-wrongly (NaN, the wrong length) ends the run.
+A timeout, a crash and a wrong answer are three different outcomes. A sample is tried once more when
+its process was killed or died, or when the function raised or had no score. A function that returns
+something invalid (NaN, the wrong number of values) ends the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from april_rl.rewards.worker import Decode, score
 from april_rl.types import Sample, Score
 
 MAX_ATTEMPTS = 2
-MAX_RESTARTS = 3  # of all processes, without one score between them
+MAX_RESTARTS = 3  # of all processes, without a score in between
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Pending:
 
 
 class RewardPool:
-    """A `rollout.ports.Scorer`. Not for several threads."""
+    """A `rollout.ports.Scorer` over a pool of processes, for one thread."""
 
     def __init__(
         self,
@@ -52,41 +52,43 @@ class RewardPool:
         decode: Decode,
         folder: Path | None = None,
     ) -> None:
-        """Start nothing yet: processes start with the first sample. `decode` turns response ids
-        into text; it is pickled and called in the processes. `folder` is the run directory.
+        """Start nothing yet: processes start with the first sample.
 
-        When nothing ends for `reward.hard_timeout_s` a response + `reward.start_timeout_s` although
-        something was submitted, all processes are replaced.
+        `decode` turns response ids into text; it is pickled and called in the processes. `folder`
+        is the run directory. All processes are replaced when nothing ends for
+        `reward.hard_timeout_s` per response plus `reward.start_timeout_s`, although something was
+        submitted.
         """
         self._reward, self._functions = reward, reward_functions(reward)
         self._folder = folder
-        self._decoder = pickle.dumps(decode)  # once: a vocabulary is megabytes
+        self._decoder = pickle.dumps(decode)  # pickled once: a vocabulary has megabytes
         self._book = Scorebook(self._functions)
         self._disagreements = DisagreementLog(self._functions, folder=folder)
         self._num_units = 0
-        self._pending: dict[int, Pending] = {}  # by place in the order of scheduling
+        self._pending: dict[int, Pending] = {}  # by number, in the order of scheduling
         self._ended: SimpleQueue[tuple[int, Future[list[list[Verdict]]]]] = SimpleQueue()
         self._counts: Counter[str] = Counter()
         self._restarts = 0
-        self._last_sign_s = time.monotonic()
+        self._last_ended_s = time.monotonic()
         self.last_failure = ""  # one line about the last failed attempt, for messages
         self._pool = self._new_pool()
 
     def submit(self, sample: Sample, *, group_size: int) -> None:
-        """Score a finished sample of a group of `group_size`; returns at once."""
+        """Score a finished sample of a group of `group_size`; return at once."""
         for unit in self._book.submit(sample, group_size=group_size):
             if not self._pending:
-                self._last_sign_s = time.monotonic()
+                self._last_ended_s = time.monotonic()
             number, self._num_units = self._num_units, self._num_units + 1
             self._pending[number] = Pending(unit=unit, attempt=1)
             self._schedule(number)
 
     def collect(self, timeout_s: float | None) -> list[Score]:
-        """Return the scores that have become known, in the order of submission.
+        """Return the scores that have become known, in the order of submission; late ones hold no
+        others back.
 
-        A late one holds no other back. `timeout_s` 0: what is there now; positive: wait so long for
-        at least one; None: wait for all submitted, but for those whose siblings a reward function
-        waits for. Raises RewardError when a function is at fault.
+        With `timeout_s` 0 return what is there now; with a positive one wait that long for at least
+        one; with None wait for all submitted samples, except those whose siblings a reward function
+        still waits for. Raise RewardError when a function is at fault.
         """
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._take_ended(wait_s=0.0)
@@ -98,8 +100,8 @@ class RewardPool:
         return self._book.take()
 
     def metrics(self) -> Metrics:
-        """Return what went wrong since the last call: samples without a score by reason, with a
-        soft timeout, and units that were scored again; and how often math-verify is disputed.
+        """Return the failures since the last call by kind, the soft timeouts, the retries, and how
+        often math-verify is in dispute.
         """
         counts, self._counts = self._counts, Counter()
         return Metrics(
@@ -115,42 +117,41 @@ class RewardPool:
         )
 
     def close(self) -> None:
-        """End every process; what was not collected is lost."""
+        """End every process; scores that were not collected are lost."""
         self._pending.clear()
         self._book.clear()
         stop(self._pool)
 
     def _new_pool(self) -> ProcessPool:
-        """A pool whose processes start when the first job comes."""
         return new_process_pool(self._reward, decoder=self._decoder, folder=self._folder)
 
     def _limit_s(self, unit: Unit) -> float:
-        """What a unit may take: the limit is of a response."""
-        return self._reward.hard_timeout_s * len(unit.places)
+        """Return how long a unit may take: the limit is per response."""
+        return self._reward.hard_timeout_s * len(unit.positions)
 
     def _schedule(self, number: int) -> None:
-        """Hand a pending unit to the pool, to a new one if it is broken."""
+        """Hand a pending unit to the pool, or to a new one if it is broken."""
         pending = self._pending[number]
         limit_s = self._limit_s(pending.unit)
         try:
             future = self._pool.schedule(score, args=(pending.unit.job,), timeout=limit_s)
-        except RuntimeError:  # how pebble says that its processes are gone
+        except RuntimeError:  # pebble raises this when its processes are gone
             self._restart("all reward processes ended")
             return
         pending.future = future
         future.add_done_callback(lambda ended: self._ended.put((number, ended)))
 
     def _restart(self, reason: str) -> None:
-        """Replace every process and schedule again whatever is pending."""
+        """Replace every process and schedule all pending units again."""
         self._restarts += 1
         if self._restarts > MAX_RESTARTS:
             raise RewardError(
-                f"{' and '.join(map(str, self._functions))}: the processes do not stay alive "
+                f"{' and '.join(map(str, self._functions))}: the reward processes keep failing "
                 f"({reason}; restarted {MAX_RESTARTS} times without a score). {self.last_failure}"
             )
         stop(self._pool)
         self._pool = self._new_pool()
-        self._last_sign_s = time.monotonic()
+        self._last_ended_s = time.monotonic()
         for pending in self._pending.values():
             pending.future = None
         for number in sorted(self._pending):
@@ -158,7 +159,9 @@ class RewardPool:
                 self._schedule(number)
 
     def _take_ended(self, *, wait_s: float) -> None:
-        """Settle what has ended, after at most `wait_s` for the first; restart a stalled pool."""
+        """Settle the attempts that have ended, after waiting `wait_s` for the first; restart a pool
+        that is hung.
+        """
         try:
             self._settle(*self._ended.get(timeout=wait_s) if wait_s else self._ended.get_nowait())
             while True:
@@ -166,35 +169,35 @@ class RewardPool:
         except Empty:
             pass
         start_s = self._reward.start_timeout_s
-        if not self._pending or time.monotonic() - self._last_sign_s < start_s:
+        if not self._pending or time.monotonic() - self._last_ended_s < start_s:
             return
         stalled_s = start_s + max(self._limit_s(p.unit) for p in self._pending.values())
-        if time.monotonic() - self._last_sign_s > stalled_s:
+        if time.monotonic() - self._last_ended_s > stalled_s:
             self._restart(
-                f"nothing ended for {stalled_s:g} s; a process may take "
+                f"no response was scored for {stalled_s:g} s, of which a process may take "
                 f"reward.start_timeout_s={start_s:g} to start"
             )
 
     def _settle(self, number: int, future: Future[list[list[Verdict]]]) -> None:
-        """What an ended attempt means: verdicts, another attempt, or the end of the run."""
+        """Take the verdicts of an ended attempt, start another attempt, or end the run."""
         pending = self._pending.get(number)
         if pending is None or pending.future is not future:
-            return  # of a pool that was replaced
+            return  # it belongs to a pool that was replaced
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
             self._restart("all reward processes ended")
             return
-        self._last_sign_s = time.monotonic()
+        self._last_ended_s = time.monotonic()
         if error is not None:
             failure = self._failure(error, self._limit_s(pending.unit))
-            self._settle_verdicts(number, [[failure]] * len(pending.unit.places))
+            self._settle_verdicts(number, [[failure]] * len(pending.unit.positions))
             return
         self._restarts = 0
         self._settle_verdicts(number, future.result())
 
     def _settle_verdicts(self, number: int, verdicts: list[list[Verdict]]) -> None:
-        """Note what the functions said, or have the unit scored once more; raise RewardError when
-        a function is at fault.
+        """Record the verdicts of a unit, or have it scored once more; raise RewardError when a
+        function is at fault.
         """
         pending = self._pending[number]
         failed = next((v for of_one in verdicts for v in of_one if not v.has_value), None)
@@ -213,10 +216,10 @@ class RewardPool:
         self._counts.update(s.outcome for s in self._book.settle(pending.unit, verdicts))
 
     def _failure(self, error: BaseException, limit_s: float) -> Verdict:
-        """What the pool's error says of an attempt."""
+        """Return the verdict for an attempt that failed with the pool's `error`."""
         if isinstance(error, TimeoutError):
             return Verdict(
-                outcome="timeout", message=f"no reward within {limit_s:g} s, process killed"
+                outcome="timeout", message=f"no reward within {limit_s:g} s; its process was killed"
             )
         if isinstance(error, ProcessExpired):
             message = f"the reward process died with exit code {error.exitcode}"

@@ -1,4 +1,4 @@
-"""The processes of the reward pool: how they start, and how they end."""
+"""Starts and stops the processes of the reward pool."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from april_rl.rewards.worker import prepare_process
 
 
 class RewardError(RunError, RuntimeError):
-    """No response can be scored, whatever it says; the run cannot go on."""
+    """No response can be scored, so the run cannot go on."""
 
 
 def fault(functions: Iterable[RewardFunction], verdict: Verdict) -> RewardError:
-    """Return the error to raise of a verdict that is not about the response."""
+    """Return the error for a verdict that does not depend on the response."""
     named = {function.name: function for function in functions}
     if verdict.outcome == "refused":
         return RewardError(f"{named.get(verdict.name, 'reward.function')} {verdict.message}")
     return RewardError(
-        "a reward process could not turn a response's token ids into text, before "
-        f"{' or '.join(map(str, named.values()))} was called: {verdict.message}"
+        "a reward process could not turn a response's token ids into text, before calling "
+        f"{' or '.join(map(str, named.values()))}: {verdict.message}"
     )
 
 
@@ -45,12 +45,14 @@ def new_process_pool(
     folder: Path | None,
     num_processes: int | None = None,
 ) -> ProcessPool:
-    """Return processes that start with the first job, `reward.num_processes` unless given, each
-    with `reward.memory_gib` of address space and what `decoder` is when unpickled: token ids to
-    text. `folder` is the run directory.
+    """Return a pool whose processes start with the first job.
 
-    From a fork server: safe beside threads, and a replacement has math-verify loaded already.
-    That server outlives the pool: it is one for the whole program and ends with it."""
+    There are `reward.num_processes`, unless given, each with `reward.memory_gib` of address space.
+    `decoder` is a pickled function from token ids to text; `folder` is the run directory.
+
+    Processes come from a fork server: that is safe beside threads, and a replacement has
+    math-verify loaded already. The server is shared by the whole program and ends with it.
+    """
     functions = reward_functions(reward)
     context = multiprocessing.get_context("forkserver")
     if any(function.function == MATH_VERIFY for function in functions):

@@ -1,4 +1,4 @@
-"""Reward functions on responses given as text: before training, and in commands."""
+"""Calls reward functions on responses given as text: before training, and in commands."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pebble import ProcessExpired
 
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.functions import RewardFunction, reward_functions
-from april_rl.rewards.jobs import Asked, Responses, Verdict
+from april_rl.rewards.jobs import Responses, RewardPrompt, Verdict
 from april_rl.rewards.processes import RewardError, fault, new_process_pool, stop
-from april_rl.rewards.worker import Decode, asked_columns, made_notes, score_texts
+from april_rl.rewards.worker import Decode, function_notes, needed_columns, score_texts
 from april_rl.types import Prompt
 
-_CHARACTERS_PER_TOKEN = 4  # about what a tokenizer makes of English, for functions of the length
+_CHARACTERS_PER_TOKEN = 4  # typical of English, for functions of the length
 
 _Answer = TypeVar("_Answer")
 
 
 class RewardTrial:
-    """A reward process of one's own, to ask what the functions of a run say. Use it as a context.
+    """A separate reward process that calls the functions of a run, for use as a context manager.
 
     Every method raises RewardError when a function cannot be loaded or is at fault, when the
-    decoder cannot be loaded, and when the process dies or gives no answer in time.
+    decoder cannot be loaded, and when the process dies or does not answer in time.
     """
 
     def __init__(
@@ -38,7 +38,9 @@ class RewardTrial:
         decode: Decode,
         folder: Path | None = None,
     ) -> None:
-        """`decode` is what a run would use; `folder` is the run directory, None: there is none."""
+        """`decode` is the one that a run would use; `folder` is the run directory, None outside a
+        run.
+        """
         self._functions, self._limit_s = reward_functions(reward), reward.hard_timeout_s
         self._start_s = reward.start_timeout_s
         self._pool = new_process_pool(
@@ -47,21 +49,21 @@ class RewardTrial:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The data columns that the functions ask for beside prompt and answer."""
-        return self._asked_by(self._functions)
+        """Return the data columns that the functions take besides prompt and answer."""
+        return self._needed_by(self._functions)
 
     def columns_of(self, dataset: str) -> tuple[str, ...]:
-        """Return the data columns that the functions ask for which score that data set."""
-        return self._asked_by([f for f in self._functions if f.scores(dataset)])
+        """Return the data columns that the functions for that data set take."""
+        return self._needed_by([f for f in self._functions if f.scores(dataset)])
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of the functions: which sandbox there is, and the like."""
-        return self._told(made_notes)
+        """Return notes on the functions for the user, for example which sandbox is used."""
+        return self._ask_or_raise(function_notes)
 
     def rate(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float | None]:
-        """Return the reward of each response to the prompt at its place, None where there is no
-        score. Each is its own group.
+        """Return the reward of each response to the prompt at the same position; None for no score.
+        Each response is its own group.
         """
         verdicts = [
             self.verdicts(prompt, [response])[0]
@@ -70,15 +72,13 @@ class RewardTrial:
         return [self._total(of_one) for of_one in verdicts]
 
     def verdicts(self, prompt: Prompt, responses: Sequence[str]) -> list[list[Verdict]]:
-        """Return what each function says of each response to a prompt, which are one group [n].
+        """Return the verdict of each function on each response to a prompt; the responses form one
+        group [n].
 
-        Their lengths in tokens are taken to be a fourth of those in characters.
+        Lengths in tokens are estimated as a fourth of the lengths in characters.
         """
-        asked = Asked(
-            text=prompt.text, answer=prompt.answer, dataset=prompt.dataset, columns=prompt.columns
-        )
         job = Responses(
-            asked=asked,
+            prompt=RewardPrompt.of(prompt),
             texts=tuple(responses),
             num_tokens=[1 + len(text) // _CHARACTERS_PER_TOKEN for text in responses],
             truncated=[False] * len(responses),
@@ -96,12 +96,12 @@ class RewardTrial:
         weights = {function.name: function.weight for function in self._functions}
         return sum(weights[verdict.name] * verdict.value for verdict in verdicts)
 
-    def _asked_by(self, functions: Sequence[RewardFunction]) -> tuple[str, ...]:
-        by_name = self._told(asked_columns)
+    def _needed_by(self, functions: Sequence[RewardFunction]) -> tuple[str, ...]:
+        by_name = self._ask_or_raise(needed_columns)
         asked = chain.from_iterable(by_name[function.name] for function in functions)
         return tuple(dict.fromkeys(asked))
 
-    def _told(self, question: Callable[[], _Answer | Verdict]) -> _Answer:
+    def _ask_or_raise(self, question: Callable[[], _Answer | Verdict]) -> _Answer:
         found = self._ask(question, (), limit_s=self._start_s)
         if isinstance(found, Verdict):
             raise fault(self._functions, found)
@@ -112,18 +112,17 @@ class RewardTrial:
     ) -> _Answer:
         future = self._pool.schedule(question, args=args, timeout=limit_s)
         try:
-            # The pool's own limit does not count what a process takes to start.
+            # The pool's own limit does not include the start of a process.
             answer: _Answer = future.result(timeout=limit_s)
         except (TimeoutError, ProcessExpired, BrokenProcessPool) as error:
             raise RewardError(
                 f"{' and '.join(map(str, self._functions))}: called once as a test, the process "
-                f"died or gave no answer within {limit_s:g} s, of which it may take "
+                f"died or did not answer within {limit_s:g} s, of which it may take "
                 f"reward.start_timeout_s={self._start_s:g} to start: {error}"
             ) from error
         return answer
 
     def __enter__(self) -> Self:
-        """Return the trial itself; the process starts with the first question."""
         return self
 
     def __exit__(
@@ -132,5 +131,4 @@ class RewardTrial:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End the process."""
         stop(self._pool)

@@ -1,5 +1,5 @@
-"""What runs in a reward process: loading the functions, decoding the responses, calling the
-functions and judging what they return.
+"""What runs in a reward process: it loads the functions, decodes responses, calls the functions and
+checks what they return.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a reward process has before its first job."""
+    """What a reward process has loaded before its first job."""
 
     functions: tuple[LoadedFunction, ...]
     decode: Decode
 
 
-# Of this process, or why it has none: the pool's calls have no other way to it.
+# What this process has loaded, or why it failed. Global: the pool calls plain functions.
 loaded: Loaded | Verdict = Verdict(outcome="refused", message="is not loaded")
 
 
@@ -40,23 +40,23 @@ def prepare_process(
     memory_bytes: int,
     decoder: bytes,
 ) -> None:
-    """Set the limits of a reward process, and load all before its first job is timed; `decoder` is
-    a pickled `Decode`.
+    """Set the limits of a reward process and load everything before its first job is timed;
+    `decoder` is a pickled `Decode`.
     """
     global loaded
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    # At once: pebble's own handler waits until the interpreter is out of C code.
+    # Die at once: pebble's own handler waits until the interpreter leaves C code.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_controller()
     loaded = load(functions, context, decoder)
 
 
 def die_with_controller() -> None:
-    """Have the kernel kill this process when the controller ends, however either of them ends.
+    """Let the kernel kill this process when the controller ends, however either of them ends.
 
-    The controller holds the other end of a pipe, whose hang-up is made to send SIGKILL. Neither a
-    thread (this process may be in C code for long) nor PR_SET_PDEATHSIG (the parent is the fork
-    server) would do.
+    The controller holds the other end of a pipe, whose hang-up sends SIGKILL. A thread would not
+    do, since this process may be in C code for long, nor would PR_SET_PDEATHSIG, since the parent
+    is the fork server.
     """
     controller = multiprocessing.parent_process()
     assert controller is not None, "this is for reward processes only"
@@ -68,7 +68,7 @@ def die_with_controller() -> None:
 
 
 def score(job: Job) -> list[list[Verdict]]:
-    """Return the verdicts on each response of a job, in the order of the functions [n]."""
+    """Return the verdicts of the functions on each response of a job [n]."""
     num = len(job.token_ids)
     if isinstance(loaded, Verdict):
         return [[loaded]] * num
@@ -77,7 +77,7 @@ def score(job: Job) -> list[list[Verdict]]:
     if caught.message:
         return [[Verdict(outcome="undecoded", message=caught.message)]] * num
     responses = Responses(
-        asked=job.asked,
+        prompt=job.prompt,
         texts=texts,
         num_tokens=[len(token_ids) for token_ids in job.token_ids],
         truncated=job.truncated,
@@ -86,21 +86,21 @@ def score(job: Job) -> list[list[Verdict]]:
 
 
 def score_texts(responses: Responses) -> list[list[Verdict]]:
-    """Return what every function says of responses that are texts already [n]."""
+    """Return the verdicts of every function on responses that are texts already [n]."""
     if isinstance(loaded, Verdict):
         return [[loaded]] * len(responses.texts)
     return _verdicts(loaded, responses, [False, True])
 
 
-def asked_columns() -> dict[str, tuple[str, ...]] | Verdict:
-    """Return the data columns that each function asks for, or why they cannot be loaded."""
+def needed_columns() -> dict[str, tuple[str, ...]] | Verdict:
+    """Return the data columns that each function takes, or why they cannot be loaded."""
     if isinstance(loaded, Verdict):
         return loaded
     return {function.settings.name: function.columns for function in loaded.functions}
 
 
-def made_notes() -> tuple[str, ...] | Verdict:
-    """Return what people should know of the functions, or why they cannot be loaded."""
+def function_notes() -> tuple[str, ...] | Verdict:
+    """Return notes on the functions for the user, or why they cannot be loaded."""
     if isinstance(loaded, Verdict):
         return loaded
     return tuple(f"{f.settings}: {f.note}" for f in loaded.functions if f.note)
@@ -109,7 +109,7 @@ def made_notes() -> tuple[str, ...] | Verdict:
 def load(
     functions: tuple[RewardFunction, ...], context: Context, decoder: bytes
 ) -> Loaded | Verdict:
-    """Return the functions and the decoder, or the verdict on every response when one of them
+    """Return the functions and the decoder, or the verdict for every response when one of them
     cannot be loaded.
     """
     found: list[LoadedFunction] = []
@@ -121,10 +121,10 @@ def load(
             return Verdict(outcome="refused", name=function.name, message=message)
     with Caught() as caught:
         return Loaded(functions=tuple(found), decode=pickle.loads(decoder))
-    memory = f"reward.memory_gib = {memory_gib():g}"  # a library that does not fit may not say so
+    memory = f"reward.memory_gib = {memory_gib():g}"  # a library that does not fit may not say why
     return Verdict(
         outcome="undecoded",
-        message=f"the tokenizer cannot be loaded there, with {memory}: {caught.message}",
+        message=f"the tokenizer cannot be loaded with {memory}: {caught.message}",
     )
 
 
@@ -135,6 +135,6 @@ def _verdicts(
         function.scorer(responses)
         for function in loaded.functions
         if function.settings.wants_group in whole_groups
-        if function.settings.scores(responses.asked.dataset)
+        if function.settings.scores(responses.prompt.dataset)
     ]
     return [list(of_response) for of_response in zip(*called, strict=True)]

@@ -1,1 +1,1 @@
-"""Built-in reward functions. One is imported in the reward processes, when a run names it."""
+"""Built-in reward functions; reward processes import the one that a run names."""

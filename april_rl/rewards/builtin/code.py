@@ -34,9 +34,9 @@ def build(
 ) -> Built:
     """Return the reward function, with the result of the sandbox's self-test as its note.
 
-    `column` is the data column of the tests. `sandbox`: auto takes the strongest that isolates
-    files and network, none gives limits of time, memory and output alone. Raises SandboxError when
-    nothing isolates and ValueError for arguments that make no sense.
+    `column` is the data column with the tests. `sandbox`: auto takes the strongest one that
+    isolates files and network; none only limits time, memory and output. Raise SandboxError when
+    nothing isolates, and ValueError for invalid arguments.
     """
     if value not in get_args(Value):
         raise ValueError(f"args.value={value} must be share or all")
@@ -68,28 +68,28 @@ def build(
 
 @dataclass(slots=True, kw_only=True)
 class Code:
-    """What runs the programs of responses.
+    """Runs the programs in responses.
 
-    It does not promise that asserts cannot be deceived: they run in the interpreter of the
-    response, so code that sets out to (an `__eq__` that is always true, a look at the frames of
-    jail.py) can pass them. With cases it cannot. Files that Python itself reads are readable.
+    Asserts can be deceived: they run in the interpreter of the response, so code that sets out to
+    (an `__eq__` that is always true, a look at the frames of jail.py) can pass them. Cases {input,
+    output} cannot. Files that Python itself reads are readable.
     """
 
     sandbox: Sandbox
-    value: Value  # the share of tests that pass, or 1 when all do
-    timeout_s: float  # for all tests of a response together
-    concurrency: int  # responses at a time
+    value: Value  # share: of the tests that pass; all: 1 when all pass, else 0
+    timeout_s: float  # for all tests of a response
+    concurrency: int  # responses that run at the same time
     last_failure: str = ""  # why a response had no score
 
     def score(self, responses: Sequence[str], tests: Sequence[object]) -> list[float | None]:
         """Run the last ```python block of each response with its task's tests.
 
-        Asserts run in the module of the response, which can also be imported as `solution`; for
+        Asserts run in the module of the response, which can also be imported as `solution`. For
         cases {input, output} the block runs as a program, and what it prints is compared.
 
-        Failures: no block, code that raises, that a limit ends or that prints too much (16 MiB):
-        its tests have failed, like those that the time did not suffice for. A sandbox that does not
-        start: None, no score. Raises ValueError for tests that cannot be read.
+        Tests count as failed when there is no block, and when the code raises, exceeds a limit or
+        prints too much (16 MiB); so do tests for which no time was left. When the sandbox does not
+        start the score is None. Raise ValueError for tests that cannot be read.
         """
         with ThreadPoolExecutor(self.concurrency) as threads:
             return list(threads.map(self._score_one, responses, tests))
@@ -109,9 +109,9 @@ class Code:
 
 @functools.cache
 def open_sandbox(choice: Choice, *, memory_gib: float) -> Isolation:
-    """Return the sandbox of this process with its self-test, which is done at the first call.
+    """Return the sandbox of this process; the first call runs its self-test.
 
-    Raises SandboxError when nothing isolates, unless `choice` is none.
+    Raise SandboxError when nothing isolates, unless `choice` is none.
     """
     if choice not in get_args(Choice):
         raise ValueError(f"args.sandbox={choice} must be auto, bubblewrap, landlock or none")
@@ -143,7 +143,7 @@ def _share(
 
 
 def _is_met(sandbox: Sandbox, program: str, case: Case, *, deadline_s: float) -> bool:
-    """Return whether a program ends well before the deadline and prints what the case expects."""
+    """Return whether a program ends in time without an error and prints what the case expects."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
         return False

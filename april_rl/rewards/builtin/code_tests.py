@@ -12,22 +12,24 @@ from april_rl.rewards.builtin.sandbox import Check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run of a program: what it reads and what it should print."""
+    """One run of a program: its input and its expected output."""
 
     input: str
     output: str
 
     def is_met(self, printed: str) -> bool:
-        """Return whether the output is the expected one, but for white space at ends of lines."""
+        """Return whether the output equals the expected one, ignoring white space at the end of
+        lines.
+        """
         return _lines(printed) == _lines(self.output)
 
 
 def read_tests(tests: object) -> list[Check] | list[Case]:
     """Return the tests in a row's column.
 
-    The column holds Python source; or a list of sources, each one test; or a list of mappings with
-    `input` and `output`; or either list as JSON text. Raises ValueError when it holds none of these
-    or no test, or source that Python cannot read.
+    The column holds Python source; a list of sources, each one test; a list of mappings with
+    `input` and `output`; or one of these lists as JSON text. Raise ValueError when it holds none of
+    these, no test, or source that Python cannot parse.
     """
     listed = _from_json(tests) if isinstance(tests, str) else tests
     if isinstance(listed, str):
@@ -47,17 +49,17 @@ def read_tests(tests: object) -> list[Check] | list[Case]:
 
 
 def _split(source: str) -> list[Check]:
-    """Return the tests of one source: its statements with an assert, its functions `test_...`.
+    """Return the tests of one source: its statements with an assert, and its functions `test_...`.
 
-    Everything else is run between them, in order, and does not count. A source without such
-    statements and functions is one test as a whole.
+    Everything else runs between them, in order, and does not count. A source without any is one
+    test as a whole.
     """
     checks = [_check(statement) for statement in _parsed(source).body]
     return checks if any(check.counts for check in checks) else [Check(source=source)]
 
 
 def _check(statement: ast.stmt) -> Check:
-    """Return one statement of a source, with a call when it defines a test."""
+    """Return one statement of a source, followed by a call if it defines a test."""
     source = ast.unparse(statement)
     if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return Check(
@@ -73,7 +75,7 @@ def _check(statement: ast.stmt) -> Check:
 
 
 def _parsed(source: str) -> ast.Module:
-    """Return the statements of a source; raise ValueError when it has none that Python can read."""
+    """Return the parsed source; raise ValueError when it is invalid or empty."""
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError) as error:
@@ -84,19 +86,19 @@ def _parsed(source: str) -> ast.Module:
 
 
 def _case(item: Mapping[str, object]) -> Case:
-    """Return one case; lists of lines are joined."""
+    """Return one case."""
     if not {"input", "output"} <= item.keys():
         raise ValueError(f"a test case must have input and output, got {dict(item)!r:.80}")
     return Case(input=_joined(item["input"]), output=_joined(item["output"]))
 
 
 def _joined(text: object) -> str:
-    """Return a text; a list of lines as one."""
+    """Return a text; a list of lines becomes one text."""
     return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
 
 
 def _from_json(text: str) -> object:
-    """Return the list that a text is in JSON, else the text."""
+    """Return the list if the text is one in JSON, else the text."""
     try:
         listed = json.loads(text)
     except json.JSONDecodeError:
@@ -105,5 +107,7 @@ def _from_json(text: str) -> object:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an output, white space at their ends and empty last ones left out."""
+    """Return the lines of an output, without white space at their ends and without empty last
+    lines.
+    """
     return [line.rstrip() for line in text.rstrip().splitlines()]

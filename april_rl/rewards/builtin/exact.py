@@ -1,8 +1,8 @@
-"""`exact`: 1.0 when the answer of the response is the data set's answer as text, else 0.0.
+"""`exact`: 1.0 when the answer of the response equals the data set's answer as text, else 0.0.
 
-The answer is read as `reward.extract` says, and both are compared without what never changes a
+The answer is read as `reward.extract` says. Both are compared without what never changes the
 meaning (`extraction.normalised`): spaces, `$`, sizes of fractions and brackets, thousands commas. A
-response that states several different answers is wrong. Nothing can fail here.
+response that states several different answers is wrong. It never fails.
 """
 
 from __future__ import annotations

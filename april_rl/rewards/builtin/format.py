@@ -1,8 +1,8 @@
-"""`format`: 1.0 for a response of the form that is asked for, else 0.0, whatever the answer is.
+"""`format`: 1.0 for a response of the requested form, else 0.0, whatever the answer is.
 
-The form is one `<think>...</think>` and then an answer where `reward.extract` reads it. Many chat
+The form is one `<think>...</think>` and then an answer that `reward.extract` can read. Many chat
 templates write the `<think>` themselves, so it may be missing from the response; `</think>` may
-not. With `thinking: false` there must be no such tag, and an answer. Nothing can fail here.
+not. With `thinking: false` there must be an answer and no such tag. It never fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from april_rl.rewards.loading import Built, Context
 
 
 def build(context: Context, *, thinking: bool = True) -> Built:
-    """Return the function; `thinking`: whether thinking is asked for."""
+    """Return the function; `thinking` says whether the form includes thinking."""
 
     def format_reward(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
         return [
@@ -24,7 +24,9 @@ def build(context: Context, *, thinking: bool = True) -> Built:
 
 
 def has_form(response: str, *, how: str, thinking: bool) -> bool:
-    """Return whether a response has its thinking in tags, or none, and then an answer."""
+    """Return whether a response has its thinking in tags (or none, as requested) and then an
+    answer.
+    """
     if response.count(THINK_END) != thinking or response.count(THINK_START) > thinking:
         return False
     if THINK_START in response and not response.lstrip().startswith(THINK_START):

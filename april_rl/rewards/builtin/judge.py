@@ -1,4 +1,4 @@
-"""`judge`: what a language model at an OpenAI-compatible endpoint says of a response."""
+"""`judge`: a score by a language model behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def build(
 ) -> Built:
     """Return the reward function; `args` are the other fields of Judge.
 
-    `prompt_column` is the data column of the question as the judge should see it, a text or
+    `prompt_column` is the data column with the question as the judge should see it, a text or
     messages; null: the prompt as the policy gets it. `cache` null: a file in the run directory.
-    Raises ValueError or TypeError for arguments that make no sense.
+    Raise ValueError or TypeError for invalid arguments.
     """
     path = None if context.folder is None else str(context.folder / CACHE)
     judge = Judge(base_url=base_url, model=model, cache=cache or path, **args)
@@ -84,10 +84,10 @@ def build(
 class Judge:
     """A judge; `score` is its reward function.
 
-    It cannot promise that a response does not sway the judge. The response is shown between markers
-    that it cannot foresee, its text is never taken for a part of the template, and only the judge's
-    own reply is searched for a verdict; but a policy that is trained against a language model finds
-    what that model likes. Read samples, and evaluate with a reward that is not a model.
+    A response may still sway the judge. It is shown between markers that it cannot foresee, its
+    text is never taken as part of the template, and only the judge's own reply is searched for a
+    verdict; but a policy that is trained against a language model finds what that model likes. Read
+    samples, and evaluate with a reward that is not a model.
     """
 
     base_url: str  # http://host:port/v1
@@ -106,7 +106,7 @@ class Judge:
     last_failure: str = field(default="", init=False)  # why a response had no score
 
     def __post_init__(self) -> None:
-        """Raise ValueError for arguments with which no verdict can come."""
+        """Raise ValueError for arguments with which no verdict is possible."""
         if "{response}" not in self.template:
             raise ValueError("args.template must contain {response}")
         num_groups = re.compile(self.verdict).groups
@@ -125,13 +125,13 @@ class Judge:
         *,
         questions: Sequence[object] | None = None,
     ) -> list[float | None]:
-        """Ask about each response, at temperature 0, and return the verdicts in [0, 1].
+        """Ask about each response at temperature 0 and return the verdicts in [0, 1].
 
         The judge sees the question (`questions`, a text or messages; else the prompt as the policy
-        gets it), the answer, and what a response says after its last `</think>`.
+        gets it), the answer, and the response after its last `</think>`.
 
-        Failures: a reply without a verdict, a refused request, or an endpoint that fails at every
-        attempt: None, no score, and `last_failure` says why. Raises openai.AuthenticationError,
+        A reply without a verdict, a refused request, or an endpoint that fails at every attempt
+        gives None, and `last_failure` says why. Raise openai.AuthenticationError,
         PermissionDeniedError or NotFoundError when the endpoint does not know the key or the model.
         """
         shown = [text_of(question) for question in (prompts if questions is None else questions)]
@@ -183,7 +183,7 @@ class Judge:
         cache: JudgeCache | None,
         request: dict[str, object],
     ) -> float | None:
-        """Return the verdict on one response, from the cache where it is known."""
+        """Return the verdict on one response, from the cache if it is known."""
         key = request_key(request)
         known = None if cache is None else cache.get(key)
         if known is not None:
@@ -231,7 +231,7 @@ class Judge:
 
 def _pause_s(error: Exception, attempt: int) -> float:
     """Return how long to wait before the next attempt: what the server says, else twice as long
-    every time, within bounds.
+    each time, within bounds.
     """
     wanted = FIRST_PAUSE_S * 2.0**attempt
     if isinstance(error, APIStatusError):

@@ -1,4 +1,4 @@
-"""What a judge has said already, in a file that all reward processes share."""
+"""Replies of a judge, in a file that all reward processes share."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def request_key(request: object) -> str:
 
 
 class JudgeCache:
-    """Replies by request, in an SQLite file; safe with several processes of one machine.
+    """Replies by request, in an SQLite file; safe for several processes on one machine.
 
     Not for network file systems, whose locks SQLite cannot rely on.
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file at `path`, or make it with its folder."""
+        """Open the file at `path`; create it and its folder if needed."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         self._connection.execute(
@@ -37,7 +37,7 @@ class JudgeCache:
         return None if row is None else str(row[0])
 
     def put(self, request: str, reply: str) -> None:
-        """Keep a reply, in place of an earlier one."""
+        """Store a reply, replacing an earlier one."""
         self._connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (request, reply))
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Landlock by system calls: a process gives up the file system, TCP and signals to others for ever.
+"""Landlock through system calls: a process gives up the file system, TCP and signals to others for
+good.
 
 Standard library only, as it runs in the sandbox. Constants and structures:
 docs.kernel.org/userspace-api/landlock.html.
@@ -23,7 +24,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RulesetAttributes(ctypes.Structure):
-    """What a rule set handles: everything it does not allow again is forbidden."""
+    """What a rule set restricts: everything that no rule allows again is forbidden."""
 
     _fields_ = (
         ("files", ctypes.c_uint64),
@@ -47,12 +48,12 @@ def abi_version() -> int:
 
 
 def allow_reading_only(paths: Iterable[str]) -> None:
-    """Leave this process and its children the reading of what lies under `paths`, and nothing else.
+    """Restrict this process and its children to reading what lies under `paths`.
 
-    Forbidden: every other file and directory, writing, executing, TCP from ABI 4 on, signals and
+    Forbidden: every other file and directory, writing, executing, TCP from ABI 4 on, signals to and
     abstract sockets of other processes from ABI 6 on. Not covered by Landlock: open files, UDP and
     other socket families, `stat` and `chdir`, the list of processes, memory and CPU time. Paths
-    that do not exist are passed over. Raises OSError when the kernel refuses.
+    that do not exist are skipped. Raise OSError when the kernel refuses.
     """
     abi = abi_version()
     attributes = RulesetAttributes(
@@ -80,7 +81,7 @@ def checked(returned: int) -> int:
 
 
 def _allow_reading(ruleset: int, path: str) -> None:
-    """Add a rule: a file may be read, or a directory with all below it."""
+    """Add a rule: a file may be read, or a directory with everything below it."""
     parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     allowed = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE
     rule = PathAttributes(allowed=allowed, parent=parent)

@@ -1,11 +1,11 @@
 """`last_number`: 1.0 when the last number of the response equals that of the answer, else 0.0.
 
 With `reward.extract=auto` it is the last number in what a box or an `Answer:` line states, and of
-the whole response (after its thinking) where there is neither; with `boxed` and `answer_line` only
-what is stated there counts, with `last_number` the whole response does. A response that states
-several different numbers in that form is wrong. Numbers are compared by value: 1,000 is 1000.0. On
-failure: an answer without a number makes every response wrong, and so do numbers of more than 60
-digits or powers of ten.
+the whole response (after its thinking) when there is neither. With `boxed` and `answer_line` only
+what is stated there counts; with `last_number` the whole response does. A response that states
+several different numbers in that form is wrong. Numbers are compared by value: 1,000 is 1000.0. An
+answer without a number makes every response wrong, and so do numbers with more than 60 digits or
+powers of ten.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def score_last_number(response: str, answer: str, *, how: str) -> float:
 
 
 def value_of(text: str) -> Fraction | None:
-    """Return the last number in a text; None when there is none, or it is out of bounds."""
+    """Return the last number in a text; None when there is none, or when it is out of bounds."""
     number = extract_answer(text, "last_number")
     if number is None or len(number) > _MOST_DIGITS:
         return None

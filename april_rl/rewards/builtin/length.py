@@ -1,9 +1,9 @@
-"""`length`: a value that goes from one number to another as the response grows.
+"""`length`: a value that changes from one number to another as the response grows.
 
-It is `start_value` up to `start_tokens`, `end_value` from `end_tokens` on, and between them goes
-linearly or along a half cosine: v = end + (start - end) * (1 + cos(pi * x)) / 2 with x the share of
-the way, the curve of Yeo et al. 2025 (arXiv 2502.03373). Give it a weight beside the reward for the
-answer. Nothing can fail here; arguments that make no sense are refused at the start.
+It is `start_value` up to `start_tokens` and `end_value` from `end_tokens` on. In between it is
+linear or follows half a cosine: v = end + (start - end) * (1 + cos(pi * x)) / 2 with x from 0 to 1,
+the curve of Yeo et al. 2025 (arXiv 2502.03373). Give it a weight beside the reward for the answer.
+It never fails; invalid arguments are refused at the start.
 """
 
 from __future__ import annotations

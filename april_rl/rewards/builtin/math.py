@@ -1,6 +1,6 @@
-"""`math_verify`: 1.0 when math-verify takes the answer of the response for the right one, else 0.0.
+"""`math_verify`: 1.0 when math-verify takes the answer of the response as right, else 0.0.
 
-On failure: what math-verify cannot read is wrong; a response on which it takes longer than
+What math-verify cannot read is wrong. A response on which it takes longer than
 `reward.soft_timeout_s` gets 0.0 and counts in `reward/soft_timeouts`.
 """
 
@@ -10,12 +10,12 @@ from april_rl.rewards.jobs import Responses, Verdict
 from april_rl.rewards.loading import BuiltScorer, Context
 from april_rl.rewards.math_reward import SoftTimeoutError, compare_math, score_math
 
-START_S = 30.0  # what the first call may take
+START_S = 30.0  # limit of the first call
 
 
 def build(context: Context) -> BuiltScorer:
     """Return the function; it takes no arguments."""
-    # What math-verify loads at its first call must not count against the first response.
+    # math-verify loads libraries at its first call; that must not count against a response.
     score_math(r"\boxed{1}", "1", soft_timeout_s=START_S)
 
     def verdict(response: str, answer: str) -> Verdict:
@@ -28,6 +28,6 @@ def build(context: Context) -> BuiltScorer:
         return Verdict(outcome="scored", value=found.value, disagreement=found.disagreement)
 
     def score(responses: Responses) -> list[Verdict]:
-        return [verdict(text, responses.asked.answer) for text in responses.texts]
+        return [verdict(text, responses.prompt.answer) for text in responses.texts]
 
     return BuiltScorer(scorer=score)

@@ -1,4 +1,4 @@
-"""The self-test of a sandbox: code in it tries to get out, and we look at what arrived."""
+"""The self-test of a sandbox: code in it tries to get out, and this module checks what arrived."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from april_rl.rewards.builtin.sandbox import (
     SandboxError,
 )
 
-TIMEOUT_S = 10.0  # of an attempt that ends by itself
+TIMEOUT_S = 10.0  # for an attempt that ends by itself
 LOOP_S = 0.5
 DATAGRAM = b"out"
 SMALLEST = "bytearray(1 << 24)"
@@ -67,7 +67,7 @@ print({tried!r})
 
 
 class Threat(StrEnum):
-    """What code might do that has nothing to do with its task."""
+    """What code might do that its task does not need."""
 
     WRITES = "writing files"
     READS = "reading files"
@@ -90,11 +90,13 @@ class Isolation:
 
     @property
     def is_safe(self) -> bool:
-        """Return whether untrusted code may run in it: without foreign files, without network."""
+        """Return whether untrusted code may run in it: it reaches no foreign files and no
+        network.
+        """
         return self.stopped >= ISOLATION
 
     def describe(self) -> str:
-        """Return the level and what it stops and lets pass, in one line."""
+        """Return one line: the level, what it stops and what it does not."""
         passed = [threat for threat in Threat if threat not in self.stopped]
         stops = ", ".join(threat for threat in Threat if threat in self.stopped) or "nothing"
         lets = f"; it does not stop {', '.join(passed)}" if passed else ""
@@ -104,7 +106,7 @@ class Isolation:
 def strongest(levels: Iterable[Level], *, memory_gib: float) -> Isolation:
     """Return the first of the levels that isolates files and network, after its self-test.
 
-    Raises SandboxError with what became of each when none does.
+    Raise SandboxError with the result of each level when none does.
     """
     failures = []
     for level in levels:
@@ -125,9 +127,9 @@ def strongest(levels: Iterable[Level], *, memory_gib: float) -> Isolation:
 
 
 def probe(sandbox: Sandbox) -> Isolation:
-    """Return what a sandbox stops, found by trying it; takes about a second.
+    """Return what a sandbox stops, by trying; takes about a second.
 
-    Raises SandboxError when code cannot run in it at all.
+    Raise SandboxError when code cannot run in it at all.
     """
     check_start(sandbox)
     stopped = _tried_to_escape(sandbox) | _tried_to_exhaust(sandbox)
@@ -145,7 +147,7 @@ def check_start(sandbox: Sandbox) -> None:
 
 
 def _tried_to_escape(sandbox: Sandbox) -> set[Threat]:
-    """Return what it stops of writing, reading, connecting and signals."""
+    """Return what it stops of writing, reading, connecting and sending signals."""
     secret = secrets.token_hex()
     with tempfile.TemporaryDirectory() as folder, _listeners() as (tcp, udp, unix):
         written = Path(folder, "written")
@@ -173,7 +175,7 @@ def _tried_to_escape(sandbox: Sandbox) -> set[Threat]:
 
 
 def _tried_to_exhaust(sandbox: Sandbox) -> set[Threat]:
-    """Return what it stops of many processes, much memory and an endless loop."""
+    """Return what it stops of starting many processes, using much memory and looping forever."""
     forks = _output(sandbox, FORKS.format(allowed=SLACK_PROCESSES, tried=TRIED))
     num_bytes = int(2 * sandbox.memory_gib * (1 << 30))
     memory = _output(sandbox, MEMORY.format(num_bytes=num_bytes, tried=TRIED))
@@ -187,7 +189,7 @@ def _tried_to_exhaust(sandbox: Sandbox) -> set[Threat]:
 
 
 def _output(sandbox: Sandbox, attempts: str) -> str:
-    """Return what the attempts printed; raise SandboxError when they did not come to their end."""
+    """Return what the attempts printed; raise SandboxError when they did not finish."""
     finished = sandbox.run(attempts, timeout_s=TIMEOUT_S)
     if TRIED not in finished.output:
         raise SandboxError(

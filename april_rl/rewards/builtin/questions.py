@@ -1,4 +1,4 @@
-"""The question of a row, for reward functions that show it to another model."""
+"""The question of a data row, for reward functions that show it to another model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from april_rl.rewards.loading import Built
 
 
 def messages_of(question: object) -> list[dict[str, str]]:
-    """Return a question as chat messages: a text as the user's, or messages {role, content}.
+    """Return a question as chat messages: a text becomes a user message; messages are {role,
+    content}.
 
-    Raises ValueError for anything else.
+    Raise ValueError for anything else.
     """
     if isinstance(question, str):
         return [{"role": "user", "content": question}]
@@ -24,7 +25,7 @@ def messages_of(question: object) -> list[dict[str, str]]:
 
 
 def text_of(question: object) -> str:
-    """Return a question as one text: the contents of its messages, an empty line between them."""
+    """Return a question as one text: the contents of its messages, separated by empty lines."""
     return "\n\n".join(message["content"] for message in messages_of(question))
 
 
@@ -32,7 +33,7 @@ def with_question(
     score: Callable[..., object], column: str | None, *, last_failure: Callable[[], str]
 ) -> Built:
     """Return a reward function that gets a data column as its argument `questions`; without a
-    column it sees the prompt as the policy gets it.
+    column it gets the prompt as the policy does.
     """
 
     def reward(

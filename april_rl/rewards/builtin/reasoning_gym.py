@@ -1,10 +1,10 @@
 """`reasoning_gym`: 1.0 when the task's own verifier gives the answer exactly 1, else 0.0.
 
-For rows of `data.path=reasoning_gym:NAME`, whose column `entry` says which task and what it asked.
-The answer is read as `reward.extract` says; a response that states several different ones is wrong.
-Less than 1 counts as 0 because several verifiers pay a share for wrong text. On failure: a verifier
-that raises on an answer takes it for wrong (they do so on text they cannot read); a missing package
-or column ends the run at its start.
+For rows of `data.path=reasoning_gym:NAME`, whose column `entry` says which task it is and what it
+asks. The answer is read as `reward.extract` says; a response that states several different answers
+is wrong. Less than 1 counts as 0 because several verifiers give partial credit for wrong text. A
+verifier that raises counts the answer as wrong (they raise on text they cannot read). A missing
+package or column ends the run at its start.
 """
 
 from __future__ import annotations

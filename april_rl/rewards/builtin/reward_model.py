@@ -1,4 +1,4 @@
-"""`reward_model`: the score that a sequence classifier with one label gives a response.
+"""`reward_model`: the score of a sequence classifier with one label.
 
 Legend: [B] texts of a batch, [L] tokens of its longest text.
 """
@@ -35,10 +35,10 @@ def build(
     prompt_column: str | None = None,
     **args: Any,  # noqa: ANN401
 ) -> Built:
-    """Return the reward function, its model loaded; `args` are those of load_reward_model.
+    """Load the model and return the reward function; `args` are those of load_reward_model.
 
-    `prompt_column` is the data column of the question, a text or messages; null: the prompt as the
-    policy gets it. Raises ValueError or TypeError for arguments that make no sense.
+    `prompt_column` is the data column with the question, a text or messages; null: the prompt as
+    the policy gets it. Raise ValueError or TypeError for invalid arguments.
     """
     model = load_reward_model(path=path, **args)
     return with_question(model.score, prompt_column, last_failure=lambda: model.last_failure)
@@ -46,7 +46,9 @@ def build(
 
 @dataclass(slots=True, kw_only=True)
 class RewardModel:
-    """A loaded classifier; `score` is its reward function. Every reward process has a copy."""
+    """A loaded classifier; `score` is its reward function. Every reward process has its own
+    copy.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -66,15 +68,15 @@ class RewardModel:
     ) -> list[float | None]:
         """Return the score of each response: the logit, or with `sigmoid` a value in (0, 1).
 
-        `template` makes the text: `chat` puts the question (`questions`, texts or messages) and
-        the response into the chat template of the model's tokenizer; `concat` takes the prompt as
-        the policy gets it and the whole response, for a model with the policy's chat template;
-        anything else has {prompt} and {response} in it. Other than with `concat`, a response is
-        what follows its last `</think>`.
+        `template` makes the text. `chat` puts the question (`questions`, texts or messages) and the
+        response into the chat template of the model's tokenizer. `concat` takes the prompt as the
+        policy gets it and the whole response, for a model with the policy's chat template. Anything
+        else contains {prompt} and {response}. Except with `concat`, a response is its text after
+        the last `</think>`.
 
-        Failures: a text of more than `max_tokens` tokens or a score that is not finite: None, no
-        score, and `last_failure` says why; nothing is cut. Raises ValueError when `chat` would put
-        a prompt that is rendered already into a second template.
+        A text of more than `max_tokens` tokens or a score that is not finite gives None, and
+        `last_failure` says why; nothing is truncated. Raise ValueError when `chat` would put a
+        prompt that is rendered already into a second template.
         """
         shown = prompts if questions is None else questions
         if self.template == CHAT and questions is None:
@@ -125,7 +127,7 @@ class RewardModel:
         return values
 
     def _checked(self, logit: float) -> float | None:
-        """Return the score that a logit means; None when it is not finite."""
+        """Return the score for a logit; None when it is not finite."""
         if not math.isfinite(logit):
             self.last_failure = f"the model's score is {logit}"
             return None
@@ -153,11 +155,11 @@ def load_reward_model(
     template: str = CHAT,
     sigmoid: bool = False,
 ) -> RewardModel:
-    """Load a classifier with its tokenizer from a folder or the hub, without code of its own.
+    """Load a classifier with its tokenizer from a folder or the hub, without code from there.
 
-    It needs address space (`reward.memory_gib`) for the libraries, 1 GiB with torch's CPU build,
-    and for its weights; CUDA reserves much more than a GPU has. Raises ValueError when it has not
-    one label, when its file holds no classification head (a plain language model), or when
+    It needs address space (`reward.memory_gib`) for its weights and for the libraries (1 GiB with
+    torch's CPU build); CUDA reserves much more than a GPU has. Raise ValueError when it has more
+    than one label, when its file holds no classification head (a plain language model), or when
     `template` cannot be used.
     """
     tokenizer = AutoTokenizer.from_pretrained(path)
@@ -197,6 +199,6 @@ def _pad_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return tokenizer.pad_token_id if own is None else own
 
 
-def _batches(places: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Return the places in runs of `size` at most."""
-    return [places[start : start + size] for start in range(0, len(places), size)]
+def _batches(indices: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Return the indices in batches of at most `size`."""
+    return [indices[start : start + size] for start in range(0, len(indices), size)]

@@ -1,9 +1,9 @@
-"""Sandboxes for code that a model wrote: the three levels, and a run of code in one.
+"""Sandboxes for code that a model wrote: three levels, and running code in one.
 
-The strongest first: `bubblewrap` (namespaces: the code sees no files but Python's, no network and
-no other process), `landlock` (rules of the kernel against the same), `rlimits` (limits of time,
-memory and output; nothing is hidden). The first two also filter system calls (seccomp.py), and
-bubblewrap applies Landlock inside, where the kernel has them.
+Strongest first: `bubblewrap` (namespaces: the code sees only Python's files, no network and no
+other process), `landlock` (kernel rules against the same), `rlimits` (limits of time, memory and
+output; nothing is hidden). The first two also filter system calls (seccomp.py), and bubblewrap
+applies Landlock inside if the kernel has it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from april_rl.errors import RunError
 from april_rl.rewards.builtin import landlock, seccomp
 from april_rl.rewards.builtin.jail import MAX_OUTPUT_BYTES
 
-START_S = 20.0  # what a sandbox may take to close before its code runs
-SLACK_PROCESSES = 64  # new ones allowed where none can be forbidden
+START_S = 20.0  # limit for closing a sandbox before its code runs
+SLACK_PROCESSES = 64  # new processes allowed where they cannot be forbidden
 GIB = 1 << 30
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -50,11 +50,11 @@ BOOTSTRAP = (
 
 
 class SandboxError(RunError, RuntimeError):
-    """Code could not be run as it should, whatever the code is."""
+    """The sandbox could not run code, whatever the code is."""
 
 
 class Level(StrEnum):
-    """How code is kept in, the strongest first."""
+    """How code is isolated, strongest first."""
 
     BUBBLEWRAP = "bubblewrap"
     LANDLOCK = "landlock"
@@ -63,7 +63,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A statement or a function of the tests; one that does not count prepares those after it."""
+    """A statement or function of the tests; one that does not count prepares those after it."""
 
     source: str
     counts: bool = True
@@ -71,16 +71,16 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What became of code in a sandbox."""
+    """The result of code in a sandbox."""
 
     num_passed: int  # tests that count
     output: str  # what a program printed; empty when tests ran
-    exit_code: int | None  # negative: the signal that ended it; None: the time was over
+    exit_code: int | None  # negative: the signal that ended it; None: it ran out of time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """The open files between a run and its sandbox; none has a name."""
+    """The open files between a run and its sandbox; they have no names."""
 
     job: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
     stdin: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
@@ -96,7 +96,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """A level of isolation with its limits; every run is a process of its own."""
+    """A level of isolation with its limits; every run has its own process."""
 
     level: Level
     memory_gib: float = 1.0  # address space, with Python and its libraries
@@ -111,8 +111,8 @@ class Sandbox:
     ) -> Finished:
         """Run code and tests in its module, or, without tests, a program that reads `stdin`.
 
-        `timeout_s` of wall time begin when the sandbox is closed; at their end everything in its
-        session is killed. Raises SandboxError when it does not close; nothing has run then.
+        `timeout_s` of wall time start when the sandbox is closed; at their end everything in its
+        session is killed. Raise SandboxError when the sandbox does not close; nothing has run then.
         """
         job = self._job(code, tests, timeout_s=timeout_s)
         files = Files()
@@ -154,7 +154,7 @@ class Sandbox:
     def _started(
         self, files: Files, *, has_tests: bool
     ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-        """Start the process, with a pipe that gets a byte when its sandbox is closed, and kill its
+        """Start the process, with a pipe that gets a byte when its sandbox is closed; kill its
         session in the end.
         """
         ready, ready_end = os.pipe()
@@ -193,11 +193,11 @@ class Sandbox:
         timeout_s: float,
         errors: IO[bytes],
     ) -> int | None:
-        """Return the exit code once the code has ended; None when its time is over."""
+        """Return the exit code when the code has ended; None when it ran out of time."""
         if not _has_come(ready, START_S):
             raise SandboxError(f"A {self.level} sandbox did not close within {START_S:.0f} s.")
         if not os.read(ready, 1):
-            said = _text(errors).strip().splitlines() or ["it said nothing"]
+            said = _text(errors).strip().splitlines() or ["it printed no error"]
             raise SandboxError(f"A {self.level} sandbox did not close: {said[-1]}")
         end = os.pidfd_open(process.pid)
         try:
@@ -213,12 +213,12 @@ def readable_paths() -> list[str]:
 
 
 def bubblewrap() -> list[str]:
-    """Return the command that runs another one without files but the readable ones, network or
-    other processes; raises SandboxError without bubblewrap.
+    """Return the command that runs another one without other files than the readable ones, without
+    network and other processes; raise SandboxError without bubblewrap.
     """
     command = shutil.which("bwrap")
     if command is None:
-        raise SandboxError("There is no bwrap on PATH.")
+        raise SandboxError("bwrap is not on PATH; install bubblewrap.")
     binds: list[str] = []
     for path in dict.fromkeys([*readable_paths(), str(PACKAGE)]):
         how = "--dev-bind-try" if path in DEVICES else "--ro-bind-try"
@@ -238,14 +238,14 @@ def _num_threads_of_user() -> int:
 
 
 def _fill(file: IO[bytes], text: str) -> None:
-    """Write a file and go back to its beginning."""
+    """Write a file and rewind it."""
     file.write(text.encode(errors="replace"))
     file.flush()
     file.seek(0)
 
 
 def _text(file: IO[bytes]) -> str:
-    """Return all that was written to a file, as far as it is text."""
+    """Return the text in a file, replacing invalid bytes."""
     file.seek(0)
     return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
 

@@ -1,6 +1,6 @@
-"""System calls that a sandboxed process gives up: sockets, new processes, signals to others.
+"""Forbids system calls in a sandboxed process: sockets, new processes, signals to others.
 
-Landlock forbids TCP alone; without `socket` there is no network of any kind. Standard library only,
+Landlock only forbids TCP; without `socket` there is no network of any kind. Standard library only,
 as it runs in the sandbox. Filter language: docs.kernel.org/userspace-api/seccomp_filter.html.
 """
 
@@ -15,7 +15,7 @@ from april_rl.rewards.builtin.landlock import PR_SET_NO_NEW_PRIVS, checked, libc
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 PR_GET_SECCOMP = 21
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-X32_BIT = 0x40000000  # calls of x86-64's second numbering
+X32_BIT = 0x40000000  # calls in the second numbering of x86-64
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data, low words
@@ -55,7 +55,7 @@ DENIED: dict[str, tuple[int, int]] = {
     "keyctl": (250, 219),
     "add_key": (248, 217),
     "request_key": (249, 218),
-    "memfd_create": (319, 279),  # memory that no limit of a process counts, as the next four
+    "memfd_create": (319, 279),  # memory that counts towards no limit, like the next four
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
@@ -95,14 +95,14 @@ class Program(ctypes.Structure):
 
 
 def is_supported() -> bool:
-    """Return whether this machine can filter system calls and we know its numbers."""
+    """Return whether this machine can filter system calls and their numbers are known here."""
     return platform.machine() in ARCHITECTURES and libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
 def deny_escapes() -> None:
-    """Have the calls in DENIED and new processes fail with EPERM, for ever; threads are allowed.
+    """Make the calls in DENIED and new processes fail with EPERM for good; threads are allowed.
 
-    Raises OSError when the kernel refuses the filter.
+    Raise OSError when the kernel refuses the filter.
     """
     code = [Instruction(*line) for line in _instructions(platform.machine())]
     program = Program(len(code), (Instruction * len(code))(*code))
