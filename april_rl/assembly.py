@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from april_rl.algorithm.advantages import BatchAdvantages
+from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl
@@ -20,7 +20,7 @@ from april_rl.evaluating import build_evaluator, held_out_sets
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.launching import build_workers, context_length, training_sizes
-from april_rl.learning import ADVANTAGES, build_packer
+from april_rl.learning import build_packer
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.trial import RewardTrial

@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from test_config import load
 
 from april_rl.algorithm import advantages
+from april_rl.algorithm.advantages import ADVANTAGES
+from april_rl.algorithm.losses import LossInputs, loss_function
+from april_rl.algorithm.responses import Responses
 from april_rl.config import config_dir
-from april_rl.config.choices import Advantage, Correction, Kl, Loss, Ratio
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import LOSS_SETTINGS, Advantage, Correction, Kl, Loss, Ratio
 from april_rl.config.store import ConfigError
 from april_rl.learner.objective import Objective
-from april_rl.learning import ADVANTAGES, build_packer
+from april_rl.learning import build_packer
 from april_rl.runtime.age_weight import AgeWeightError, load_age_weights
 
 GROUPS = sorted(path.stem for path in Path(config_dir(), "algorithm").glob("*.yaml"))
@@ -169,6 +174,23 @@ def test_every_advantage_has_the_function_of_its_name() -> None:
         whole = function if is_of_batch else advantages.by_group(function)
         for found, expected in zip(estimator(groups), whole(groups), strict=True):
             assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("loss", "key"), [(each, key) for each in Loss for key in LOSS_SETTINGS[each]]
+)
+def test_a_loss_reads_every_setting_that_is_listed_for_it(loss: Loss, key: str) -> None:
+    """Settings that are not listed are refused. Fails when one is listed and nothing reads it."""
+    ratios = torch.tensor([0.3, 0.9, 1.2, 8.0]).repeat(2).log()
+    inputs = LossInputs(
+        logprobs=ratios,
+        anchor_logprobs=torch.zeros(8),
+        advantages=torch.tensor([1.0, -1.0]).repeat_interleave(4),
+        responses=Responses.of([1] * 8),
+    )
+    other = {key: 0.6 if key.startswith("clip") else 1.5}
+    plain, changed = (loss_function(AlgorithmConfig(loss=loss, **given)) for given in ({}, other))
+    assert not torch.equal(changed(inputs).loss, plain(inputs).loss)
 
 
 @pytest.mark.parametrize("choice", [*Loss, *Correction, Kl.k2, Kl.k3, *Ratio])

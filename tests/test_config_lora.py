@@ -20,8 +20,8 @@ from april_rl.config.store import ConfigError
             ["lora.rank=4", "lora.target_modules=[q_proj,'.*']"],
             "lora.target_modules must be null or names",
         ),
-        (["lora.alpha=16"], "lora.alpha=16.0 means nothing with lora.rank=0"),
-        (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] means nothing with"),
+        (["lora.alpha=16"], "lora.alpha=16.0 has no effect with lora.rank=0"),
+        (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] has no effect with"),
     ],
 )
 def test_adapters_that_make_no_sense_are_refused_in_one_line(

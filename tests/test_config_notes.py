@@ -15,8 +15,8 @@ def notes(*overrides: str, device: str = "cpu") -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["algorithm=dapo"], "clip_high and dual_clip never act"),
-        (["algorithm=gspo"], "the ratio of whole responses never act"),
+        (["algorithm=dapo"], "algorithm.clip_high and algorithm.dual_clip never act"),
+        (["algorithm=gspo"], "algorithm.clip_low and algorithm.clip_high never act"),
         (["algorithm=cispo"], "clip_high never act"),
         (["algorithm.loss=sapo"], "sapo_negative_temperature never act"),
     ],

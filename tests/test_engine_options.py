@@ -41,7 +41,7 @@ PROMPT_TOKENS, BLOCK_TOKENS = 40, 32
             "engine.async_scheduling=true does not go with engine.speculation=ngram",
         ),
         (["engine.kv_cache_headroom=1"], "engine.kv_cache_headroom must be in [0, 1), got 1.0"),
-        (["engine.speculative_tokens=2"], "engine.speculative_tokens=2 means nothing with"),
+        (["engine.speculative_tokens=2"], "engine.speculative_tokens=2 has no effect with"),
         (["engine.speculation=ngram", "engine.speculative_tokens=0"], "engine.speculative_tokens"),
         (["engine.speculation=eagle"], "engine.speculation"),
         (["engine.speculation=ngram", "deterministic=true"], "engine.speculation=ngram draws"),

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from april_rl.algorithm.age import age_weights, decay
-from april_rl.algorithm.aggregation import Aggregation, constant_length, sequence_mean, token_mean
+from april_rl.algorithm.aggregation import Aggregate, constant_length, sequence_mean, token_mean
 from april_rl.batch.packing import Batch, MicroBatch, Packer
 from april_rl.batch.plan import plan_micro_batches
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
@@ -70,7 +70,7 @@ def advantage(sample_id: SampleId) -> float:
 
 
 def pack(
-    plan: Plan, *, aggregation: Aggregation = token_mean, probes: Sequence[Sample] = ()
+    plan: Plan, *, aggregation: Aggregate = token_mean, probes: Sequence[Sample] = ()
 ) -> tuple[Batch, list[ScoredGroup]]:
     groups = groups_of(plan)
     packer = Packer(

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from april_rl.config.choices import Advantage
+
 STD_EPS = 1e-6  # keeps a group of almost equal rewards finite
 
 Floats = NDArray[np.float64]
@@ -111,3 +113,12 @@ def _scaled(centred: Floats) -> Floats:
 
 def _split(values: Floats, *, like: Sequence[Floats]) -> list[Floats]:
     return np.split(values, np.cumsum([len(group) for group in like])[:-1])
+
+
+ADVANTAGES: dict[Advantage, BatchAdvantages] = {
+    Advantage.grpo: by_group(grpo),
+    Advantage.dr_grpo: by_group(dr_grpo),
+    Advantage.rloo: by_group(rloo),
+    Advantage.reinforce_pp: reinforce_pp,
+    Advantage.reinforce_pp_baseline: reinforce_pp_baseline,
+}

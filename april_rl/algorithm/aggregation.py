@@ -9,14 +9,28 @@ minibatch, all ranks together. m is 0 for a token that is masked, else its age w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from april_rl.config.choices import Aggregation
+
 Floats = NDArray[np.float32]
 
 # Token weights [R] of each response to loss weights [R] of each.
-Aggregation = Callable[[Sequence[Floats]], list[Floats]]
+Aggregate = Callable[[Sequence[Floats]], list[Floats]]
+
+
+def aggregate(chosen: Aggregation, *, max_response_tokens: int) -> Aggregate:
+    """Return what algorithm.aggregation means with this budget of a response."""
+    match chosen:
+        case Aggregation.token_mean:
+            return token_mean
+        case Aggregation.sequence_mean:
+            return sequence_mean
+        case Aggregation.constant_length:
+            return partial(constant_length, max_response_tokens=max_response_tokens)
 
 
 def token_mean(token_weights: Sequence[Floats]) -> list[Floats]:

@@ -12,8 +12,26 @@ for tokens sampled by π; older ones need the importance weight that their polic
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from april_rl.config.choices import Kl
+
+# From log-probabilities of the policy and the reference [T] to what is added to the loss [T].
+Estimator = Callable[[Tensor, Tensor], Tensor]
+
+
+def estimator(chosen: Kl) -> Estimator | None:
+    """Return the estimator of algorithm.kl; None where there is no such term."""
+    match chosen:
+        case Kl.none:
+            return None
+        case Kl.k2:
+            return k2
+        case Kl.k3:
+            return k3
 
 
 def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

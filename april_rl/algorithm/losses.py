@@ -1,4 +1,5 @@
-"""Per-token policy losses: pure functions of tensors that average over no batch.
+"""Per-token policy losses: pure functions of tensors that average over no batch, and which of them
+a run minimises (`loss_function`).
 
 Legend: [T] trained tokens. Log-probabilities are in nats, of the sampled token, at the sampling
 temperature; A is the advantage, r the ratio exp(logprobs - anchor_logprobs), sg a stopped gradient.
@@ -9,13 +10,17 @@ of its log-probabilities, is -A.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from april_rl.algorithm.responses import Responses
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import Loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,32 @@ class TokenLoss(NamedTuple):
 
     loss: Tensor  # [T]
     clipped: Tensor  # [T], bool: no gradient is left; in `cispo`, a weight that was cut
+
+
+LossFunction = Callable[[LossInputs], TokenLoss]
+
+
+def loss_function(config: AlgorithmConfig) -> LossFunction:
+    """Return the loss of algorithm.loss, with the settings it reads."""
+    low, high = config.clip_low, config.clip_high
+    match config.loss:
+        case Loss.ppo_clip:
+            bound = math.inf if config.dual_clip is None else config.dual_clip
+            return partial(ppo_clip, clip_low=low, clip_high=high, dual_clip=bound)
+        case Loss.gspo:
+            return partial(gspo, clip_low=low, clip_high=high)
+        case Loss.gspo_token:
+            return partial(gspo_token, clip_low=low, clip_high=high)
+        case Loss.cispo:
+            return partial(cispo, clip_low=low, clip_high=high)
+        case Loss.sapo:
+            return partial(
+                sapo,
+                positive_temperature=config.sapo_positive_temperature,
+                negative_temperature=config.sapo_negative_temperature,
+            )
+        case Loss.policy_gradient:
+            return policy_gradient
 
 
 def policy_gradient(inputs: LossInputs) -> TokenLoss:

@@ -15,11 +15,51 @@ has seen a token.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from april_rl.algorithm.responses import Responses
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import Correction
+
+# From the learner's and the engine's log-probabilities [T] to weights or masks [T].
+Weigh = Callable[[Tensor, Tensor, Responses], Tensor]
+
+
+def importance_weights(config: AlgorithmConfig) -> Weigh:
+    """Return the weight of algorithm.correction; without a correction, ones."""
+    cap, low, high = config.tis_cap, config.mask_low, config.mask_high
+    match config.correction:
+        case Correction.none:
+            return lambda learner, _behaviour, _responses: torch.ones_like(learner)
+        case Correction.truncate:
+            return _by_token(partial(truncated_importance_weights, cap=cap))
+        case Correction.mask:
+            return _by_token(partial(masked_importance_weights, low=low, high=high))
+        case Correction.sequence_truncate:
+            return partial(sequence_importance_weights, cap=cap)
+
+
+def masks(config: AlgorithmConfig) -> list[Weigh]:
+    """Return the masks that have bounds, each to be multiplied with the others."""
+    found: list[Weigh] = []
+    if config.correction is Correction.mask:
+        low, high = config.mask_low, config.mask_high
+        found.append(_by_token(partial(token_mask, low=low, high=high)))
+    if config.sequence_mask is not None:
+        low, high = config.sequence_mask
+        found.append(partial(sequence_mask, low=low, high=high))
+    if config.geometric_mask is not None:
+        low, high = config.geometric_mask
+        found.append(partial(geometric_mask, low=low, high=high))
+    return found
+
+
+def _by_token(weigh: Callable[[Tensor, Tensor], Tensor]) -> Weigh:
+    return lambda learner, behaviour, _responses: weigh(learner, behaviour)
 
 
 def truncated_importance_weights(
@@ -54,7 +94,7 @@ def masked_importance_weights(
 
 
 def sequence_importance_weights(
-    learner_logprobs: Tensor, behaviour_logprobs: Tensor, *, responses: Responses, cap: float
+    learner_logprobs: Tensor, behaviour_logprobs: Tensor, responses: Responses, *, cap: float
 ) -> Tensor:
     """min(∏ w, cap) over the response, for each of its tokens [T].
 
@@ -69,8 +109,8 @@ def sequence_importance_weights(
 def sequence_mask(
     learner_logprobs: Tensor,
     behaviour_logprobs: Tensor,
-    *,
     responses: Responses,
+    *,
     low: float,
     high: float,
 ) -> Tensor:
@@ -86,8 +126,8 @@ def sequence_mask(
 def geometric_mask(
     learner_logprobs: Tensor,
     behaviour_logprobs: Tensor,
-    *,
     responses: Responses,
+    *,
     low: float,
     high: float,
 ) -> Tensor:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from itertools import chain
 
 from april_rl.config.checks import above, at_least, require
-from april_rl.config.choices import Advantage, Aggregation, Correction, Kl, Loss, Ratio
-
-# Losses whose ratio is clipped by clip_low and clip_high.
-_CLIPPED = (Loss.ppo_clip, Loss.gspo, Loss.gspo_token, Loss.cispo)
-_CUT = (Correction.truncate, Correction.sequence_truncate)
+from april_rl.config.choices import (
+    CORRECTION_SETTINGS,
+    LOSS_SETTINGS,
+    Advantage,
+    Aggregation,
+    Correction,
+    Kl,
+    Loss,
+    Ratio,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,28 +128,26 @@ class AlgorithmConfig:
             )
 
     def _check_nothing_is_ignored(self) -> None:
-        """Settings that only some choices read are left alone by the others."""
+        """Refuse settings that the chosen loss, correction or estimator does not read."""
         defaults = {entry.name: entry.default for entry in fields(self)}
-        values = {name: getattr(self, name) for name in defaults}
-        for chosen, keys in self._unread():
-            for key in keys:
-                require(
-                    values[key] == defaults[key],
-                    f"algorithm.{key}={values[key]} means nothing with algorithm.{chosen}="
-                    f"{values[chosen].name}: leave it at {defaults[key]}",
-                )
+        for chosen, key in self._unread():
+            value = getattr(self, key)
+            require(
+                value == defaults[key],
+                f"algorithm.{key}={value} has no effect with algorithm.{chosen}; remove it, or set "
+                f"it to its default {defaults[key]}",
+            )
 
-    def _unread(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """A choice, and the settings that nothing reads because of it."""
-        if self.loss not in _CLIPPED:
-            yield "loss", ("clip_low", "clip_high")
-        if self.loss is not Loss.ppo_clip:
-            yield "loss", ("dual_clip",)
-        if self.loss is not Loss.sapo:
-            yield "loss", ("sapo_positive_temperature", "sapo_negative_temperature")
-        if self.correction not in _CUT:
-            yield "correction", ("tis_cap",)
-        if self.correction is not Correction.mask:
-            yield "correction", ("mask_low", "mask_high")
+    def _unread(self) -> Iterator[tuple[str, str]]:
+        """Yield a choice and a setting that nothing reads because of it."""
+        for key in _missing(LOSS_SETTINGS.values(), LOSS_SETTINGS[self.loss]):
+            yield f"loss={self.loss.name}", key
+        for key in _missing(CORRECTION_SETTINGS.values(), CORRECTION_SETTINGS[self.correction]):
+            yield f"correction={self.correction.name}", key
         if self.kl is Kl.none:
-            yield "kl", ("kl_coefficient",)
+            yield "kl=none", "kl_coefficient"
+
+
+def _missing(settings: Iterable[tuple[str, ...]], read: tuple[str, ...]) -> list[str]:
+    """Return what is in one of `settings` and not in `read`, each once."""
+    return [key for key in dict.fromkeys(chain.from_iterable(settings)) if key not in read]

@@ -40,6 +40,18 @@ class Loss(Enum):
     policy_gradient = "policy_gradient"  # neither ratio nor clip
 
 
+# The settings of `algorithm` that bound the ratio of a loss. One that a loss does not read is
+# refused with it, unless it has its default.
+LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {
+    Loss.ppo_clip: ("clip_low", "clip_high", "dual_clip"),
+    Loss.gspo: ("clip_low", "clip_high"),
+    Loss.gspo_token: ("clip_low", "clip_high"),
+    Loss.cispo: ("clip_low", "clip_high"),
+    Loss.sapo: ("sapo_positive_temperature", "sapo_negative_temperature"),
+    Loss.policy_gradient: (),
+}
+
+
 class Aggregation(Enum):
     """What a token counts in the loss of a batch."""
 
@@ -63,6 +75,15 @@ class Correction(Enum):
     truncate = "truncate"  # its importance weight, at most tis_cap
     mask = "mask"  # its importance weight, 0 outside mask_low and mask_high
     sequence_truncate = "sequence_truncate"  # that of its whole response, at most tis_cap
+
+
+# The settings of `algorithm` that a correction reads; others are refused as those of a loss are.
+CORRECTION_SETTINGS: dict[Correction, tuple[str, ...]] = {
+    Correction.none: (),
+    Correction.truncate: ("tis_cap",),
+    Correction.mask: ("mask_low", "mask_high"),
+    Correction.sequence_truncate: ("tis_cap",),
+}
 
 
 class Ratio(Enum):

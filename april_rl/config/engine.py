@@ -69,8 +69,8 @@ class EngineConfig:
         """What vLLM can do and a run cannot use."""
         require(
             self.speculation is not Speculation.none or self.speculative_tokens == 4,
-            f"engine.speculative_tokens={self.speculative_tokens} means nothing with "
-            "engine.speculation=none: leave it at 4",
+            f"engine.speculative_tokens={self.speculative_tokens} has no effect with "
+            "engine.speculation=none; remove it",
         )
         require(
             not self.async_scheduling or self.speculation is Speculation.none,

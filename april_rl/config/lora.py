@@ -35,6 +35,6 @@ class LoraConfig:
             value = getattr(self, entry.name)
             require(
                 value == entry.default,
-                f"lora.{entry.name}={value} means nothing with lora.rank=0: set lora.rank, or "
-                f"leave it at {entry.default}",
+                f"lora.{entry.name}={value} has no effect with lora.rank=0; set lora.rank, or "
+                "remove it",
             )

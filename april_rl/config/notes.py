@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from april_rl.config.choices import Loss, Ratio, Sleep
+from april_rl.config.choices import LOSS_SETTINGS, Ratio, Sleep
 from april_rl.config.schema import TrainConfig
-
-# What bounds the ratio of each loss; policy_gradient has no ratio.
-_BOUNDS = {
-    Loss.ppo_clip: "algorithm.clip_low, clip_high and dual_clip",
-    Loss.gspo: "algorithm.clip_low and clip_high and the ratio of whole responses",
-    Loss.gspo_token: "algorithm.clip_low and clip_high and the ratio of whole responses",
-    Loss.cispo: "algorithm.clip_low and clip_high",
-    Loss.sapo: "algorithm.sapo_positive_temperature and sapo_negative_temperature",
-}
 
 
 def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
@@ -22,10 +13,12 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
     cuda), with the remedy where there is one.
     """
     algorithm = config.algorithm
+    bounds = LOSS_SETTINGS[algorithm.loss]
     is_one_update = config.trainer.num_minibatches == 1
-    if algorithm.ratio is Ratio.proximal and is_one_update and algorithm.loss in _BOUNDS:
+    if algorithm.ratio is Ratio.proximal and is_one_update and bounds:
+        keys = " and ".join(f"algorithm.{key}" for key in bounds)
         yield (
-            f"every ratio is 1, so {_BOUNDS[algorithm.loss]} never act and loss/clip_frac stays 0: "
+            f"every ratio is 1, so {keys} never act and loss/clip_frac stays 0: "
             "with algorithm.ratio=proximal and trainer.num_minibatches=1 the only optimizer step "
             "of a batch compares the policy with itself. Set trainer.num_minibatches above 1, or "
             "algorithm.ratio=behaviour with algorithm.correction=none, if they shall act"

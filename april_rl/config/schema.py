@@ -176,8 +176,8 @@ class LearnerConfig:
         )
         require(
             self.age_weight is None or self.age_decay == 1,
-            f"learner.age_decay={self.age_decay:g} means nothing with learner.age_weight="
-            f"{self.age_weight}: leave one of them out",
+            f"learner.age_decay={self.age_decay:g} has no effect with learner.age_weight="
+            f"{self.age_weight}; remove one of them",
         )
         above("learner", 0, max_mismatch=self.max_mismatch)
 
