@@ -9,12 +9,14 @@ from pathlib import Path
 
 from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
 from april_rl.batch.packing import Packer
+from april_rl.checkpointing.checkpointer import Checkpointer
+from april_rl.checkpointing.resume import AUTO, CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.config.notes import inert_settings
 from april_rl.config.prompt_sets import training_sets
 from april_rl.data.sets import PromptSets
-from april_rl.data.stream import stream_of
+from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.evaluating import build_evaluator, held_out_sets
 from april_rl.evaluation.evaluator import Evaluator
@@ -36,7 +38,7 @@ from april_rl.runtime.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
 from april_rl.runtime.preflight import ModelFacts, check_start
 from april_rl.runtime.workers import Workers
 from april_rl.scheduling import build_collector, num_slots
-from april_rl.tracking.tracker import Tracker
+from april_rl.tracking.tracker import Tracker, config_text
 from april_rl.types import Prompt
 
 
@@ -49,6 +51,8 @@ class Parts:
     rewards: RewardPool
     workers: Workers
     engines: RayEngines
+    prompts: PromptStream | MixedStream
+    checkpointer: Checkpointer
     collector: Collector
     packer: Packer
     evaluator: Evaluator
@@ -57,18 +61,22 @@ class Parts:
 
 
 def assemble(
-    config: TrainConfig, *, run_dir: Path, plain: Mapping[str, object], stack: ExitStack
+    config: TrainConfig,
+    *,
+    run_dir: Path,
+    plain: Mapping[str, object],
+    stack: ExitStack,
+    resumed: Resumed | None,
 ) -> Parts:
-    """Everything a run needs, started; `stack` gets what ends it.
-
-    Checks come before what they spare: machine, model, data, reward, and only then
-    processes. Raises RunError with one message.
+    """Return everything a run needs, started; `stack` gets what ends it. `resumed`: the checkpoint
+    that the caller restores. Checks come before what they spare: machine, model, data, reward, and
+    only then processes. Raises RunError with one message.
     """
     stack.callback(stop_ray)
     config, layout = settled(config)
     facts = _check_machine(config, layout)
     packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
-    tracker = stack.enter_context(_tracker(config, run_dir, layout.shown_in(plain)))
+    tracker = stack.enter_context(_tracker(config, run_dir, layout.shown_in(plain), resumed))
     tracker.message(str(layout))
     for line in inert_settings(config, device=layout.device):
         tracker.message(line)
@@ -84,8 +92,7 @@ def assemble(
         examples, folder = [rows[0] for rows in training.values()], run_dir.resolve()
         rewards = build_rewards(config, tokenizer, examples, folder=folder, tell=tracker.message)
     stack.callback(rewards.close)
-    sizes = training_sizes(config, layout)
-    workers = build_workers(config, layout, run_dir=run_dir, sizes=sizes)
+    workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     memory = workers.memory()
     inputs = _planned(config, layout, facts=facts, memory=memory, tell=tracker.message)
@@ -96,19 +103,17 @@ def assemble(
     kv_cache_tokens = workers.kv_cache_tokens()
     kv_room.compare(kv_cache_tokens // layout.num_engines)
     engines = RayEngines(workers, deterministic=config.deterministic)
-    weights = {name: source.weight for name, source in config.data.sources.items()} or {"": 1.0}
+    prompts = stream_of(training, _weights(config), seed=config.seed)
     return Parts(
         tracker=tracker,
         tokenizer=tokenizer,
         rewards=rewards,
         workers=workers,
         engines=engines,
+        prompts=prompts,
+        checkpointer=_checkpointer(config, run_dir, plain, workers=workers, tell=tracker.message),
         collector=build_collector(
-            config,
-            engines,
-            rewards,
-            prompts=stream_of(training, weights, seed=config.seed),
-            kv_cache_tokens=kv_cache_tokens,
+            config, engines, rewards, prompts=prompts, kv_cache_tokens=kv_cache_tokens
         ),
         packer=packer,
         evaluator=build_evaluator(config, engines, rewards, num_slots=num_slots(config)),
@@ -189,7 +194,14 @@ def build_rewards(
     return RewardPool(config.reward, decode=decode, folder=folder)
 
 
-def _tracker(config: TrainConfig, run_dir: Path, plain: Mapping[str, object]) -> Tracker:
+def _tracker(
+    config: TrainConfig, run_dir: Path, plain: Mapping[str, object], resumed: Resumed | None
+) -> Tracker:
+    resumed_step = resumed.manifest.step if resumed else None
+    if config.resume == AUTO and resumed is None:
+        resumed_step = -1  # whatever ended before its first checkpoint is done again
+    # A copy of the run in another folder is a run of its own.
+    is_same_run = resumed is not None and resumed.path.resolve().is_relative_to(run_dir.resolve())
     return Tracker(
         run_dir=run_dir,
         name=config.name,
@@ -200,6 +212,32 @@ def _tracker(config: TrainConfig, run_dir: Path, plain: Mapping[str, object]) ->
         wandb_project=config.tracking.wandb_project,
         print_samples_every=config.tracking.print_samples_every,
         save_samples_every=config.tracking.save_samples_every,
+        resumed_step=resumed_step,
+        wandb_id=resumed.state["wandb_id"] if resumed and is_same_run else "",
+    )
+
+
+def _weights(config: TrainConfig) -> dict[str, float]:
+    """Return the share of each data source; one set has the name ""."""
+    return {name: source.weight for name, source in config.data.sources.items()} or {"": 1.0}
+
+
+def _checkpointer(
+    config: TrainConfig,
+    run_dir: Path,
+    plain: Mapping[str, object],
+    *,
+    workers: Workers,
+    tell: Callable[[str], None],
+) -> Checkpointer:
+    about = {"name": config.name, "model": config.model.path}
+    return Checkpointer(
+        run_dir.resolve() / CHECKPOINTS,
+        config.checkpoint,
+        workers=workers,
+        config_text=config_text(plain),
+        about={**about, "num_steps": config.trainer.num_steps},
+        tell=tell,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from april_rl.config import TrainConfig
@@ -15,11 +17,14 @@ from april_rl.evaluation.evaluator import CountingScorer, Evaluator
 from april_rl.evaluation.figures import Figures, figures
 from april_rl.evaluation.held_out import AnswerOf, HeldOut, Outcome
 from april_rl.evaluation.settings import set_sampling
+from april_rl.metrics import Metric, Metrics, Sum
 from april_rl.rewards.extraction import extract_answer, normalised
 from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.rollout.ports import Engines
 from april_rl.scheduling import tick_steps
 from april_rl.tracking.samples_file import EvaluationRecord
+from april_rl.tracking.terminal import Phase
+from april_rl.tracking.tracker import Tracker
 
 # Built-in reward functions that read an answer from a response, so that samples can vote.
 _READ_ANSWERS = ("math_verify", "exact", "last_number", "reasoning_gym")
@@ -98,6 +103,32 @@ def evaluate(
         figures=figures(outcome, answers),
         records=tuple(_records(outcome, responses, answers)),
     )
+
+
+def evaluate_all(
+    sets: Iterable[HeldOut],
+    evaluator: Evaluator,
+    *,
+    decode: Callable[[Sequence[int]], str],
+    tracker: Tracker,
+    policy_version: int,
+    show: Callable[[Phase, int], None],
+) -> Metrics:
+    """Evaluate every set and have `tracker` keep its samples; returns `eval/*` and the time.
+
+    `show` gets the phase that is shown, and the number of samples so far.
+    """
+    values: dict[str, Metric] = {}
+    started = time.perf_counter()
+    for held_out in sets:
+        name = held_out.name
+        with tracker.phase(f"evaluating {name}", held_out.num_responses) as phase:
+            evaluated = evaluate(
+                held_out, evaluator, decode=decode, on_progress=partial(show, phase)
+            )
+        tracker.evaluation(policy_version, name, evaluated.records)
+        values |= evaluated.figures.metrics(name)
+    return Metrics({**values, "time/evaluation_s": Sum(time.perf_counter() - started)})
 
 
 def _records(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,19 @@ class Metrics(Mapping[str, Metric]):
     def read(self) -> dict[str, float]:
         """The plain numbers."""
         return {key: value.read() for key, value in self._values.items()}
+
+    def save(self) -> dict[str, list[str | float]]:
+        """Return the values as plain data, for `restore`."""
+        return {
+            key: [type(value).__name__, *(getattr(value, name) for name in value.__slots__)]
+            for key, value in self._values.items()
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Sequence[Any]]) -> Metrics:
+        """Return the metrics that were saved as `state`."""
+        kinds = {kind.__name__: kind for kind in (Mean, Sum, Max)}
+        return cls({key: kinds[kind](*numbers) for key, (kind, *numbers) in state.items()})
 
 
 def merge(parts: Iterable[Metrics]) -> Metrics:

@@ -20,6 +20,19 @@ from april_rl.interrupts import EXIT_STATUS, Interrupts
 register()
 
 
+def run_directory(resume: str | None, name: str, fresh: str) -> str:
+    """Return the run directory where hydra.run.dir is not given: `fresh`, or with resume=auto that
+    of the newest unfinished run of this name.
+    """
+    from april_rl.checkpointing.resume import AUTO, unfinished_run
+
+    unfinished = unfinished_run(Path("outputs", name)) if resume == AUTO else None
+    return str(unfinished or fresh)
+
+
+OmegaConf.register_new_resolver("run_directory", run_directory, replace=True)
+
+
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
 def main(composed: DictConfig) -> None:
     """Check the configuration and run it; a mistake in it ends in one message and status 1."""
@@ -41,12 +54,18 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     """Train. What is heavy is imported here, so that --help and --cfg job answer at once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
+    from april_rl.checkpointing.resume import load
     from april_rl.tiny.builtins import resolve_builtins
     from april_rl.trainer import Trainer
 
     resolve_builtins(config)
     assert isinstance(plain, dict)
-    with Trainer(config, run_dir=run_dir, plain_config=plain, interrupts=interrupts) as trainer:
+    resumed = None
+    if config.resume is not None:
+        resumed = load(config.resume, run_dir)
+    with Trainer(
+        config, run_dir=run_dir, plain_config=plain, interrupts=interrupts, resumed=resumed
+    ) as trainer:
         trainer.run()
 
 

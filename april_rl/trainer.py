@@ -5,7 +5,7 @@ around it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,18 @@ from numpy.typing import NDArray
 
 from april_rl.algorithm.shaping import with_overlong_penalty
 from april_rl.assembly import Parts, assemble
+from april_rl.checkpointing.checkpointer import LEARNER
+from april_rl.checkpointing.resume import Resumed
 from april_rl.config import TrainConfig
 from april_rl.data.source_metrics import source_metrics
-from april_rl.evaluating import evaluate
+from april_rl.evaluating import evaluate_all
 from april_rl.interrupts import Interrupts
 from april_rl.learner.mismatch import MismatchWarning
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.figures import reward_metrics
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
-from april_rl.tracking.samples_file import SampleRecord
+from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase
 from april_rl.tuning.engine_cost import engine_metrics
 from april_rl.types import ScoredGroup
@@ -42,33 +44,59 @@ class Trainer:
         run_dir: Path,
         plain_config: Mapping[str, object],
         interrupts: Interrupts,
+        resumed: Resumed | None = None,
         build: Callable[..., Parts] = assemble,
     ) -> None:
         """Check everything that can be checked, then load the model.
 
-        `plain_config` is what the run directory's config.yaml shows; `build` makes the parts, as
-        `assemble` does. Raises RunError with one message for what is missing or wrong, before
-        anything expensive is started where that can be known.
+        `plain_config` is what the run directory's config.yaml shows; the run goes on from `resumed`
+        where that is given; `build` makes the parts, as `assemble` does. Raises RunError with one
+        message for what is missing or wrong, before anything expensive is started where that can be
+        known.
         """
         self._config = config
         self._run_dir, self._interrupts = run_dir, interrupts
         self._version = 0  # of the policy, counted in steps
         self._evaluated = self._exported = -1  # versions: the last one evaluated, and written
+        self._row: Metrics | None = None  # of a step, until it is logged
         self._counted = Metrics()  # by the reward pool, for the next step that is logged
         self._trained_tokens = 0  # response tokens of the last step
         self._mismatch_warning = MismatchWarning(config.learner.max_mismatch)
+        self._is_saved = False  # everything, where the run was stopped
         self._under_way: tuple[ScoredGroup, ...] = ()  # collected and not trained yet
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
         with ExitStack() as stack:
-            self._parts = build(config, run_dir=run_dir, plain=plain_config, stack=stack)
+            self._parts = build(
+                config, run_dir=run_dir, plain=plain_config, stack=stack, resumed=resumed
+            )
+            self.collector, self.workers = self._parts.collector, self._parts.workers
+            self.packer, self.tracker = self._parts.packer, self._parts.tracker
+            self._checkpointer = self._parts.checkpointer
+            if resumed is not None:
+                self._restore(resumed)
             self._exits = stack.pop_all()
-        self.collector, self.workers = self._parts.collector, self._parts.workers
-        self.packer, self.tracker = self._parts.packer, self._parts.tracker
 
     def run(self) -> None:
-        """Every step, the evaluations and checkpoints along the way, and the final checkpoint."""
-        self.tracker.log(0, self._evaluate())
-        for step in range(1, self._config.trainer.num_steps + 1):
+        """Every step, the evaluations and checkpoints along the way, and the final checkpoint.
+
+        Stopped by a signal or by trainer.max_hours, it parks what is in flight and writes a
+        checkpoint with every token; after Ctrl-C it then raises KeyboardInterrupt.
+        """
+        self._interrupts.end_after(hours=self._config.trainer.max_hours)
+        with self._interrupts.held(deadline_s=self._config.checkpoint.stop_deadline_s):
+            try:
+                self._run()
+            except KeyboardInterrupt:
+                self._stop()
+                if self._interrupts.is_person:
+                    raise
+
+    def _run(self) -> None:
+        if self._version == 0:
+            self.tracker.log(0, self._evaluate())
+        if self._row is not None:
+            self._end_step(self._row)
+        for step in range(self._version + 1, self._config.trainer.num_steps + 1):
             self._interrupts.check()
             started = time.perf_counter()
             metrics = self.step()
@@ -80,8 +108,25 @@ class Trainer:
                 "time/step_s": Sum(step_s),
                 "throughput/trained_tokens_per_s": self._trained_tokens / step_s,
             }
-            self.tracker.log(step, Metrics({**metrics, **timed, **self._after(step)}))
+            self._row = Metrics({**metrics, **timed})
+            self._end_step(self._row)
         self._export()
+        self._save(is_finished=True)
+        self._checkpointer.finish()
+
+    def _end_step(self, row: Metrics) -> None:
+        """Do what is due after a step, and log it all."""
+        self.tracker.log(self._version, Metrics({**row, **self._after(self._version)}))
+        self._row = None
+
+    def _stop(self) -> None:
+        """Write a checkpoint of the run as it stands."""
+        self._save(row=self._row)
+        self._is_saved = self._checkpointer.finish()
+        self.tracker.message(
+            f"stopped after step {self._version} by {self._interrupts.reason}; go on with "
+            f"resume=auto hydra.run.dir={self._run_dir}"
+        )
 
     def _end_before(self, step: int) -> None:
         """Say so, and evaluate the policy if that has not been done: in the row of the step that
@@ -108,6 +153,7 @@ class Trainer:
             policy_version=self._version,
             probes=collection.probes,
         )
+        self._checkpointer.poll()
         with self.tracker.phase("update"):
             update = self.workers.update(batch)
         warning = self._mismatch_warning.of(update)
@@ -116,8 +162,15 @@ class Trainer:
         self._under_way = ()
         with self.tracker.phase("weight sync"):
             sync = self.workers.sync_weights(self._version + 1)
-        self._record_samples(collection.groups, advantages)
         self._version += 1
+        if self.tracker.wants_samples(self._version):
+            records = records_of(
+                collection.groups,
+                advantages,
+                decode=self._parts.tokenizer.decode,
+                policy_version=self._version - 1,
+            )
+            self.tracker.samples(self._version, records)
         self._trained_tokens = batch.num_response_tokens
         return Metrics(
             {
@@ -136,7 +189,7 @@ class Trainer:
     def _collect(self) -> Collection:
         trainer = self._config.trainer
         last_opening = trainer.num_steps - self._config.rollout.drain_steps
-        with self._interrupts.held(), self.tracker.phase("rollout", trainer.num_groups) as phase:
+        with self.tracker.phase("rollout", trainer.num_groups) as phase:
             return self.collector.collect(
                 self._version,
                 may_open=self._version < last_opening,
@@ -172,89 +225,86 @@ class Trainer:
 
     def _after(self, step: int) -> Metrics:
         """What is due after a step: a checkpoint, an evaluation."""
-        due = self._config.trainer.save_every
+        due = self._config.checkpoint.export_every_steps
         export_s = self._export() if due and step % due == 0 else 0.0
         is_last = step == self._config.trainer.num_steps
         evaluation = Metrics()
         if is_last or step % self._config.evaluation.every == 0:
             evaluation = self._evaluate()
-        return Metrics({"time/checkpoint_s": Sum(export_s), **evaluation})
+        self._checkpointer.poll()
+        save_s = 0.0 if is_last or not self._checkpointer.is_due(step) else self._save()
+        written = self._checkpointer.metrics()
+        return Metrics({"time/checkpoint_s": Sum(export_s + save_s), **written, **evaluation})
+
+    def _save(self, *, row: Metrics | None = None, is_finished: bool = False) -> float:
+        """Begin to write a checkpoint of everything; returns the seconds the run had to stop. `row`
+        is of a step that could not be ended, and is not logged yet.
+        """
+        collector = self.collector.save()
+        state = {
+            "version": self._version,
+            "evaluated": self._evaluated,
+            "exported": self._exported,
+            "counted": self._counted.save(),
+            "row": row.save() if row else None,
+            "prompts": self._parts.prompts.state(),
+            "collector": collector,
+            "wandb_id": self.tracker.wandb_id,
+        }
+        about = {"is_finished": is_finished, "ledger": collector["ledger"]}
+        with self.tracker.phase("copying the checkpoint"):
+            return self._checkpointer.start(self._version, state, about=about)
+
+    def _restore(self, resumed: Resumed) -> None:
+        """Go on where a checkpoint was written. Raises RunError for a setting, a model or data with
+        which it cannot be gone on.
+        """
+        state = resumed.state
+        self._version = state["version"]
+        self._evaluated, self._exported = state["evaluated"], state["exported"]
+        self._counted = Metrics.restore(state["counted"])
+        self._row = Metrics.restore(state["row"]) if state["row"] else None
+        self._parts.prompts.restore(state["prompts"])
+        self.collector.restore(state["collector"])
+        with self.tracker.phase("restoring the checkpoint"):
+            self.workers.restore(resumed.path.resolve() / LEARNER)
+        with self.tracker.phase("weight sync"):
+            self.workers.sync_weights(self._version)
+        self.tracker.message(f"resumed from {resumed.path}, after step {self._version}")
 
     def _evaluate(self) -> Metrics:
         # The reward pool is shared with training, and so are its counters.
         self.collector.settle_scores()
         self._counted = merge([self._counted, self._parts.rewards.metrics()])
         self._evaluated = self._version
-        found: dict[str, Metrics] = {}
-        started = time.perf_counter()
-        for name, held_out in self._parts.held_out.items():
-            with self.tracker.phase(f"evaluating {name}", held_out.num_responses) as phase:
-                evaluated = evaluate(
-                    held_out,
-                    self._parts.evaluator,
-                    decode=self._parts.tokenizer.decode,
-                    on_progress=partial(self._show, phase),
-                )
-            self.tracker.evaluation(self._version, name, evaluated.records)
-            found[name] = evaluated.figures.metrics(name)
-        values = {key: metric for metrics in found.values() for key, metric in metrics.items()}
-        return Metrics({**values, "time/evaluation_s": Sum(time.perf_counter() - started)})
+        return evaluate_all(
+            self._parts.held_out.values(),
+            self._parts.evaluator,
+            decode=self._parts.tokenizer.decode,
+            tracker=self.tracker,
+            policy_version=self._version,
+            show=self._show,
+        )
 
     def _export(self) -> float:
         """Write the policy as a Hugging Face folder; returns the seconds it took."""
         if self._exported == self._version:
             return 0.0
-        path = self._run_dir.resolve() / "checkpoints" / f"step_{self._version}"
+        path = self._run_dir.resolve() / "exports" / f"step_{self._version}"
         started = time.perf_counter()
-        with self.tracker.phase("writing the checkpoint"):
+        with self.tracker.phase("exporting the policy"):
             self.workers.export(path)
         self._exported = self._version
-        self.tracker.message(f"checkpoint: {path}")
+        self.tracker.message(f"policy: {path}")
         return time.perf_counter() - started
-
-    def _record_samples(
-        self, groups: Sequence[ScoredGroup], advantages: Sequence[NDArray[np.float64]]
-    ) -> None:
-        step = self._version + 1
-        if not self.tracker.wants_samples(step):
-            return
-        self.tracker.samples(
-            step,
-            [
-                SampleRecord.of(
-                    sample,
-                    response=self._parts.tokenizer.decode(sample.token_ids),
-                    reward=reward,
-                    reward_parts=parts,
-                    advantage=float(advantage),
-                    policy_version=self._version,
-                )
-                for scored, of_group in zip(groups, advantages, strict=True)
-                for sample, reward, parts, advantage in zip(
-                    scored.group.samples,
-                    scored.rewards,
-                    scored.parts or ((),) * len(scored.rewards),
-                    of_group,
-                    strict=True,
-                )
-            ],
-        )
 
     def _keep_leftovers(self) -> None:
         """Write what was generated and not trained, also when the run ends with an error."""
         leftovers = self.collector.leftovers(under_way=self._under_way)
-        if not leftovers:
-            return
-        path = self._run_dir / "samples" / "leftover.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in leftovers.lines())
-        self.tracker.message(
-            f"left over, in {path}: {len(leftovers.parked)} parked groups with "
-            f"{leftovers.parked_tokens} response tokens, {len(leftovers.ready)} ready groups "
-            f"(rollout.drain_steps trains them), {len(leftovers.collected)} groups of an update "
-            "that did not end"
-        )
+        if leftovers and not self._is_saved:
+            path = self._run_dir / "samples" / "leftover.jsonl"
+            leftovers.write(path)
+            self.tracker.message(f"left over, in {path}: {leftovers}")
 
     def __enter__(self) -> Self:
         """The trainer."""
@@ -273,7 +323,10 @@ class Trainer:
         self._exits.__exit__(kind, error, traceback)
 
     def _show(self, phase: Phase, done: int, stats: StepStats | None = None) -> None:
-        """Progress, and the place where an interrupt is noticed that a library has swallowed."""
-        self._interrupts.check()
+        """Show progress; the place where a step is stopped, unless it must be `deterministic`: a
+        step that is cut in two is another schedule.
+        """
+        if not self._config.deterministic:
+            self._interrupts.check()
         speed = stats.generated_tokens / max(stats.elapsed_s, 1e-9) if stats else 0.0
         phase.advance(done, f"{speed:,.0f} tokens/s" if stats else "")

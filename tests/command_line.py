@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,3 +73,16 @@ def run(args: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         args, capture_output=True, text=True, env=environment(), cwd=cwd, timeout=480, check=False
     )
+
+
+def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) -> None:
+    """Start the program and end it with SIGKILL when it is time."""
+    with subprocess.Popen(
+        args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), cwd=cwd
+    ) as program:
+        deadline = time.monotonic() + 240
+        while not is_time():
+            assert program.poll() is None, "it ended by itself"
+            assert time.monotonic() < deadline, "it took too long"
+            time.sleep(0.02)
+        program.kill()

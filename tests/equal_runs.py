@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
-# What is measured with a clock, and alone may differ: durations and rates, and the load of the
-# engines, which is averaged over the time they worked.
-TIMED = re.compile(r"_s$|^rollout/(in_flight_mean|occupancy)$")
+# What is measured with a clock, and alone may differ: durations and rates, the load of the engines,
+# which is averaged over the time they worked, and the step in which a checkpoint is found written.
+TIMED = re.compile(r"_s$|^rollout/(in_flight_mean|occupancy)$|^checkpoint/")
 
 # Five steps; scores come at moments of their own.
 SETTINGS = (
@@ -31,7 +31,7 @@ def metrics_of(run_dir: Path) -> list[dict[str, float]]:
 
 def files_of(run_dir: Path) -> dict[str, bytes]:
     """Every trained sample, what was left over with its log-probabilities, and the weights."""
-    paths = [*run_dir.glob("samples/*.jsonl"), *run_dir.glob("checkpoints/*/*.safetensors")]
+    paths = [*run_dir.glob("samples/*.jsonl"), *run_dir.glob("exports/*/*.safetensors")]
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in paths}
 
 

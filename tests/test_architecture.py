@@ -30,7 +30,7 @@ from source_tree import (
 LAYERS = (  # the floors of the house, the ground first
     {"errors"},
     {"types", "metrics", "config", "interrupts"},
-    {"ticks"},
+    {"ticks", "checkpointing"},
     {"algorithm", "rollout", "batch"},
     {"tuning", "tracking"},
     {"simulator"},
@@ -61,6 +61,7 @@ HEAVY = ["torch", "vllm", "transformers", "ray", "datasets", "wandb", "matplotli
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "managers", "misc"}
 SAYS_NOTHING_IN_A_NAME = {"utils", "helper", "helpers", "manager", "do", "handle"}
 DICTATED = {"forward", "packed_attention"}  # torch and transformers choose these signatures
+LONGER = {"april_rl/trainer.py": 340}  # the life of a run, to be read from top to bottom
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 300, 60, 3, 3
 MAX_MEDIAN, MAX_P90 = 10, 35
 
@@ -132,9 +133,11 @@ def test_importing_the_command_line_loads_nothing_heavy(module: str) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "\n", "")
 
 
-def test_no_file_is_longer_than_300_lines() -> None:
-    lines = {where(path, len(path.read_text().splitlines())): path for path in all_files()}
-    assert [place for place in lines if int(place.rpartition(":")[2]) > MAX_FILE_LINES] == []
+def test_no_file_is_longer_than_300_lines_but_those_named_here() -> None:
+    lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in all_files()}
+    long = {name: n for name, n in lines.items() if n > LONGER.get(name, MAX_FILE_LINES)}
+    assert long == {}
+    assert all(lines[name] > MAX_FILE_LINES for name in LONGER), "needs no exception"
 
 
 def test_no_function_is_longer_than_60_lines_and_most_are_short() -> None:

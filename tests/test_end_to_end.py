@@ -17,6 +17,7 @@ import pytest
 from command_line import command, environment, run, write_task
 from transformers import AutoModelForCausalLM
 
+from april_rl.commands import checkpoint
 from april_rl.tracking.keys import missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -63,11 +64,43 @@ def test_a_run_leaves_true_metrics_and_a_checkpoint_that_loads(task, finished):
         assert sum(ages[1:]) == pytest.approx(row["staleness/off_policy_token_frac"])
     assert max(row["staleness/age_max"] for row in steps) >= 1, "nothing was resumed"
     assert sum(row["rollout/resumed_samples"] for row in steps) > 0
-    model = AutoModelForCausalLM.from_pretrained(finished / "checkpoints" / "step_4")
+    model = AutoModelForCausalLM.from_pretrained(finished / "exports" / "step_4")
     start = AutoModelForCausalLM.from_pretrained(task / "model")
     moved = zip(model.parameters(), start.parameters(), strict=True)
     assert any((a != b).any() for a, b in moved)
     assert list(finished.glob("wandb/offline-run-*"))
+
+
+def test_the_checkpoint_of_a_run_can_be_looked_into(finished, capsys):
+    """Fails when figures of the ledger, the parked groups or the files are not those of the run."""
+    last = finished / "checkpoints" / "step_4"
+    row = metrics_of(finished)[-1]
+    assert checkpoint.main(["list", str(finished)]) == 0
+    assert f"{last}  " in capsys.readouterr().out.splitlines()[-1]
+    assert checkpoint.main(["show", str(finished)]) == 0
+    shown = capsys.readouterr().out
+    assert "step 4 of 4" in shown
+    assert f"ledger     {row['ledger/opened']:.0f} opened" in shown
+    parked = f"{row['ledger/parked']:.0f} groups with {row['rollout/parked_tokens']:,.0f} response"
+    assert parked in shown
+    assert checkpoint.main(["verify", str(last)]) == 0
+    assert "5 files are as they were written" in capsys.readouterr().out
+    assert checkpoint.main(["prune", str(finished), "keep_last=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["show", "nowhere"], 1, "nowhere has no folder checkpoints"),
+        (["show"], 2, "one PATH"),
+        (["burn", "nowhere"], 2, "give one of show"),
+        (["prune", "nowhere", "keep_last=0"], 2, "keep_last must be a number >= 1, got 0"),
+    ],
+)
+def test_a_checkpoint_command_that_makes_no_sense_is_refused(arguments, status, message, capsys):
+    """Fails when a traceback answers."""
+    assert checkpoint.main(arguments) == status
+    assert message in capsys.readouterr().err
 
 
 def test_a_checkpoint_starts_another_run_on_a_mixture(task, finished, tmp_path):
@@ -76,7 +109,7 @@ def test_a_checkpoint_starts_another_run_on_a_mixture(task, finished, tmp_path):
         task,
         tmp_path / "again",
         "trainer.num_steps=1",
-        f"model.path={finished / 'checkpoints' / 'step_4'}",
+        f"model.path={finished / 'exports' / 'step_4'}",
         "trainer.num_groups=4",
         "data.path=???",
         f"+data.sources.sums={{path: {task / 'sums.jsonl'}, weight: 3}}",
@@ -131,7 +164,9 @@ def endless_run(task: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.alone
 def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_path):
-    """SIGINT to the whole foreground group, as a terminal sends it, while steps are running."""
+    """SIGINT to the whole foreground group, as a terminal sends it, while steps are running. Fails
+    when what was generated is not in a checkpoint.
+    """
     with endless_run(task, tmp_path) as process:
         children = descendants(process.pid)
         assert children
@@ -142,8 +177,9 @@ def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_pa
     _, alive = psutil.wait_procs(children, timeout=max(0.1, 10 - took_s))
     assert took_s < 10
     assert not alive, [p.cmdline() for p in alive]
-    assert process.returncode != 0
-    assert (tmp_path / "run" / "samples" / "leftover.jsonl").read_text(), "parked samples are kept"
+    assert process.returncode == 130
+    assert checkpoint.main(["verify", str(tmp_path / "run")]) == 0
+    assert not (tmp_path / "run" / "samples" / "leftover.jsonl").exists(), "it is all saved"
 
 
 @pytest.mark.alone

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
-from april_rl.interrupts import Interrupts
+from april_rl.interrupts import SIGNALS, Interrupts, blocked_for_children
 
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    before = {which: signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)}
+    before = {which: signal.getsignal(which) for which in SIGNALS}
     owner = Interrupts()
     yield owner
     owner.disarm()
@@ -21,9 +25,11 @@ def interrupts() -> Iterator[Interrupts]:
         signal.signal(which, handler)
 
 
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("which", SIGNALS)
 def test_a_signal_raises_once_and_is_remembered(interrupts, which):
-    """Fails when a swallowed interrupt is forgotten, or a second one disturbs the ending."""
+    """Fails when a swallowed interrupt is forgotten, or one that `timeout` sends twice ends the
+    program at once.
+    """
     interrupts.check()
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), which)
@@ -34,9 +40,53 @@ def test_a_signal_raises_once_and_is_remembered(interrupts, which):
 
 def test_a_held_signal_raises_only_where_it_is_asked_for(interrupts):
     """Fails when a step is torn apart between two of its books."""
-    with interrupts.held():
+    with interrupts.held(deadline_s=60):
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupts.check()
     with pytest.raises(KeyboardInterrupt):
         interrupts.check()
+
+
+def test_the_time_is_a_reason_to_stop(interrupts):
+    """Fails when trainer.max_hours is not read where signals are."""
+    interrupts.end_after(hours=1e-9)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.check()
+    assert interrupts.reason == "trainer.max_hours=1e-09"
+    assert not interrupts.is_person
+    interrupts.end_after(hours=0)
+    interrupts.check()
+
+
+def test_a_second_signal_ends_the_program_and_its_children_at_once():
+    """Fails when somebody who presses Ctrl-C again has to wait for a checkpoint."""
+    code = (
+        "import subprocess, sys, time\n"
+        "from april_rl.interrupts import Interrupts\n"
+        "interrupts = Interrupts()\n"
+        "with interrupts.held(deadline_s=600):\n"
+        "    child = subprocess.Popen(['sleep', '600'])\n"
+        "    print(child.pid, flush=True)\n"
+        "    while True: time.sleep(0.1)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        child = psutil.Process(int(run.stdout.readline()))
+        run.send_signal(signal.SIGTERM)
+        time.sleep(1.2)
+        assert run.poll() is None
+        run.send_signal(signal.SIGINT)
+        assert run.wait(10) == 130
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_processes_started_meanwhile_do_not_hear_the_signals():
+    """Fails when a scheduler's signal to every process of a job reaches Ray's."""
+    with blocked_for_children():
+        child = subprocess.Popen(["sleep", "600"])
+    for which in SIGNALS:
+        child.send_signal(which)
+    time.sleep(0.3)
+    assert child.poll() is None
+    child.kill()
+    assert child.wait(10) == -signal.SIGKILL

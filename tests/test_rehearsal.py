@@ -103,7 +103,7 @@ def test_two_steps_go_through_every_stage(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert "α = 2" in printed
-    assert (folder / "run" / "checkpoints" / "step_2" / "config.json").is_file()
+    assert (folder / "run" / "exports" / "step_2" / "config.json").is_file()
     assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == 3
     assert (folder / "report.txt").read_text().strip().endswith(" s")
 

@@ -4,26 +4,29 @@ and tracker; engines, workers and scores are fakes.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, FakeEngines, FakePrompts, FakeScorer
+from fake_engine import FakeEngines, FakeScorer
 from rollout_runs import lognormal
+from trainer_fakes import FakeTokenizer, FakeWorkers, NoInterrupts, rows_of
 
 from april_rl.algorithm.advantages import BatchAdvantages, by_group, grpo
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.assembly import Parts
 from april_rl.batch.packing import Packer
+from april_rl.checkpointing.checkpointer import Checkpointer
+from april_rl.checkpointing.resume import CHECKPOINTS
 from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.config.schema import RolloutConfig, TrainerConfig
 from april_rl.config.task import EvaluationConfig
+from april_rl.data.stream import PromptStream
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
@@ -74,57 +77,10 @@ class CountingScorer(FakeScorer):
         return Metrics({"reward/errors": Sum(counts["errors"])})
 
 
-class FakeWorkers:
-    """A learner that learns nothing; remembers what was on the disk when it was told to export."""
-
-    def __init__(self, engines: FakeEngines, run_dir: Path) -> None:
-        self._engines, self._run_dir = engines, run_dir
-        self.exports: list[tuple[str, dict[str, float]]] = []  # name, last row of metrics.jsonl
-
-    @property
-    def engine(self) -> FakeEngine:
-        return self._engines.each[0]
-
-    def update(self, batch) -> Metrics:
-        assert batch.num_response_tokens > 0
-        return Metrics()
-
-    def sync_weights(self, policy_version: int) -> Metrics:
-        self._engines.set_version(policy_version)
-        return Metrics()
-
-    def export(self, path: Path) -> None:
-        self.exports.append((path.name, rows_of(self._run_dir)[-1]))
-        path.mkdir(parents=True)
-
-
-class FakeTokenizer:
-    """Writes numbers."""
-
-    def decode(self, token_ids) -> str:
-        return " ".join(map(str, token_ids))
-
-
-class NoInterrupts:
-    """Nobody interrupts."""
-
-    def check(self) -> None:
-        """Nothing came."""
-
-    arm = disarm = check
-
-    def held(self) -> nullcontext[None]:
-        """Nothing to hold."""
-        return nullcontext()
-
-
-def rows_of(run_dir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def settings(*, num_steps: int, drain_steps: int = 0, every: int = 100, save_every: int = 0):
+def settings(*, num_steps: int, drain_steps: int = 0, every: int = 100, export_every: int = 0):
     return TrainConfig(
-        trainer=TrainerConfig(num_steps=num_steps, num_groups=2, save_every=save_every),
+        trainer=TrainerConfig(num_steps=num_steps, num_groups=2),
+        checkpoint=CheckpointConfig(export_every_steps=export_every),
         rollout=RolloutConfig(
             group_size=2,
             over_sampling_factor=2.0,
@@ -149,7 +105,7 @@ def run(
     scorer = scorer or CountingScorer()
     workers = FakeWorkers(engines, run_dir)
 
-    def build(config, *, run_dir, plain, stack) -> Parts:
+    def build(config, *, run_dir, plain, stack, resumed) -> Parts:  # noqa: ARG001
         tracker = Tracker(
             run_dir=run_dir,
             name=config.name,
@@ -162,14 +118,24 @@ def run(
             save_samples_every=config.tracking.save_samples_every,
             is_terminal=False,
         )
+        prompts = PromptStream([PROMPT], seed=0)
         return Parts(
             tracker=stack.enter_context(tracker),
+            prompts=prompts,
+            checkpointer=Checkpointer(
+                run_dir / CHECKPOINTS,
+                config.checkpoint,
+                workers=workers,
+                config_text="",
+                about={},
+                tell=tracker.message,
+            ),
             tokenizer=FakeTokenizer(),
             rewards=scorer,
             workers=workers,
             engines=engines,
             collector=build_collector(
-                config, engines, scorer, prompts=FakePrompts(), kv_cache_tokens=10**6
+                config, engines, scorer, prompts=prompts, kv_cache_tokens=10**6
             ),
             packer=Packer(
                 num_ranks=1,
@@ -207,7 +173,7 @@ def evaluated(rows: list[dict[str, float]]) -> list[float]:
 
 def test_evaluations_and_checkpoints_come_when_they_are_due(tmp_path: Path) -> None:
     """Each version once: also the last, which is due twice over."""
-    workers = run(settings(num_steps=4, every=2, save_every=2), tmp_path)
+    workers = run(settings(num_steps=4, every=2, export_every=2), tmp_path)
     assert evaluated(rows_of(tmp_path)) == [0, 2, 4]
     assert [name for name, _ in workers.exports] == ["step_2", "step_4"]
 
@@ -282,7 +248,7 @@ def test_failures_that_are_settled_before_an_evaluation_count_in_the_next_step(
 
 def test_a_checkpoint_of_another_run_is_no_reason_to_write_none(tmp_path: Path) -> None:
     """Fails when a folder that is there counts as written by this run."""
-    (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
+    (tmp_path / "exports" / "step_2").mkdir(parents=True)
     with pytest.raises(FileExistsError):
         run(settings(num_steps=2), tmp_path)
 

@@ -2,9 +2,14 @@
 takes.
 
 A tick is measured without requests, a sample in ticks whose requests are answered at once, with
-responses of the whole length and tokens as various as real ones. The step that shows the stop runs
-on simulated engines in actors that sleep until their ticks end, so that two cores carry eight of
-them; responses are short there, so that it takes seconds.
+responses of the whole length and tokens as various as real ones.
+
+How long engines have nothing to compute, because the controller or Ray is late, is measured in a
+scale model: at most eight simulated engines in actors that sleep until their ticks end, on a clock
+that runs as many times faster as there are engines for each actor (and a few times at least, so
+that a step takes seconds). Controller and Ray then have the ticks and samples a second that so many
+engines would give them, and requests at the start of a step in the same proportion to its length.
+What Ray takes for a single call does not shrink with the clock, so the idle time is an upper bound.
 """
 
 from __future__ import annotations
@@ -18,10 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import ray
-from bench_scale_engines import TimedEngines, collector_of, simulated_engine
+from bench_scale_engines import TimedEngines, collector_of, simulated_engine, tick_steps
 
 from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import start_ray, stop_ray
@@ -31,42 +37,69 @@ from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Request
 
 _VOCABULARY = 151_936  # of Qwen3
-_SHORTER = 9.0  # responses than in the simulated steps
+_OFFSETS = 1000  # places in an engine's random tokens at which a response may begin
+_ACTORS, _FASTER = 8, 4.0  # of the scale model: most actors, and the least its clock is faster
 _EMPTY_TICKS = 400
 _ANSWERED_TICKS, _ANSWERS = 8, 32  # measured, and requests in each
 _PATIENCE_S = 120.0
 
 
+class EngineTimes(NamedTuple):
+    """How an engine spent a step, up to the end of its last tick."""
+
+    idle_s: float  # outside ticks, with the wait for the first one
+    busy_s: float  # in ticks
+    first_tick_s: float  # from the beginning of the step to the first tick
+
+
 class SleepingEngine:
-    """A simulated engine that takes as long as it says, with tokens as various as real ones."""
+    """A simulated engine that takes as long as it says, with tokens as various as real ones, and
+    counts the time in which it had nothing to compute.
+    """
 
     def __init__(self, args: argparse.Namespace, number: int) -> None:
-        """Engine `number` of the benchmark."""
+        """Create engine `number` of the benchmark."""
         self._engine, self._random = simulated_engine(args, number), Random(number)
+        count = args.max_tokens + _OFFSETS
+        self._token_ids = array("i", (self._random.randrange(_VOCABULARY) for _ in range(count)))
+        self._logprobs = array("d", (-self._random.random() for _ in range(count)))
+        self._idle_s = self._busy_s = self._first_tick_s = 0.0
+        self._ended = time.monotonic()
 
     def set_version(self, policy_version: int) -> None:
-        """As the engine does."""
+        """Begin a step, which will sample as `policy_version`."""
         self._engine.set_version(policy_version)
+        self._idle_s = self._busy_s = self._first_tick_s = 0.0
+        self._ended = time.monotonic()
 
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
-        """As the worker does, and no sooner than an engine would."""
-        ends = time.monotonic()
+        """Run a tick as the worker does, no faster than an engine would."""
+        began = time.monotonic()
         tick = self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
-        ends += tick.elapsed_s
         tick = replace(tick, finished=Completions(map(self._various, tick.finished)))
-        time.sleep(max(0.0, ends - time.monotonic()))
+        time.sleep(max(0.0, began + tick.elapsed_s - time.monotonic()))
+        self._idle_s += began - self._ended
+        if not self._busy_s:
+            self._first_tick_s = self._idle_s
+        self._ended = time.monotonic()
+        self._busy_s += self._ended - began
         return tick
 
     def abort(self) -> Completions:
-        """As the engine does."""
+        """Give everything back, as the engine does."""
         return Completions(map(self._various, self._engine.abort()))
 
+    def times(self) -> EngineTimes:
+        """Return how the time since the step began was spent."""
+        return EngineTimes(
+            idle_s=self._idle_s, busy_s=self._busy_s, first_tick_s=self._first_tick_s
+        )
+
     def _various(self, completion: Completion) -> Completion:
-        count, random = len(completion.token_ids), self._random
+        first = self._random.randrange(_OFFSETS)
+        last = first + len(completion.token_ids)
         return replace(
-            completion,
-            token_ids=array("i", (random.randrange(_VOCABULARY) for _ in range(count))),
-            logprobs=array("d", (-random.random() for _ in range(count))),
+            completion, token_ids=self._token_ids[first:last], logprobs=self._logprobs[first:last]
         )
 
 
@@ -138,8 +171,12 @@ class BenchWorkers:
         self.policy_version = policy_version
         ray.get([each.set_version.remote(policy_version) for each in self.actors])
 
+    def times(self) -> list[EngineTimes]:
+        """Return how every engine spent the step."""
+        return list(ray.get([each.times.remote() for each in self.actors]))
+
     def end(self) -> None:
-        """Their processes."""
+        """End the engines' processes."""
         for each in self.actors:
             ray.kill(each)
 
@@ -150,33 +187,44 @@ class RayCost:
 
     empty_tick_s: float  # each, of ticks without a request
     sample_s: float  # each, there with prompt and half a response, and back with a whole one
+    faster: float  # the clock of the scale model than a real one
     ticks: int  # of the step that was run
     rollout_s: float  # of that step
     stop_s: float  # from the last group wanted until everything is parked
+    first_tick_s: float  # from the beginning of the step to an engine's first tick, on average
+    idle_frac: float  # of the engines' time in the step in which they had nothing to compute
 
 
 def measure_ray(
     args: argparse.Namespace, num_engines: int, *, on_progress: Callable[[int], None]
 ) -> RayCost:
     """One step over Ray, after one that fills the buffer; `on_progress` is told of ready groups."""
-    with _workers(AnsweringEngine, args, num_engines) as workers:
+    num_actors = min(num_engines, _ACTORS)
+    with _workers(AnsweringEngine, args, num_actors) as workers:
         sample_s = _sample_s(TimedEngines(_ray_engines(workers)), args)
-    short = argparse.Namespace(**vars(args))
-    short.mean_tokens, short.max_tokens = args.mean_tokens / _SHORTER, int(args.max_tokens / 9)
-    with _workers(SleepingEngine, short, num_engines) as workers:
+    model = argparse.Namespace(**vars(args))
+    faster = max(_FASTER, num_engines / num_actors)
+    model.tokens_per_s *= faster
+    model.tick_steps = tick_steps(args, num_engines)
+    with _workers(SleepingEngine, model, num_actors) as workers:
         engines = TimedEngines(_ray_engines(workers))
         empty_tick_s = _empty_tick_s(engines)
-        collector = collector_of(short, engines, clock=time.perf_counter)
+        collector = collector_of(model, engines, clock=time.perf_counter)
         for version in range(2):
             workers.set_version(version)
             engines.begin()
             collection = collector.collect(version, on_progress=lambda n, _: on_progress(n))
+        times = workers.times()
+        idle_s = sum(each.idle_s for each in times)
         return RayCost(
             empty_tick_s=empty_tick_s,
             sample_s=sample_s,
+            faster=faster,
             ticks=engines.num_ticks,
             rollout_s=collection.stats.time_s,
             stop_s=collection.stats.stop_s,
+            first_tick_s=fmean(each.first_tick_s for each in times),
+            idle_frac=idle_s / (idle_s + sum(each.busy_s for each in times)),
         )
 
 

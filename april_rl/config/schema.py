@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.config.checks import above, at_least, require
 from april_rl.config.choices import (
     ComputeDtype,
@@ -65,7 +66,8 @@ class TrainerConfig:
     num_steps: int = 100
     num_groups: int = 32  # N, groups a step trains
     num_minibatches: int = 1  # optimizer steps a batch
-    save_every: int = 0  # steps between Hugging Face checkpoints; 0: only the last
+    # hours after which the run writes a checkpoint and ends, resumed ones counted anew; 0: no limit
+    max_hours: float = 0.0
 
     def __post_init__(self) -> None:
         at_least(
@@ -75,7 +77,7 @@ class TrainerConfig:
             num_groups=self.num_groups,
             num_minibatches=self.num_minibatches,
         )
-        at_least("trainer", 0, save_every=self.save_every)
+        at_least("trainer", 0, max_hours=self.max_hours)
         require(
             self.num_minibatches <= self.num_groups,
             f"trainer.num_minibatches must be <= trainer.num_groups ({self.num_groups}), "
@@ -251,6 +253,10 @@ class TrainConfig:
 
     name: str = "run"
     seed: int = 0  # in [0, 2**32)
+    # a checkpoint to go on from: its path, or auto: the last one in hydra.run.dir, or where that is
+    # not given of the newest unfinished run of this name; where there is none, and with null, the
+    # run begins anew
+    resume: str | None = None
     deterministic: bool = False  # engines and scores are waited for at every tick, in a fixed order
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -264,6 +270,7 @@ class TrainConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
 

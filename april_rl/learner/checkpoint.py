@@ -11,11 +11,10 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from april_rl.errors import RunError
-from april_rl.learner.names import Box, Part
+from april_rl.learner.names import Part
+from april_rl.learner.shards import local_shard, overlap, within
 
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -93,38 +92,12 @@ class Checkpoint:
                         f"model.path={self._folder}: {part.name} has shape {source.get_shape()}, "
                         f"its config.json says {list(part.shape)}"
                     )
-                local, held = _local_part(parameter)
-                common = _overlap(held, part.box)
+                local, held = local_shard(parameter)
+                common = overlap(held, part.box)
                 if all(along.start < along.stop for along in common):
-                    stored = _within(common, part.box)[-len(part.shape) :]
+                    stored = within(common, part.box)[-len(part.shape) :]
                     # What is read is a view of the mapped file: no memory beside the shard.
-                    local[_within(common, held)].copy_(source[stored])
-
-
-def _local_part(parameter: Tensor) -> tuple[Tensor, Box]:
-    """What this rank holds of a parameter, and where in the whole it lies."""
-    if not isinstance(parameter, DTensor):
-        return parameter, tuple(slice(0, size) for size in parameter.shape)
-    sizes, offsets = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
-    return parameter.to_local(), tuple(
-        slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)
-    )
-
-
-def _overlap(a: Box, b: Box) -> Box:
-    """What is in both; a range that ends before it starts where nothing is."""
-    return tuple(
-        slice(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True)
-    )
-
-
-def _within(inner: Box, outer: Box) -> Box:
-    """`inner`, counted from the corner of `outer`."""
-    return tuple(
-        slice(x.start - y.start, x.stop - y.start) for x, y in zip(inner, outer, strict=True)
-    )
+                    local[within(common, held)].copy_(source[stored])
 
 
 def _files_of_tensors(folder: Path) -> dict[str, str]:

@@ -33,6 +33,7 @@ from april_rl.learner.policy import build_policy
 from april_rl.learner.reference import OwnReference, Reference
 from april_rl.learner.row import PackedRow
 from april_rl.learner.statistics import TokenStatistics
+from april_rl.learner.training_state import Snapshot, TrainingState
 from april_rl.metrics import Metrics, merge
 
 _DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
@@ -58,8 +59,7 @@ class _Pass(NamedTuple):
 class Learner:
     """A shard of the policy and of its optimizer.
 
-    What `offload` has moved to the host comes back by itself where it is needed: the weights for
-    any computation and for `weights`, the moments for each optimizer step, which they leave again.
+    What `offload` has moved to the host comes back by itself where it is needed.
     """
 
     def __init__(
@@ -108,6 +108,13 @@ class Learner:
         moments = tuple if config.offload is Offload.none else self._optimizer.moments
         self._masters = Offloadable(masters, device=self._device)
         self._moments = Offloadable(moments, device=self._device)
+        self._state = TrainingState(
+            self._policy,
+            self._optimizer,
+            mesh=mesh,
+            masters=self._masters,
+            moments=self._moments,
+        )
         self._objective, self._max_mismatch = objective, config.max_mismatch
         self._num_updates = 0
         self._model_path = model_path
@@ -133,7 +140,6 @@ class Learner:
         Raises, with weights untouched by the step it concerns: MismatchError before the first step
         when engine and learner are several times `max_mismatch` apart on tokens of age 0, and
         NonFiniteError when a loss or a gradient norm is not finite.
-        Afterwards there are no gradients, and no memory is cached on an accelerator.
         """
         self._masters.reload()
         rows = [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
@@ -195,6 +201,15 @@ class Learner:
             also=adapter_writer(self._policy, self._lora, base=self._model_path),
         )
 
+    def snapshot(self) -> Snapshot:
+        """Return a copy, on the host, of what this rank needs to go on training."""
+        return self._state.snapshot()
+
+    def restore(self, folder: Path) -> None:
+        """Go on from the snapshots of any number of ranks; raises TrainingStateError."""
+        self._state.restore(folder)
+        self._num_updates += 1  # the engine gets weights of a run that has been synced
+
     def offload(self) -> None:
         """Move to the host what is to leave, and give back all memory that is not in use."""
         self._policy.reshard_all()
@@ -226,8 +241,7 @@ class Learner:
     def _anchors(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[_Anchors]:
         """Of each minibatch, from the weights the update starts from and the frozen reference.
 
-        The first minibatch is computed with the weights the update starts from, so its own forward
-        pass gives its proximal_logprobs; the others need one before the first step.
+        The first minibatch's own forward pass gives its proximal_logprobs.
         """
         proximal: list[Sequence[Tensor | None]] = [[None] * len(part) for part in rows]
         for number, part in enumerate(rows[1:] if self._objective.needs_proximal else (), start=1):

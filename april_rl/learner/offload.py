@@ -60,6 +60,16 @@ class Offloadable:
         wait(self._device)
         self._is_away = False
 
+    def host_copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a tensor's local values on the host, wherever they are now."""
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        copy = self._copies.get(local.untyped_storage()._cdata) if self._is_away else None
+        if copy is None:
+            return local.detach().to("cpu", copy=True)
+        values = torch.empty(0, dtype=local.dtype)
+        values.set_(copy.host.untyped_storage(), 0, local.shape, local.stride())
+        return values.clone()
+
     def _room(self, storage: UntypedStorage) -> _Copy:
         is_pinned = self._device.type != "cpu"
         host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=is_pinned)

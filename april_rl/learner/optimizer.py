@@ -70,13 +70,13 @@ class Optimizer:
             eps=config.eps,
             fused=True,
         )
-        factor = partial(
+        self._factor = partial(
             lr_factor,
             warmup_steps=config.warmup_steps,
             num_steps=num_steps,
             schedule=config.schedule,
         )
-        self._schedule = LambdaLR(self._adamw, factor)
+        self._schedule = LambdaLR(self._adamw, self._factor)
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -89,6 +89,29 @@ class Optimizer:
         """
         for of_parameter in self._adamw.state.values():
             yield from of_parameter.values()
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many steps were made."""
+        return self._schedule.last_epoch
+
+    def moments_of(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor] | None:
+        """Return AdamW's two moments of a parameter; None before the first step."""
+        state = self._adamw.state.get(parameter)
+        return (state["exp_avg"], state["exp_avg_sq"]) if state else None
+
+    def restore(self, num_steps: int) -> None:
+        """Go on after `num_steps` steps, with moments of zero for the caller to fill."""
+        for parameter in self._parameters if num_steps else ():
+            self._adamw.state[parameter] = {
+                "step": torch.tensor(float(num_steps), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        for group in self._adamw.param_groups:
+            group["lr"] = group["initial_lr"]
+        # The constructor makes a step of its own, to `num_steps`.
+        self._schedule = LambdaLR(self._adamw, self._factor, last_epoch=num_steps - 1)
 
     def step(self) -> StepReport:
         """Clip the gradients and move the weights.

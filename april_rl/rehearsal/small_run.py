@@ -47,8 +47,8 @@ def small_run(
             num_steps=_STEPS,
             num_groups=num_groups,
             num_minibatches=min(num_groups, config.trainer.num_minibatches),
-            save_every=1,
         ),
+        checkpoint=replace(config.checkpoint, export_every_steps=1),
         rollout=replace(
             config.rollout,
             group_size=min(_GROUP_SIZE, config.rollout.group_size),

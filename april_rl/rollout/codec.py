@@ -1,13 +1,12 @@
-"""Samples and groups as plain data and back: dicts, lists, numbers and strings, for JSON.
-
-A float is written so that it reads back to the same bits; token ids stay token ids.
+"""Samples and groups as plain data and back: dicts, lists, numbers, strings, and arrays of numbers
+for tokens and log-probabilities (`checkpointing/columns.py` writes them).
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,9 +14,9 @@ from april_rl.errors import RunError
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
-FORMAT = 3  # of what Collector.save returns
+FORMAT = 4  # of what Collector.save returns
 
-Plain = dict[str, Any]  # as json.loads returns it: string keys
+Plain = dict[str, Any]  # string keys
 
 
 class StateError(RunError):
@@ -106,7 +105,7 @@ def _restore_group(state: Plain) -> Group:
 
 def save_prompt(prompt: Prompt) -> Plain:
     """Return all fields of a prompt."""
-    return {**asdict(prompt), "token_ids": list(prompt.token_ids)}
+    return {**asdict(prompt), "token_ids": array("i", prompt.token_ids)}
 
 
 def restore_prompt(state: Plain) -> Prompt:
@@ -120,8 +119,8 @@ def save_sample(sample: Sample) -> list[Plain]:
         {
             "policy_version": completion.policy_version,
             "context_version": completion.context_version,
-            "token_ids": list(completion.token_ids),
-            "logprobs": list(completion.logprobs),
+            "token_ids": _array("i", completion.token_ids),
+            "logprobs": _array("d", completion.logprobs),
             "finish_reason": completion.finish_reason,
         }
         for completion in sample.completions
@@ -138,12 +137,17 @@ def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
                 start=sample.num_tokens,
                 policy_version=completion["policy_version"],
                 context_version=completion["context_version"],
-                token_ids=array("i", completion["token_ids"]),  # as engines give them
-                logprobs=array("d", completion["logprobs"]),
+                token_ids=completion["token_ids"],
+                logprobs=completion["logprobs"],
                 finish_reason=completion["finish_reason"],
             )
         )
     return sample
+
+
+def _array(typecode: str, numbers: Iterable[float]) -> array[Any]:
+    """Return the array that a completion has, which nothing changes, or make one."""
+    return numbers if isinstance(numbers, array) else array(typecode, numbers)
 
 
 def _save_score(score: Score) -> Plain:

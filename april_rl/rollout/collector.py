@@ -45,8 +45,6 @@ from april_rl.rollout.step import Step, StepRules
 from april_rl.rollout.stop_rule import notes_of
 from april_rl.types import Sample, ScoredGroup
 
-# What an abort may take after Ctrl-C: a tick of a few engine steps, seldom more.
-_INTERRUPTED_ABORT_S = 3.0
 # Short samples of this version that the learner compares with the engine, if the batch has none.
 _NUM_PROBES = 4
 
@@ -110,13 +108,9 @@ class Collector:
         abort_timeout_s = self._rules.abort_timeout_s
         try:
             step.generate(on_progress)
-        except RunError:
+        except (RunError, KeyboardInterrupt):
             with suppress(EngineStalledError):  # what is at fault is known
                 step.abort_and_park(abort_timeout_s)
-            raise
-        except KeyboardInterrupt:  # a person waits
-            with suppress(RunError):
-                step.abort_and_park(min(abort_timeout_s, _INTERRUPTED_ABORT_S))
             raise
         step.abort_and_park(abort_timeout_s)
         return self._end(stats)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from april_rl.types import Sample
 
@@ -24,6 +25,19 @@ class Leftovers:
     def parked_tokens(self) -> int:
         """Response tokens of the parked groups."""
         return sum(sample.num_tokens for samples in self.parked for sample in samples)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.parked)} parked groups with {self.parked_tokens} response tokens, "
+            f"{len(self.ready)} ready groups (rollout.drain_steps trains them), "
+            f"{len(self.collected)} groups of an update that did not end"
+        )
+
+    def write(self, path: Path) -> None:
+        """Write `lines` into a file; raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in self.lines())
 
     def lines(self) -> Iterator[str]:
         """Return a JSON object for every sample: `state` is collected, ready or parked; completions

@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from april_rl.errors import RunError
+from april_rl.interrupts import blocked_for_children
 
 _MIB = 1 << 20
 # Batches and completions pass through the object store; weights never do.
@@ -72,17 +73,18 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
     # With Ray's default, 15, every other process of the machine would get the CPU before the
     # engine and the learner: the rewards, and whatever else runs there.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(
-        address="local",  # otherwise Ray would join RAY_ADDRESS and refuse the other arguments
-        num_cpus=max(num_workers, os.cpu_count() or 1),
-        include_dashboard=False,
-        object_store_memory=object_store_bytes(
-            batch_tokens, available=psutil.disk_usage(_SHARED_MEMORY).free
-        ),
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        ignore_reinit_error=True,
-    )
+    with blocked_for_children():
+        ray.init(
+            address="local",  # otherwise Ray would join RAY_ADDRESS and refuse the other arguments
+            num_cpus=max(num_workers, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=object_store_bytes(
+                batch_tokens, available=psutil.disk_usage(_SHARED_MEMORY).free
+            ),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            ignore_reinit_error=True,
+        )
 
 
 def join(address: str) -> None:

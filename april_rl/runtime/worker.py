@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import psutil
 import ray
 
+from april_rl.checkpointing.checkpointer import Written
 from april_rl.metrics import Max, Metrics
 from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import WorkerLocation
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
 from april_rl.runtime.memory.host import WorkerMemory, host_memory
 from april_rl.runtime.process_setup import end_with_parent, unlink_shared_memory
+from april_rl.runtime.saving import BackgroundWrite
 from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 from april_rl.runtime.worker_parts import WorkerSettings, build_engine, build_learner
 from april_rl.ticks import Completions, Tick
@@ -199,6 +201,21 @@ class Worker:
         self._engine.sleep()
         self._learner.export(path)
         self._send_weights(self._engine.policy_version)
+
+    @records_activity
+    def start_saving(self, folder: Path) -> None:
+        """Copy what the learner needs to go on; a thread writes it into `folder` from now on."""
+        self._saving = BackgroundWrite(self._learner.snapshot().write, folder)
+
+    def saved(self) -> Written | None:
+        """Return what was written since `start_saving`; None while it is being written."""
+        return self._saving.outcome()
+
+    @records_activity
+    def restore(self, folder: Path) -> None:
+        """Have the learner go on from a checkpoint's files; a weight sync must follow."""
+        self._engine.sleep()
+        self._learner.restore(folder)
 
     def _send_weights(self, policy_version: int) -> int:
         """From the learner to the engine, which wakes for it; returns the bytes that were sent."""

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from april_rl.batch.packing import Batch
+from april_rl.checkpointing.checkpointer import Written
 from april_rl.metrics import Metrics, merge
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.runtime.layout import Layout
@@ -36,6 +37,7 @@ class Workers:
         call to them is waited for by `watchdog`. `batch_tokens`: the most that a step trains.
         """
         self.layout, self.watchdog = layout, watchdog
+        self._answers: list[Any] = []  # to "what have you written", under way
         self.policy_version = 0  # of the weights that the engines were given last
         start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
         self._placement = Placement(
@@ -131,6 +133,31 @@ class Workers:
     def export(self, path: Path) -> None:
         """A Hugging Face folder of the policy."""
         self._all("export", path)
+
+    def start_saving(self, folder: Path) -> None:
+        """Copy the learners' state, and begin to write it into `folder`: a shared one, when there
+        are several machines.
+        """
+        self._all("start_saving", folder)
+
+    def saved(self) -> Written | None:
+        """Return what all workers have written; None while one is still writing. Never waits: a
+        worker that is busy answers later.
+        """
+        self._answers = self._answers or [actor.saved.remote() for actor in self.actors]
+        found = self.watchdog.results_within(self._answers, 0.0)
+        if found is None:
+            return None
+        self._answers = []
+        if None in found:
+            return None
+        records = {name: of for written in found for name, of in written.records.items()}
+        errors = [written.error for written in found if written.error]
+        return Written(records=records, error=errors[0] if errors else "")
+
+    def restore(self, folder: Path) -> None:
+        """Have the learners go on from a checkpoint's files; `sync_weights` must follow."""
+        self._all("restore", folder)
 
     def close(self) -> None:
         """End every worker, and Ray if it was started here. Never waits for a worker."""

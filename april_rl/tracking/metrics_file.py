@@ -14,13 +14,18 @@ from april_rl.tracking import keys
 class MetricsFile:
     """Appends one object a step: `step`, then keys sorted by stage; NaN and infinity are null."""
 
-    def __init__(self, path: Path) -> None:
-        """Makes the file; raises FileExistsError when it is there already: two runs would mix, and
+    def __init__(self, path: Path, *, resumed_step: int | None = None) -> None:
+        """Make the file; raises FileExistsError when it is there already: two runs would mix, and
         OSError when it cannot be written.
+
+        A run that goes on after `resumed_step` goes on with its file, less the rows of later steps,
+        which are made again; `forgotten_step` is the last of them.
         """
         self._path = path
-        self._file = path.open("x", encoding="utf-8")
-        self._last_step = -1
+        self._last_step = self.forgotten_step = -1
+        if resumed_step is not None and path.exists():
+            self._last_step, self.forgotten_step = _truncate(path, last_step=resumed_step)
+        self._file = path.open("a" if resumed_step is not None else "x", encoding="utf-8")
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
         """Write a step to the disk.
@@ -56,6 +61,27 @@ class MetricsFile:
     def __exit__(self, *_: object) -> None:
         """Closes the file."""
         self.close()
+
+
+def _truncate(path: Path, *, last_step: int) -> tuple[int, int]:
+    """Remove the rows after `last_step`, and one that was not written to its end; returns the steps
+    of the last row that stays, and of the last one there was.
+    """
+    kept: list[str] = []
+    kept_step = forgotten_step = -1
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            step = json.loads(line)["step"]
+        except ValueError:
+            break  # the process ended in the middle of it
+        forgotten_step = step
+        if step <= last_step:
+            kept.append(line)
+            kept_step = step
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    partial.replace(path)
+    return kept_step, forgotten_step
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:

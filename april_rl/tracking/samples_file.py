@@ -5,12 +5,12 @@ evaluation, readable by people and by scripts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from april_rl.types import FinishReason, Parts, Sample
+from april_rl.types import FinishReason, Parts, Sample, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,36 @@ class SampleRecord:
             ),
             source=sample.prompt.source,
         )
+
+
+def records_of(
+    groups: Iterable[ScoredGroup],
+    advantages: Iterable[Iterable[float]],
+    *,
+    decode: Callable[[Sequence[int]], str],
+    policy_version: int,
+) -> list[SampleRecord]:
+    """Return the records of all samples of a step; `advantages` [G] of each group, `policy_version`
+    is the version that trained them.
+    """
+    return [
+        SampleRecord.of(
+            sample,
+            response=decode(sample.token_ids),
+            reward=reward,
+            reward_parts=parts,
+            advantage=float(advantage),
+            policy_version=policy_version,
+        )
+        for scored, of_group in zip(groups, advantages, strict=True)
+        for sample, reward, parts, advantage in zip(
+            scored.group.samples,
+            scored.rewards,
+            scored.parts or ((),) * len(scored.rewards),
+            of_group,
+            strict=True,
+        )
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

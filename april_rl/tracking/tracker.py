@@ -48,10 +48,13 @@ class Tracker:
         print_samples_every: int,
         save_samples_every: int,
         is_terminal: bool | None = None,
+        resumed_step: int | None = None,
+        wandb_id: str = "",
     ) -> None:
         """Creates the run directory and starts the view.
 
-        `config` is plain data; `is_terminal` None: find out.
+        `config` is plain data; `is_terminal` None: find out. A run that goes on after
+        `resumed_step` goes on with its files, and with the W&B run `wandb_id`.
 
         Raises RunDirectoryError when the run directory cannot be written, or holds a run.
         """
@@ -60,9 +63,8 @@ class Tracker:
         self._save_samples_every = save_samples_every
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._metrics_file = _new_metrics_file(run_dir)
-            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-            (run_dir / "config.yaml").write_text(text, encoding="utf-8")
+            self._metrics_file = _open_metrics_file(run_dir, resumed_step)
+            (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
         self._pace = Pace(num_steps)
         title = f"{name}: {num_steps} steps of {num_groups} groups"
         self._view = open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
@@ -74,7 +76,13 @@ class Tracker:
             run_dir=run_dir.resolve(),
             config=config,
             message=self._view.message,
+            run_id=wandb_id,
         )
+
+    @property
+    def wandb_id(self) -> str:
+        """Return the id of the W&B run; empty when there is none."""
+        return self._run.id
 
     def phase(self, name: str, total: int | None = None) -> AbstractContextManager[Phase]:
         """The phase shown while the context is open; `total` None: no known end."""
@@ -88,7 +96,8 @@ class Tracker:
         values = metrics.read()
         with self._writing():
             self._metrics_file.append(step, values)
-        self._run.log(step, values)
+        if step > self._metrics_file.forgotten_step:  # W&B has the others, and forgets nothing
+            self._run.log(step, values)
         left_s = self._pace.left_s(step, step_s=values.get("time/step_s"))
         self._view.step(step, values, left_s=left_s)
 
@@ -150,14 +159,20 @@ class Tracker:
             ) from error
 
 
-def _new_metrics_file(run_dir: Path) -> MetricsFile:
+def config_text(config: Mapping[str, object]) -> str:
+    """Return plain data as YAML."""
+    return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+
+
+def _open_metrics_file(run_dir: Path, resumed_step: int | None) -> MetricsFile:
     """The run's own; raises RunDirectoryError when another run has left one."""
     path = run_dir / "metrics.jsonl"
     try:
-        return MetricsFile(path)
+        return MetricsFile(path, resumed_step=resumed_step)
     except FileExistsError as error:
         raise RunDirectoryError(
-            f"hydra.run.dir={run_dir} already holds a run ({path.name}); give another folder"
+            f"hydra.run.dir={run_dir} already holds a run ({path.name}); give another folder, or "
+            "go on with it: resume=auto"
         ) from error
 
 

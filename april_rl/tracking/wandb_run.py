@@ -18,6 +18,8 @@ _FINISHED, _FAILED, _KILLED = 0, 1, 255  # the exit codes that W&B shows as thes
 class Run(Protocol):
     """Where the metrics of a run go beside metrics.jsonl."""
 
+    id: str  # with which a later process goes on with the run; empty: there is none
+
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
 
@@ -30,6 +32,8 @@ class Run(Protocol):
 
 class NoRun:
     """Records nothing."""
+
+    id = ""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Does nothing."""
@@ -44,6 +48,7 @@ class WandbRun:
     def __init__(self, run: wandb.Run) -> None:
         """Takes over a run that has begun."""
         self._run = run
+        self.id: str = run.id
         run.define_metric("step", hidden=True)
         run.define_metric("*", step_metric="step")
 
@@ -71,8 +76,12 @@ def start_run(
     run_dir: Path,
     config: Mapping[str, object],
     message: Callable[[str], None],
+    run_id: str = "",
 ) -> Run:
-    """The run, its files in `run_dir`/wandb. What keeps it offline is told once, in `message`."""
+    """Return a run with its files in `run_dir`/wandb; with `run_id` it is that run, which goes on.
+
+    What keeps it offline is told once, in `message`.
+    """
     if mode == "disabled":
         return NoRun()
     wandb.setup(wandb.Settings(silent=True))
@@ -90,6 +99,8 @@ def start_run(
             dir=str(run_dir),
             config=dict(config),
             reinit="create_new",
+            id=run_id or None,
+            resume="allow" if run_id else None,
             settings=settings,
         )
         return WandbRun(run)

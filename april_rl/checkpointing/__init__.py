@@ -1,0 +1,1 @@
+"""Checkpoints of a whole run: written whole or not at all, checked before they are read."""

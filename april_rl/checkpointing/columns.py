@@ -1,0 +1,95 @@
+"""Plain data with long arrays in it, as two files: JSON, and safetensors for the arrays.
+
+A buffer holds millions of tokens, which JSON takes half a minute to write. So every `array` in the
+data becomes a slice of one column of its type, and JSON says which: `{"$int32": [start, stop]}`.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from april_rl.errors import RunError
+
+Plain = Any  # dicts with string keys, lists, numbers, strings, None, and arrays of type i or d
+_COLUMNS = {"i": "int32", "d": "float64"}  # by the array's typecode
+_TYPECODES = {column: typecode for typecode, column in _COLUMNS.items()}
+
+
+class DamagedStateError(RunError):
+    """A file of a checkpoint holds something else than this program writes."""
+
+
+def write_state(state: Plain, folder: Path, name: str) -> None:
+    """Write `state` as `name`.json and `name`.safetensors into `folder`."""
+    columns: dict[str, list[array[Any]]] = {column: [] for column in _TYPECODES}
+    sizes = dict.fromkeys(columns, 0)
+    text = json.dumps(_without_arrays(state, columns, sizes), allow_nan=False)
+    (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    save_file(
+        {column: _joined(parts, column) for column, parts in columns.items()},
+        folder / f"{name}.safetensors",
+    )
+
+
+def read_state(folder: Path, name: str) -> Plain:
+    """Return what `write_state` wrote; raises DamagedStateError, with the file's name."""
+    path = folder / f"{name}.json"
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        columns = load_file(folder / f"{name}.safetensors")
+        return _with_arrays(state, columns)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DamagedStateError(
+            f"{path} and {name}.safetensors cannot be read as a checkpoint's state: {error!r}"
+        ) from error
+
+
+def _without_arrays(
+    state: Plain, columns: dict[str, list[array[Any]]], sizes: dict[str, int]
+) -> Plain:
+    """Return `state` with references in place of its arrays, which are added to `columns`."""
+    if isinstance(state, array):
+        column = _COLUMNS[state.typecode]
+        start = sizes[column]
+        columns[column].append(state)
+        sizes[column] += len(state)
+        return {f"${column}": [start, sizes[column]]}
+    if isinstance(state, Mapping):
+        return {key: _without_arrays(value, columns, sizes) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_without_arrays(value, columns, sizes) for value in state]
+    return state
+
+
+def _with_arrays(state: Plain, columns: Mapping[str, NDArray[Any]]) -> Plain:
+    if isinstance(state, list):
+        return [_with_arrays(value, columns) for value in state]
+    if not isinstance(state, dict):
+        return state
+    if len(state) == 1:
+        [(key, where)] = state.items()
+        if key.startswith("$"):
+            return _slice(columns[key[1:]], *where, typecode=_TYPECODES[key[1:]])
+    return {key: _with_arrays(value, columns) for key, value in state.items()}
+
+
+def _slice(column: NDArray[Any], start: int, stop: int, *, typecode: str) -> array[Any]:
+    if not 0 <= start <= stop <= len(column):
+        raise ValueError(f"numbers {start} to {stop} of a column that has {len(column)}")
+    found: array[Any] = array(typecode)
+    found.frombytes(column[start:stop].tobytes())
+    return found
+
+
+def _joined(parts: list[array[Any]], column: str) -> NDArray[Any]:
+    arrays = [np.frombuffer(part, dtype=column) for part in parts if part]
+    return np.concatenate(arrays) if arrays else np.zeros(0, column)

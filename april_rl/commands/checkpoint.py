@@ -1,0 +1,157 @@
+"""`python -m april_rl checkpoint show|verify|list|prune PATH`: what a run has saved."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SUMMARY = "look into a run's checkpoints, check their files, remove old ones"
+
+_USAGE = """usage: python -m april_rl checkpoint show|verify PATH
+       python -m april_rl checkpoint list|prune RUN [keep_last=N]
+
+  show     step, ledger, groups by state and age, sizes, and what is needed to go on
+  verify   every file against the size and the hash in manifest.json
+  list     all checkpoints of a run, the oldest first
+  prune    remove all but the newest N (2 unless keep_last=N is given)
+
+PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last checkpoint is meant. A
+run goes on with: python -m april_rl.train ... resume=PATH"""
+
+_KEEP = "keep_last="
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what `arguments` name and return the exit status."""
+    actions = {"show": _show, "verify": _verify, "list": _list}
+    paths = [a for a in arguments[1:] if not a.startswith(_KEEP)]
+    kept = [a.removeprefix(_KEEP) for a in arguments[1:] if a.startswith(_KEEP)]
+    wanted = arguments[0] if arguments else ""
+    if wanted in ("", "-h", "--help"):
+        print(_USAGE)
+        return 0
+    if wanted not in (*actions, "prune") or len(paths) != 1 or (kept and wanted != "prune"):
+        print(
+            f"error: give one of show, verify, list, prune and one PATH\n{_USAGE}", file=sys.stderr
+        )
+        return 2
+    if kept and not (kept[-1].isdecimal() and int(kept[-1]) > 0):
+        print(f"error: keep_last must be a number >= 1, got {kept[-1]}", file=sys.stderr)
+        return 2
+    from april_rl.errors import RunError
+
+    try:
+        if wanted == "prune":
+            _prune(Path(paths[0]), keep_last=int(kept[-1]) if kept else 2)
+        else:
+            actions[wanted](Path(paths[0]))
+    except (RunError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _show(path: Path) -> None:
+    from april_rl.checkpointing.manifest import read_manifest
+    from april_rl.checkpointing.resume import read_controller
+
+    folder = _checkpoint(path)
+    manifest = read_manifest(folder)
+    about = manifest.about
+    collector = read_controller(folder)["collector"]
+    print(f"{folder}: step {manifest.step} of {about['num_steps']}, {manifest.created}")
+    print(f"run        {about['name']}, written by april_rl {manifest.version}")
+    print(f"model      {about['model']}")
+    print("ledger     " + _ledger(collector["ledger"]))
+    for name, groups in (("parked", collector["buffer"]["open"]), ("ready", _ready(collector))):
+        print(f"{name:<10} " + _groups(groups, version=manifest.step))
+    for top in sorted({name.partition("/")[0] for name in manifest.files}):
+        files = [of for name, of in manifest.files.items() if name.partition("/")[0] == top]
+        size = sum(of.bytes for of in files) / 2**20
+        hashes = files[0].xxh3 if len(files) == 1 else f"{len(files)} files"
+        print(f"  {top:<18} {size:>10.2f} MiB  {hashes}")
+    print(
+        "to go on   the model, the data and the settings of config.yaml in it; the number of "
+        "workers\n           may be another. docs/checkpoints.md lists what else may change"
+    )
+
+
+def _ready(collector: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(collector["buffer"]["ready"])
+
+
+def _ledger(ledger: dict[str, Any]) -> str:
+    counts = {name: len(ids) for name, ids in ledger["live"].items()} | ledger["final"]
+    return f"{ledger['opened']} opened: " + ", ".join(f"{n} {name}" for name, n in counts.items())
+
+
+def _groups(groups: Sequence[dict[str, Any]], *, version: int) -> str:
+    """Count groups, their response tokens, and how old their oldest tokens are."""
+    ages: Counter[int] = Counter()
+    tokens = 0
+    for group in groups:
+        completions = [completion for sample in group["samples"] for completion in sample]
+        tokens += sum(len(completion["token_ids"]) for completion in completions)
+        oldest = min((c["policy_version"] for c in completions), default=version)
+        ages[version - oldest] += 1
+    by_age = ", ".join(f"{count} of age {age}" for age, count in sorted(ages.items()))
+    return f"{len(groups)} groups with {tokens:,} response tokens" + (f": {by_age}" if ages else "")
+
+
+def _verify(path: Path) -> None:
+    from april_rl.checkpointing.manifest import verify
+
+    folder = _checkpoint(path)
+    manifest = verify(folder, on_file=lambda name: print(f"  {name}", flush=True))
+    print(f"{folder}: {len(manifest.files)} files are as they were written")
+
+
+def _list(path: Path) -> None:
+    from april_rl.checkpointing.folder import latest, saved
+    from april_rl.checkpointing.manifest import CheckpointError, read_manifest
+
+    root = _root(path)
+    last = latest(root)
+    for one in saved(root):
+        try:
+            manifest = read_manifest(one.path)
+        except CheckpointError as error:
+            print(f"{one.path}  {error}")
+            continue
+        size = sum(of.bytes for of in manifest.files.values()) / 2**20
+        mark = "  latest" if one.path == last else ""
+        print(f"{one.path}  {manifest.created}  {size:.1f} MiB{mark}")
+
+
+def _prune(path: Path, *, keep_last: int) -> None:
+    from april_rl.checkpointing.folder import prune
+
+    for one in prune(_root(path), keep_last=keep_last, keep=set()):
+        print(f"removed {one.path}")
+
+
+def _checkpoint(path: Path) -> Path:
+    """Return the checkpoint that is meant; raises CheckpointError when there is none."""
+    from april_rl.checkpointing.folder import latest
+    from april_rl.checkpointing.manifest import FILE, CheckpointError
+
+    if (path / FILE).is_file():
+        return path
+    found = latest(_root(path))
+    if found is None:
+        raise CheckpointError(f"{path} is neither a checkpoint nor a run with one")
+    return found
+
+
+def _root(path: Path) -> Path:
+    """Return the folder of a run's checkpoints."""
+    from april_rl.checkpointing.manifest import CheckpointError
+    from april_rl.checkpointing.resume import CHECKPOINTS
+
+    root = path if path.name == CHECKPOINTS else path / CHECKPOINTS
+    if not root.is_dir():
+        raise CheckpointError(f"{path} has no folder {CHECKPOINTS}: give a run directory")
+    return root

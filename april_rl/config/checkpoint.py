@@ -1,0 +1,33 @@
+"""Settings of checkpoints and exports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from april_rl.config.checks import above, at_least
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointConfig:
+    """What a run leaves on the disk: checkpoints to go on from, exports to use.
+
+    The last step has both, whatever is set here.
+    """
+
+    every_steps: int = 0  # steps between checkpoints; 0: by time alone
+    every_minutes: float = 30.0  # between checkpoints; 0: by steps alone
+    keep_last: int = 2  # checkpoints; older ones are removed
+    export_every_steps: int = 0  # steps between Hugging Face folders; 0: only the last
+    # seconds a run has to write a checkpoint and end after Ctrl-C, SIGTERM or SIGUSR1
+    stop_deadline_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        at_least(
+            "checkpoint",
+            0,
+            every_steps=self.every_steps,
+            every_minutes=self.every_minutes,
+            export_every_steps=self.export_every_steps,
+        )
+        at_least("checkpoint", 1, keep_last=self.keep_last)
+        above("checkpoint", 0, stop_deadline_s=self.stop_deadline_s)

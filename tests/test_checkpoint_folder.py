@@ -1,0 +1,180 @@
+"""A checkpoint appears whole or not at all, and a damaged one is refused with the file's name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from april_rl.checkpointing import folder as checkpoint_folder
+from april_rl.checkpointing.folder import begin, commit, latest, prune, saved
+from april_rl.checkpointing.manifest import CheckpointError, read_manifest, record, verify
+from april_rl.checkpointing.resume import load, unfinished_run
+
+
+def write(root: Path, step: int, *, content: bytes = b"weights" * 100, **about: object) -> Path:
+    """A checkpoint with one file that a worker has hashed and one that nobody has."""
+    partial = begin(root, step)
+    (partial / "learner").mkdir()
+    shard = partial / "learner" / "rank_00000.safetensors"
+    shard.write_bytes(content)
+    (partial / "config.yaml").write_text("name: test\n")
+    records = {"learner/rank_00000.safetensors": record(shard)}
+    return commit(partial, step=step, about=about, records=records)
+
+
+def test_a_checkpoint_names_its_files_and_latest_names_the_checkpoint(tmp_path):
+    """Fails when a file is left out of the manifest, or `latest` stays behind."""
+    write(tmp_path, 2)
+    path = write(tmp_path, 4, ledger="sums")
+    manifest = verify(path)
+    assert set(manifest.files) == {"config.yaml", "learner/rank_00000.safetensors"}
+    assert manifest.step == 4
+    assert manifest.about == {"ledger": "sums"}
+    assert latest(tmp_path) == path
+    assert [one.step for one in saved(tmp_path)] == [2, 4]
+
+
+@pytest.mark.parametrize("failing", ["write_manifest", "sync", "_point_to"])
+def test_a_save_that_does_not_end_leaves_the_one_before(tmp_path, monkeypatch, failing):
+    """Fails when a checkpoint has its name before all of it is there, or the next save trips over
+    what was left.
+    """
+    before = write(tmp_path, 1)
+
+    def killed(*_: object) -> None:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_folder, failing, killed)
+        with pytest.raises(OSError, match="killed"):
+            write(tmp_path, 2)
+    assert latest(tmp_path) == before
+    for one in saved(tmp_path):
+        verify(one.path)
+    assert write(tmp_path, 3) == latest(tmp_path)
+    assert not list(tmp_path.glob(".step_*"))
+
+
+def test_a_later_life_replaces_the_checkpoint_of_a_step(tmp_path):
+    """A run that went on from step 2 comes by step 4 again. Fails when the rename is refused."""
+    write(tmp_path, 4, content=b"first")
+    path = write(tmp_path, 4, content=b"second")
+    assert (path / "learner" / "rank_00000.safetensors").read_bytes() == b"second"
+    verify(path)
+
+
+def test_without_latest_the_newest_whole_one_is_found(tmp_path):
+    """Fails when a lost pointer loses the run."""
+    good, bad = write(tmp_path, 10), write(tmp_path, 20)
+    (tmp_path / "latest").unlink()
+    (bad / "manifest.json").unlink()
+    assert latest(tmp_path) == good
+
+
+def test_latest_that_leads_elsewhere_is_not_followed(tmp_path):
+    """Fails when the pointer is trusted as a path."""
+    good = write(tmp_path / "run", 1)
+    write(tmp_path / "other", 7)
+    (tmp_path / "run" / "latest").write_text("../other/step_7")
+    assert latest(tmp_path / "run") == good
+
+
+def test_old_checkpoints_go_and_chosen_ones_stay(tmp_path):
+    """Fails when the count is off by one, or the newest go."""
+    for step in (1, 2, 10, 20):
+        write(tmp_path, step)
+    assert [one.step for one in prune(tmp_path, keep_last=2, keep={1})] == [2]
+    assert [one.step for one in saved(tmp_path)] == [1, 10, 20]
+
+
+def test_a_file_that_only_the_workers_machine_has_is_said(tmp_path):
+    """Fails when a checkpoint without its shards looks whole."""
+    partial = begin(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="shared file system"):
+        commit(
+            partial,
+            step=1,
+            about={},
+            records={"learner/rank_00001.safetensors": record(Path(__file__))},
+        )
+    assert latest(tmp_path) is None
+
+
+@given(st.data())
+def test_a_flipped_bit_or_a_cut_end_is_found_wherever_it_is(tmp_path_factory, data):
+    """Fails when a file is not hashed, or only its size is looked at."""
+    path = write(tmp_path_factory.mktemp("root"), 1)
+    names = [p for p in path.rglob("*") if p.is_file() and p.name != "manifest.json"]
+    victim = data.draw(st.sampled_from(sorted(names)))
+    content = bytearray(victim.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content[place] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del content[place:]
+    victim.write_bytes(content)
+    with pytest.raises(CheckpointError, match=str(victim)):
+        verify(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read"),
+        ("[]", "has format"),
+        ('{"format": 99}', "has format 99, and this version of april_rl reads format 1"),
+        ('{"format": 1}', "cannot be read"),
+        (
+            '{"format": 1, "files": {"../../etc/passwd": {"bytes": 1, "xxh3": ""}}}',
+            "leads|not a path",
+        ),
+        ('{"format": 1, "files": {"a": 3}}', "cannot be read"),
+    ],
+)
+def test_a_manifest_of_something_else_is_refused(tmp_path, text, message):
+    """Fails when a library's error gets through, or a path may lead out of the folder."""
+    path = write(tmp_path, 1)
+    (path / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        read_manifest(path)
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_is_offered(tmp_path):
+    """Fails when the run begins from damaged files, or anew."""
+    root = tmp_path / "checkpoints"
+    good, _, bad = write(root, 1), write(root, 2), write(root, 3)
+    for path in (root / "step_2", bad):
+        shard = path / "learner" / "rank_00000.safetensors"
+        shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=rf"it is incomplete\n.*: resume={good}"):
+        load("auto", tmp_path)
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
+    """Fails when a mistyped path begins a new run."""
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        load(str(tmp_path / "nowhere"), tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no manifest\.json"):
+        load(str(tmp_path), tmp_path)
+    assert load("auto", tmp_path) is None
+
+
+def test_the_newest_unfinished_run_is_found(tmp_path):
+    """Fails when a finished run is gone on with, or one without a checkpoint is chosen."""
+    for number, name in enumerate(["old", "new", "done"]):
+        path = write(tmp_path / name / "checkpoints", 1, is_finished=name == "done")
+        os.utime(path, (number, number))
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    assert unfinished_run(tmp_path) == tmp_path / "new"
+    assert unfinished_run(tmp_path / "nowhere") is None
+
+
+def test_the_manifest_is_what_people_read(tmp_path):
+    """Fails when it is no longer plain JSON."""
+    found = json.loads((write(tmp_path, 1) / "manifest.json").read_text())
+    assert found["files"]["config.yaml"]["bytes"] == len("name: test\n")

@@ -1,0 +1,178 @@
+"""When checkpoints are written, and that a disk which refuses does not end the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from april_rl.checkpointing.checkpointer import Checkpointer, Written
+from april_rl.checkpointing.folder import latest, saved
+from april_rl.checkpointing.manifest import record, verify
+from april_rl.checkpointing.resume import load
+from april_rl.config.checkpoint import CheckpointConfig
+
+
+class Workers:
+    """Workers that write a file at once and say so after some questions, or say why they cannot."""
+
+    def __init__(self) -> None:
+        self.answers_after = 0
+        self.error = ""
+
+    def start_saving(self, folder: Path) -> None:
+        self.folder, self.asked = folder, 0
+        folder.mkdir()
+        (folder / "rank_00000.safetensors").write_bytes(b"weights")
+
+    def saved(self) -> Written | None:
+        self.asked += 1
+        if self.asked <= self.answers_after:
+            return None
+        name = "rank_00000.safetensors"
+        return Written(records={name: record(self.folder / name)}, error=self.error)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Setup:
+    def __init__(self, root: Path, **changes: object) -> None:
+        self.root, self.workers, self.clock = root, Workers(), Clock()
+        self.told: list[str] = []
+        self.checkpointer = Checkpointer(
+            root,
+            CheckpointConfig(**changes),
+            workers=self.workers,
+            config_text="name: test\n",
+            about={"name": "test"},
+            tell=self.told.append,
+            clock=self.clock,
+        )
+
+    def save(self, step: int) -> None:
+        self.checkpointer.start(step, {"version": step}, about={"ledger": {}})
+        self.checkpointer.finish()
+
+
+@pytest.fixture
+def setup(tmp_path):
+    return lambda **changes: Setup(tmp_path / "checkpoints", **changes)
+
+
+def test_everything_of_a_checkpoint_is_there_and_hashed(setup, tmp_path):
+    """Fails when the controller's state, the workers' files or the settings are left out."""
+    run = setup()
+    run.save(3)
+    manifest = verify(latest(run.root))
+    assert set(manifest.files) == {
+        "config.yaml",
+        "run.json",
+        "run.safetensors",
+        "learner/rank_00000.safetensors",
+    }
+    resumed = load("auto", tmp_path)
+    assert resumed.state == {"version": 3}
+    assert resumed.manifest.about == {"name": "test", "ledger": {}}
+    assert run.checkpointer.metrics().read()["checkpoint/bytes"] > 0
+    assert run.checkpointer.metrics() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "due"),
+    [
+        ({"every_steps": 3, "every_minutes": 0}, {3, 6, 9}),
+        ({"every_steps": 0, "every_minutes": 4}, {4, 8}),
+        ({"every_steps": 3, "every_minutes": 2}, {2, 3, 5, 6, 8, 9}),
+        ({"every_steps": 0, "every_minutes": 0}, set()),
+    ],
+)
+def test_checkpoints_are_due_by_steps_and_by_time(setup, changes, due):
+    """A step takes a minute here. Fails when the time is counted from the start of the run, or one
+    of the two settings hides the other.
+    """
+    run, found = setup(**changes), set()
+    for step in range(1, 10):
+        run.clock.now += 60
+        if run.checkpointer.is_due(step):
+            found.add(step)
+            run.save(step)
+    assert found == due
+
+
+def test_a_checkpoint_appears_only_when_every_worker_has_written(setup):
+    """Fails when the folder has its name while a worker still writes, or the run waits for it."""
+    run = setup()
+    run.workers.answers_after = 2
+    run.checkpointer.start(1, {}, about={})
+    seen = []
+    for _ in range(300):
+        run.checkpointer.poll()
+        seen.append(latest(run.root) is not None)
+        if seen[-1]:
+            break
+    assert seen[:2] == [False, False]
+    assert seen[-1]
+
+
+def test_the_one_before_is_finished_before_the_next_begins(setup):
+    """Fails when two are written at once, or the first is lost."""
+    run = setup()
+    run.workers.answers_after = 3
+    run.checkpointer.start(1, {}, about={})
+    run.checkpointer.start(2, {}, about={})
+    assert [one.step for one in saved(run.root)] == [1]
+    run.checkpointer.finish()
+    assert [one.step for one in saved(run.root)] == [1, 2]
+
+
+def test_old_checkpoints_are_removed(setup):
+    """Fails when keep_last is not read."""
+    run = setup(keep_last=2)
+    for step in range(1, 5):
+        run.save(step)
+    assert [one.step for one in saved(run.root)] == [3, 4]
+
+
+def test_a_worker_whose_disk_is_full_costs_this_checkpoint_only(setup):
+    """Fails when the run ends, the message hides the reason, or half a checkpoint stays."""
+    run = setup()
+    run.save(1)
+    run.workers.error = "[Errno 28] No space left on device: 'rank_00000.safetensors'"
+    run.save(2)
+    assert [one.step for one in saved(run.root)] == [1]
+    assert "step 2 could not be written ([Errno 28] No space left" in run.told[-1]
+    assert f"the last good one is {run.root / 'step_1'}" in run.told[-1]
+    run.workers.error = ""
+    run.save(3)
+    assert latest(run.root) == run.root / "step_3"
+    assert sorted(path.name for path in run.root.iterdir()) == ["latest", "step_1", "step_3"]
+
+
+def test_a_folder_that_cannot_be_made_costs_the_checkpoint_only(setup):
+    """Fails when an OSError of the controller's own disk ends the run."""
+    run = setup()
+    run.root.parent.mkdir(exist_ok=True)
+    run.root.write_text("a file where the folder should be")
+    run.save(1)
+    assert "the checkpoint of step 1 could not be written" in run.told[-1]
+    assert "training goes on, and there is no earlier one" in run.told[-1]
+
+
+def test_a_folder_that_is_gone_in_the_middle_costs_the_checkpoint_only(setup):
+    """Fails when the commit's error ends the run."""
+    run = setup()
+    run.save(1)
+    run.workers.answers_after = 1
+    run.checkpointer.start(2, {}, about={})
+    for path in run.workers.folder.iterdir():
+        path.unlink()
+    run.workers.saved = lambda: Written(records={"rank_00000.safetensors": record(Path(__file__))})
+    run.checkpointer.finish()
+    assert "step 2 could not be written" in run.told[-1]
+    assert latest(run.root) == run.root / "step_1"

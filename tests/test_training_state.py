@@ -1,0 +1,153 @@
+"""A restored learner goes on as if it had never stopped, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from learner_setup import group_of_one, make_examples, make_learner, num_tokens, pack, write_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from april_rl.config.choices import Offload, Schedule
+from april_rl.config.lora import LoraConfig
+from april_rl.learner.learner import Learner
+from april_rl.learner.training_state import TrainingStateError
+
+VARIANTS = {
+    "adamw": {},
+    "offloaded": {"offload": Offload.all},
+    "schedule": {"schedule": Schedule.cosine, "warmup_steps": 2},
+    "lora": {"lora": LoraConfig(rank=4, alpha=8.0)},
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder / "tied", tied=True)
+    return str(folder / "tied")
+
+
+def update(learner: Learner, path: str, seed: int) -> float:
+    """Train this rank's half of six examples; returns the loss over all ranks."""
+    examples = make_examples(path, noise=0.3, age=1, seed=seed)
+    mine = examples[dist.get_rank() :: dist.get_world_size()]
+    metrics = learner.update([[pack(mine, total=num_tokens([examples]))]])
+    learner.offload()
+    return metrics.read()["loss/total"]
+
+
+def whole(learner: Learner) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.weights()}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_training_goes_on_to_the_last_bit(path, tmp_path, changes):
+    """Fails when a moment, the count of steps or the learning rate's schedule is not restored, or a
+    tensor is read from where it was before it moved to the host.
+    """
+    with group_of_one():
+        learner = make_learner(path, **changes)
+        for seed in range(3):
+            update(learner, path, seed)
+        snapshot = learner.snapshot()
+        expected = [update(learner, path, seed) for seed in range(3, 5)]
+        snapshot.write(tmp_path)  # later: training does not change what was copied
+        again = make_learner(path, **changes)
+        again.restore(tmp_path)
+        assert [update(again, path, seed) for seed in range(3, 5)] == expected
+        found, wanted = whole(again), whole(learner)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def _run_rank(rank: int, path: str, folder: str) -> None:
+    """One of two: restore, train an update, write a snapshot."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    learner = make_learner(path)
+    learner.restore(Path(folder, "one"))
+    loss = update(learner, path, 1)
+    learner.snapshot().write(Path(folder, "two"))
+    Path(folder, "loss").write_text(str(loss))
+    dist.barrier()
+    os._exit(0)  # gloo's threads may outlive the interpreter
+
+
+@pytest.mark.slow
+def test_the_number_of_ranks_may_change(path, tmp_path):
+    """One rank, then two, then one: the losses are those of one rank throughout. Fails when a box
+    of a shard is wrong, or a rank reads what another one holds.
+    """
+    with group_of_one():
+        learner = make_learner(path)
+        expected = [update(learner, path, 0)]
+        learner.snapshot().write(tmp_path / "one")
+        expected += [update(learner, path, seed) for seed in (1, 2)]
+    torch.multiprocessing.spawn(_run_rank, args=(path, str(tmp_path)), nprocs=2)
+    assert len(list((tmp_path / "two").glob("rank_*.safetensors"))) == 2
+    with group_of_one():
+        again = make_learner(path)
+        again.restore(tmp_path / "two")
+        losses = [float((tmp_path / "loss").read_text()), update(again, path, 2)]
+    assert losses == pytest.approx(expected[1:], abs=1e-5)
+
+
+@pytest.fixture
+def saved(path, tmp_path):
+    """A learner, and the folder with its state after one update."""
+    with group_of_one():
+        learner = make_learner(path)
+        update(learner, path, 0)
+        learner.snapshot().write(tmp_path)
+        yield learner, tmp_path
+
+
+def test_the_state_of_another_model_is_refused_by_name(saved, tmp_path_factory):
+    """Fails when shapes are not compared before anything is read."""
+    _, folder = saved
+    other = write_model(tmp_path_factory.mktemp("other") / "untied", tied=False)
+    with pytest.raises(TrainingStateError, match=r"is of another model: .*lm_head\.weight"):
+        make_learner(other).restore(folder)
+
+
+def test_a_missing_file_of_a_rank_is_found(saved):
+    """Fails when numbers that no file holds stay as they are."""
+    learner, folder = saved
+    name = next(folder.glob("rank_*.safetensors"))
+    with torch.no_grad():
+        tensors = load_file(name)
+    key = "exp_avg.model.norm.weight"
+    half = tensors[key].shape[0] // 2
+    tensors[key] = tensors[key][:half].clone()
+    boxes = {k: [[0, n] for n in t.shape] for k, t in tensors.items()}
+    shapes = {k: list(t.shape) for k, t in tensors.items()} | {key: [2 * half]}
+    save_file(tensors, name, {"boxes": json.dumps(boxes), "shapes": json.dumps(shapes)})
+    with pytest.raises(TrainingStateError, match=rf"{half} of the {2 * half} numbers of {key}"):
+        learner.restore(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 64, b"not a file of tensors"], ids=["empty", "zeros", "text"]
+)
+def test_a_file_that_is_no_safetensors_is_named(saved, content):
+    """Fails when the library's error reaches the user."""
+    learner, folder = saved
+    next(folder.glob("rank_*.safetensors")).write_bytes(content)
+    with pytest.raises(TrainingStateError, match=r"rank_00000\.safetensors cannot be read"):
+        learner.restore(folder)
+
+
+def test_damaged_counters_are_named(saved):
+    """Fails when optimizer.json is trusted."""
+    learner, folder = saved
+    (folder / "optimizer.json").write_text("[]")
+    with pytest.raises(TrainingStateError, match=r"optimizer\.json cannot be read"):
+        learner.restore(folder)

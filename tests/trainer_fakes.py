@@ -1,0 +1,71 @@
+"""Workers, a tokenizer and signals for tests of the trainer, without processes or a model."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+from fake_engine import FakeEngine, FakeEngines
+
+from april_rl.checkpointing.checkpointer import Written
+from april_rl.metrics import Metrics
+
+
+class FakeWorkers:
+    """A learner that learns nothing; remembers what was on the disk when it was told to export."""
+
+    def __init__(self, engines: FakeEngines, run_dir: Path) -> None:
+        self._engines, self._run_dir = engines, run_dir
+        self.exports: list[tuple[str, dict[str, float]]] = []  # name, last row of metrics.jsonl
+
+    @property
+    def engine(self) -> FakeEngine:
+        return self._engines.each[0]
+
+    def update(self, batch) -> Metrics:
+        assert batch.num_response_tokens > 0
+        return Metrics()
+
+    def sync_weights(self, policy_version: int) -> Metrics:
+        self._engines.set_version(policy_version)
+        return Metrics()
+
+    def start_saving(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "rank_00000.safetensors").write_bytes(b"weights")
+
+    def saved(self) -> Written:
+        return Written(records={})
+
+    def export(self, path: Path) -> None:
+        self.exports.append((path.name, rows_of(self._run_dir)[-1]))
+        path.mkdir(parents=True)
+
+
+class FakeTokenizer:
+    """Writes numbers."""
+
+    def decode(self, token_ids) -> str:
+        return " ".join(map(str, token_ids))
+
+
+class NoInterrupts:
+    """Nobody interrupts."""
+
+    def check(self) -> None:
+        """Nothing came."""
+
+    arm = disarm = check
+    reason, is_person = "", False
+
+    def end_after(self, *, hours: float) -> None:
+        assert hours == 0
+
+    def held(self, *, deadline_s: float) -> nullcontext[None]:  # noqa: ARG002
+        """Nothing to hold."""
+        return nullcontext()
+
+
+def rows_of(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
