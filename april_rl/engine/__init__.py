@@ -1,4 +1,4 @@
-"""The Engine protocol on vLLM; the only importer of vllm.
+"""vLLM in the worker's process; the only importer of vllm.
 
 vLLM reads its environment while it is imported, so what the engines rely on is set here, before any
 module of this package can import it. What the user has set already stays.

@@ -10,8 +10,12 @@ from vllm.v1.engine.core_client import InprocClient
 
 from april_rl.engine.lockstep import executor_class
 from april_rl.engine.memory_errors import lacks_memory
-from april_rl.engine.protocol import EngineStartError
 from april_rl.engine.scheduler import counting_scheduler
+from april_rl.errors import RunError
+
+
+class EngineStartError(RunError):
+    """The engine could not be built on this device with these settings; the message names them."""
 
 
 def start_core(args: EngineArgs) -> InprocClient:

@@ -24,11 +24,12 @@ from april_rl.types import Completion, Request, SampleId
 
 
 class VllmEngine:
-    """An `Engine` (see `protocol`) on an in-process vLLM core.
+    """One engine of a worker, on an in-process vLLM core.
 
-    Requests wait in this object until a slot is free; vLLM never holds more than the slots. It is
-    driven by its engine core, below `LLMEngine`: that layer turns tokens into text and statistics,
-    which nobody reads here.
+    Every request that was submitted comes back exactly once: finished from `advance`, or as far as
+    it got from `abort`. Requests wait in this object until a slot is free; vLLM never holds more
+    than the slots. It is driven by its engine core, below `LLMEngine`: that layer turns tokens into
+    text and statistics, which nobody reads here.
 
     With engine.tensor_parallel_size > 1 it is one of that many consecutive ranks of the default
     process group, which all make the same calls with the same arguments, and get the same results.
@@ -92,11 +93,13 @@ class VllmEngine:
         return cache.num_gpu_blocks * cache.block_size
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """Queue `submit` and compute at most `max_steps` engine steps; says what finished.
+        """Queue `submit`, compute at most `max_steps` engine steps, and return what finished.
 
         Never more than `slots` or `max_num_seqs` requests are computed together, and fewer while
-        the KV cache is full. `prefilled_tokens` leaves out what the prefix cache had, and is
-        counted when a prefill ends.
+        the KV cache is full; queued ones take free slots in the order of their submission. Ends
+        early when nothing runs and nothing waits. `prefilled_tokens` leaves out what the prefix
+        cache had, and is counted when a prefill ends. Raises ValueError, and queues nothing, when a
+        request cannot fit the engine.
         """
         started = time.perf_counter()
         for request in submit:
@@ -129,10 +132,12 @@ class VllmEngine:
         )
 
     def abort(self) -> Completions:
-        """One completion for every request `advance` has not returned, with `finish_reason` None.
+        """Return a completion for every request that `advance` has not returned, with
+        `finish_reason` None; the engine is empty afterwards.
 
-        Running ones first, then queued ones, each part in the order of submission. With
-        `keeps_parked` a request for the very same continuation goes on without a prefill.
+        Running ones come first, with the tokens they have, then queued ones without tokens, each
+        part in the order of submission. With `keeps_parked` a request for the very same
+        continuation goes on without a prefill (`Completion.context_version` tells).
         """
         if self._asked:  # what is not asked for now goes on elsewhere, or not at all
             self._parked.release(but=self._asked)
@@ -155,8 +160,8 @@ class VllmEngine:
     ) -> None:
         """Sample with `weights` (Hugging Face names, every weight of the model) from now on.
 
-        No new request shares what the prefix cache holds of an older version: the version is part
-        of every key.
+        Only while the engine is empty. No new request shares what the prefix cache holds of an
+        older version: the version is part of every key.
         """
         self._assert_empty()
         with torch.no_grad():

@@ -12,7 +12,7 @@ from april_rl.types import Completion, Request
 
 
 class SingleEngine(Protocol):
-    """The part of an engine that the collector drives; `april_rl.engine.protocol` promises more."""
+    """What the collector needs of one engine: `VllmEngine`, a simulated one, or a test's fake."""
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Queue `submit` and run at most `max_steps` engine steps with at most `slots` requests
