@@ -63,7 +63,7 @@ def test_the_plan_decides_and_the_run_says_why(facts, model, inputs, device, sta
     """Half of the GPU is the engine's. Awake means that a tenth of the GPU is left over."""
     inputs, reason = settle_sleep(facts(model), inputs, room=room(device))
     assert inputs.engine_sleeps is not stays_awake
-    said = "engines stay awake" if stays_awake else "engines sleep during updates; were they awake"
+    said = "engines stay awake" if stays_awake else "engines sleep during updates; if they stayed"
     assert reason.startswith(f"engine.sleep=auto: {said}")
     plan = plan_memory(facts(model), changed(inputs, sleep=Sleep.never), device_bytes=device)
     peak = max(phase.total for phase in plan.phases[1:])
@@ -86,10 +86,10 @@ def test_a_choice_of_ones_own_is_taken_without_a_word(facts, chosen):
 def test_never_is_held_against_the_whole_gpu_and_told_what_helps(facts):
     awake = changed(INPUTS, sleep=Sleep.never)
     assert check_plan(facts("8B"), awake, room(GPU))  # it fits, without auto's margin
-    with pytest.raises(PreflightError, match="backward: a GPU would hold") as caught:
+    with pytest.raises(PreflightError, match="backward: a GPU would need") as caught:
         check_plan(facts("8B"), changed(awake, gpu_memory_utilization=0.7), room(GPU))
     message = str(caught.value)
-    assert "engine.sleep=always makes it" in message
+    assert "engine.sleep=always lowers it to" in message
     assert "engine.gpu_memory_utilization=0.5" in message
 
 
@@ -103,9 +103,9 @@ def test_kept_samples_without_room_are_refused_with_what_is_missing_and_what_hel
     message = str(e.value)
     plan = plan_memory(facts("8B"), changed(keeps, sleep=Sleep.never), device_bytes=GPU)
     missing = plan.phases[1].total - (GPU - GIB - 8 * GIB)
-    assert f"{missing / GIB:.1f} more than the 79.0 that are free, less a margin of 8.0" in message
+    assert f"{missing / GIB:.1f} more than the 79.0 that are free minus a margin of 8.0" in message
     assert "engine.sleep=always" not in message
-    assert "engine.sleep=never does without the margin" in message
+    assert "engine.sleep=never uses the margin too" in message
     assert message.endswith("rollout.resume=reprefill lets engines sleep")
     share = float(message.split("engine.gpu_memory_utilization=")[1].split()[0])
     smaller = changed(keeps, gpu_memory_utilization=share)

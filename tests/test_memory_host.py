@@ -42,7 +42,7 @@ def test_the_file_of_a_checkpoint_is_in_host_memory_once_a_node(facts):
     assert plan.host.total == 12 * model.num_parameters / 8
     enough = 3 * plan.host.total + plan.file_bytes
     assert check_memory(model, offloads, [worker("a", host=enough + 9)] * 3)
-    with pytest.raises(PreflightError, match=r"without the 2\.0 GiB of a checkpoint's file"):
+    with pytest.raises(PreflightError, match=r"after 2\.0 GiB for a checkpoint's file"):
         check_memory(model, offloads, [worker("a", host=enough - 9)] * 3)
 
 
@@ -56,9 +56,9 @@ def test_no_file_of_a_checkpoint_is_larger_than_the_model_or_smaller_than_a_tens
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"offload": Offload.optimizer}, "; learner.offload=none takes less"),
-        ({"has_reference": True}, "; algorithm.kl=none has no reference"),
-        ({"has_reference": True, "rank": 8}, "; no setting is enough by itself"),
+        ({"offload": Offload.optimizer}, "; learner.offload=none needs less"),
+        ({"has_reference": True}, "; algorithm.kl=none needs no reference model"),
+        ({"has_reference": True, "rank": 8}, "; no single setting is enough"),
     ],
 )
 def test_what_takes_less_host_memory_is_proposed_where_it_is_set(facts, changes, expected):

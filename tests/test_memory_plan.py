@@ -54,9 +54,9 @@ def test_eight_billion_parameters_on_eight_gpus_are_two_bytes_a_parameter_each(f
 def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate(facts):
     """12 of 16 bytes stay without offload: 49 GB beside half a GPU. Gone with offload=all."""
     message = refused(facts("32B"), tensor_parallel_size=2)
-    assert re.search(r"- rollout: a GPU would hold 8\d\.\d GiB and has 79\.0 GiB free", message)
+    assert re.search(r"- rollout: a GPU would need 8\d\.\d GiB and has 79\.0 GiB free", message)
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
-    assert "learner.offload=all makes it 41.5" in rollout
+    assert "learner.offload=all lowers it to 41.5" in rollout
     away = phase(facts("32B"), "rollout", offload=Offload.all, tensor_parallel_size=2)
     assert away.total == 40 * GIB + 1.5 * GIB
     host = phase(facts("32B"), "host", offload=Offload.all)
@@ -93,7 +93,7 @@ def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each(facts):
     for name in ("masters", "gradients", "Adam moments"):
         assert half.items[name] == 2 * whole.items[name]
     message = refused(facts("32B"), shard_size=4, num_workers=8)
-    assert "learner.shard_size=0 makes it" in message
+    assert "learner.shard_size=0 lowers it to" in message
 
 
 def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computation(facts):
@@ -184,7 +184,7 @@ def test_a_full_phase_names_the_settings_that_make_it_smaller(facts, changes, ph
 def test_the_share_of_the_engine_that_is_proposed_is_enough(facts):
     """Fails when it is rounded up, or the learner's part is forgotten."""
     message = refused(facts("8B"), gpu_memory_utilization=0.95)
-    share = float(re.findall(r"engine\.gpu_memory_utilization=([\d.]+) makes", message)[0])
+    share = float(re.findall(r"engine\.gpu_memory_utilization=([\d.]+) lowers", message)[0])
     room = Room(device=GPU, free=GPU - GIB)
     assert check_plan(facts("8B"), changed(INPUTS, gpu_memory_utilization=share), room)
     assert "rollout" in refused(facts("8B"), gpu_memory_utilization=share + 0.02)
@@ -194,7 +194,7 @@ def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights(fa
     """Masters and moments alone are more than the GPU. Fails when 0 is named, which is refused."""
     message = refused(facts("8B"), num_workers=1)
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
-    assert "learner.offload=all makes it" in rollout
+    assert "learner.offload=all lowers it to" in rollout
     assert "gpu_memory_utilization" not in rollout
 
 
@@ -208,7 +208,7 @@ def test_on_cpu_the_host_holds_learner_and_engine_at_once(facts):
     assert whole.items["KV cache"] == 100 * GIB
     assert 2 * model.num_parameters < whole.items["gathered layers"] < 6 * model.num_parameters
     nodes = [worker("a", host=whole.total - 1)]
-    with pytest.raises(PreflightError, match=r"the run: a worker .* engine\.kv_cache_gib=50 makes"):
+    with pytest.raises(PreflightError, match=r"a worker .* engine\.kv_cache_gib=50 lowers"):
         check_memory(model, settings, nodes)
     assert check_memory(model, settings, [worker("a", host=whole.total + 1)])
 

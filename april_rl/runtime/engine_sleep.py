@@ -1,4 +1,4 @@
-"""Whether engines on GPUs sleep while the learner updates: engine.sleep, held against the memory
+"""Whether engines on GPUs sleep while the learner updates: engine.sleep=auto, decided by the memory
 plan.
 """
 
@@ -13,24 +13,24 @@ from april_rl.runtime.memory.inputs import MemoryInputs
 from april_rl.runtime.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
-# Of a GPU, what engine.sleep=auto leaves free beside engine and learner: activations are estimated,
-# and an engine that sleeps for nothing costs seconds, one that does not sleep in time the run.
+# Share of a GPU that engine.sleep=auto leaves free beside engine and learner. Activations are
+# estimates; an engine that sleeps without need costs seconds, one that should have slept the run.
 _MARGIN_FRAC = 0.1
 
 
 class EngineSleep(NamedTuple):
-    """What engine.sleep comes to in a run."""
+    """The decision on engine.sleep."""
 
-    inputs: MemoryInputs  # with engine.sleep as it is decided
-    reason: str  # for the person who watches; empty where there was nothing to decide
+    inputs: MemoryInputs  # with the decided engine.sleep
+    reason: str  # shown to the user; empty when there was nothing to decide
 
 
 def settle_sleep(facts: ModelFacts, inputs: MemoryInputs, *, room: Room) -> EngineSleep:
-    """Decide engine.sleep=auto: engines stay awake where every phase in which the learner works
-    fits beside them, with a margin.
+    """Decide engine.sleep=auto: engines stay awake if every phase of the learner fits beside them,
+    with a margin.
 
-    `room` is that of the fullest GPU. Raises PreflightError when they have to sleep and
-    rollout.resume=keep needs them awake.
+    `room` is the memory of the fullest GPU. Raise PreflightError when engines would have to sleep
+    but rollout.resume=keep needs them awake.
     """
     if inputs.is_on_cpu or inputs.engine.sleep is not Sleep.auto:
         return EngineSleep(inputs, "")
@@ -42,28 +42,29 @@ def settle_sleep(facts: ModelFacts, inputs: MemoryInputs, *, room: Room) -> Engi
         return EngineSleep(
             awake,
             "engine.sleep=auto: engines stay awake during updates; beside them, "
-            f"{fullest.name} takes a GPU to {fullest.total / GIB:.1f} of {room.free / GIB:.1f} GiB",
+            f"{fullest.name} needs {fullest.total / GIB:.1f} of a GPU's {room.free / GIB:.1f} GiB",
         )
     too_much = _too_much(fullest, room, usable=usable)
     if inputs.keeps_parked:
         within = Room(device=room.device, free=usable)
         advice = list(remedies(facts, awake, phase=fullest, room=within))
         if fullest.total <= room.free:
-            advice.append("engine.sleep=never does without the margin")
+            advice.append("engine.sleep=never uses the margin too")
         raise PreflightError(
-            f"rollout.resume=keep needs engines that stay awake during updates: {too_much}: "
-            f"{fullest}; {', '.join([*advice, 'rollout.resume=reprefill lets engines sleep'])}"
+            f"rollout.resume=keep needs engines that stay awake during updates, but {too_much} "
+            f"({fullest}). Change one: "
+            f"{', '.join([*advice, 'rollout.resume=reprefill lets engines sleep'])}"
         )
     return EngineSleep(
         replace(inputs, engine=replace(inputs.engine, sleep=Sleep.always)),
-        f"engine.sleep=auto: engines sleep during updates; were they awake, {too_much}",
+        f"engine.sleep=auto: engines sleep during updates; if they stayed awake, {too_much}",
     )
 
 
 def _too_much(phase: Phase, room: Room, *, usable: float) -> str:
-    """What is missing in a phase that does not fit beside an engine that is awake."""
+    """Return by how much a phase does not fit beside an engine that is awake."""
     missing, margin = phase.total - usable, room.free - usable
     return (
-        f"{phase.name} would take a GPU to {phase.total / GIB:.1f} GiB, {missing / GIB:.1f} more "
-        f"than the {room.free / GIB:.1f} that are free, less a margin of {margin / GIB:.1f}"
+        f"{phase.name} would need {phase.total / GIB:.1f} GiB of a GPU, {missing / GIB:.1f} more "
+        f"than the {room.free / GIB:.1f} that are free minus a margin of {margin / GIB:.1f}"
     )

@@ -1,5 +1,5 @@
-"""How many workers a run has, on what device, and which of them are one engine: settled once,
-before anything is started.
+"""How many workers a run has, on which device, and which of them form one engine; decided once,
+before anything starts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from april_rl.runtime.preflight import num_gpus, pick_device
 
 
 class LayoutError(RunError):
-    """The settings ask for workers that cannot be had or do not go with the others."""
+    """The settings ask for workers that do not exist here, or that form no whole engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Who runs where. Consecutive ranks are one engine: rank r belongs to engine r // size."""
+    """Number and device of the workers; rank r belongs to engine r // tensor_parallel_size."""
 
-    device: str  # cpu or cuda (ROCm's torch calls its devices cuda too)
+    device: str  # cpu or cuda (torch calls ROCm devices cuda too)
     num_workers: int
     tensor_parallel_size: int  # workers of one engine
 
@@ -32,17 +32,16 @@ class Layout:
 
     @property
     def num_engines(self) -> int:
-        """Engines that sample independently of each other."""
+        """Return how many engines sample independently of each other."""
         return self.num_workers // self.tensor_parallel_size
 
     def shown_in(self, plain: Mapping[str, object]) -> dict[str, object]:
-        """The configuration as a run shows it, with the number of workers that it has."""
+        """Return the configuration as a run shows it, with the actual number of workers."""
         section = plain.get("runtime")
         runtime = section if isinstance(section, Mapping) else {}
         return {**plain, "runtime": {**runtime, "num_workers": self.num_workers}}
 
     def __str__(self) -> str:
-        """For the person who watches."""
         each = f" of {self.tensor_parallel_size} workers" if self.tensor_parallel_size > 1 else ""
         engines = f"{self.num_engines} engine{'s' if self.num_engines > 1 else ''}{each}"
         workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
@@ -50,9 +49,10 @@ class Layout:
 
 
 def settled(config: TrainConfig) -> tuple[TrainConfig, Layout]:
-    """`settle` for this machine, or for the Ray cluster of runtime.ray_address, which is joined.
+    """Return the configuration and layout for this machine, or for the cluster of
+    runtime.ray_address, which it joins.
 
-    Raises LayoutError naming the keys, and RunError when no cluster answers.
+    Raise LayoutError naming the keys, and RunError when no cluster answers.
     """
     address = config.runtime.ray_address
     if address is None:
@@ -61,18 +61,19 @@ def settled(config: TrainConfig) -> tuple[TrainConfig, Layout]:
     config, layout = settle(config, gpus=gpus, where=where)
     if layout.device == "cuda" and gpus < layout.num_workers:
         raise LayoutError(
-            f"runtime.num_workers={layout.num_workers} wants as many GPUs, {where} has {gpus}"
+            f"runtime.num_workers={layout.num_workers} needs {layout.num_workers} GPUs; "
+            f"{where} has {gpus}"
         )
     return config, layout
 
 
 def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, Layout]:
-    """Return `config` as it runs where there are `gpus` GPUs, and the layout; `where` is for
-    messages.
+    """Replace auto in `config`, given `gpus` GPUs; return the configuration and its layout. `where`
+    names the machine in messages.
 
-    num_workers=auto: one for every GPU; without GPUs those of one engine. On CPU nothing is
-    offloaded: the host's memory is the learner's own. Raises LayoutError naming the keys when the
-    workers make no engines.
+    num_workers=auto is one worker per GPU, or one engine on CPU. On CPU nothing is offloaded, since
+    the learner uses the host's memory anyway. Raise LayoutError naming the keys when the workers do
+    not form whole engines.
     """
     runtime, together = config.runtime, config.engine.tensor_parallel_size
     device = pick_device(runtime.device.name, gpus=gpus)
@@ -88,7 +89,7 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
         )
     except ValueError as error:
         raise LayoutError(
-            f"runtime.num_workers={runtime.num_workers}, and {where} has {gpus} GPUs: {error}"
+            f"runtime.num_workers={runtime.num_workers}; {where} has {gpus} GPUs: {error}"
         ) from error
     layout = Layout(device=device, num_workers=workers, tensor_parallel_size=together)
     return found, layout

@@ -1,6 +1,4 @@
-"""One worker: an FSDP2 rank and an engine in the same process, driven by the controller. Runs as a
-Ray actor.
-"""
+"""A worker: an FSDP2 rank and an engine in one process, a Ray actor driven by the controller."""
 
 from __future__ import annotations
 
@@ -32,17 +30,17 @@ if TYPE_CHECKING:
 
     from april_rl.batch.packing import MicroBatch
 
-# torch, transformers and vllm are imported where the worker is built: the controller imports this
-# module too, to name the actor's class, and must stay light.
+# torch, transformers and vllm are imported inside the methods that need them: the controller also
+# imports this module, for the actor's class, and must stay light.
 
 
 class Worker:
-    """A rank of the learner and of an engine; methods run one after another, in the order the
-    controller calls them.
+    """A rank of the learner and of an engine. Methods run one after another, in the order of the
+    controller's calls.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Notes the settings; the parts are built when the controller asks for them."""
+        """Keep the settings; learner and engine are built when the controller asks for them."""
         self._settings = settings
         self.heartbeat = Heartbeat()
         end_with_parent()
@@ -62,7 +60,7 @@ class Worker:
         )
 
     def memory(self) -> WorkerMemory:
-        """What this worker's GPU and node have, before anything is loaded."""
+        """Return the memory of this worker's GPU and node, before anything is loaded."""
         device_bytes = free_bytes = 0
         if self._settings.device != "cpu":
             import torch
@@ -76,9 +74,9 @@ class Worker:
         )
 
     def listen(self, world_size: int) -> tuple[str, int]:
-        """Host and port where a process group of `world_size` ranks meets: this worker's, which is
-        rank 0, and listens from now on, unless it is alone. The kernel chooses the port, so it is
-        free.
+        """Start the store of a process group on this worker, which is rank 0; return host and port.
+
+        The kernel chooses a free port. A group of one rank needs no port.
         """
         import torch.distributed as dist
 
@@ -96,8 +94,9 @@ class Worker:
     def join(
         self, address: tuple[str, int], *, rank: int, world_size: int, timeout_s: float
     ) -> None:
-        """Become rank `rank` of the process group that meets at `address`. A collective, also of a
-        group that is made later, that has waited for `timeout_s` fails.
+        """Join the process group at `address` as rank `rank`.
+
+        A collective that has waited for `timeout_s` fails, also in groups that are made later.
         """
         import torch
         import torch.distributed as dist
@@ -111,15 +110,15 @@ class Worker:
             LOCAL_RANK="0",  # Ray shows each worker its own GPU
             WORLD_SIZE=str(world_size),
         )
-        _listen_where_ray_does()
+        _use_network_of_ray()
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
         if rank > 0:
             self._store = dist.TCPStore(host, port, world_size, is_master=False)  # type: ignore[attr-defined]
         timeout = timedelta(seconds=timeout_s)
         self._store.set_timeout(timeout)
-        # FSDP's meshes and vLLM make groups of their own and leave the timeout to torch, which ends
-        # a worker that waits in one after 10 or 30 minutes.
+        # FSDP's meshes and vLLM make their own groups with torch's default timeout, which would end
+        # a waiting worker after 10 or 30 minutes.
         distributed_c10d.default_pg_timeout = timeout
         distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
         backend = "cuda:nccl,cpu:gloo" if self._settings.device == "cuda" else "gloo"
@@ -127,10 +126,10 @@ class Worker:
 
     @records_activity
     def build_learner(self) -> tuple[int, int]:
-        """Load this rank's shard of the model; returns how many parameters the whole has, and how
-        many are trained.
+        """Load this rank's shard of the model; return the number of all parameters, and of the
+        trained ones.
 
-        What the learner offloads is away when the engine looks how much memory there is.
+        The learner offloads at once, so that the engine finds the memory free.
         """
         settings = self._settings
         self._learner = build_learner(
@@ -141,37 +140,35 @@ class Worker:
 
     @records_activity
     def build_engine(self, *, sleeps: bool) -> None:
-        """Start vLLM on the same device; with `sleeps` it gives up its memory for each update."""
+        """Start vLLM on the same device; with `sleeps` it frees its memory for each update."""
         self._engine = build_engine(self._settings, sleeps=sleeps)
         unlink_shared_memory()
 
     def kv_cache_tokens(self) -> int:
-        """Tokens whose keys and values fit the engine's cache."""
+        """Return how many tokens fit the engine's KV cache."""
         return self._engine.kv_cache_tokens
 
     @records_activity
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
-        """One tick of the engine."""
+        """Run one tick of the engine."""
         return self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
 
     @records_activity
     def abort(self) -> Completions:
-        """Everything the engine still holds; it is empty afterwards."""
+        """Stop all requests and return what they have; the engine is empty afterwards."""
         return self._engine.abort()
 
     def follow_advance(self, submit: Requests, *, slots: int, max_steps: int) -> Fingerprint:
-        """The same tick as that of the engine's first rank, of which this one shows enough to
-        compare them.
-        """
+        """Run the same tick as the engine's first rank; return enough to compare the two."""
         return fingerprint(self.advance(submit, slots=slots, max_steps=max_steps).finished)
 
     def follow_abort(self) -> Fingerprint:
-        """The same abort as that of the engine's first rank."""
+        """Abort as the engine's first rank does; return enough to compare the two."""
         return fingerprint(self.abort())
 
     @records_activity
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
-        """Forward, backward, optimizer: one step per minibatch, while an engine that can sleeps."""
+        """Take one optimizer step per minibatch while the engine sleeps, if it can."""
         self._engine.sleep()
         started = time.perf_counter()
         metrics = self._learner.update(minibatches)
@@ -179,8 +176,9 @@ class Worker:
 
     @records_activity
     def sync_weights(self, policy_version: int) -> Metrics:
-        """Stream the learner's weights into the engine, tensor by tensor; the engine samples with
-        them from now on. What the learner offloads leaves before the KV cache needs room.
+        """Stream the learner's weights into the engine, which then samples as `policy_version`.
+
+        The learner offloads before the KV cache needs the memory.
         """
         started = time.perf_counter()
         num_bytes = self._send_weights(policy_version)
@@ -193,10 +191,10 @@ class Worker:
 
     @records_activity
     def export(self, path: Path) -> None:
-        """Write a Hugging Face folder (rank 0 writes, every rank gathers).
+        """Write the policy as a Hugging Face folder: every rank gathers, rank 0 writes.
 
-        An engine that can sleeps meanwhile and is given its weights again, so that a checkpoint
-        needs less memory than a weight sync: beside a KV cache it could fail at the end of a run.
+        An engine that can sleep does so meanwhile and then gets its weights again. Beside a KV
+        cache the export could run out of memory, at the end of a run.
         """
         self._engine.sleep()
         self._learner.export(path)
@@ -218,7 +216,7 @@ class Worker:
         self._learner.restore(folder)
 
     def _send_weights(self, policy_version: int) -> int:
-        """From the learner to the engine, which wakes for it; returns the bytes that were sent."""
+        """Wake the engine and load the learner's weights into it; return their bytes."""
         self._engine.wake_weights()
         sent = _Counted(self.heartbeat.beat_each(self._learner.weights()))
         self._engine.load_weights(sent, policy_version=policy_version)
@@ -228,7 +226,7 @@ class Worker:
 
 
 class _Counted:
-    """The weights of an iterator, their bytes counted as they pass."""
+    """An iterator over weights that counts their bytes."""
 
     def __init__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         self._weights = weights
@@ -244,15 +242,15 @@ class _Counted:
 
 
 def _node_ip() -> str:
-    """This node's address, as Ray's other nodes know it."""
+    """Return this node's address as Ray's other nodes know it."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _listen_where_ray_does() -> None:
-    """Have gloo use the network interface of this node's address in the Ray cluster.
+def _use_network_of_ray() -> None:
+    """Make gloo use the network interface of this node's address in the Ray cluster.
 
-    Left alone it takes the address of the machine's name, which on many machines is one that no
-    other machine can reach (127.0.1.1).
+    By default it takes the address of the host name, which on many machines is one that no other
+    machine can reach (127.0.1.1).
     """
     ip = _node_ip()
     for name, addresses in psutil.net_if_addrs().items():

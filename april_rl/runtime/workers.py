@@ -1,4 +1,4 @@
-"""The workers as Ray actors: how they start, and how the controller drives them together."""
+"""All workers together: how they start as Ray actors, and how the controller drives them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from april_rl.runtime.worker_parts import WorkerSettings
 
 
 class Workers:
-    """All workers of the run. Owner of their processes: `close` leaves none behind."""
+    """All workers of the run, and the owner of their processes: `close` leaves none behind."""
 
     def __init__(
         self,
@@ -33,12 +33,13 @@ class Workers:
         watchdog: Watchdog,
         batch_tokens: int = 0,
     ) -> None:
-        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need. Every
-        call to them is waited for by `watchdog`. `batch_tokens`: the most that a step trains.
+        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need.
+
+        `watchdog` waits for every call to them. `batch_tokens` is the maximum that a step trains.
         """
         self.layout, self.watchdog = layout, watchdog
         self._answers: list[Any] = []  # to "what have you written", under way
-        self.policy_version = 0  # of the weights that the engines were given last
+        self.policy_version = 0  # of the weights that were synced last
         start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
         self._placement = Placement(
             num_workers=layout.num_workers,
@@ -63,11 +64,10 @@ class Workers:
         ]  # by rank, once they have started
 
     def start(self, on_stage: Callable[[str], None], *, engines_sleep: bool) -> tuple[int, int]:
-        """Form the process group, load the learner, start the engines, which give up their memory
-        for each update with `engines_sleep`; returns the number of parameters, and of those that
-        are trained.
+        """Form the process group, load the learner and start the engines, which free their memory
+        for each update with `engines_sleep`.
 
-        Raises what `Watchdog.results` does.
+        Return the number of all parameters and of the trained ones. Raise as `Watchdog.results`.
         """
         on_stage("joining the process group")
         self._join()
@@ -78,14 +78,14 @@ class Workers:
         return int(num_parameters), int(num_trained)
 
     def start_engines(self) -> None:
-        """Form the process group and start the engines with the model as it is in its folder; there
-        is no learner, and so neither update nor weight sync. Raises what `Watchdog.results` does.
+        """Form the process group and start the engines with the model's own weights, without a
+        learner: there is no update and no weight sync. Raise as `Watchdog.results`.
         """
         self._join()
-        self._build_engines(sleep=False)  # there is nobody to make room for
+        self._build_engines(sleep=False)  # no learner needs the memory
 
     def memory(self) -> list[WorkerMemory]:
-        """What each worker has, before `start`."""
+        """Return the memory of each worker; call it before `start`."""
         return list(self._all("memory"))
 
     def _build_engines(self, *, sleep: bool) -> None:
@@ -93,7 +93,7 @@ class Workers:
         self.watchdog.results(calls)
 
     def _join(self) -> None:
-        """Ranks in the order of nodes and GPUs, and a process group of all of them."""
+        """Order the ranks by node and GPU, and form one process group."""
         self.actors = [self.actors[index] for index in rank_order(self._all("location"))]
         self.watchdog.watch(self.actors)
         world_size = len(self.actors)
@@ -109,29 +109,29 @@ class Workers:
 
     @property
     def engines(self) -> list[list[Any]]:
-        """The actors of each engine, its first rank first."""
+        """Return the actors of each engine, first rank first."""
         size = self.layout.tensor_parallel_size
         return [self.actors[first : first + size] for first in range(0, len(self.actors), size)]
 
     def kv_cache_tokens(self) -> int:
-        """Tokens whose keys and values fit the caches of all engines, once they are started."""
+        """Return how many tokens fit the KV caches of all engines, once they have started."""
         calls = [ranks[0].kv_cache_tokens.remote() for ranks in self.engines]
         return sum(self.watchdog.results(calls))
 
     def update(self, batch: Batch) -> Metrics:
-        """One optimizer step per minibatch on every worker; metrics of all ranks merged."""
+        """Take one optimizer step per minibatch on every worker; return the merged metrics."""
         calls = [actor.update.remote(batch.of_rank(rank)) for rank, actor in enumerate(self.actors)]
         return merge(self.watchdog.results(calls, reports_beats=True))
 
     def sync_weights(self, policy_version: int) -> Metrics:
-        """The learner's weights into every engine, which then samples as `policy_version`."""
+        """Load the learner's weights into every engine, which then samples as `policy_version`."""
         calls = [actor.sync_weights.remote(policy_version) for actor in self.actors]
         metrics = merge(self.watchdog.results(calls, reports_beats=True))
         self.policy_version = policy_version
         return metrics
 
     def export(self, path: Path) -> None:
-        """A Hugging Face folder of the policy."""
+        """Write the policy as a Hugging Face folder."""
         self._all("export", path)
 
     def start_saving(self, folder: Path) -> None:
@@ -160,7 +160,7 @@ class Workers:
         self._all("restore", folder)
 
     def close(self) -> None:
-        """End every worker, and Ray if it was started here. Never waits for a worker."""
+        """End every worker, and Ray if it was started here, without waiting for a worker."""
         try:
             self.watchdog.kill_workers()  # also those that are stopped, which Ray cannot end
             if ray.is_initialized():

@@ -1,4 +1,4 @@
-"""The memory plan held against what workers have: what fits, and what to set where it does not."""
+"""Compares the memory plan with what workers have: what does not fit, and which settings help."""
 
 from __future__ import annotations
 
@@ -14,70 +14,70 @@ from april_rl.runtime.memory.inputs import MemoryInputs
 from april_rl.runtime.memory.plan import GIB, MemoryPlan, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
-_TOO_LITTLE = 0.99  # what saves less than a hundredth helps nobody
-_LAST_RESORT = "no setting is enough by itself"
+_TOO_LITTLE = 0.99  # a setting that saves less than 1 % is not worth naming
+_LAST_RESORT = "no single setting is enough"
 
 
 def check_memory(
     facts: ModelFacts, inputs: MemoryInputs, workers: Sequence[WorkerMemory]
 ) -> MemoryPlan:
-    """The plan of the worker with the least free memory, when it fits.
+    """Return the plan of the worker with the least free memory.
 
-    Raises PreflightError naming what does not fit, and where, and the settings that help.
+    Raise PreflightError naming what does not fit, where, and the settings that help.
     """
     on_node = Counter(worker.node_id for worker in workers)
 
     def room(worker: WorkerMemory) -> float:
-        """Free host memory of one of a node's workers."""
+        """Return the worker's part of its node's free memory."""
         return worker.host_free_bytes / on_node[worker.node_id]
 
     if inputs.is_on_cpu:
         return check_plan(facts, inputs, Room(device=0, free=min(map(room, workers))))
     plan = check_plan(facts, inputs, least_room(workers))
-    # Which node has rank 0, and the file of a checkpoint, is not settled yet: it may be any.
+    # Any node may get rank 0, which writes the checkpoint's file: ranks are not assigned yet.
     host_room = min(room(worker) - plan.file_bytes / on_node[worker.node_id] for worker in workers)
     if plan.host.total > host_room:
         raise PreflightError(
-            f"host memory: a worker would hold {plan.host.total / GIB:.1f} GiB ({plan.host}) and "
-            f"its part of what its node has free is {max(0.0, host_room) / GIB:.1f} GiB, without "
-            f"the {plan.file_bytes / GIB:.1f} GiB of a checkpoint's file; "
+            f"host memory: a worker would need {plan.host.total / GIB:.1f} GiB ({plan.host}); its "
+            f"part of its node's free memory is {max(0.0, host_room) / GIB:.1f} GiB, after "
+            f"{plan.file_bytes / GIB:.1f} GiB for a checkpoint's file; "
             + (", ".join(_host_remedies(inputs)) or _LAST_RESORT)
         )
     return plan
 
 
 def _host_remedies(inputs: MemoryInputs) -> Iterator[str]:
-    """What takes less host memory on a GPU."""
+    """Yield settings that need less host memory beside a GPU."""
     offload = inputs.learner.offload
     if offload is not Offload.none:
         less = "optimizer or none" if offload is Offload.all else "none"
-        yield f"learner.offload={less} takes less"
+        yield f"learner.offload={less} needs less"
     if inputs.has_reference and not inputs.lora.rank:
-        yield "algorithm.kl=none has no reference"
+        yield "algorithm.kl=none needs no reference model"
 
 
 class Room(NamedTuple):
-    """Bytes of a worker's device, all of them, and those that are free; on CPU of its host."""
+    """Total and free bytes of a worker's GPU, or of its host on CPU."""
 
     device: float
     free: float
 
 
 def least_room(workers: Sequence[WorkerMemory]) -> Room:
-    """Return what the worker with the least free memory on its GPU has there."""
+    """Return the memory of the GPU that has the least free."""
     least = min(workers, key=lambda worker: worker.free_bytes)
     return Room(device=least.device_bytes, free=least.free_bytes)
 
 
 def check_plan(facts: ModelFacts, inputs: MemoryInputs, room: Room) -> MemoryPlan:
-    """The plan, when every phase of it fits into `room`.
+    """Return the plan if every phase fits into `room`.
 
-    Raises PreflightError with the phases that do not, their items, and the settings that help.
+    Raise PreflightError with the phases that do not, their items, and the settings that help.
     """
     plan = plan_memory(facts, inputs, device_bytes=room.device)
     owner = "a worker" if inputs.is_on_cpu else "a GPU"
     missing = [
-        f"{phase.name}: {owner} would hold {phase.total / GIB:.1f} GiB and has "
+        f"{phase.name}: {owner} would need {phase.total / GIB:.1f} GiB and has "
         f"{room.free / GIB:.1f} GiB free: {phase}; "
         + (", ".join(remedies(facts, inputs, phase=phase, room=room)) or _LAST_RESORT)
         for phase in plan.phases
@@ -92,36 +92,36 @@ def check_plan(facts: ModelFacts, inputs: MemoryInputs, room: Room) -> MemoryPla
 
 
 def _too_small_a_share(facts: ModelFacts, inputs: MemoryInputs, room: Room) -> list[str]:
-    """What to say when the engine has no room for more than its weights."""
+    """Return a message when the engine's share of the GPU does not exceed its weights."""
     frac = inputs.engine.gpu_memory_utilization
     share, weights = frac * room.device, _engine_weights(facts, inputs)
     if weights < share:
         return []
     return [
         f"rollout: engine.gpu_memory_utilization={frac:g} gives the "
-        f"engine {share / GIB:.1f} GiB, its weights alone take {weights / GIB:.1f} GiB: raise it, "
+        f"engine {share / GIB:.1f} GiB; its weights alone need {weights / GIB:.1f} GiB. Raise it, "
         "or engine.tensor_parallel_size"
     ]
 
 
 def _engine_weights(facts: ModelFacts, inputs: MemoryInputs) -> float:
-    """Bytes on one of the workers of an engine."""
+    """Return the bytes of weights on each worker of an engine."""
     return facts.num_parameters * inputs.engine_bytes / inputs.layout.tensor_parallel_size
 
 
 def remedies(facts: ModelFacts, inputs: MemoryInputs, *, phase: Phase, room: Room) -> Iterator[str]:
-    """Yield settings that make `phase` smaller, each with what it would be then in GiB."""
+    """Yield settings that make `phase` smaller, each with the size in GiB that it leads to."""
     for key, changed in _changes(facts, inputs, phase, room):
         again = plan_memory(facts, changed, device_bytes=room.device)
         total = next(other.total for other in again.phases if other.name == phase.name)
         if total < _TOO_LITTLE * phase.total:
-            yield f"{key} makes it {total / GIB:.1f}"
+            yield f"{key} lowers it to {total / GIB:.1f}"
 
 
 def _changes(
     facts: ModelFacts, inputs: MemoryInputs, phase: Phase, room: Room
 ) -> Iterator[tuple[str, MemoryInputs]]:
-    """What could be set otherwise, and the inputs as they are then."""
+    """Yield a changed setting as text, and the inputs with that change."""
     learner, engine, layout = inputs.learner, inputs.engine, inputs.layout
     if inputs.is_on_cpu:
         half = engine.kv_cache_gib / 2

@@ -1,8 +1,8 @@
-"""Slots times expected length against the KV cache of an engine: whether what is in flight fits.
+"""Whether the samples in flight fit an engine's KV cache: slots times expected length.
 
-vLLM does not fail when it does not: it preempts the youngest sample and computes it again later, so
-the run is slower and rollout/occupancy counts slots that wait. All sizes are tokens of one engine
-unless a name says otherwise.
+When they do not, vLLM does not fail: it preempts the youngest sample and computes it again later,
+so the run is slower and rollout/occupancy counts slots that wait. All sizes are tokens of one
+engine unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from april_rl.runtime.memory.plan import GIB
 from april_rl.runtime.preflight import ModelFacts
 from april_rl.scheduling import num_slots
 
-# Nothing is known of lengths before the first step. The simulator's lognormal lengths for long
-# reasoning (docs/simulator.md: mean 10,500 tokens, budget 16,384 or 20,480) hold 0.35 of the budget
-# a slot on average and 0.5 to 0.65 at the peak of a step.
+# Lengths are unknown before the first step. With the simulator's lognormal lengths for long
+# reasoning (docs/simulator.md: mean 10,500 tokens, budget 16,384 or 20,480) a slot holds 0.35 of
+# the budget on average, and 0.5 to 0.65 at the peak of a step.
 _EXPECTED_SHARE = 0.5
-_WORKSPACE = 2 * GIB  # estimate: what vLLM takes of its share beside weights and KV cache
+_WORKSPACE = 2 * GIB  # estimate: the part of vLLM's share that is neither weights nor KV cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvDemand:
-    """What the samples in flight in one engine are expected to hold."""
+    """Tokens that the samples in flight in one engine are expected to hold."""
 
     num_slots: int  # samples in flight in one engine
-    prompt_tokens: float  # of a sample; a prompt that a group shares counts once
+    prompt_tokens: float  # per sample; a prompt that a group shares counts once
     max_response_tokens: int
-    larger_cache: str  # what to do for a larger cache
+    larger_cache: str  # advice: how to get a larger cache
 
     @property
     def expected_tokens(self) -> float:
-        """Tokens of a slot at the peak of a step: its prompt and half of the longest response."""
+        """Return the tokens of a slot at the peak of a step: prompt and half a longest response."""
         return self.prompt_tokens + _EXPECTED_SHARE * self.max_response_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all slots of the engine."""
+        """Return the tokens of all slots of the engine."""
         return math.ceil(self.num_slots * self.expected_tokens)
 
 
 def kv_demand(config: TrainConfig, layout: Layout) -> KvDemand | None:
     """Return what a run's samples need; None with rollout.over_sampling_factor=auto, which never
-    chooses more than fits.
+    chooses an α that does not fit.
     """
     rollout = config.rollout
     if isinstance(rollout.over_sampling_factor, str):
@@ -67,7 +67,7 @@ def kv_demand(config: TrainConfig, layout: Layout) -> KvDemand | None:
 def planned_kv_tokens(facts: ModelFacts, inputs: MemoryInputs, *, device_bytes: float) -> int:
     """Return the tokens that the KV cache of one engine will hold, estimated before it is built.
 
-    `device_bytes`: the whole memory of one GPU; on CPU it is not looked at.
+    `device_bytes` is the total memory of one GPU, and unused on CPU.
     """
     per_token = 2 * facts.num_layers * facts.key_value_size * inputs.kv_bytes
     if inputs.is_on_cpu:
@@ -79,33 +79,33 @@ def planned_kv_tokens(facts: ModelFacts, inputs: MemoryInputs, *, device_bytes: 
 
 
 def kv_warning(demand: KvDemand, kv_cache_tokens: int) -> str | None:
-    """Return what to say when the samples of an engine are expected to hold more than its KV cache;
-    None when they fit.
+    """Return a warning when the samples of an engine are expected not to fit its KV cache, else
+    None.
     """
     if demand.total_tokens <= kv_cache_tokens:
         return None
     fitting = int(kv_cache_tokens / demand.expected_tokens)
     return (
-        f"warning: KV cache: the {demand.num_slots} samples in flight on an engine may hold "
+        f"warning: KV cache: the {demand.num_slots} samples in flight on an engine may need "
         f"{demand.total_tokens:,} tokens at the peak of a step; its cache holds "
-        f"{kv_cache_tokens:,}, enough for {fitting} samples, and vLLM would preempt the others and "
-        "compute them again. Nothing is known of response lengths yet: half of "
-        f"rollout.max_response_tokens={demand.max_response_tokens} is assumed. Where responses are "
+        f"{kv_cache_tokens:,}, enough for {fitting} samples. vLLM would preempt the others and "
+        "compute them again. Response lengths are unknown yet: half of "
+        f"rollout.max_response_tokens={demand.max_response_tokens} is assumed. If responses are "
         f"that long, {demand.larger_cache}, or lower rollout.over_sampling_factor, "
         "trainer.num_groups or rollout.max_response_tokens"
     )
 
 
 class KvRoom:
-    """The comparison at the start of a run: with the memory plan, and with the engines as built."""
+    """Warns once at the start of a run: by the memory plan, or by the engines as they are built."""
 
     def __init__(self, demand: KvDemand | None, tell: Callable[[str], None]) -> None:
-        """`tell` shows a line to the person who watches."""
+        """`tell` shows a line to the user."""
         self._demand, self._tell = demand, tell
         self._has_warned = False
 
     def compare(self, kv_cache_tokens: int) -> None:
-        """Warn, once, when the samples of an engine may not fit into its cache."""
+        """Warn when the samples of an engine may not fit its cache, unless it has warned before."""
         warning = kv_warning(self._demand, kv_cache_tokens) if self._demand else None
         if warning and not self._has_warned:
             self._has_warned = True
