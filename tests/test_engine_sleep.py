@@ -35,14 +35,14 @@ def room(device: float) -> Room:
 def test_an_engine_that_is_awake_has_its_whole_share_in_every_phase(facts):
     """Fails when a phase counts what a sleeping engine keeps, or counts its weights twice."""
     awake = changed(INPUTS, sleep=Sleep.never)
-    names = ("engine weights", "KV cache, engine's workspace")
+    names = ("engine weights", "KV cache and workspace")
     for phase in plan_memory(facts("8B"), awake, device_bytes=GPU).phases:
         assert sum(phase.items[name] for name in names) == GPU / 2, phase.name
-        assert "engine, asleep" not in phase.items
+        assert "sleeping engine" not in phase.items
     asleep = plan_memory(facts("8B"), INPUTS, device_bytes=GPU).phases[1:]
     for phase in asleep:
         assert names[1] not in phase.items
-        assert phase.items["engine, asleep"] == 1.5 * GIB
+        assert phase.items["sleeping engine"] == 1.5 * GIB
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,11 @@ def refused(facts: ModelFacts, **changes: object) -> str:
 def test_eight_billion_parameters_on_eight_gpus_are_two_bytes_a_parameter_each(facts):
     """16 bytes a parameter over 8. Fails when a float32 copy is forgotten, or not divided."""
     items = phase(facts("8B"), "optimizer").items
-    state = items["masters"] + items["gradients"] + items["Adam moments"]
+    state = items["master weights"] + items["gradients"] + items["optimizer state"]
     assert state == 2 * facts("8B").num_parameters
     assert state / 1e9 == pytest.approx(16.4, abs=0.1)
     whole = phase(facts("8B"), "optimizer", num_workers=1).items
-    assert whole["Adam moments"] == 8 * facts("8B").num_parameters
+    assert whole["optimizer state"] == 8 * facts("8B").num_parameters
 
 
 def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate(facts):
@@ -61,7 +61,8 @@ def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate(fa
     assert away.total == 40 * GIB + 1.5 * GIB
     host = phase(facts("32B"), "host", offload=Offload.all)
     assert (
-        host.items["masters"] + host.items["Adam moments"] == 12 * facts("32B").num_parameters / 8
+        host.items["master weights"] + host.items["optimizer state"]
+        == 12 * facts("32B").num_parameters / 8
     )
 
 
@@ -69,19 +70,19 @@ def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase(facts)
     """Moments are away in a backward pass, and there for an optimizer step."""
     model = facts("8B")
     moments = model.num_parameters
-    assert phase(model, "host").items["Adam moments"] == 0
+    assert phase(model, "host").items["optimizer state"] == 0
     away = {"offload": Offload.optimizer}
-    assert phase(model, "host", **away).items["Adam moments"] == moments
-    assert phase(model, "rollout", **away).items["Adam moments"] == 0
-    assert phase(model, "rollout", **away).items["masters"] == moments / 2
-    assert phase(model, "backward", **away).items["Adam moments"] == 0
-    assert phase(model, "optimizer", **away).items["Adam moments"] == moments
+    assert phase(model, "host", **away).items["optimizer state"] == moments
+    assert phase(model, "rollout", **away).items["optimizer state"] == 0
+    assert phase(model, "rollout", **away).items["master weights"] == moments / 2
+    assert phase(model, "backward", **away).items["optimizer state"] == 0
+    assert phase(model, "optimizer", **away).items["optimizer state"] == moments
 
 
 def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it(facts):
     items = phase(facts("8B"), "rollout", tensor_parallel_size=2).items
     assert items["engine weights"] == facts("8B").num_parameters
-    assert items["engine weights"] + items["KV cache, engine's workspace"] == GPU / 2
+    assert items["engine weights"] + items["KV cache and workspace"] == GPU / 2
     message = refused(facts("32B"), gpu_memory_utilization=0.5, offload=Offload.all)
     assert "engine.gpu_memory_utilization=0.5 gives the engine 40.0 GiB" in message
     assert "engine.tensor_parallel_size" in message
@@ -90,7 +91,7 @@ def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it(fac
 def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each(facts):
     """Hybrid sharding. Fails when the number of workers divides instead of the shard's."""
     whole, half = (phase(facts("8B"), "optimizer", shard_size=n) for n in (8, 4))
-    for name in ("masters", "gradients", "Adam moments"):
+    for name in ("master weights", "gradients", "optimizer state"):
         assert half.items[name] == 2 * whole.items[name]
     message = refused(facts("32B"), shard_size=4, num_workers=8)
     assert "learner.shard_size=0 lowers it to" in message
@@ -104,7 +105,7 @@ def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computat
     linear = [m for m in built.model.modules() if isinstance(m, nn.Linear)]
     adapters = 16 * sum(m.in_features + m.out_features for m in linear)
     assert items["gradients"] == 4 * adapters / 8
-    assert items["masters"] == (4 * adapters + 2 * model.num_parameters) / 8
+    assert items["master weights"] == (4 * adapters + 2 * model.num_parameters) / 8
     assert phase(model, "host", rank=16, has_reference=True).items["reference"] == 0
     assert phase(model, "host", has_reference=True).items["reference"] == model.num_parameters / 4
 
@@ -203,7 +204,7 @@ def test_on_cpu_the_host_holds_learner_and_engine_at_once(facts):
     model = facts("8B")
     settings = changed(INPUTS, device="cpu", num_workers=1, kv_cache_gib=100.0)
     [whole] = plan_memory(model, settings).phases
-    names = ("masters", "gradients", "Adam moments", "engine weights")
+    names = ("master weights", "gradients", "optimizer state", "engine weights")
     assert sum(whole.items[name] for name in names) == 18 * model.num_parameters
     assert whole.items["KV cache"] == 100 * GIB
     assert 2 * model.num_parameters < whole.items["gathered layers"] < 6 * model.num_parameters
@@ -236,5 +237,5 @@ def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
     assert len({len(line) for line in table}) == 1
     columns = [re.findall(r"  +(\d+\.\d|-)(?=  |$)", line) for line in table[1:]]
     for column in zip(*columns, strict=True):
-        *items, together = (0.0 if cell == "-" else float(cell) for cell in column)
-        assert sum(items) == pytest.approx(together, abs=0.05 * len(items))
+        *items, total = (0.0 if cell == "-" else float(cell) for cell in column)
+        assert sum(items) == pytest.approx(total, abs=0.05 * len(items))
