@@ -156,7 +156,7 @@ def test_an_engine_that_loses_a_sample_is_found_out():
     """Fails when the abort does not ask what is missing."""
     run, engines = faulty()
     engines.loses_samples = True
-    with pytest.raises(LedgerError, match="gave back nothing for samples"):
+    with pytest.raises(LedgerError, match="did not give back samples"):
         run.step()
 
 

@@ -77,7 +77,7 @@ def test_a_ledger_that_disagrees_with_the_buffer_says_so():
     ledger = Ledger()
     ledger.open(0)
     ledger.move(0, State.parked)
-    with pytest.raises(LedgerError, match="1 prompts parked in the ledger, 0 in the buffer"):
+    with pytest.raises(LedgerError, match="1 prompts are parked in the ledger, 0 in the buffer"):
         ledger.check(parked=0, ready=0)
 
 

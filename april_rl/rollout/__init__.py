@@ -1,1 +1,3 @@
-"""The collector, its buffer, ledger and slots: pure, driven through the protocols in ports."""
+"""The collector, its buffer, ledger and slots. Pure: it drives the outside world through the
+protocols in ports.
+"""

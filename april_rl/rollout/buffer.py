@@ -1,4 +1,4 @@
-"""The groups that are alive: open ones, unfinished or unscored, and ready ones."""
+"""The live groups: open ones (unfinished or unscored) and ready ones."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from april_rl.types import Prompt, Sample, Score, ScoredGroup
 
 
 class Buffer:
-    """Every live group, by prompt id. Nothing is in it twice, and nothing is trained twice."""
+    """Every live group, by prompt id. No group is in it twice, and no group is trained twice."""
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
-        self._open: dict[int, OpenGroup] = {}  # in the order of their opening: oldest prompt first
+        self._open: dict[int, OpenGroup] = {}  # in the order they were opened: oldest prompt first
         self._ready: dict[int, ScoredGroup] = {}
 
     @property
     def num_open(self) -> int:
-        """How many groups are unfinished or unscored."""
+        """Return how many groups are unfinished or unscored."""
         return len(self._open)
 
     @property
     def num_ready(self) -> int:
-        """How many groups wait to be trained."""
+        """Return how many groups wait to be trained."""
         return len(self._ready)
 
     @property
     def open_tokens(self) -> int:
-        """Response tokens of all open groups."""
+        """Return the response tokens of all open groups."""
         return sum(sum(group.lengths) for group in self._open.values())
 
     @property
@@ -42,27 +42,27 @@ class Buffer:
         return any(group.is_complete for group in self._open.values())
 
     def open(self, prompt: Prompt) -> OpenGroup:
-        """Add a new group, all its samples empty."""
+        """Add a new group with empty samples."""
         assert prompt.id not in self._open, prompt.id
         assert prompt.id not in self._ready, prompt.id
         group = self._open[prompt.id] = OpenGroup(prompt, self.group_size)
         return group
 
     def group(self, prompt_id: int) -> OpenGroup | None:
-        """Return the open group of a prompt, or None."""
+        """Return the open group of a prompt; None when there is none."""
         return self._open.get(prompt_id)
 
     def open_groups(self) -> Iterator[OpenGroup]:
-        """Return the open groups, the oldest prompt first."""
+        """Return the open groups, oldest prompt first."""
         return iter(self._open.values())
 
     def ready_groups(self) -> list[ScoredGroup]:
-        """Return the ready groups, the one with the oldest token first."""
+        """Return the ready groups, oldest token first."""
         return sorted(self._ready.values(), key=_age_order)
 
     def score(self, scores: Iterable[Score]) -> list[OpenGroup]:
-        """Note scores and return the groups that are scored by them. Scores of groups that are no
-        longer open are passed over.
+        """Record scores and return the groups that they complete; scores of groups that are not
+        open any more are ignored.
         """
         scored: dict[int, OpenGroup] = {}
         for score in scores:
@@ -75,24 +75,24 @@ class Buffer:
         return list(scored.values())
 
     def remove(self, prompt_id: int) -> None:
-        """Forget an open group."""
+        """Remove an open group."""
         del self._open[prompt_id]
 
     def make_ready(self, scored: ScoredGroup) -> None:
-        """Have an open group wait to be trained."""
+        """Turn an open group into a ready one."""
         self.remove(scored.group.prompt.id)
         self._ready[scored.group.prompt.id] = scored
 
     def take_ready(self, num_groups: int) -> tuple[ScoredGroup, ...]:
-        """Remove and return at most `num_groups` ready groups, the oldest first."""
+        """Remove and return at most `num_groups` ready groups, oldest first."""
         taken = tuple(self.ready_groups()[:num_groups])
         for scored in taken:
             del self._ready[scored.group.prompt.id]
         return taken
 
     def open_versions(self, *, policy_version: int) -> Counter[int]:
-        """Count open groups by the version of their oldest token; a group without a token counts
-        for `policy_version`.
+        """Count open groups by the version of their oldest token; a group without tokens counts for
+        `policy_version`.
         """
         return Counter(
             policy_version if group.oldest_version is None else group.oldest_version
@@ -104,8 +104,8 @@ class Buffer:
         return Counter(scored.group.oldest_version or 0 for scored in self._ready.values())
 
     def fresh_samples(self, policy_version: int, *, limit: int) -> list[Sample]:
-        """Return at most `limit` samples that end in tokens which `policy_version` sampled on a KV
-        cache of its own, the shortest sequences first.
+        """Return at most `limit` samples, shortest sequences first, whose last tokens were sampled
+        by `policy_version` on a KV cache of the same version.
         """
         fresh = [
             (len(group.prompt.token_ids) + length, prompt_id, index)
@@ -130,8 +130,8 @@ class Buffer:
     def lengths(
         self, *, without: Collection[int] = ()
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the response tokens of all samples of open groups, and whether each sample is
-        finished [n]; prompts in `without` are left out.
+        """Return the response tokens of all samples of open groups, and whether each is finished
+        [n], without the prompts in `without`.
         """
         skipped = set(without)
         groups = [group for group in self._open.values() if group.prompt.id not in skipped]
@@ -144,7 +144,7 @@ class Buffer:
         return np.array(lengths, np.int64), np.array(is_finished, np.bool_)
 
     def restore(self, opened: Iterable[OpenGroup], ready: Iterable[ScoredGroup]) -> None:
-        """Hold these groups; the buffer is empty before."""
+        """Fill an empty buffer with these groups."""
         assert not self._open
         assert not self._ready
         self._open = {group.prompt.id: group for group in opened}

@@ -1,4 +1,4 @@
-"""The requests of one step on their way to the engines and back."""
+"""The requests of one step: which engine gets which sample, and which ticks are under way."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from april_rl.ticks import Tick
 from april_rl.types import Completion
 
 # Two ticks are under way on each engine: one runs while the controller prepares the next, so that
-# engines do not wait for it.
+# engines do not wait for the controller.
 _TICKS_IN_FLIGHT = 2
 
-# The controller is asked at most as often as by 64 engines every 8 steps.
+# At most as many ticks per engine step as 64 engines with ticks of 8 steps have.
 _SHORTEST_TICK, _ENGINES_PER_STEP = 8, 8
-_TICKS_PER_BUDGET = 64  # most responses have several ticks, though they take a part of the budget
+_TICKS_PER_BUDGET = 64  # so that responses that use a part of the budget have several ticks
 
-# With fewer engines an engine could run out of ticks while others are waited for.
+# With fewer engines, an engine could run out of ticks while the controller waits for others.
 _MANY_ENGINES = 64
 _GATHERED_PART_OF_A_TICK, _LONGEST_GATHER_S = 1 / 4, 0.25
 
@@ -31,12 +31,12 @@ _MEAN_WEIGHT = 0.05  # of a new length in the running mean
 
 
 def auto_tick_steps(*, num_engines: int, max_response_tokens: int) -> int:
-    """Return how many engine steps a tick has.
+    """Return the number of engine steps per tick.
 
-    Each tick costs the controller the same, so with hundreds of engines ticks are longer. The price
-    is the stop: after the last group wanted, engines go on until the ticks under way end, with
-    tokens that are trained a step later. Slots do not wait for it (`Slots`) as long as responses
-    have several ticks, so a small budget keeps short ones.
+    Each tick costs the controller the same, so ticks are longer with hundreds of engines. Longer
+    ticks delay the stop: after the last group, engines go on until the ticks under way end, with
+    tokens that are trained a step later. Slots need not wait for the end of a tick (`Slots`) as
+    long as responses have several ticks, so ticks are short when the budget is small.
     """
     longest = min(num_engines // _ENGINES_PER_STEP, max_response_tokens // _TICKS_PER_BUDGET)
     return max(_SHORTEST_TICK, longest)
@@ -49,15 +49,15 @@ class ExpectedLength:
     tokens: float = 1.0
 
     def observe(self, num_tokens: int) -> None:
-        """Take in the length of a response that has just finished."""
+        """Add the length of a response that has just finished."""
         self.tokens += _MEAN_WEIGHT * (num_tokens - self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRules:
-    """What every request of a run has in common."""
+    """Settings of every request of a run."""
 
-    tick_steps: int  # engine steps of a tick
+    tick_steps: int  # engine steps per tick
     max_response_tokens: int  # budget of a sample over all its requests
     seed: int  # of the run
 
@@ -71,11 +71,11 @@ class Dispatch:
     def __init__(
         self, engines: Engines, rules: RequestRules, expected: ExpectedLength, *, num_slots: int
     ) -> None:
-        """Begin a step with C = `num_slots` over all engines, which have nothing to do."""
+        """Begin a step with C = `num_slots` over all engines, which are idle."""
         self._engines, self._rules, self._expected = engines, rules, expected
         num_engines = engines.num_engines
-        # A quarter of the slots queues behind them: more than finishes within two ticks if the mean
-        # response is longer than eight ticks. What does not get a slot costs nothing.
+        # The queue of each engine is a quarter of its slots: more than finishes within two ticks if
+        # the mean response is longer than eight ticks. A queued request costs nothing.
         queue_size = max(1, math.ceil(num_slots / num_engines) // 4)
         self.slots = Slots(num_engines=num_engines, num_slots=num_slots, queue_size=queue_size)
         self._waiting: deque[OpenGroup] = deque()  # groups with waiting samples, oldest first
@@ -93,23 +93,23 @@ class Dispatch:
 
     @property
     def num_waiting(self) -> int:
-        """How many samples wait for an engine."""
+        """Return how many samples wait for an engine."""
         return self._num_waiting
 
     def add(self, group: OpenGroup) -> None:
-        """Queue a group's waiting samples behind those of the groups before it."""
+        """Queue a group's waiting samples after those of earlier groups."""
         num_waiting = len(group.indices(SampleState.waiting))
         if num_waiting:
             self._waiting.append(group)
             self._num_waiting += num_waiting
 
     def return_to_engines(self, *, limit: float) -> int:
-        """Assign waiting samples to the engines that had them last, as far as those have free
-        slots; returns how many.
+        """Assign waiting samples to the engines that had them last, while those have free slots;
+        return how many.
 
-        Used once as a step begins, before `submit`: a sample that `submit` sends elsewhere for want
-        of a slot would take one from a younger sample that belongs there. At most `limit` samples,
-        and no more than the engines have room for, are looked at.
+        Called once at the beginning of a step, before `submit`: otherwise a sample whose engine is
+        full could take the slot of a younger sample on that sample's engine. Considers at most
+        `limit` samples, and no more than the engines have room for.
         """
         left, num_assigned = int(min(self.slots.room, limit)), 0
         for group in self._waiting:
@@ -123,7 +123,7 @@ class Dispatch:
         return num_assigned
 
     def submit(self, *, limit: float) -> int:
-        """Assign at most `limit` waiting samples, in order, to engines that have room; returns how
+        """Assign at most `limit` waiting samples, in order, to engines that have room; return how
         many.
         """
         num_assigned = 0
@@ -153,8 +153,8 @@ class Dispatch:
         self._siblings = group, engine
 
     def launch(self) -> None:
-        """Launch ticks with what was assigned, until two are under way on every engine that has
-        requests.
+        """Launch ticks with the assigned samples, until every engine with requests has two under
+        way.
         """
         due, self._due = sorted(self._due), set()
         for engine in due:
@@ -172,7 +172,7 @@ class Dispatch:
                 self._ticks[engine] += 1
 
     def _requests(self, engine: int) -> Requests:
-        """Build the requests assigned to `engine`, those of the oldest prompts first."""
+        """Build the requests assigned to `engine`, oldest prompts first."""
         samples = sorted(self._assigned[engine], key=lambda each: (each[0].prompt.id, each[1]))
         return Requests(
             self._rules.max_response_tokens,
@@ -189,23 +189,23 @@ class Dispatch:
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:
         """Return the ticks that have ended since the last call, at least one, with their engines.
 
-        With many engines some others end soon after the first. They are taken in together, which
-        costs the controller less; each engine has its next tick already.
+        With many engines others end soon after the first. Taking them together costs the controller
+        less, and each engine has its next tick already.
         """
         ended = self._engines.wait(timeout_s, gather_s=self._gather_s)
         if ended and self._engines.num_engines >= _MANY_ENGINES:
             tick_s = fmean(tick.elapsed_s for _, tick in ended)
             self._gather_s = min(_GATHERED_PART_OF_A_TICK * tick_s, _LONGEST_GATHER_S)
         for engine, _ in ended:
-            if self._ticks[engine]:  # else it is late, of an earlier step
+            if self._ticks[engine]:  # otherwise it is a late tick of an earlier step
                 self._ticks[engine] -= 1
             self.slots.offer(engine)
             self._due.add(engine)
         return ended
 
     def take_back(self, group: OpenGroup, completion: Completion) -> None:
-        """Count a request that came back: its engine has room again, and a finished response tells
-        how long responses are.
+        """Release the room of a request that came back, and learn from the length of a finished
+        response.
         """
         index = completion.sample_id.index
         engine = group.engines[index]
@@ -215,9 +215,9 @@ class Dispatch:
             self._expected.observe(completion.start + len(completion.token_ids))
 
     def abort(self, timeout_s: float) -> tuple[Iterable[Completion], list[int]]:
-        """Stop everything; returns what engines give back, and the engines that did not answer.
+        """Stop everything; return what the engines give back, and the engines that did not answer.
 
-        Samples that were assigned and not launched (a launch failed) are parked: no engine has
+        Samples that were assigned but not launched (a launch failed) are parked, as no engine has
         them.
         """
         for assigned in self._assigned:

@@ -1,4 +1,4 @@
-"""What becomes of groups: opened, grown by completions, scored, and then ready, rejected or
+"""The life of groups: opened, extended by completions, scored, and then ready, rejected or
 dropped.
 """
 
@@ -30,26 +30,27 @@ class Groups:
     def __init__(
         self, scorer: Scorer, *, group_size: int, keep: Callable[[ScoredGroup], bool]
     ) -> None:
-        """`keep` is the filter: True for groups worth training."""
+        """`keep` is the filter: True for groups that are worth training."""
         self.buffer = Buffer(group_size)
         self.ledger = Ledger()
         self.length_bias = LengthBias()
         self.last_failure = ""  # why the last dropped group has no reward
-        self._rejected_before = 0  # groups, up to the last `take`
+        self._rejected_before = 0  # groups rejected until the last `take`
         self._dropped_before = 0
         self._scorer = scorer
         self._keep = keep
-        self._unsubmitted: deque[Sample] = deque()  # finished, and not known to the scorer
+        self._unsubmitted: deque[Sample] = deque()  # finished, not yet submitted to the scorer
 
     def open(self, prompt: Prompt) -> OpenGroup:
-        """Open a group: all its samples wait for an engine."""
+        """Open a group; all its samples wait for an engine."""
         self.ledger.open(prompt.id)
         self.length_bias.open(prompt.id)
         return self.buffer.open(prompt)
 
     def resume(self) -> list[OpenGroup]:
         """Begin a step: parked groups are in flight again, and their unfinished samples wait.
-        Returns the open groups, the oldest first.
+
+        Return the open groups, oldest first.
         """
         self.length_bias.begin_step()
         self.ledger.move_all(State.parked, to=State.in_flight)
@@ -59,8 +60,10 @@ class Groups:
         return groups
 
     def park(self, *, stalled: Container[int]) -> None:
-        """End a step: groups in flight are parked. Samples of `stalled` engines go on from where
-        they were before this step; raises LedgerError when another engine kept a sample.
+        """End a step by parking the groups in flight.
+
+        Samples of `stalled` engines keep what they had before this step. Raise LedgerError when
+        another engine did not give a sample back.
         """
         self.ledger.move_all(State.in_flight, to=State.parked)
         lost = []
@@ -73,7 +76,7 @@ class Groups:
             group.move_all(SampleState.running, to=SampleState.parked)
             group.move_all(SampleState.waiting, to=SampleState.parked)
         if lost:
-            raise LedgerError(f"the engines gave back nothing for samples {lost[:5]}")
+            raise LedgerError(f"the engines did not give back samples {lost[:5]}")
 
     def extend(
         self,
@@ -82,13 +85,12 @@ class Groups:
         *,
         engine: int | None = None,
     ) -> list[tuple[OpenGroup, Completion]]:
-        """Append what came back of requests to their samples and count it; `submit` has those
-        scored that are finished by it. Returns the completions that were expected, with their
+        """Append completions to their samples and count them; return the expected ones with their
         groups.
 
-        Others came late, from a stalled engine, and are passed over: of a version before that of
-        the step, for a sample that no longer ends where they start, or from another engine than
-        the one that has the sample (any may have it when `engine` is None).
+        Late completions are ignored: of an earlier version than the step's, for a sample that does
+        not end where they start, or from another engine than the one that has the sample (with
+        `engine` None, any engine may have it). Call `submit` to have finished samples scored.
         """
         expected = []
         for completion in completions:
@@ -107,18 +109,19 @@ class Groups:
         return expected
 
     def submit(self) -> None:
-        """Have the samples scored that were finished since the last call. Apart from `extend`: the
-        scorer may raise, and then everything that engines gave back is in its group.
+        """Submit the samples that finished since the last call to the scorer. Separate from
+        `extend` because the scorer may raise: everything that engines gave back is in its group by
+        then.
         """
         while self._unsubmitted:
             self._scorer.submit(self._unsubmitted.popleft(), group_size=self.buffer.group_size)
 
     def score(self, scores: Iterable[Score]) -> int:
-        """Note scores; returns how many groups were rejected or dropped by them."""
+        """Record scores; return how many groups were rejected or dropped."""
         return sum(not self._settle(group) for group in self.buffer.score(scores))
 
     def _settle(self, group: OpenGroup) -> bool:
-        """Return whether a scored group becomes ready; else it is rejected or dropped."""
+        """Make a scored group ready, reject it or drop it; return whether it is ready."""
         prompt_id = group.prompt.id
         if group.failure is not None:
             self.length_bias.close(prompt_id, group.lengths, rewards=())
@@ -143,13 +146,15 @@ class Groups:
         )
 
     def count_lost(self, stats: StepStats) -> None:
-        """Count groups rejected and dropped since the last `take`: in this step, or before it."""
+        """Count the groups rejected and dropped since the last `take`: in this step, or between
+        steps.
+        """
         stats.rejected_groups = self.ledger.count(State.rejected) - self._rejected_before
         stats.dropped_groups = self.ledger.count(State.dropped) - self._dropped_before
 
     def take(self, num_groups: int) -> tuple[ScoredGroup, ...]:
-        """Remove and return at most `num_groups` ready groups, the oldest first: they are trained
-        now. Raises LedgerError when ledger and buffer disagree.
+        """Remove and return at most `num_groups` ready groups, oldest first, to be trained now.
+        Raise LedgerError when ledger and buffer disagree.
         """
         groups = self.buffer.take_ready(num_groups)
         for scored in groups:
@@ -160,7 +165,7 @@ class Groups:
         return groups
 
     def save(self) -> Plain:
-        """Return buffer, ledger and length bias as plain data; between steps."""
+        """Return buffer, ledger and length bias as plain data; only between steps."""
         return {
             "ledger": self.ledger.save(),
             "buffer": {
@@ -174,10 +179,10 @@ class Groups:
         }
 
     def restore(self, state: Plain, *, max_response_tokens: int, num_engines: int) -> None:
-        """Go on where `state` was saved, with `num_engines` engines now; finished samples without a
-        score are submitted again.
+        """Restore `state`, with `num_engines` engines now; submit finished samples without a score
+        again.
 
-        Raises StateError when the run has settings that those groups cannot go on with.
+        Raise StateError when the saved groups do not fit the settings of this run.
         """
         assert not self.ledger.opened, "a state is restored before the first step"
         opened = [
@@ -206,5 +211,5 @@ def _check_budget(groups: Iterable[OpenGroup], max_response_tokens: int) -> None
     if longest >= max_response_tokens:
         raise StateError(
             f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
-            f"{longest} tokens already: resume with no less than before"
+            f"{longest} tokens already; resume with at least the saved run's value"
         )

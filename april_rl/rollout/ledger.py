@@ -10,16 +10,16 @@ from april_rl.rollout.codec import Plain
 
 
 class State(Enum):
-    """Where a prompt is. The first three are live, the others final."""
+    """The state of a prompt. The first three are live, the others final."""
 
     in_flight = "in_flight"  # being generated or scored in this step
     parked = "parked"  # outlived its step: unfinished, or finished and not yet scored
     ready = "ready"  # complete and scored, waiting to be trained
     trained = "trained"
     rejected = "rejected"  # no signal
-    dropped = "dropped"  # with a reason: its reward failed
+    dropped = "dropped"  # a reward failed; counted by reason
 
-    # An enum's own hash is a call into Python, and every event of a group looks states up.
+    # The hash of Enum is a Python function, and every event of a group looks up states.
     __hash__ = object.__hash__
 
 
@@ -31,29 +31,29 @@ _MOVES = {
 
 
 class LedgerError(AssertionError):
-    """A prompt was lost, counted twice, or moved where it cannot go."""
+    """A prompt was lost, counted twice, or moved in an illegal way."""
 
 
 class Ledger:
-    """The state of every prompt; only live ones are kept by id, final ones are counts."""
+    """The state of every prompt. Only live prompts are kept by id; final ones are counted."""
 
     def __init__(self) -> None:
-        """An empty ledger."""
+        """Start empty."""
         self._live: dict[int, State] = {}
         self._final: Counter[State] = Counter()
         self._drop_reasons: Counter[str] = Counter()
         self._opened = 0
 
     def open(self, prompt_id: int) -> None:
-        """A new prompt is in flight. Raises LedgerError if it was live already."""
+        """Add a new prompt in flight; raise LedgerError if it is live already."""
         if prompt_id in self._live:
             raise LedgerError(f"prompt {prompt_id} was opened twice")
         self._live[prompt_id] = State.in_flight
         self._opened += 1
 
     def move(self, prompt_id: int, to: State, *, reason: str = "") -> None:
-        """Record a transition; `reason` goes with `dropped`. Raises LedgerError for one that cannot
-        happen.
+        """Record a transition, with a `reason` for `dropped`; raise LedgerError for an
+        illegal one.
         """
         now = self._live.get(prompt_id)
         if now is None or to not in _MOVES[now]:
@@ -69,7 +69,7 @@ class Ledger:
             self._drop_reasons[reason] += 1
 
     def move_all(self, now: State, *, to: State) -> None:
-        """Record that every prompt in the live state `now` goes to the live state `to`."""
+        """Move every prompt from the live state `now` to the live state `to`."""
         assert to in _MOVES
         assert to in _MOVES[now], (now, to)
         for prompt_id, state in self._live.items():
@@ -77,43 +77,45 @@ class Ledger:
                 self._live[prompt_id] = to
 
     def state(self, prompt_id: int) -> State | None:
-        """Where a live prompt is; None when it is final or was never opened."""
+        """Return the state of a live prompt; None when it is final or was never opened."""
         return self._live.get(prompt_id)
 
     def count(self, state: State) -> int:
-        """How many prompts are in `state`."""
+        """Return how many prompts are in `state`."""
         return self.counts()[state] if state in _MOVES else self._final[state]
 
     def counts(self) -> Counter[State]:
-        """How many prompts are in each state."""
+        """Return how many prompts are in each state."""
         return Counter(self._live.values()) + self._final
 
     @property
     def opened(self) -> int:
-        """Prompts ever opened."""
+        """Return how many prompts were ever opened."""
         return self._opened
 
     @property
     def drop_reasons(self) -> dict[str, int]:
-        """How often a group was dropped, by reason."""
+        """Return how often groups were dropped, by reason."""
         return dict(self._drop_reasons)
 
     def check(self, *, parked: int, ready: int) -> None:
-        """Raise LedgerError unless the six states sum to what was opened and agree with what the
-        buffer holds.
+        """Raise LedgerError unless the states add up to the opened prompts and agree with the
+        buffer.
         """
         counts = self.counts()
         total = counts.total()
         if total != self._opened:
-            raise LedgerError(f"{self._opened} prompts opened, but {total} accounted for")
+            raise LedgerError(f"{self._opened} prompts were opened, but {total} are accounted for")
         for state, held in ((State.parked, parked), (State.ready, ready)):
             if counts[state] != held:
                 raise LedgerError(
-                    f"{counts[state]} prompts {state.value} in the ledger, {held} in the buffer"
+                    f"{counts[state]} prompts are {state.value} in the ledger, {held} in the buffer"
                 )
 
     def save(self) -> Plain:
-        """Ids of live prompts by state, counts of final ones, reasons of drops; between steps."""
+        """Return ids of live prompts by state, counts of final ones and drop reasons; only between
+        steps.
+        """
         live: dict[str, list[int]] = {state.value: [] for state in _MOVES}
         for prompt_id, state in sorted(self._live.items()):
             live[state.value].append(prompt_id)
@@ -126,14 +128,14 @@ class Ledger:
         }
 
     def restore(self, state: Plain) -> None:
-        """Say what was saved, and nothing else."""
+        """Replace everything by what was saved."""
         self._opened = state["opened"]
         self._live = {id_: State(name) for name, ids in state["live"].items() for id_ in ids}
         self._final = Counter({State(name): count for name, count in state["final"].items()})
         self._drop_reasons = Counter(state["drop_reasons"])
 
     def metrics(self) -> Metrics:
-        """`ledger/*`: the count of every state, and of all opened."""
+        """Return `ledger/*`: the count of every state, and of all opened prompts."""
         counts = self.counts()
         of_states = {f"ledger/{state.value}": Sum(counts[state]) for state in State}
         return Metrics({"ledger/opened": Sum(self._opened), **of_states})

@@ -1,4 +1,4 @@
-"""What a run leaves unfinished, as lines that hold everything a sample has."""
+"""What a run leaves untrained, written as lines with everything a sample has."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from april_rl.types import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """Every group that was not trained, as its samples, the oldest group first."""
+    """Every group that was not trained, as its samples, oldest group first."""
 
-    collected: Sequence[Sequence[Sample]]  # for an update that failed
+    collected: Sequence[Sequence[Sample]]  # taken for an update that failed
     ready: Sequence[Sequence[Sample]]
     parked: Sequence[Sequence[Sample]]
 
@@ -23,7 +23,7 @@ class Leftovers:
 
     @property
     def parked_tokens(self) -> int:
-        """Response tokens of the parked groups."""
+        """Return the response tokens of the parked groups."""
         return sum(sample.num_tokens for samples in self.parked for sample in samples)
 
     def __str__(self) -> str:
@@ -34,14 +34,14 @@ class Leftovers:
         )
 
     def write(self, path: Path) -> None:
-        """Write `lines` into a file; raises OSError."""
+        """Write `lines` to a file; raise OSError when that fails."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in self.lines())
 
     def lines(self) -> Iterator[str]:
-        """Return a JSON object for every sample: `state` is collected, ready or parked; completions
-        carry token ids, behaviour log-probabilities, versions.
+        """Yield a JSON object for every sample. `state` is collected, ready or parked; completions
+        have token ids, behaviour log-probabilities and versions.
         """
         for state, groups in (
             ("collected", self.collected),

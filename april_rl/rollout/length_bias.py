@@ -1,8 +1,9 @@
-"""Whether what is trained has the lengths and the rewards of what was opened: `length_bias/*`.
+"""`length_bias/*`: whether trained groups have the same lengths and rewards as opened groups.
 
 Partial rollouts train short responses first: until the long ones of the first steps are finished,
-what is trained is shorter than what the policy writes. Then as many long ones come in from earlier
-steps as go out to later ones. A schedule that lost or starved long samples would show here.
+trained responses are shorter than those the policy writes. After that, as many long ones arrive
+from earlier steps as are left to later ones. A schedule that lost or starved long samples would
+show here.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.codec import Plain
 from april_rl.types import ScoredGroup
 
-# More steps than a group may live, so that the longest responses of the window are known.
+# More steps than a group may live, so that the longest responses in the window are known.
 _WINDOW_STEPS = 20
 
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """What a step opened, scored and trained."""
+    """Counts of one step: groups opened, scored and trained."""
 
-    # By prompt id, the response tokens of each sample [G]; none while the group is open.
+    # Response tokens of each sample [G], by prompt id; empty while the group is open.
     opened: dict[int, list[int]] = field(default_factory=dict)
     num_scored: int = 0  # samples
     scored_reward: float = 0.0  # Σ over them
     num_trained: int = 0  # samples
     trained_reward: float = 0.0
     trained_tokens: int = 0
-    # All lengths of `opened`: with hundreds of engines millions that every step reads.
+    # All lengths in `opened`: millions with hundreds of engines, and every step reads them.
     lengths: array[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.lengths = array("i", chain.from_iterable(self.opened.values()))
 
     def close(self, prompt_id: int, lengths: list[int]) -> None:
-        """A group that it opened is complete."""
+        """Record the lengths of a complete group that this step opened."""
         self.opened[prompt_id] = lengths
         self.lengths.extend(lengths)
 
     def save(self) -> Plain:
-        """What is not said twice."""
+        """Return the fields that cannot be derived from others."""
         plain = {name: value for name, value in asdict(self).items() if name != "lengths"}
         return {**plain, "opened": [[id_, lengths] for id_, lengths in self.opened.items()]}
 
@@ -58,31 +59,31 @@ class LengthBias:
     """Counts of the last steps."""
 
     def __init__(self, *, window_steps: int = _WINDOW_STEPS) -> None:
-        """`window_steps`: how many steps the metrics look back, this one included."""
+        """`window_steps` is how many steps the metrics cover, the current one included."""
         self._steps: deque[_Step] = deque([_Step()], maxlen=window_steps)
-        self._opened_in: dict[int, _Step] = {}  # of the groups that are open
+        self._opened_in: dict[int, _Step] = {}  # the step that opened each open group
 
     def begin_step(self) -> None:
-        """What comes now belongs to a new step."""
+        """Count what follows for a new step."""
         self._steps.append(_Step())
 
     def open(self, prompt_id: int) -> None:
-        """A group was opened."""
+        """Count an opened group."""
         step = self._opened_in[prompt_id] = self._steps[-1]
         step.opened[prompt_id] = []
 
     def close(self, prompt_id: int, lengths: list[int], *, rewards: Sequence[float]) -> None:
-        """A complete group of these response lengths [G] has its rewards; none when it is dropped
-        without.
+        """Count a complete group with response lengths [G] and its rewards; without rewards it is
+        dropped.
         """
-        # Of a group opened before the window, the entry goes to a step that counts no more.
+        # A group opened before the window is recorded in a step that is not counted any more.
         step = self._opened_in.pop(prompt_id)
         step.close(prompt_id, lengths)
         self._steps[-1].num_scored += len(rewards)
         self._steps[-1].scored_reward += sum(rewards)
 
     def train(self, groups: Iterable[ScoredGroup], *, num_tokens: int) -> None:
-        """These groups, of so many response tokens in all, are what the step trains."""
+        """Count the groups that the step trains, with their response tokens in total."""
         step = self._steps[-1]
         step.trained_tokens += num_tokens
         for scored in groups:
@@ -90,17 +91,18 @@ class LengthBias:
             step.trained_reward += sum(scored.rewards)
 
     def metrics(self, buffer: Buffer) -> Metrics:
-        """`length_bias/*` over the last 20 steps; `buffer` holds the groups that are open.
+        """Return `length_bias/*` over the window; `buffer` holds the open groups.
 
         `opened_tokens_mean`: mean response length of all samples of the groups *opened* in these
-        steps, whatever became of them. Unfinished ones count as at least so long as they are
-        (`restricted_mean`).
-        `trained_tokens_mean`: mean response length of the samples *trained* in these steps.
-        `scored_reward_mean`, `trained_reward_mean`: mean reward of the samples of the groups whose
-        scores came in these steps, with those the filter rejected, and of the trained ones.
+        steps, whatever became of them; the length of an unfinished one is a lower bound
+        (`restricted_mean`). `trained_tokens_mean`: mean response length of the samples *trained* in
+        these steps.
 
-        Without a filter all pairs agree when nothing is biased, but for the first steps; a filter
-        chooses by reward, so with it they differ by what it chooses.
+        `scored_reward_mean`: mean reward of the samples of all groups scored in these steps,
+        including rejected ones. `trained_reward_mean`: mean reward of the trained ones.
+
+        Without a filter each pair agrees unless something is biased, except in the first steps. A
+        filter selects by reward, so with one they differ by that selection.
         """
         window = {id(step) for step in self._steps}
         before = [id_ for id_, step in self._opened_in.items() if id(step) not in window]
@@ -109,7 +111,7 @@ class LengthBias:
         opened = restricted_mean(finished, lengths[~is_finished])
         num_scored = sum(step.num_scored for step in self._steps)
         num_trained = sum(step.num_trained for step in self._steps)
-        return _of_something(
+        return _without_empty(
             {
                 "opened_tokens_mean": Mean(opened, float(finished.size > 0)),
                 "trained_tokens_mean": Mean(
@@ -125,11 +127,11 @@ class LengthBias:
         )
 
     def save(self) -> list[Plain]:
-        """The steps of the window, the oldest first."""
+        """Return the steps of the window, oldest first."""
         return [step.save() for step in self._steps]
 
     def restore(self, state: list[Plain], *, open_ids: Iterable[int]) -> None:
-        """Go on where `state` was saved, with these groups open."""
+        """Restore `state`, with these open groups."""
         self._steps.clear()
         self._steps.extend(_Step(**{**step, "opened": dict(step["opened"])}) for step in state)
         opened_in = {prompt_id: step for step in self._steps for prompt_id in step.opened}
@@ -137,16 +139,16 @@ class LengthBias:
 
 
 def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
-    """Mean of a length law, of which `finished` [F] are samples and `unfinished` [U] lower bounds.
+    """Return the mean length, given samples `finished` [F] and lower bounds `unfinished` [U].
 
-    The area under the product-limit estimate of survival (Kaplan & Meier 1958) up to the longest
-    length seen, so what is above that is left out; 0 of nothing. Leaving the unfinished ones out,
-    or taking them for finished, gives a mean that is too small.
+    It is the area under the product-limit estimate of survival (Kaplan & Meier 1958) up to the
+    longest length seen, so lengths above that are left out; 0 without samples. Leaving out the
+    unfinished ones, or taking them as finished, would give a mean that is too small.
     """
     ends, num_ended = _counted(np.asarray(finished))
     cuts = np.sort(np.asarray(unfinished, float))
     longest = max([*ends[-1:], *cuts[-1:]], default=0.0)
-    # What is as long or longer: an unfinished one of the same length counts among them.
+    # Samples of at least this length, including unfinished ones of the same length.
     at_risk = num_ended[::-1].cumsum()[::-1] + len(cuts) - np.searchsorted(cuts, ends)
     survival = np.cumprod(1 - num_ended / at_risk)
     edges = np.concatenate([[0.0], ends, [longest]])
@@ -154,14 +156,14 @@ def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
 
 
 def _counted(lengths: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The distinct lengths, rising, and how many there are of each."""
+    """Return the distinct lengths in rising order, and how often each occurs."""
     if not np.issubdtype(lengths.dtype, np.integer):
         return np.unique(lengths, return_counts=True)
-    counts = np.bincount(lengths)  # without the search of millions that sorting is
+    counts = np.bincount(lengths)  # faster than sorting millions
     distinct = np.flatnonzero(counts)
     return distinct, counts[distinct]
 
 
-def _of_something(values: dict[str, Mean]) -> Metrics:
-    """Without the means of nothing."""
+def _without_empty(values: dict[str, Mean]) -> Metrics:
+    """Leave out means of nothing."""
     return Metrics({f"length_bias/{key}": mean for key, mean in values.items() if mean.weight})

@@ -19,13 +19,13 @@ from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, S
 
 
 class SampleState(Enum):
-    """Where a sample of an open group is."""
+    """The state of a sample in an open group."""
 
-    waiting = "waiting"  # it needs tokens, and no engine has it
+    waiting = "waiting"  # needs tokens; no engine has it
     running = "running"  # an engine computes it, or has it in its queue
     parked = "parked"  # unfinished, between two steps
-    finished = "finished"  # the response ended; its score is not known
-    scored = "scored"  # its score is known, or that there is none
+    finished = "finished"  # the response ended; not scored yet
+    scored = "scored"  # its score is known, or its reward failed
 
 
 _MOVES = {
@@ -38,13 +38,13 @@ _MOVES = {
 
 
 class SampleStateError(AssertionError):
-    """A sample moved where it cannot go."""
+    """A sample was moved in an illegal way."""
 
 
 class OpenGroup:
     """The G samples of one prompt, from the first request until the group is scored.
 
-    Lists of length G instead of G objects: most events ask for one number of one sample.
+    It has lists of length G instead of G objects: most events need one number of one sample.
     """
 
     def __init__(self, prompt: Prompt, group_size: int) -> None:
@@ -52,11 +52,11 @@ class OpenGroup:
         self.states = [SampleState.waiting] * group_size  # [G]; changed by `move` alone
         self.completions: list[tuple[Completion, ...]] = [()] * group_size  # [G], each in order
         self.lengths = [0] * group_size  # response tokens so far [G]
-        # The engine that has the sample, or had it last and may hold its KV cache [G].
+        # Preferred engine: it has the sample, or had it last and may keep its KV cache [G].
         self.engines: list[int | None] = [None] * group_size
         self.outstanding_tokens = [0.0] * group_size  # that its engine is expected to compute [G]
         self.scores: list[Score | None] = [None] * group_size  # [G]
-        self.failure: Score | None = None  # the first score that says why there is no reward
+        self.failure: Score | None = None  # the first score without a reward
         self.oldest_version: int | None = None  # policy version of the group's oldest token
 
     @property
@@ -73,12 +73,12 @@ class OpenGroup:
 
     @property
     def samples(self) -> list[Sample]:
-        """The samples as they are now [G]."""
+        """Return the samples as they are now [G]."""
         return [self.sample(index) for index in range(len(self.states))]
 
     @property
     def unfinished_lengths(self) -> list[int]:
-        """Response tokens of the samples that are not finished."""
+        """Return the response tokens of each unfinished sample."""
         return [
             length
             for length, completions in zip(self.lengths, self.completions, strict=True)
@@ -86,15 +86,15 @@ class OpenGroup:
         ]
 
     def sample(self, index: int) -> Sample:
-        """Return the sample at that index as it is now."""
+        """Return the sample at `index` as it is now."""
         return Sample(self.prompt, index, self.completions[index])
 
     def indices(self, state: SampleState) -> list[int]:
-        """Return the indices of the samples in that state."""
+        """Return the indices of the samples in `state`."""
         return [index for index, now in enumerate(self.states) if now is state]
 
     def move(self, index: int, to: SampleState) -> None:
-        """Change a sample's state. Raises SampleStateError for a move that cannot happen."""
+        """Change a sample's state; raise SampleStateError for an illegal move."""
         now = self.states[index]
         if to not in _MOVES[now]:
             raise SampleStateError(
@@ -109,8 +109,8 @@ class OpenGroup:
             self.move(index, to)
 
     def assign(self, index: int, *, engine: int, expected_tokens: float) -> float:
-        """Give a waiting sample to `engine`. Returns the tokens that the engine is expected to
-        compute for it: what it prefills, and a response of `expected_tokens`.
+        """Give a waiting sample to `engine`; return the tokens that the engine is expected to
+        compute for it: its prefill, and a response of `expected_tokens`.
         """
         self.move(index, SampleState.running)
         self.engines[index] = engine
@@ -119,8 +119,8 @@ class OpenGroup:
         return tokens
 
     def expects(self, completion: Completion, *, engine: int | None) -> bool:
-        """Return whether the completion answers the request that is out for its sample: from the
-        engine that has it (any, if None), going on where the sample ends.
+        """Return whether a completion answers the sample's current request: it comes from the
+        engine that has the sample (from any, if None) and starts where the sample ends.
         """
         index = completion.sample_id.index
         return (
@@ -130,7 +130,7 @@ class OpenGroup:
         )
 
     def extend(self, completion: Completion) -> Sample | None:
-        """Append what came back for a running sample; returns the sample if that finishes it."""
+        """Append a completion to a running sample; return the sample if that finishes it."""
         index = completion.sample_id.index
         is_finished = completion.finish_reason is not None
         self.move(index, SampleState.finished if is_finished else SampleState.parked)
@@ -147,7 +147,7 @@ class OpenGroup:
             self.oldest_version = completion.policy_version  # later ones are not older
 
     def score(self, score: Score) -> None:
-        """Note the score of a finished sample; one that comes a second time changes nothing."""
+        """Record the score of a finished sample; a second one changes nothing."""
         index = score.sample_id.index
         if self.states[index] is SampleState.scored:
             return
@@ -157,7 +157,7 @@ class OpenGroup:
             self.failure = score
 
     def scored(self) -> ScoredGroup:
-        """Return the group as a value, once it is scored and every sample has a reward."""
+        """Return the group as a value, once every sample is scored and has a reward."""
         scores = [score for score in self.scores if score is not None and score.is_valid]
         assert len(scores) == len(self.scores), self.prompt.id
         parts = tuple(score.parts for score in scores)
@@ -190,5 +190,5 @@ class OpenGroup:
         return opened
 
     def sample_ids(self, state: SampleState) -> list[SampleId]:
-        """Return the ids of the samples in that state."""
+        """Return the ids of the samples in `state`."""
         return [SampleId(self.prompt.id, index) for index in self.indices(state)]

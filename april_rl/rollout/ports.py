@@ -1,4 +1,4 @@
-"""What the collector needs of the world, as protocols: engines, a scorer, prompts."""
+"""What the collector needs from outside, as protocols: engines, a scorer, prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from april_rl.types import Completion, Prompt, Sample, Score
 
 
 class EngineStalledError(RunError):
-    """An engine did not answer within the deadline; its worker has to be replaced."""
+    """An engine did not answer within the deadline."""
 
 
 class Engines(Protocol):
@@ -22,31 +22,31 @@ class Engines(Protocol):
 
     @property
     def num_engines(self) -> int:
-        """How many there are; engines are named 0 … num_engines - 1."""
+        """Return how many engines there are, numbered 0 … num_engines - 1."""
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
-        """Start a tick, or queue it behind the one that runs; returns at once.
+        """Start a tick, or queue it behind the one that runs; return at once.
 
         The engine queues the requests of `submit`, computes at most `slots` requests together,
-        taking queued ones in order as slots fall free, and returns after `max_steps` engine steps
+        starts queued ones in order as slots become free, and returns after `max_steps` engine steps
         or when it has nothing to do.
         """
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
-        """The ticks that have ended since the last call, at least one, in the order of their launch
-        per engine; those too that end within `gather_s`, so that one call takes in several.
+        """Return the ticks that have ended since the last call, at least one, in the order of their
+        launch for each engine, including ticks that end within `gather_s`.
 
-        Raises EngineStalledError when none ends within `timeout_s`.
+        Raise EngineStalledError when none ends within `timeout_s`.
         """
 
     def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:
-        """Stop everything: one completion for every request not yet reported by `wait`, and the
-        stalled engines.
+        """Stop everything; return a completion for every request not yet reported by `wait`, and
+        the stalled engines.
 
-        Finished requests of ticks that were still under way come with their finish_reason,
-        unfinished ones with None, requests that never had a slot with no tokens. Ends within
-        `timeout_s`; an engine that did not answer by then is in the second list and gives no
-        completions. What was launched before is never reported by a later `wait`.
+        Finished requests of ticks under way have a finish_reason, unfinished ones have None, and
+        requests that never had a slot have no tokens. Takes at most `timeout_s`: an engine that has
+        not answered by then is in the second list and gives no completions. A later `wait` never
+        reports what was launched before.
         """
 
 
@@ -54,16 +54,16 @@ class Scorer(Protocol):
     """Rewards, computed elsewhere while generation goes on."""
 
     def submit(self, sample: Sample, *, group_size: int) -> None:
-        """Score a finished sample of a group of `group_size`; returns at once. Every sample is
-        given a score once all samples of its group are submitted, be it that there is none.
+        """Score a finished sample of a group of `group_size`; return at once. Once all samples of
+        its group are submitted, every sample gets a score, which may say that its reward failed.
         """
 
     def collect(self, timeout_s: float | None) -> list[Score]:
-        """The scores that have become known, in the order of submission as far as they go.
+        """Return the scores that have become known, in the order of submission.
 
-        `timeout_s` 0: what is there now; positive: wait so long for at least one; None: wait for
-        all submitted, but for those that can only be scored together with siblings that are not
-        submitted yet. Those of one group then become known together.
+        With `timeout_s` 0 return what is there now; with a positive one wait that long for at least
+        one; with None wait for all submitted samples, except those that can only be scored together
+        with siblings that are not submitted yet. Scores of such a group become known together.
         """
 
 
@@ -71,4 +71,4 @@ class PromptSource(Protocol):
     """An endless stream of prompts with increasing ids."""
 
     def take(self) -> Prompt:
-        """The next prompt."""
+        """Return the next prompt."""

@@ -1,4 +1,4 @@
-"""Requests as they travel to an engine's worker, and the seed of each."""
+"""Requests in transit to an engine, and the seed of each."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ _FOUR_NUMBERS = Struct("<qqqq")
 
 
 class Requests(NamedTuple):
-    """Samples that one engine is asked to go on with, field by field.
+    """Requests for one engine, field by field.
 
     A few lists are cheap to pickle; the worker makes a `Request` of each sample.
     """
 
     max_response_tokens: int  # budget of a sample over all its requests
     run_seed: int
-    prompt_ids: Sequence[int] = ()  # of each sample [n]
-    indices: Sequence[int] = ()  # of each in its group [n]
-    # Of each sample [n][P]; siblings share theirs, and pickle writes what is shared once.
+    prompt_ids: Sequence[int] = ()  # [n]
+    indices: Sequence[int] = ()  # of each sample in its group [n]
+    # [n][P]; siblings share one tuple, and pickle writes shared objects once.
     prompt_token_ids: Sequence[tuple[int, ...]] = ()
-    parts: Sequence[tuple[Sequence[int], ...]] = ()  # response tokens by completion, of each [n]
-    sampling: Sampling | None = None  # of all of them; None: as in training
+    parts: Sequence[
+        tuple[Sequence[int], ...]
+    ] = ()  # response tokens of each sample, by completion [n]
+    sampling: Sampling | None = None  # for all of them; None: as in training
 
     def each(self) -> list[Request]:
-        """One for each sample, in their order."""
+        """Return a request for each sample, in their order."""
         samples = zip(self.prompt_ids, self.indices, self.prompt_token_ids, self.parts, strict=True)
         return [
             Request(
@@ -45,10 +47,10 @@ class Requests(NamedTuple):
 
 
 def request_seed(run_seed: int, sample_id: SampleId, num_completions: int) -> int:
-    """A seed in [0, 2^63) that is a function of these four numbers alone.
+    """Return a seed in [0, 2^63) that depends on nothing but these four numbers.
 
-    So a sample's tokens depend on neither the engine that computes it nor its neighbours in the
-    batch, and a resumed sample does not draw the numbers of its first part again.
+    A sample's tokens therefore depend neither on the engine that computes it nor on its neighbours
+    in the batch, and a resumed sample does not repeat the random numbers of its first part.
     """
     packed = _FOUR_NUMBERS.pack(run_seed, *sample_id, num_completions)
     return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") >> 1

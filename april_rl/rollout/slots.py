@@ -4,17 +4,16 @@ from __future__ import annotations
 
 
 class Slots:
-    """C sample slots spread over the engines, and a short queue behind each engine's slots.
+    """C sample slots spread over the engines, with a short queue behind each engine's slots.
 
     A slot is a request that an engine computes. A queued request waits in the engine until a slot
-    falls free, so that a slot is filled between two engine steps without asking the controller. An
-    engine's outstanding tokens are what it has to prefill plus an expected response for each of
-    its requests.
+    becomes free, so that slots are refilled between engine steps without the controller. An
+    engine's outstanding tokens are its prefills plus an expected response for each of its requests.
     """
 
     def __init__(self, *, num_engines: int, num_slots: int, queue_size: int) -> None:
-        """`num_slots` = C over all engines; `queue_size`: requests that may wait in each engine. An
-        engine without slots (C < engines) gets nothing. All engines may be chosen at first.
+        """`num_slots` = C over all engines; `queue_size` requests may wait in each engine. An
+        engine without slots (C < engines) gets no requests. Initially every engine is on offer.
         """
         base, rest = divmod(num_slots, num_engines)
         self._slots = [base + (engine < rest) for engine in range(num_engines)]
@@ -37,24 +36,24 @@ class Slots:
 
     @property
     def room(self) -> int:
-        """How many requests the engines on offer have room for."""
+        """Return how many requests the engines on offer have room for."""
         return sum(self._limits[engine] - self._in_flight[engine] for engine in self._offered)
 
     def offer(self, engine: int) -> None:
-        """Let `engine` be chosen from now on."""
+        """Allow `choose` to return `engine` from now on."""
         self._offered.add(engine)
 
     def withdraw(self, engine: int) -> None:
-        """Do not choose `engine` from now on."""
+        """Do not let `choose` return `engine` from now on."""
         self._offered.discard(engine)
 
     def add(self, engine: int, *, tokens: float) -> None:
-        """Count a request that `engine` has now, and the tokens it has to compute for it."""
+        """Add a request to `engine`, with the tokens it has to compute."""
         self._in_flight[engine] += 1
         self._outstanding_tokens[engine] += tokens
 
     def remove(self, engine: int, *, tokens: float) -> None:
-        """Count a request that came back from `engine`, with its tokens."""
+        """Remove a request that came back from `engine`, with its tokens."""
         self._in_flight[engine] -= 1
         self._outstanding_tokens[engine] -= tokens
 
@@ -63,10 +62,10 @@ class Slots:
         return self._in_flight[engine] < self._slots[engine] and engine in self._offered
 
     def choose(self, *, last_engine: int | None, siblings: int | None) -> int | None:
-        """Return the engine for a sample, or None when no engine on offer has room.
+        """Return the engine for a sample; None when no engine on offer has room.
 
-        A free slot comes before a queue; then the engine that had the sample last and may hold its
-        KV cache; then the engine its siblings went to, which holds their prompt; then the engine
+        A free slot is preferred to a queue; then the engine that had the sample last, which may
+        keep its KV cache; then the engine of its siblings, which has their prompt; then the engine
         with the fewest outstanding tokens.
         """
         for preferred in (last_engine, siblings):

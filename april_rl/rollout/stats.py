@@ -1,4 +1,4 @@
-"""What a rollout did, as metrics: `rollout/*`, and the length part of the samples it returned."""
+"""Metrics of a rollout: `rollout/*`, and the lengths of the groups it returned."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from april_rl.types import Completion, SampleId, ScoredGroup
 
 
 class Progress(NamedTuple):
-    """How far a sample has come in a step."""
+    """The progress of a sample in a step."""
 
     sample_id: SampleId
-    num_tokens: int  # of the response so far
+    num_tokens: int  # response tokens so far
     is_finished: bool
 
 
@@ -27,7 +27,7 @@ class StepStats:
     """Counters of one `collect`, filled as it goes and closed by `end`."""
 
     def __init__(self, *, num_slots: int, policy_version: int, clock: Callable[[], float]) -> None:
-        """The clock starts here."""
+        """Start the clock."""
         self.num_slots = num_slots
         self.policy_version = policy_version
         self._clock = clock
@@ -36,21 +36,21 @@ class StepStats:
         self.progress: list[Progress] = []  # of every sample that had a slot
         self.prompt_tokens = 0  # Σ over them
         self._worked_s: defaultdict[int, float] = defaultdict(float)  # by engine
-        self._slot_s = 0.0  # Σ over slots of the time they had a request
+        self._slot_s = 0.0  # Σ over slots of the time with a request
         self.time_s = 0.0
         self.waited_s = 0.0  # for engines and scores; the rest is the controller's own time
         self.abort_s = 0.0
         self.stop_s = 0.0  # from the end of generation until everything unfinished is parked
-        self.score_s = 0.0  # with nothing left to generate, waiting for scores
+        self.score_s = 0.0  # waiting for scores with nothing left to generate
         self.engine_steps = 0
         self.slot_steps = 0
         self.generated_tokens = 0
         self.finished_samples = 0
         self.resumed_samples = 0
-        self.kept_samples = 0  # of these, without another prefill
+        self.kept_samples = 0  # of these, resumed without a prefill
         self.reprefill_tokens = 0
-        self.preempted_samples = 0  # times the KV cache was full and a running sample gave way
-        self.preempted_tokens = 0  # thrown away by that
+        self.preempted_samples = 0  # times a running sample lost its place in a full KV cache
+        self.preempted_tokens = 0  # whose KV cache was lost by that
         self.rejected_groups = 0
         self.dropped_groups = 0
         self._buffer_metrics = Metrics()
@@ -69,7 +69,7 @@ class StepStats:
         self.preempted_tokens += tick.preempted_tokens
 
     def add_completion(self, completion: Completion, *, prompt_tokens: int) -> None:
-        """Count what came back for a request; `prompt_tokens` of its prompt."""
+        """Count a completion; `prompt_tokens` is the length of its prompt."""
         num_tokens = len(completion.token_ids)
         is_finished = completion.finish_reason is not None
         if not (num_tokens or is_finished):
@@ -88,7 +88,7 @@ class StepStats:
                 self.reprefill_tokens += prompt_tokens + completion.start
 
     def end(self, groups: Sequence[ScoredGroup], *, buffer: Buffer) -> None:
-        """Stop the clock; take the lengths of what is returned and the size of what stays."""
+        """Stop the clock; record the lengths of the returned groups and the size of the buffer."""
         self.time_s = self._clock() - self.started
         samples = [sample for scored in groups for sample in scored.group.samples]
         self.trained_lengths = np.array([sample.num_tokens for sample in samples], np.int64)
@@ -104,19 +104,19 @@ class StepStats:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the step's rollout began."""
+        """Return the seconds since the step's rollout began."""
         return self.time_s or self._clock() - self.started
 
     @property
     def in_flight_mean(self) -> float:
-        """Requests in a slot, of all engines, averaged over the time that the one which worked
-        longest did; the others' idle time in it counts as empty slots.
+        """Return the requests in a slot, over all engines, averaged over the time of the busiest
+        engine; idle time of the others counts as empty slots.
         """
         worked_s = max(self._worked_s.values(), default=0.0)
         return self._slot_s / worked_s if worked_s else 0.0
 
     def metrics(self, *, num_needed: int) -> Metrics:
-        """`rollout/*`; `num_needed`: samples a step needs, N·G."""
+        """Return `rollout/*`; `num_needed` is N·G, the samples that a step needs."""
         return Metrics(
             {
                 "rollout/time_s": Sum(self.time_s),

@@ -16,31 +16,31 @@ from april_rl.types import Score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRules:
-    """What every step of a run has in common."""
+    """Settings of every step of a run."""
 
-    num_groups: int  # N: a step trains so many
+    num_groups: int  # N: groups that a step trains
     group_size: int  # G
-    refill: bool  # false: a step starts C samples and no more (one-shot over-provisioning)
-    max_staleness: int  # steps that a token may be old when it is trained
-    finish_stale: bool  # wait for groups that would grow too old; else their tokens are masked
-    max_rejected_groups: int  # groups a step may lose; 0: no bound
+    refill: bool  # false: a step starts C samples and no more (one-shot)
+    max_staleness: int  # largest age of a token in training, in steps
+    finish_stale: bool  # wait for groups that would become too old; else mask their tokens
+    max_rejected_groups: int  # groups that a step may lose; 0: no limit
     requests: RequestRules
     abort_timeout_s: float
     tick_timeout_s: float
-    deterministic: bool  # wait for every score before going on
+    deterministic: bool  # wait for all scores before continuing
 
     @property
     def max_alive(self) -> int:
-        """Groups that may be open or ready: more could not be trained within the staleness cap. So
-        a slow reward cannot make a run open prompts without end either.
+        """Return how many groups may be open or ready: more could not be trained within the
+        staleness cap. It also keeps a slow reward from letting a run open prompts without end.
         """
         return self.num_groups * (self.max_staleness + 1)
 
 
 class Step:
-    """The rollout of one step: everything that lives no longer than it.
+    """The rollout of one step, and everything that lives only that long.
 
-    A loop of: open groups and hand out samples (`_launch`), take in what engines finished
+    It loops over: open groups and assign samples (`_launch`), take in what engines finished
     (`_advance`), take in scores, until the stop rule holds (`_is_enough`).
     """
 
@@ -56,7 +56,7 @@ class Step:
         may_open: bool,
         clock: Callable[[], float],
     ) -> None:
-        """Resume the parked groups; their samples go back to the engines that had them."""
+        """Resume the parked groups; their samples return to the engines that had them."""
         self._rules = rules
         self._groups = groups
         self._dispatch = dispatch
@@ -65,7 +65,7 @@ class Step:
         self._stats = stats
         self._may_open = may_open
         self._clock = clock
-        # Samples the step may still start; a rejected or dropped group gives its own back.
+        # Samples that the step may still start; a lost group gives its samples back.
         self._allowance = math.inf if rules.refill else float(stats.num_slots)
         groups.count_lost(stats)
         for group in groups.resume():
@@ -73,8 +73,8 @@ class Step:
         self._allowance -= dispatch.return_to_engines(limit=self._allowance)
 
     def generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
-        """Generate and score until it is enough, or nothing is left to do. Calls `on_progress` with
-        the number of ready groups.
+        """Generate and score until there are enough groups or nothing is left to do. Call
+        `on_progress` with the number of ready groups.
         """
         while not self._is_enough():
             self._launch()
@@ -86,8 +86,8 @@ class Step:
                 on_progress(self._groups.buffer.num_ready, self._stats)
 
     def abort_and_park(self, timeout_s: float) -> None:
-        """Stop all engines; unfinished samples are parked with their tokens. Raises
-        EngineStalledError when an engine does not answer within `timeout_s`.
+        """Stop all engines and park unfinished samples with their tokens. Raise EngineStalledError
+        when an engine does not answer within `timeout_s`.
         """
         started = self._clock()
         completions, stalled = self._dispatch.abort(timeout_s)
@@ -101,12 +101,14 @@ class Step:
         if stalled:
             raise EngineStalledError(
                 f"engine {stalled[0]} did not give its samples back within "
-                f"rollout.abort_timeout_s = {timeout_s:g} s; they are parked with the "
-                "tokens they had before this step"
+                f"rollout.abort_timeout_s = {timeout_s:g} s; they are parked with the tokens "
+                "they had before this step"
             )
 
     def _is_enough(self) -> bool:
-        """Return whether the step has its groups, or goes without, and none has to finish in it."""
+        """Return whether the step has its groups, or has reached the limit on lost ones, and no
+        open group must finish in it.
+        """
         buffer, rules = self._groups.buffer, self._rules
         if buffer.num_ready < rules.num_groups and not self._is_hopeless():
             return False
@@ -120,7 +122,7 @@ class Step:
         )
 
     def _is_hopeless(self) -> bool:
-        """Return whether the bound on lost groups was reached; raises NoSignalError when nothing is
+        """Return whether the limit on lost groups is reached; raise NoSignalError if no group is
         ready then.
         """
         if not is_reached(self._rules.max_rejected_groups, self._stats):
@@ -130,13 +132,13 @@ class Step:
         return True
 
     def _launch(self) -> None:
-        """Hand out samples while engines have room, and keep ticks under way."""
+        """Assign samples while engines have room, and keep ticks under way."""
         self._open_until(min(self._allowance, self._dispatch.slots.room))
         self._allowance -= self._dispatch.submit(limit=self._allowance)
         self._dispatch.launch()
 
     def _open_until(self, num_samples: float) -> None:
-        """Open groups, as far as may be, until so many samples wait for an engine."""
+        """Open groups, as far as allowed, until enough samples wait for an engine."""
         while self._dispatch.num_waiting < num_samples and self._may_open_another():
             self._dispatch.add(self._groups.open(self._prompts.take()))
 
@@ -162,7 +164,7 @@ class Step:
         self._take_scores(self._known_scores(wait_s=0.0))
 
     def _await_scores(self) -> bool:
-        """Wait for scores, with nothing left to generate; False when none is missing."""
+        """Wait for scores when nothing is left to generate; return False when none is missing."""
         if not self._groups.buffer.has_unscored:
             return False
         started = self._clock()
@@ -173,15 +175,17 @@ class Step:
         return True
 
     def _start_more(self) -> bool:
-        """Start another group when one-shot over-provisioning has used up its samples; False when
-        there is none to start.
+        """Open another group when a one-shot step has used up its samples; return False if there is
+        none.
         """
         self._allowance += self._rules.group_size
         self._open_until(1)
         return self._dispatch.num_waiting > 0
 
     def _known_scores(self, *, wait_s: float) -> list[Score]:
-        """Return what the scorer knows after `wait_s`; if deterministic, all it was given."""
+        """Return what the scorer knows after `wait_s`; with `deterministic`, everything
+        submitted.
+        """
         return self._scorer.collect(None if self._rules.deterministic else wait_s)
 
     def _take_scores(self, scores: Sequence[Score]) -> None:

@@ -1,5 +1,5 @@
-"""When a step may end: with enough ready groups, and none left that later steps could not train in
-time.
+"""When a step may end: with enough ready groups, and no open groups that later steps could not
+train in time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from april_rl.rollout.stats import StepStats
 
 
 class NoSignalError(RunError):
-    """A step generated group after group, and there is none to train."""
+    """A step lost as many groups as it may, and none is ready for training."""
 
 
 def is_reached(limit: int, stats: StepStats) -> bool:
-    """Whether a step has lost as many groups as it may; `limit` 0: there is no bound."""
+    """Return whether a step has lost as many groups as it may; `limit` 0 means no limit."""
     return 0 < limit <= stats.rejected_groups + stats.dropped_groups
 
 
 def nothing_to_train(stats: StepStats, last_failure: str) -> NoSignalError:
-    """What to say when the bound is reached with no group ready."""
+    """Return the error for a step that reached the limit with no group ready."""
     if stats.dropped_groups > stats.rejected_groups:
         return NoSignalError(
             f"{stats.dropped_groups} groups were dropped because their reward failed, and none is "
@@ -36,8 +36,8 @@ def nothing_to_train(stats: StepStats, last_failure: str) -> NoSignalError:
 def notes_of(
     stats: StepStats, *, num_groups: int, num_wanted: int, limit: int, last_failure: str
 ) -> list[str]:
-    """What a person should know of the groups a step lost: that some were dropped, and why; that
-    the bound made its batch smaller.
+    """Return notes for the user on lost groups: why groups were dropped, and that the limit made
+    the batch smaller.
     """
     notes = []
     if stats.dropped_groups:
@@ -62,15 +62,15 @@ def must_wait(
     oldest_allowed: int,
     policy_version: int,
 ) -> bool:
-    """Whether a step of `policy_version` that ended now would leave more groups than later steps
+    """Return whether ending a step of `policy_version` now would leave more groups than later steps
     can train in time.
 
-    `open_versions`, `ready_versions`: how many groups have their oldest token of which version. One
-    of `oldest_allowed` has to be trained
-    now, one of `oldest_allowed` + k within k more steps. A step trains `num_groups` (N), the oldest
-    first, so at most k·N of those may be left (the condition of earliest-due-date scheduling,
-    Jackson 1955). Waiting for open ones helps while fewer than N of them are ready; it always
-    succeeds when there are never more than N·(policy_version - oldest_allowed + 1) groups.
+    `open_versions` and `ready_versions` count groups by the version of their oldest token. A group
+    of `oldest_allowed` must be trained now, one of `oldest_allowed` + k within k more steps. A step
+    trains `num_groups` (N), oldest first, so at most k·N of those may be left (the condition of
+    earliest-due-date scheduling, Jackson 1955). Waiting for open groups helps while fewer than N of
+    them are ready. It always succeeds if there are never more than N·(policy_version -
+    oldest_allowed + 1) groups.
     """
     for version in range(oldest_allowed, policy_version + 1):
         num_ready = _up_to(version, ready_versions)
