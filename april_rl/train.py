@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -54,19 +55,31 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     """Train. What is heavy is imported here, so that --help and --cfg job answer at once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    from april_rl.checkpointing.resume import load
+    from april_rl.checkpointing.resume import AUTO, load
+    from april_rl.restarts import Restarts
     from april_rl.tiny.builtins import resolve_builtins
     from april_rl.trainer import Trainer
 
     resolve_builtins(config)
     assert isinstance(plain, dict)
-    resumed = None
-    if config.resume is not None:
-        resumed = load(config.resume, run_dir)
-    with Trainer(
-        config, run_dir=run_dir, plain_config=plain, interrupts=interrupts, resumed=resumed
-    ) as trainer:
-        trainer.run()
+    restarts = Restarts(config.runtime.max_restarts)
+    while True:
+        resumed = load(config.resume, run_dir) if config.resume is not None else None
+        with (
+            restarts.allowed(),
+            Trainer(
+                config,
+                run_dir=run_dir,
+                plain_config=plain,
+                interrupts=interrupts,
+                resumed=resumed,
+            ) as trainer,
+        ):
+            restarts.begin(lambda: trainer.version)
+            trainer.count(restarts.metrics())
+            trainer.run()
+            return
+        config = replace(config, resume=AUTO)
 
 
 if __name__ == "__main__":

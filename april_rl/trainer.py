@@ -59,7 +59,7 @@ class Trainer:
         self._version = 0  # of the policy, counted in steps
         self._evaluated = self._exported = -1  # versions: the last one evaluated, and written
         self._row: Metrics | None = None  # of a step, until it is logged
-        self._counted = Metrics()  # by the reward pool, for the next step that is logged
+        self._counted = Metrics()  # for the row of the next step
         self._trained_tokens = 0  # response tokens of the last step
         self._mismatch_warning = MismatchWarning(config.learner.max_mismatch)
         self._is_saved = False  # everything, where the run was stopped
@@ -75,6 +75,15 @@ class Trainer:
             if resumed is not None:
                 self._restore(resumed)
             self._exits = stack.pop_all()
+
+    def count(self, metrics: Metrics) -> None:
+        """Add to the row of the next step."""
+        self._counted = merge([self._counted, metrics])
+
+    @property
+    def version(self) -> int:
+        """Return the policy version, counted in steps."""
+        return self._version
 
     def run(self) -> None:
         """Every step, the evaluations and checkpoints along the way, and the final checkpoint.
@@ -129,9 +138,7 @@ class Trainer:
         )
 
     def _end_before(self, step: int) -> None:
-        """Say so, and evaluate the policy if that has not been done: in the row of the step that
-        found nothing.
-        """
+        """Say so, and evaluate the policy, if that is due, in the row of the step without groups."""
         self.tracker.message(f"no group is left to train; the run ends before step {step}")
         if self._evaluated != self._version:
             self.tracker.log(step, self._evaluate())

@@ -86,3 +86,15 @@ def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) ->
             assert time.monotonic() < deadline, "it took too long"
             time.sleep(0.02)
         program.kill()
+
+
+def run_with(
+    act: Callable[[], None], args: list[str], cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    """The ended program, after `act` was called every few milliseconds while it ran."""
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(run, args, cwd)
+        while not ended.done():
+            act()
+            time.sleep(0.02)
+        return ended.result()

@@ -39,7 +39,7 @@ LAYERS = (  # the floors of the house, the ground first
     {"learning", "evaluating"},
     {"launching"},
     {"assembly"},
-    {"trainer", "evaluation_run"},
+    {"trainer", "evaluation_run", "restarts"},
     {"rehearsal"},
     {"train", "commands"},
     {"__main__"},

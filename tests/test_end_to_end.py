@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line import command, environment, run, write_task
+from command_line import command, environment, run, run_with, write_task
 from transformers import AutoModelForCausalLM
 
 from april_rl.commands import checkpoint
@@ -136,10 +136,10 @@ def test_the_controller_loads_no_engine():
 
 
 @contextmanager
-def endless_run(task: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def endless_run(task: Path, tmp_path: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A run in a process group of its own, once it has made some steps."""
     endless = ("trainer.num_steps=100000", "evaluation.every=100000", "tracking.wandb=offline")
-    args = command(task, tmp_path / "run", *endless)
+    args = command(task, tmp_path / "run", *endless, *more)
     with subprocess.Popen(
         args,
         stdout=subprocess.DEVNULL,
@@ -182,13 +182,46 @@ def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_pa
     assert not (tmp_path / "run" / "samples" / "leftover.jsonl").exists(), "it is all saved"
 
 
+def test_a_run_that_loses_its_worker_goes_on_by_itself(task, tmp_path):
+    """Fails when a restart loses a step or makes one twice, leaves a process behind, or says
+    nothing of it.
+    """
+    killed: list[psutil.Process] = []
+
+    def kill_worker() -> None:
+        """As soon as a checkpoint is there."""
+        if killed or not (tmp_path / "run" / "checkpoints" / "latest").exists():
+            return
+        [program] = [
+            process
+            for process in psutil.Process().children()
+            if f"hydra.run.dir={tmp_path / 'run'}" in process.cmdline()
+        ]
+        for process in program.children(recursive=True):
+            if "ray::Worker" in "".join(process.cmdline()):
+                process.kill()
+                killed.append(process)
+
+    args = command(task, tmp_path / "run", "checkpoint.every_steps=1", "trainer.num_steps=6")
+    done = run_with(kill_worker, args, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(killed) == 1
+    assert "restart 1 of runtime.max_restarts=3" in done.stdout
+    rows = metrics_of(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(7))
+    assert [row["restart/count"] for row in rows if "restart/count" in row] == [1]
+    for row in rows[1:]:
+        assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
+        assert row["ledger/trained"] == 4 * row["step"]
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_killed_or_stopped_ends_the_run_with_a_report_and_no_process(task, tmp_path, sent):
     """To the actor's process while steps are running. Fails when the run waits for its abort
     deadline, when what is parked is lost, or when the message is another than what happened.
     """
-    with endless_run(task, tmp_path) as process:
+    with endless_run(task, tmp_path, "runtime.max_restarts=0") as process:
         children = descendants(process.pid)
         worker = next(p for p in children if "ray::Worker" in "".join(p.cmdline()))
         started = time.monotonic()

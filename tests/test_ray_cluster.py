@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from april_rl.config.schema import RuntimeConfig
+from april_rl.config.runtime import RuntimeConfig
 from april_rl.runtime.cluster import JoinError, join
 
 RAY = Path(sys.executable).with_name("ray")

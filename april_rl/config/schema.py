@@ -16,7 +16,6 @@ from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.config.checks import above, at_least, require
 from april_rl.config.choices import (
     ComputeDtype,
-    Device,
     Offload,
     OnStale,
     Resume,
@@ -27,6 +26,7 @@ from april_rl.config.consistency import check_consistency
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.rehearsal import RehearsalConfig
+from april_rl.config.runtime import RuntimeConfig
 from april_rl.config.task import (
     DataConfig,
     EvaluationConfig,
@@ -35,7 +35,6 @@ from april_rl.config.task import (
 )
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
-_HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,43 +181,6 @@ class LearnerConfig:
             f"{self.age_weight}; remove one of them",
         )
         above("learner", 0, max_mismatch=self.max_mismatch)
-
-
-@dataclass(slots=True, kw_only=True)
-class RuntimeConfig:
-    """Who runs where."""
-
-    # a worker is one GPU (or one CPU slot) with a learner shard and an engine, or a share of one
-    # (engine.tensor_parallel_size); auto: every GPU, on CPU one engine
-    num_workers: int | str = "auto"
-    # host:port of a running cluster; auto: the one this machine is a node of; null: Ray starts on
-    # this machine by itself
-    ray_address: str | None = None
-    device: Device = Device.auto
-    threads: int = 0  # of each worker on CPU; 0: the cores of the machine over the workers
-    # a worker without a sign of progress (tick, micro-batch, synced tensor) for so long is stuck
-    stall_timeout_s: float = 600.0
-    # the same for what shows none while it runs: the start of model and engine, a checkpoint
-    call_timeout_s: float = 3600.0
-
-    def __post_init__(self) -> None:
-        workers = self.num_workers
-        require(
-            workers == "auto" or (not isinstance(workers, str) and workers >= 1),
-            f"runtime.num_workers must be >= 1 or auto, got {workers}",
-        )
-        address = self.ray_address
-        require(
-            address in (None, "auto") or _HOST_AND_PORT.fullmatch(str(address)) is not None,
-            f"runtime.ray_address must be host:port, auto or null, got {address}",
-        )
-        at_least("runtime", 0, threads=self.threads)
-        above("runtime", 0, stall_timeout_s=self.stall_timeout_s)
-        require(
-            self.call_timeout_s >= self.stall_timeout_s,
-            "runtime.call_timeout_s must be >= runtime.stall_timeout_s "
-            f"({self.stall_timeout_s:g}), got {self.call_timeout_s:g}",
-        )
 
 
 @dataclass(slots=True, kw_only=True)
