@@ -138,7 +138,7 @@ class Trainer:
         )
 
     def _end_before(self, step: int) -> None:
-        """Say so, and evaluate the policy, if that is due, in the row of the step without groups."""
+        """Say so, and evaluate the policy if that is due: in the row of the step without groups."""
         self.tracker.message(f"no group is left to train; the run ends before step {step}")
         if self._evaluated != self._version:
             self.tracker.log(step, self._evaluate())
