@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.errors import RunError
 from april_rl.interrupts import EXIT_STATUS, Interrupts
+from april_rl.rollout.gc_pause import cycle_search_put_off
 
 register()
 
@@ -55,10 +56,11 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
     """Train. What is heavy is imported here, so that --help and --cfg job answer at once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    from april_rl.checkpointing.resume import AUTO, load
-    from april_rl.restarts import Restarts
-    from april_rl.tiny.builtins import resolve_builtins
-    from april_rl.trainer import Trainer
+    with cycle_search_put_off():
+        from april_rl.checkpointing.resume import AUTO, load
+        from april_rl.restarts import Restarts
+        from april_rl.tiny.builtins import resolve_builtins
+        from april_rl.trainer import Trainer
 
     resolve_builtins(config)
     assert isinstance(plain, dict)

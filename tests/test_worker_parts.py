@@ -110,12 +110,13 @@ def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sl
 
 
 JOIN = """
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
-from test_worker_parts import BareWorker, Log
+from april_rl.runtime.worker import Worker
 
-worker = BareWorker(Log(policy_version=0))
-worker._settings = type("Settings", (), {"threads": 0, "device": "cpu"})
+worker = Worker(SimpleNamespace(threads=0, device="cpu"))
 worker.join(worker.listen(1), rank=0, world_size=1, timeout_s=7200.0)
 for group in (dist.group.WORLD, dist.new_group([0])):
     print(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())

@@ -15,6 +15,9 @@ def cycle_search_put_off() -> Iterator[None]:
     at all of them every time their number has grown by a quarter: 40 % of the controller's time
     with 64 engines. What is left of them in the end counts as old, as if it had been looked at:
     only a full search, which Python seldom makes, comes to it.
+
+    The same holds for imports: those of torch, transformers and vLLM take a fifth to a third less
+    time without the search.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
+from april_rl.rollout.gc_pause import cycle_search_put_off
 
 if TYPE_CHECKING:
     from april_rl.engine.vllm_engine import VllmEngine
@@ -35,8 +36,9 @@ def build_learner(
     """Load this rank's shard of the model; a collective. `on_forward` is called after each forward
     pass.
     """
-    from april_rl.learner.learner import Learner
-    from april_rl.learner.objective import Objective
+    with cycle_search_put_off():
+        from april_rl.learner.learner import Learner
+        from april_rl.learner.objective import Objective
 
     return Learner(
         config.learner,
@@ -54,7 +56,8 @@ def build_learner(
 
 def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
     """Start vLLM; with `sleeps` it gives up its memory for each update."""
-    from april_rl.engine.vllm_engine import VllmEngine
+    with cycle_search_put_off():
+        from april_rl.engine.vllm_engine import VllmEngine
 
     config = settings.config
     return VllmEngine(
