@@ -97,7 +97,7 @@ def test_nothing_is_guessed_unasked():
 def test_the_ranks_of_an_engine_add_up_by_nccl_alone(tmp_path):
     """vLLM's other ways are on where a GPU has them. Fails when one of them is left on."""
     code = (
-        "from april_rl.engine.lockstep import parallel_args\n"
+        "from april_rl.engine.tensor_parallel import parallel_args\n"
         "from vllm import EngineArgs, envs\n"
         f"args = EngineArgs(model={str(tmp_path)!r}, **parallel_args(2))\n"
         "fused = args.compilation_config.pass_config.fuse_allreduce_rms\n"

@@ -82,7 +82,7 @@ def test_rays_guesses_about_a_death_are_left_out_and_its_facts_are_shown():
     )
     error = call_error(BEFORE_START, None, read_failure(RayActorError(error_msg=said)))
     assert str(error) == (
-        "a worker died in its start: The actor died unexpectedly before finishing this task.\n"
+        "a worker died during start-up: The actor died unexpectedly before finishing this task.\n"
         "\tpid: 25603\n\tip: 10.0.0.1\nThe actor is dead because its worker process has died. "
         "Worker exit detail: End of file.\nThe actor never ran."
     )
@@ -106,10 +106,10 @@ def test_messages_of_every_allocator_are_read_as_lack_of_memory():
 
 def test_messages_advise_on_the_failed_call_also_before_workers_are_watched():
     assert "learner.max_tokens" in str(memory_error(snapshot(status()), 0, "reason"))
-    assert "in its start" in str(memory_error(BEFORE_START, None, "reason"))
+    assert "during start-up" in str(memory_error(BEFORE_START, None, "reason"))
     error = no_progress_error(BEFORE_START, None, key="runtime.call_timeout_s", limit_s=9)
     assert str(error).startswith(
-        "a worker made no progress in its start for runtime.call_timeout_s = 9 s"
+        "a worker made no progress during start-up for runtime.call_timeout_s = 9 s"
     )
 
 

@@ -1,7 +1,7 @@
 """vLLM in the worker's process; the only importer of vllm.
 
-vLLM reads its environment while it is imported, so what the engines rely on is set here, before any
-module of this package can import it. What the user has set already stays.
+vLLM reads environment variables when it is imported, so this module sets those that the engines
+rely on before any module of this package imports it. Values that the user has set stay.
 """
 
 import logging
@@ -10,9 +10,11 @@ import warnings
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine lives in the worker's process
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no reports to the outside
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # works where torch is imported later
-# vLLM looks at every name of torch.distributed while it is imported, old ones too.
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no usage reports over the network
+os.environ.setdefault(
+    "TORCH_CPP_LOG_LEVEL", "ERROR"
+)  # has an effect only if torch is imported later
+# On import vLLM looks at every name in torch.distributed, deprecated ones too.
 warnings.filterwarnings("ignore", r"`torch\.distributed\.reduce_op` is deprecated", FutureWarning)
 # vLLM sets up its logger only after the first messages.
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])

@@ -1,4 +1,4 @@
-"""What one request has sampled so far."""
+"""The tokens that one request has sampled so far."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from april_rl.types import Completion, FinishReason, Request
 
 @dataclass(slots=True)
 class Attempt:
-    """A request with the tokens and behaviour log-probabilities (nats) that came for it."""
+    """A request with the tokens and behaviour log-probabilities (nats) sampled for it."""
 
     request: Request
-    context_version: int  # of the policy that began to compute its KV cache
+    context_version: int  # policy version that computed the first part of its KV cache
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # [R of this completion]
     logprobs: array[float] = field(default_factory=lambda: array("d"))  # [R of this completion]
-    is_continued: bool = False  # it goes on with the KV cache of an earlier request
+    is_continued: bool = False  # with the KV cache of an earlier request
 
     def take(self, output: EngineCoreOutput) -> int:
-        """Append what an engine step brought; returns the number of tokens.
+        """Append the output of an engine step; return the number of tokens.
 
-        Raises RuntimeError when a sampled token comes without its finite log-probability.
+        Raise RuntimeError when a sampled token has no finite log-probability.
         """
         token_ids = output.new_token_ids
         if not token_ids:
@@ -47,11 +47,11 @@ class Attempt:
 
     @property
     def has_state(self) -> bool:
-        """Whether its prefill is done, so that keeping its KV cache spares something."""
+        """Return whether its prefill is done, so that its KV cache is worth keeping."""
         return bool(self.token_ids) or self.is_continued
 
     def continued(self) -> Attempt:
-        """The attempt that goes on behind these tokens, with the KV cache as it is."""
+        """Return the attempt that continues after these tokens, with the same KV cache."""
         start = self.request.start + len(self.token_ids)
         return Attempt(
             request=self.request._replace(start=start),
@@ -60,13 +60,13 @@ class Attempt:
         )
 
     def completion(self, policy_version: int, finish_reason: FinishReason | None) -> Completion:
-        """Everything so far, sampled by `policy_version`."""
+        """Return everything so far, sampled by `policy_version`."""
         return Completion(
             sample_id=self.request.sample_id,
             start=self.request.start,
             policy_version=policy_version,
             context_version=self.context_version,
-            token_ids=self.token_ids[:],  # of its own, and without the room to grow
+            token_ids=self.token_ids[:],  # a copy, without spare capacity
             logprobs=self.logprobs[:],
             finish_reason=finish_reason,
         )

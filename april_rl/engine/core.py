@@ -1,28 +1,36 @@
-"""vLLM's engine core in this process: its start, and the steps it has in flight."""
+"""vLLM's engine core in this process: its start, and its steps under way."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+import torch
 from vllm import EngineArgs
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core_client import InprocClient
 
-from april_rl.engine.lockstep import executor_class
-from april_rl.engine.memory_errors import lacks_memory
 from april_rl.engine.scheduler import counting_scheduler
+from april_rl.engine.tensor_parallel import executor_class
 from april_rl.errors import RunError
+
+# torch's CPU allocator and its drivers raise no special type.
+_ALLOCATORS = re.compile(r"can't allocate memory|out of memory", re.I)
+# vLLM's checks of weights and KV cache against the device raise ValueError with these words.
+_CHECKS = re.compile(r"\b(available|free|enough)\b.*\bmemory\b|\bmemory utilization\b", re.I)
 
 
 class EngineStartError(RunError):
-    """The engine could not be built on this device with these settings; the message names them."""
+    """The engine does not fit into memory with these settings; the message names them."""
 
 
 def start_core(args: EngineArgs) -> InprocClient:
-    """Start a vLLM core in this process. Raises EngineStartError when memory does not suffice."""
+    """Start a vLLM core in this process; raise EngineStartError when it does not fit into
+    memory.
+    """
     args.scheduler_cls = counting_scheduler(is_async=bool(args.async_scheduling))
     config = args.create_engine_config()
-    # vLLM turns it off on CPU, where it brings nothing; here it does what it is told everywhere.
+    # vLLM turns it off on CPU, where it gains nothing; here the setting counts everywhere.
     config.scheduler_config.async_scheduling = args.async_scheduling
     try:
         return InprocClient(config, executor_class(config), log_stats=False)
@@ -30,21 +38,29 @@ def start_core(args: EngineArgs) -> InprocClient:
         if not lacks_memory(error):
             raise
         raise EngineStartError(
-            "the engine found no room for weights and KV cache: change engine.kv_cache_gib (on "
-            "CPU) or engine.gpu_memory_utilization (on GPU), or lower engine.max_model_len. "
-            f"vLLM says: {error}"
+            "weights and KV cache of the engine do not fit into memory: change "
+            "engine.kv_cache_gib (on CPU) or engine.gpu_memory_utilization (on GPU), or lower "
+            f"engine.max_model_len. vLLM's message: {error}"
         ) from error
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return whether vLLM or torch raised `error` for lack of memory."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    pattern = _CHECKS if isinstance(error, ValueError) else _ALLOCATORS
+    return pattern.search(str(error)) is not None
 
 
 def drain(core: InprocClient) -> Iterator[EngineCoreOutputs]:
     """Wait for the engine steps that are still being computed and yield their outputs.
 
-    With asynchronous scheduling vLLM returns before the last step is computed. Nothing may be in
-    flight between two ticks, so that an abort loses no token and new weights meet no step of the
-    old ones.
+    With asynchronous scheduling vLLM returns before the last step is computed. No step may be under
+    way between two ticks: an abort must not lose tokens, and no step with old weights may meet new
+    ones.
     """
     steps, scheduler = core.engine_core.batch_queue, core.engine_core.scheduler
     while steps:
         sampled, scheduled, computed = steps.pop()
-        computed.result()  # raises what went wrong in the forward pass
+        computed.result()  # raises an error of the forward pass
         yield from scheduler.update_from_output(scheduled, sampled.result()).values()

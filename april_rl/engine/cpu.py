@@ -1,6 +1,8 @@
-"""vLLM on CPU: weights that can be reloaded, and noise that is a function of seed and position.
+"""vLLM on CPU: weights that can be reloaded, noise that depends on seed and position only, and
+fixes.
 
-Legend: [B] rows of an engine step, one a request. [V] vocabulary.
+Legend: [B] rows of an engine step, one per request. [V] vocabulary. [N] tokens guessed for all
+requests.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import vllm.model_executor.layers.utils as vllm_linear
+import vllm.v1.sample.rejection_sampler as vllm_rejection
 from numpy.typing import NDArray
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
@@ -28,23 +31,23 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
-# Keys of a request's `extra_args`: its seed, and a `Sampling` where it is not as in training.
+# Keys of a request's `extra_args`: its seed, and its `Sampling` if it differs from training.
 SEED, SAMPLING = "seed", "sampling"
-_LOOKED_AT_FIRST = 1024  # most probable tokens of a row: a nucleus rarely has more
+_FIRST_TOP_K = 1024  # a nucleus rarely has more tokens
 
 _set_up_experts = UnquantizedFusedMoEMethod._setup_kernel
 
 
 def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:  # noqa: ARG001
-    """Compute `layer` from its own weight, and keep it."""
+    """Compute `layer` from its own weight, and keep the weight."""
     layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
 
 def keep_plain_weights() -> None:
     """Make every vLLM model built in this process from now on compute with its plain weights.
 
-    vLLM packs linear weights into a second copy after loading. A reload repeats that for the layers
-    whose weights it brings, but a tied lm_head gets none: it would answer with the old weights.
+    vLLM packs linear weights into a second copy after loading. A reload packs the layers whose
+    weights it brings, but a tied lm_head gets none: it would compute with the old weights.
     """
     vllm_linear.dispatch_cpu_unquantized_gemm = _plain_linear
 
@@ -52,7 +55,7 @@ def keep_plain_weights() -> None:
 def _set_up_and_pack_experts(
     method: UnquantizedFusedMoEMethod, layer: RoutedExperts, w13: torch.Tensor, w2: torch.Tensor
 ) -> None:
-    """vLLM's own, and after a reload the packing that it does after the first load only."""
+    """Do vLLM's set-up, and after a reload the packing that vLLM does after the first load only."""
     is_reload = method.moe_kernel is not None
     _set_up_experts(method, layer=layer, w13=w13, w2=w2)
     if is_reload:
@@ -61,20 +64,46 @@ def _set_up_and_pack_experts(
 
 
 def keep_experts_packed() -> None:
-    """Make every vLLM model of this process pack the experts' weights after each load.
+    """Make every vLLM model in this process pack the experts' weights after each load.
 
-    Its kernel reads them padded and in an order of its own. A reload brings them as they are in a
-    checkpoint: without packing the kernel would take them for packed ones, or, where the width is
-    padded, the reload would fail.
+    Its kernel reads them padded and in its own order. A reload brings them in a checkpoint's order:
+    without packing, the kernel would misread them, or, where the width is padded, the reload would
+    fail.
     """
     UnquantizedFusedMoEMethod._setup_kernel = _set_up_and_pack_experts  # type: ignore[assignment]
 
 
-def noise_seeds(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Output number `positions` of the SplitMix64 generators started at `seeds`, [B] each.
+def _expand_batch_to_tokens(
+    x: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> torch.Tensor:
+    """Return for each guessed token the value of its request, [N], from `x` [B].
 
-    A counter-based draw: it depends on nothing but these two numbers, so neither on the other rows
-    of the step nor on how many steps came before.
+    `cu_num_tokens` [B] counts the tokens guessed for a request and all before it; `num_tokens` is
+    its last value. `replace_from` becomes `replace_to`.
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
+    replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+def fix_rejection_sampling() -> None:
+    """Make every vLLM engine in this process expand temperatures with the function above.
+
+    vLLM's CPU kernel takes integers: it reads a temperature of 0.7 as 0 and writes its result into
+    an unused copy, so that logits of guessed tokens are divided by undefined values.
+    """
+    vllm_rejection.expand_batch_to_tokens = _expand_batch_to_tokens
+
+
+def noise_seeds(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return output number `positions` of SplitMix64 generators started at `seeds`, [B] each.
+
+    The result depends on these two numbers only, not on the other rows of the step, nor on how many
+    steps came before.
     """
     state = seeds.astype(np.uint64) + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     state = (state ^ (state >> np.uint64(30))) * _MIX_1
@@ -84,7 +113,8 @@ def noise_seeds(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArr
 
 
 def gumbel_argmax(logprobs: torch.Tensor, seeds: NDArray[np.int64]) -> torch.Tensor:
-    """One token a row, distributed as `logprobs` [B, V] says (Gumbel-max trick) → int64 [B].
+    """Draw one token per row from the distribution `logprobs` [B, V] (Gumbel-max trick) → int64
+    [B].
 
     vLLM's kernel hashes (seed of the row, token) into the noise of that token.
     """
@@ -99,7 +129,7 @@ def nucleus(logprobs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     [B] (Holtzman et al. 2020, section 3.1). The rest is not renormalised.
     """
     bound = top_p.double()[:, None]
-    vocabulary, count = logprobs.shape[-1], _LOOKED_AT_FIRST
+    vocabulary, count = logprobs.shape[-1], _FIRST_TOP_K
     while True:
         count = min(count, vocabulary)
         ordered, order = logprobs.topk(count, dim=-1)
@@ -108,7 +138,7 @@ def nucleus(logprobs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         if count == vocabulary or bool((total[:, -1:] >= bound).all()):
             break
         count *= 8
-    is_outside = total - probabilities >= bound  # what the more probable tokens have is enough
+    is_outside = total - probabilities >= bound  # more probable tokens suffice
     nothing = torch.full_like(logprobs, -torch.inf)
     return nothing.scatter_(-1, order, ordered.masked_fill(is_outside, -torch.inf))
 
@@ -116,14 +146,13 @@ def nucleus(logprobs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 class CounterSampler(Sampler):
     """Samples at one temperature and reports the sampled token's log-probability.
 
-    vLLM's own sampler draws a number from each request's generator in Python, and cannot do that at
-    all for a prompt that is prefilled in several steps. A request's seed is read from its
-    `extra_args`, and so is a `Sampling` of its own; rows without one are computed as if no row had
-    one.
+    vLLM's own sampler draws from each request's generator in Python, and cannot do that for a
+    prompt that is prefilled in several steps. A request's seed comes from its `extra_args`, and so
+    does its own `Sampling`, if it has one; the other rows are computed as if no row had one.
     """
 
     def __init__(self, runner: CPUModelRunner, *, temperature: float) -> None:
-        """Samples the rows of `runner`'s current batch."""
+        """Sample the rows of `runner`'s current batch."""
         super().__init__(logprobs_mode="processed_logprobs")
         self._runner, self._temperature = runner, temperature
 
@@ -134,13 +163,13 @@ class CounterSampler(Sampler):
         predict_bonus_token: bool = False,  # noqa: ARG002
         logprobs_mode_override: str | None = None,  # noqa: ARG002
     ) -> SamplerOutput:
-        """The next token of every row of `logits` [B, V] with its log-probability in nats.
+        """Return the next token of every row of `logits` [B, V] with its log-probability in nats.
 
-        Ranks are not computed: they are reported as 0.
+        Ranks are not computed; they are reported as 0.
         """
         arguments = self._row_arguments(len(logits))
         own = [row for row, given in enumerate(arguments) if SAMPLING in given]
-        own_logits = logits[own] if own else None  # a copy: what follows may overwrite them
+        own_logits = logits[own] if own else None  # a copy: the next lines may overwrite them
         scaled = logits.to(torch.float32).div_(self._temperature)
         logprobs = scaled.log_softmax(dim=-1)
         if own_logits is not None:
@@ -157,21 +186,21 @@ class CounterSampler(Sampler):
         )
 
     def _row_arguments(self, num_rows: int) -> list[dict[str, Any]]:
-        """The `extra_args` of each row's request [B]."""
+        """Return the `extra_args` of each row's request [B]."""
         requests = self._runner.requests
         rows = self._runner.input_batch.req_ids[:num_rows]
         return [requests[row].sampling_params.extra_args for row in rows]  # type: ignore[union-attr, misc]
 
     def _row_seeds(self, arguments: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
-        """The noise seed of each row, from its request's seed and the position it samples [B]."""
+        """Return the noise seed of each row, from its request's seed and its position [B]."""
         seeds = np.array([given[SEED] for given in arguments], dtype=np.int64)
         positions = self._runner.input_batch.num_tokens_no_spec[: len(arguments)]
         return noise_seeds(seeds, positions)
 
 
 def _own_logprobs(logits: torch.Tensor, sampling: Sequence[Sampling]) -> torch.Tensor:
-    """Return the log-probabilities that rows of `logits` [B, V] are drawn with, -inf outside the
-    nucleus and renormalised inside; each row has a `Sampling` of its own.
+    """Return the log-probabilities from which rows of `logits` [B, V] are drawn, each with its own
+    `Sampling`: -inf outside the nucleus and renormalised inside.
     """
     temperatures = torch.tensor([each.temperature for each in sampling])
     logprobs = (logits.to(torch.float32) / temperatures[:, None]).log_softmax(dim=-1)

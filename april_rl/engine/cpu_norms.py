@@ -1,7 +1,7 @@
-"""vLLM's own C kernels for RMSNorm on CPU, which it has but does not choose there.
+"""vLLM's C kernels for RMSNorm on CPU, which vLLM contains but does not use there.
 
-Its default on CPU is a chain of torch operations, a quarter of the time of a prefill. Both compute
-in float32; the fused kernel rounds the sum before it normalises it.
+Its default on CPU is a chain of torch operations, which takes a quarter of the time of a prefill.
+Both compute in float32; the fused kernel rounds the sum before it normalises it.
 """
 
 # ruff: noqa: ARG001, ARG005 - vLLM compares these signatures with its own
@@ -21,7 +21,7 @@ def _is_plain(x: Tensor, weight: Tensor | None, variance_size: int | None) -> bo
 
 
 def register_norms() -> None:
-    """Offer the kernels to vLLM under the name PROVIDER; again is nothing new."""
+    """Register the kernels with vLLM as PROVIDER; do nothing if that is done already."""
     if PROVIDER in ir.ops.rms_norm.impls:
         return
 

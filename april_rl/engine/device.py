@@ -1,4 +1,4 @@
-"""What differs between an engine on CPU and one on an accelerator, decided once."""
+"""The differences between an engine on CPU and one on an accelerator, chosen once."""
 
 from __future__ import annotations
 
@@ -12,57 +12,56 @@ from april_rl.config.engine import EngineConfig
 from april_rl.engine.cpu import (
     SAMPLING,
     SEED,
+    fix_rejection_sampling,
     install_counter_sampler,
     keep_experts_packed,
     keep_plain_weights,
 )
 from april_rl.engine.cpu_norms import PRIORITY, register_norms
-from april_rl.engine.cpu_speculation import mend_rejection_sampling
 from april_rl.types import Request
 
 
 class Device(Protocol):
     """The device-dependent part of `VllmEngine`."""
 
-    keeps_kv_cache: bool  # through `sleep`
+    keeps_kv_cache: bool  # also during `sleep`
 
     def engine_args(self) -> dict[str, Any]:
-        """Keyword arguments of `vllm.EngineArgs`; called before vLLM builds anything."""
+        """Return keyword arguments of `vllm.EngineArgs`; called before vLLM builds anything."""
 
     def attach(self, core: InprocClient, *, temperature: float) -> None:
         """Finish a core that was just built."""
 
-    def draw(self, params: SamplingParams, request: Request) -> SamplingParams:
-        """Return `params` with the request's seed, and whatever else its draws depend on."""
+    def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
+        """Return `params` with the request's seed and whatever else its random draws depend on."""
 
     def sleep(self, core: InprocClient) -> None:
-        """Give up what memory the device can give up."""
+        """Free the memory that the device can free."""
 
     def wake(self, core: InprocClient, tag: str) -> None:
-        """Take the memory of `tag`, weights or kv_cache, again."""
+        """Allocate the memory of `tag`, weights or kv_cache, again."""
 
 
 class CpuDevice:
-    """The processor: nothing sleeps; linear layers, experts, norms and samplers are
-    replaced.
-    """
+    """The CPU: nothing sleeps; linear layers, experts, norms and samplers are replaced."""
 
     keeps_kv_cache = True
 
     def __init__(self, config: EngineConfig) -> None:
-        """Set aside engine.kv_cache_gib of main memory for keys and values."""
+        """Use engine.kv_cache_gib of main memory for the KV cache."""
         self._kv_cache_bytes = int(config.kv_cache_gib * 2**30)
 
     def engine_args(self) -> dict[str, Any]:
-        """Exactly this much memory, and no compiler: it would run longer than a small model.
+        """Return the memory limit, without the compiler: compiling would take longer than a small
+        model runs.
 
-        Only whole blocks of a prompt are shared by its siblings, so they are as small as vLLM's
-        attention allows on CPU.
+        Siblings share only whole blocks of a prompt, so blocks are as small as vLLM's attention
+        allows on CPU.
         """
         keep_plain_weights()
         keep_experts_packed()
         register_norms()
-        mend_rejection_sampling()
+        fix_rejection_sampling()
         return {
             "ir_op_priority": PRIORITY,
             "kv_cache_memory_bytes": self._kv_cache_bytes,
@@ -75,64 +74,64 @@ class CpuDevice:
         runner = core.engine_core.model_executor.driver_worker.worker.model_runner
         install_counter_sampler(runner, temperature=temperature)
 
-    def draw(self, params: SamplingParams, request: Request) -> SamplingParams:
-        """The seed travels beside vLLM's own, which would cost a generator a request."""
+    def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
+        """Pass the seed beside vLLM's own, which would create a generator for each request."""
         params.extra_args = {SEED: request.seed}
         if request.sampling is not None:
             params.extra_args[SAMPLING] = request.sampling
         return params
 
     def sleep(self, core: InprocClient) -> None:
-        """Main memory is not shared out between learner and engine."""
+        """Do nothing: learner and engine do not take turns in main memory."""
 
     def wake(self, core: InprocClient, tag: str) -> None:
-        """Nothing slept."""
+        """Do nothing: nothing slept."""
 
 
 class AcceleratorDevice:
     """A GPU, shared with the learner: weights and KV cache leave its memory during sleep, or stay
-    there beside the learner.
+    beside the learner.
 
-    vLLM's own seeds are used: its accelerator sampler draws noise that is a function of seed and
+    It uses vLLM's own seeds: its sampler on accelerators draws noise that depends on seed and
     position.
     """
 
     def __init__(self, config: EngineConfig, *, sleeps: bool) -> None:
-        """Take the share engine.gpu_memory_utilization of the device for weights and KV cache;
-        without `sleeps` the engine never gives it back.
+        """Use the share engine.gpu_memory_utilization of the device for weights and KV cache;
+        without `sleeps` the engine never frees it.
         """
         self._sleeps, self.keeps_kv_cache = sleeps, not sleeps
         self._args = {
             "gpu_memory_utilization": config.gpu_memory_utilization,
             "enforce_eager": not config.cuda_graphs,
-            "enable_sleep_mode": sleeps,  # an allocator of its own, which nothing else needs
+            "enable_sleep_mode": sleeps,  # a special allocator, needed for sleep only
         }
 
     def engine_args(self) -> dict[str, Any]:
-        """The share of the device, and whether it will be given back."""
+        """Return the share of the device, and whether it sleeps."""
         return self._args
 
     def attach(self, core: InprocClient, *, temperature: float) -> None:
-        """vLLM is right as it is."""
+        """Do nothing: vLLM is right as it is."""
 
-    def draw(self, params: SamplingParams, request: Request) -> SamplingParams:
-        """vLLM's own seed, temperature and nucleus."""
+    def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
+        """Set vLLM's own seed."""
         params.seed = request.seed
         return params
 
     def sleep(self, core: InprocClient) -> None:
-        """Level 2 keeps no copy of the weights: the next sync brings new ones."""
+        """Sleep at level 2, which keeps no copy of the weights: the next sync brings new ones."""
         if self._sleeps:
             core.sleep(level=2)
 
     def wake(self, core: InprocClient, tag: str) -> None:
-        """Only the memory of `tag`, so that weights can come in before the KV cache needs room."""
+        """Allocate only the memory of `tag`: weights can come in before the KV cache needs room."""
         if self._sleeps:
             core.wake_up([tag])
 
 
 def this_device(config: EngineConfig, *, sleeps: bool) -> Device:
-    """Return the device the installed vLLM is built for; on CPU nothing sleeps."""
+    """Return the device that the installed vLLM is built for; on CPU nothing sleeps."""
     if current_platform.is_cpu():
         return CpuDevice(config)
     return AcceleratorDevice(config, sleeps=sleeps)

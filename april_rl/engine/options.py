@@ -1,17 +1,18 @@
-"""From the engine's settings to vLLM's arguments."""
+"""vLLM's arguments, from the engine's settings."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from transformers import AutoTokenizer, GenerationConfig
 from vllm import EngineArgs
 
 from april_rl.config.choices import Speculation
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.device import Device
-from april_rl.engine.lockstep import parallel_args
+from april_rl.engine.tensor_parallel import parallel_args
 
-_NGRAM_TOKENS = (1, 4)  # fewest and most tokens that are looked for in what is there
+_NGRAM_TOKENS = (1, 4)  # shortest and longest n-gram to look up
 
 
 def engine_args(
@@ -23,8 +24,8 @@ def engine_args(
     max_model_len: int,
     max_num_seqs: int,
 ) -> EngineArgs:
-    """Return the arguments of an engine core that keeps the distribution of samples and their exact
-    log-probabilities, but for the precision of the KV cache.
+    """Return arguments that keep the distribution of samples and their exact log-probabilities,
+    except for the precision of the KV cache.
     """
     return EngineArgs(
         model=model_path,
@@ -48,11 +49,11 @@ def engine_args(
 
 
 def speculative_config(config: EngineConfig) -> dict[str, Any] | None:
-    """Return how vLLM guesses tokens ahead; None: it does not.
+    """Return how vLLM guesses tokens ahead; None when it does not.
 
-    Guessed tokens are kept or replaced by rejection sampling (Leviathan et al. 2023, theorem 3.5),
-    so that every token has the distribution of the model, and its log-probability is taken from the
-    model's own logits at the sampling temperature.
+    Guessed tokens are accepted or replaced by rejection sampling (Leviathan et al. 2023, theorem
+    3.5), so that every token has the distribution of the model, and its log-probability is taken
+    from the model's own logits at the sampling temperature.
     """
     if config.speculation is Speculation.none:
         return None
@@ -64,3 +65,22 @@ def speculative_config(config: EngineConfig) -> dict[str, Any] | None:
         "prompt_lookup_max": longest,
         "rejection_sample_method": "standard",
     }
+
+
+def stop_token_ids(model_path: str) -> list[int]:
+    """Return the end tokens of the model's generation config, else its tokenizer's; sorted.
+
+    Raise ValueError when neither names one: every response would run to its token budget.
+    """
+    try:
+        named = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except OSError:  # no generation_config.json
+        named = None
+    if named is None:
+        named = AutoTokenizer.from_pretrained(model_path).eos_token_id
+    if named is None:
+        raise ValueError(
+            f"model.path: {model_path} names no end token, neither eos_token_id in "
+            "generation_config.json nor eos_token of the tokenizer; add one of them"
+        )
+    return sorted({named} if isinstance(named, int) else set(named))

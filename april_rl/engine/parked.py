@@ -1,7 +1,7 @@
-"""Requests that vLLM holds with their KV cache and does not compute, between two policy versions.
+"""Requests that vLLM holds with their KV cache but does not compute, between two policy versions.
 
-vLLM computes what its scheduler lists as running. A request that is taken off that list keeps its
-blocks and its place in the model runner's books; put back, it goes on with its next token.
+vLLM computes the requests in its scheduler's list of running ones. A request that is taken off that
+list keeps its blocks and its row in the model runner; put back, it continues with its next token.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from april_rl.types import Request, SampleId
 
 
 class Parked:
-    """Owner of the idle requests of one vLLM core; they give way when their memory is needed."""
+    """The idle requests of one vLLM core; they are given up when their memory is needed."""
 
     def __init__(self, core: InprocClient, *, max_num_seqs: int, max_model_len: int) -> None:
-        """Idle requests leave a block for each of `max_num_seqs` sequences (or what waiting ones
-        have to leave free, if that is more), and those of one of `max_model_len` tokens: with less,
-        what runs might come to a halt, and what waits would not get in.
+        """Let idle requests leave enough memory for the others.
+
+        That is a block for each of `max_num_seqs` sequences (or the headroom for waiting ones, if
+        larger), and the blocks of one sequence of `max_model_len` tokens. With less, running
+        requests might halt, and waiting ones could not start.
         """
         block_size = core.engine_core.vllm_config.cache_config.block_size
         self._core = core
         headroom = self._scheduler.kv_cache_manager.watermark_blocks
         self._reserved_blocks = max(max_num_seqs, headroom) + -(-max_model_len // block_size)
-        # vLLM's Model Runner V2, that of GPUs, has a row for each of `max_num_seqs` requests and
-        # gives it to one until that ends, computed or not; V1 has rows for those it computes.
+        # vLLM's Model Runner V2 (on GPUs) has `max_num_seqs` rows; a request keeps its row until it
+        # ends, computed or not. V1 has rows only for the requests that it computes.
         is_v2 = core.engine_core.vllm_config.use_v2_model_runner
         self._max_requests = max_num_seqs if is_v2 else None
         self._idle: dict[SampleId, tuple[str, Attempt]] = {}
@@ -41,7 +43,7 @@ class Parked:
         return cast("Scheduler", self._core.engine_core.scheduler)
 
     def park(self, running: dict[str, Attempt]) -> None:
-        """Take running requests off vLLM's list; those without a token yet are aborted."""
+        """Take running requests off vLLM's list; abort those without a token yet."""
         kept: set[str] = set()
         for request_id, attempt in running.items():
             status = self._scheduler.requests[request_id].status
@@ -52,8 +54,8 @@ class Parked:
         self._core.abort_requests([request_id for request_id in running if request_id not in kept])
 
     def resume(self, request: Request) -> tuple[str, Attempt] | None:
-        """vLLM's id of the request that goes on, and what it will have sampled; None when there is
-        no state for exactly this continuation.
+        """Return vLLM's id of the request that continues, and its attempt; None when there is no
+        state for exactly this continuation.
         """
         found = self._idle.pop(request.sample_id, None)
         if found is None:
@@ -71,8 +73,8 @@ class Parked:
         self._core.abort_requests([self._idle.pop(sample_id)[0] for sample_id in gone])
 
     def make_room(self) -> None:
-        """Give up idle requests, the youngest first, while they hold what others need: reserved
-        memory, or a place in the model runner.
+        """Give up idle requests, youngest first, while they hold memory or rows that others
+        need.
         """
         while self._idle and (self._lacks_blocks() or self._lacks_rows()):
             request_id, _ = self._idle.pop(max(self._idle))
@@ -83,5 +85,5 @@ class Parked:
         return pool.get_num_free_blocks() < self._reserved_blocks
 
     def _lacks_rows(self) -> bool:
-        most = self._max_requests
-        return most is not None and len(self._scheduler.requests) > most
+        limit = self._max_requests
+        return limit is not None and len(self._scheduler.requests) > limit

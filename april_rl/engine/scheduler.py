@@ -1,7 +1,7 @@
-"""vLLM's scheduler, with what it does counted.
+"""vLLM's scheduler, with counters.
 
-When the KV cache is full, vLLM preempts the running request that came last: it throws its keys and
-values away, and computes them again once there is room. None of its outputs says so.
+When the KV cache is full, vLLM preempts the running request that came last: it discards its keys
+and values, and computes them again once there is room. vLLM's outputs do not report that.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from april_rl.ticks import TickCounts
 
 
 class CountingScheduler(Scheduler):
-    """Count engine steps, the requests in each of them, and preemptions."""
+    """Counts engine steps, the requests in each of them, and preemptions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's own
         super().__init__(*args, **kwargs)
-        self.counts = TickCounts()  # of the present tick; the engine puts a new one here
-        self._recomputed: dict[str, int] = {}  # tokens, by request, until its next token is out
+        self.counts = TickCounts()  # of the current tick; the engine replaces it
+        self._recomputed: dict[str, int] = {}  # tokens by request, until its next token is sampled
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule and count an engine step."""
@@ -37,7 +37,7 @@ class CountingScheduler(Scheduler):
         return output
 
     def take_recomputed(self, request_id: str) -> int:
-        """Return how many tokens were computed again for the token that just came out."""
+        """Return how many tokens were computed again for the token that was just sampled."""
         return self._recomputed.pop(request_id, 0)
 
     def _preempt_request(
@@ -51,7 +51,7 @@ class CountingScheduler(Scheduler):
 def _resumed(output: SchedulerOutput, requests: Mapping[str, Request]) -> Iterator[tuple[str, int]]:
     """Yield the preempted requests that run again, with the tokens that the prefix cache kept.
 
-    vLLM's newer model runner gets them among the new requests, the older one among the known ones.
+    vLLM's newer model runner lists them as new requests, the older one as known ones.
     """
     for new in output.scheduled_new_reqs:
         if requests[new.req_id].num_preemptions:

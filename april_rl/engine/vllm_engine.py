@@ -15,10 +15,9 @@ from april_rl.config.engine import EngineConfig
 from april_rl.engine.attempt import Attempt
 from april_rl.engine.core import drain, start_core
 from april_rl.engine.device import this_device
-from april_rl.engine.options import engine_args
+from april_rl.engine.options import engine_args, stop_token_ids
 from april_rl.engine.parked import Parked
 from april_rl.engine.scheduler import CountingScheduler
-from april_rl.engine.stop import stop_token_ids
 from april_rl.ticks import Completions, Tick, TickCounts
 from april_rl.types import Completion, Request, SampleId
 
@@ -26,13 +25,13 @@ from april_rl.types import Completion, Request, SampleId
 class VllmEngine:
     """One engine of a worker, on an in-process vLLM core.
 
-    Every request that was submitted comes back exactly once: finished from `advance`, or as far as
-    it got from `abort`. Requests wait in this object until a slot is free; vLLM never holds more
-    than the slots. It is driven by its engine core, below `LLMEngine`: that layer turns tokens into
-    text and statistics, which nobody reads here.
+    Every submitted request comes back exactly once: finished from `advance`, or unfinished from
+    `abort`. Requests wait in this object until a slot is free; vLLM never holds more than the
+    slots. It drives vLLM's engine core, below `LLMEngine`, whose text and statistics are not
+    needed.
 
     With engine.tensor_parallel_size > 1 it is one of that many consecutive ranks of the default
-    process group, which all make the same calls with the same arguments, and get the same results.
+    process group; all make the same calls with the same arguments and get the same results.
     """
 
     def __init__(
@@ -48,13 +47,14 @@ class VllmEngine:
         sleeps: bool,
         stop_tokens: Sequence[int] | None = None,
     ) -> None:
-        """Load the model of folder `model_path`.
+        """Load the model from the folder `model_path`.
 
-        `max_model_len` (tokens) and `max_num_seqs` are the engine's own, also where the settings
-        leave them open. Log-probabilities are taken at `temperature`. With `keeps_parked`, aborted
-        samples keep their KV cache where memory allows it. With `sleeps`, an accelerator gives up
-        its memory in `sleep`, parked samples included. `stop_tokens` None: `stop_token_ids`.
-        vLLM seeds the whole process with `seed`. Raises EngineStartError for want of memory.
+        `max_model_len` (tokens) and `max_num_seqs` replace the settings of the same names, which
+        may be 0. Log-probabilities are taken at `temperature`. With `keeps_parked`, aborted samples
+        keep their KV cache while memory allows. With `sleeps`, an accelerator frees its memory in
+        `sleep`, including that of parked samples. `stop_tokens` None means `stop_token_ids`. vLLM
+        seeds the whole process with `seed`. Raise EngineStartError when it does not fit into
+        memory.
         """
         self._device = this_device(config, sleeps=sleeps)
         self._core = start_core(
@@ -72,7 +72,7 @@ class VllmEngine:
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self._keeps_parked = keeps_parked and self._device.keeps_kv_cache
         self._parked = Parked(self._core, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        self._asked: set[SampleId] = set()  # since the last abort
+        self._submitted: set[SampleId] = set()  # since the last abort
         self._temperature = temperature
         self._stop_token_ids = stop_token_ids(model_path) if stop_tokens is None else [*stop_tokens]
         self._queue: deque[Request] = deque()
@@ -82,12 +82,14 @@ class VllmEngine:
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights the engine samples with; 0 before the first `load_weights`."""
+        """Return the version of the weights the engine samples with; 0 before the first
+        `load_weights`.
+        """
         return self._policy_version
 
     @property
     def kv_cache_tokens(self) -> int:
-        """Tokens whose keys and values fit the cache."""
+        """Return how many tokens fit the KV cache."""
         cache = self._core.engine_core.vllm_config.cache_config
         assert cache.num_gpu_blocks is not None
         return cache.num_gpu_blocks * cache.block_size
@@ -95,17 +97,17 @@ class VllmEngine:
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Queue `submit`, compute at most `max_steps` engine steps, and return what finished.
 
-        Never more than `slots` or `max_num_seqs` requests are computed together, and fewer while
-        the KV cache is full; queued ones take free slots in the order of their submission. Ends
-        early when nothing runs and nothing waits. `prefilled_tokens` leaves out what the prefix
-        cache had, and is counted when a prefill ends. Raises ValueError, and queues nothing, when a
-        request cannot fit the engine.
+        At most `slots` or `max_num_seqs` requests are computed together, and fewer while the KV
+        cache is full; queued ones take free slots in the order of submission. It ends early when
+        nothing runs and nothing waits. `prefilled_tokens` excludes tokens from the prefix cache and
+        is counted when a prefill ends. Raise ValueError, and queue nothing, when a request cannot
+        fit the engine.
         """
         started = time.perf_counter()
         for request in submit:
             self._check(request)
         self._queue.extend(submit)
-        self._asked.update(request.sample_id for request in submit)
+        self._submitted.update(request.sample_id for request in submit)
         counts = self._scheduler.counts = TickCounts()
         finished: list[Completion] = []
         for _ in range(max_steps):
@@ -132,16 +134,16 @@ class VllmEngine:
         )
 
     def abort(self) -> Completions:
-        """Return a completion for every request that `advance` has not returned, with
-        `finish_reason` None; the engine is empty afterwards.
+        """Return a completion with `finish_reason` None for every request that `advance` has not
+        returned; the engine is empty afterwards.
 
         Running ones come first, with the tokens they have, then queued ones without tokens, each
-        part in the order of submission. With `keeps_parked` a request for the very same
-        continuation goes on without a prefill (`Completion.context_version` tells).
+        part in the order of submission. With `keeps_parked` a request that continues such a sample
+        exactly needs no prefill (`Completion.context_version` tells).
         """
-        if self._asked:  # what is not asked for now goes on elsewhere, or not at all
-            self._parked.release(but=self._asked)
-        self._asked.clear()
+        if self._submitted:  # parked samples that were not submitted continue elsewhere, or never
+            self._parked.release(but=self._submitted)
+        self._submitted.clear()
         attempts = [*self._running.values(), *map(self._attempt, self._queue)]
         if self._keeps_parked:
             self._parked.park(self._running)
@@ -152,7 +154,7 @@ class VllmEngine:
         return Completions(attempt.completion(self._policy_version, None) for attempt in attempts)
 
     def release_parked(self) -> None:
-        """Give up the KV cache of all aborted samples: they will be prefilled again."""
+        """Free the KV cache of all aborted samples: they will be prefilled again."""
         self._parked.release()
 
     def load_weights(
@@ -160,8 +162,8 @@ class VllmEngine:
     ) -> None:
         """Sample with `weights` (Hugging Face names, every weight of the model) from now on.
 
-        Only while the engine is empty. No new request shares what the prefix cache holds of an
-        older version: the version is part of every key.
+        Only while the engine is empty. New requests do not share prefix-cache entries of an older
+        version, since the version is part of every key.
         """
         self._assert_empty()
         with torch.no_grad():
@@ -169,18 +171,18 @@ class VllmEngine:
         self._policy_version = policy_version
 
     def sleep(self) -> None:
-        """Give up weights and KV cache where the device sleeps; only while the engine is empty."""
+        """Free weights and KV cache if the device sleeps; only while the engine is empty."""
         self._assert_empty()
         if not self._device.keeps_kv_cache:
             self.release_parked()
         self._device.sleep(self._core)
 
     def wake_weights(self) -> None:
-        """Take memory for the weights again; their values are undefined until `load_weights`."""
+        """Allocate the weights again; their values are undefined until `load_weights`."""
         self._device.wake(self._core, "weights")
 
     def wake_kv_cache(self) -> None:
-        """Take memory for the KV cache again, after `load_weights`."""
+        """Allocate the KV cache again, after `load_weights`."""
         self._device.wake(self._core, "kv_cache")
 
     def _assert_empty(self) -> None:
@@ -188,11 +190,11 @@ class VllmEngine:
         assert not self._queue, "abort first: the engine has queued requests"
 
     def _check(self, request: Request) -> None:
-        """Raise ValueError for a request that could never be computed as asked."""
+        """Raise ValueError for a request that can never be computed."""
         num_tokens = request.num_tokens
         if request.max_tokens < 1 or num_tokens < 1:
             raise ValueError(
-                f"sample {request.sample_id}: a request needs at least one token to go on from and "
+                f"sample {request.sample_id}: a request needs at least one token to start from and "
                 f"one to sample, got {num_tokens} and max_tokens {request.max_tokens}"
             )
         if num_tokens + request.max_tokens > self._max_model_len:
@@ -209,7 +211,7 @@ class VllmEngine:
             if kept is not None:
                 self._running[kept[0]] = kept[1]
                 continue
-            request_id = str(self._num_attempts)  # a resumed sample is another request for vLLM
+            request_id = str(self._num_attempts)  # to vLLM a resumed sample is a new request
             self._num_attempts += 1
             self._running[request_id] = self._attempt(request)
             self._core.add_request(
@@ -239,10 +241,10 @@ class VllmEngine:
             logprobs=0,  # of the sampled token only
             detokenize=False,
         )
-        return self._device.draw(params, request)
+        return self._device.with_seed(params, request)
 
     def _take(self, outputs: EngineCoreOutputs, counts: TickCounts) -> Iterator[Completion]:
-        """Take the tokens of an engine step; yields what it finished."""
+        """Take in the tokens of an engine step; yield the completions that it finished."""
         for output in outputs.outputs:
             attempt = self._running[output.request_id]
             counts.generated_tokens += attempt.take(output)

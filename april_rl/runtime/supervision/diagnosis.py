@@ -40,6 +40,11 @@ class ClusterSnapshot:
         """Return the method that the worker runs, or ran last; empty when there is none."""
         return "" if rank is None or not self.statuses else self.statuses[rank].activity.call
 
+    def in_call(self, rank: int | None) -> str:
+        """Return which call the worker runs or ran last, as a phrase."""
+        call = self.call(rank)
+        return f"in {call}" if call else "during start-up"
+
     def moment(self, rank: int) -> str:
         """Return in or after which call the worker is."""
         activity = self.statuses[rank].activity
@@ -119,9 +124,10 @@ def call_error(
     if failure.is_out_of_memory:
         return memory_error(snapshot, rank, failure.summary)
     verb = "died" if failure.is_death else "failed"
-    call = snapshot.call(rank) or ("" if snapshot.processes else "its start")
-    where = f" in {call}" if call else ""
-    return WorkerDiedError(f"{snapshot.worker_name(rank)} {verb}{where}: {failure.message.strip()}")
+    where = snapshot.in_call(rank)
+    return WorkerDiedError(
+        f"{snapshot.worker_name(rank)} {verb} {where}: {failure.message.strip()}"
+    )
 
 
 def memory_error(snapshot: ClusterSnapshot, rank: int | None, reason: str) -> WorkerMemoryError:
@@ -131,10 +137,9 @@ def memory_error(snapshot: ClusterSnapshot, rank: int | None, reason: str) -> Wo
         usage = f" It held up to {snapshot.peak_rss_bytes[rank] / GIB:.2f} GiB"
         free = snapshot.free_memory(rank)
         usage += f"; its node has {free} free now." if free else "."
-    call = snapshot.call(rank)
     return WorkerMemoryError(
-        f"{snapshot.worker_name(rank)} ran out of memory in {call or 'its start'} ({reason})."
-        f"{usage} {memory_advice(call)}"
+        f"{snapshot.worker_name(rank)} ran out of memory {snapshot.in_call(rank)} ({reason})."
+        f"{usage} {memory_advice(snapshot.call(rank))}"
     )
 
 
@@ -165,7 +170,7 @@ def no_progress_error(
     """Return the error for a worker without progress for `limit_s`, the value of setting `key`."""
     waits = snapshot.who_waits()
     return WorkerStalledError(
-        f"{snapshot.worker_name(rank)} made no progress in {snapshot.call(rank) or 'its start'} "
+        f"{snapshot.worker_name(rank)} made no progress {snapshot.in_call(rank)} "
         f"for {key} = {limit_s:g} s{f' ({waits})' if waits else ''}. If it only needs more time, "
         "raise this setting"
     )

@@ -1,7 +1,7 @@
 """Tensor-parallel engines: the same vLLM core in every worker of a group, computing the same steps.
 
-vLLM calls it an external launcher. Each rank has a scheduler of its own; as all of them are given
-the same requests and decide by nothing else, they stay in step without asking each other.
+vLLM calls this an external launcher. Each rank has its own scheduler. All get the same requests and
+decide by nothing else, so they stay in lockstep without communicating.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _NO_SHORTCUTS = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHIN
 
 
 def parallel_args(tensor_parallel_size: int) -> dict[str, Any]:
-    """Keyword arguments of `vllm.EngineArgs` for one rank of an engine of that many.
+    """Return keyword arguments of `vllm.EngineArgs` for one rank of an engine of
+    `tensor_parallel_size`.
 
-    NCCL alone adds up what the ranks have. vLLM's faster ways map the memory of peers by device
-    numbers, and each worker sees its own GPU only: where that fails on one rank and not on another,
-    they wait for each other. They are turned off for the whole process.
+    Only NCCL reduces over the ranks. vLLM's faster ways map the memory of peers by device number,
+    but each worker sees only its own GPU: if that fails on some ranks only, they wait for each
+    other. These ways are turned off for the whole process.
     """
     if tensor_parallel_size == 1:
         return {"distributed_executor_backend": "uni"}
@@ -38,8 +39,8 @@ def parallel_args(tensor_parallel_size: int) -> dict[str, Any]:
 
 
 def executor_class(config: VllmConfig) -> type[Executor]:
-    """What runs the model of an engine with the arguments above; a collective of all ranks when
-    there is more than one to an engine.
+    """Return the executor for the arguments above; a collective of all ranks when an engine has
+    several.
     """
     if config.parallel_config.tensor_parallel_size == 1:
         found: type[Executor] = Executor.get_class(config)
@@ -55,15 +56,15 @@ def executor_class(config: VllmConfig) -> type[Executor]:
 
 
 class _LockstepExecutor(ExecutorWithExternalLauncher):
-    """vLLM's own, with a name that is no other's.
+    """vLLM's executor with a name that is unique to the engine.
 
-    vLLM names its shared memory after the address where the ranks meet, and after nothing but
-    "env://" for its external launcher: two runs on one machine would meet in it, and one that was
-    killed would keep the next from starting.
+    vLLM names its shared memory after the address where the ranks meet, which is just "env://" for
+    its external launcher: two runs on one machine would share it, and a killed run would keep the
+    next one from starting.
     """
 
     name: str
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        """(where the ranks meet, rank, device): they have met already."""
+        """Return (where the ranks meet, rank, device); the ranks have met already."""
         return f"{_PREFIX}:{self.name}", dist.get_rank(), 0
