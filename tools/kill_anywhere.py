@@ -1,0 +1,234 @@
+"""Ends real runs with SIGKILL at random moments, resumes them, and checks that nothing is lost.
+
+    python tools/kill_anywhere.py --kills 50 --seed 7 [--output FOLDER]
+
+The run is the tiny recipe: real Ray, vLLM and FSDP2, a checkpoint after every step. Each life
+begins with resume=auto and ends with SIGKILL to the controller or to the worker: while it starts,
+in a step, in a save. The last life goes on to the end. Prints a line for each kill; the exit status
+is 1, and the reasons are named, when a check fails. The same seed gives the same choices; moments
+depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+
+from april_rl.checkpointing.folder import saved
+from april_rl.checkpointing.manifest import verify
+from april_rl.errors import RunError
+
+_STEPS_PER_KILL = 3
+_MARK = "APRIL_RL_KILL_ANYWHERE"  # in the environment of everything that a run starts
+_STARTING_FRAC, _STARTING_S = 0.2, 15.0  # kills while a run starts, and until when
+_WORKER_FRAC = 0.3  # kills of the worker
+_LATEST_S = 3.0  # after a new step
+_GONE_S = 20.0  # until every process of a run must have ended
+_SHARED = "/dev/shm"
+_LIFE_S = 600.0  # a life that has not made a step by then hangs
+
+
+class KillAnywhere:
+    """One run, its lives, and what was wrong with it."""
+
+    def __init__(self, folder: Path, *, kills: int, seed: int) -> None:
+        """Use the run directory `folder` / run."""
+        self.run_dir, self.failures = folder / "run", list[str]()
+        self._random, self._kills = random.Random(seed), kills
+        self._num_steps = kills * _STEPS_PER_KILL + 2
+        self._log = folder / "output.txt"
+        self._shared = set(os.listdir(_SHARED))
+
+    def go(self) -> None:
+        """Live and be killed, then live to the end; adds to `failures`."""
+        for number in range(1, self._kills + 1):
+            started = time.monotonic()
+            program = self._start()
+            target, moment = self._kill(program)
+            program.wait()
+            self._check_processes()
+            self._check_checkpoints()
+            print(
+                f"kill {number}/{self._kills}: {target} {moment}, after "
+                f"{time.monotonic() - started:.0f} s, at step {self._last_step()}",
+                flush=True,
+            )
+            if self._last_step() >= self._num_steps:
+                break
+        if self._start().wait() != 0:
+            self._fail(f"the last life did not end well; see {self._log}")
+        self._check_processes()
+        self._check_checkpoints()
+        self._check_rows()
+        self._check_samples()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        settings = {
+            "hydra.run.dir": self.run_dir,
+            "resume": "auto",
+            "trainer.num_steps": self._num_steps,
+            "checkpoint.every_steps": 1,
+            "evaluation.every": 10**6,
+            "evaluation.max_prompts": 8,
+            "tracking.wandb": "disabled",
+            "tracking.save_samples_every": 1,
+        }
+        args = [sys.executable, "-m", "april_rl.train", "+recipe=tiny_cpu"]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [*args, *(f"{key}={value}" for key, value in settings.items())],
+                env={**os.environ, _MARK: str(self.run_dir)},
+                stdout=log,
+                stderr=log,
+            )
+
+    def _kill(self, program: subprocess.Popen[bytes]) -> tuple[str, str]:
+        """Kill the controller or the worker at a random moment; returns which, and when."""
+        moment = "while it started"
+        if self._random.random() < _STARTING_FRAC:
+            time.sleep(self._random.uniform(0, _STARTING_S))
+        else:
+            before, deadline = self._last_step(), time.monotonic() + _LIFE_S
+            while self._last_step() <= before and program.poll() is None:
+                if time.monotonic() > deadline:
+                    self._fail(f"no step within {_LIFE_S:g} s; see {self._log}")
+                    break
+                time.sleep(0.02)
+            time.sleep(self._random.uniform(0, _LATEST_S))
+            is_saving = any((self.run_dir / "checkpoints").glob(".step_*.partial"))
+            moment = "in a save" if is_saving else "in a step"
+        target = "controller"
+        if self._random.random() < _WORKER_FRAC:
+            workers = [p for p in _processes(self.run_dir) if "ray::Worker" in _name(p)]
+            for worker in workers:
+                worker.kill()
+                target = "worker"
+            if workers:  # the run goes on by itself for a while
+                time.sleep(self._random.uniform(0, 2 * _STARTING_S))
+                moment += ", then the controller"
+        program.send_signal(signal.SIGKILL)
+        return target, moment
+
+    def _last_step(self) -> int:
+        rows = self._rows()
+        return int(rows[-1]["step"]) if rows else -1
+
+    def _rows(self) -> list[dict[str, float]]:
+        """Return the rows of metrics.jsonl that were written to their end."""
+        path = self.run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def _check_processes(self) -> None:
+        """Check that nothing of the run is left: processes, names in shared memory."""
+        deadline = time.monotonic() + _GONE_S
+        while (left := _processes(self.run_dir)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        for process in left:
+            self._fail(f"left behind: {process.pid} {_name(process)}")
+            process.kill()
+        for name in sorted(set(os.listdir(_SHARED)) - self._shared - _mapped()):
+            self._fail(f"left behind: {_SHARED}/{name}")
+        self._shared |= set(os.listdir(_SHARED))
+
+    def _check_checkpoints(self) -> None:
+        for one in saved(self.run_dir / "checkpoints"):
+            try:
+                verify(one.path)
+            except RunError as error:
+                self._fail(f"{one.path}: {error}")
+
+    def _check_rows(self) -> None:
+        """Check that every step is there once, and that the ledger adds up in each."""
+        rows = self._rows()
+        if [row["step"] for row in rows] != list(range(self._num_steps + 1)):
+            self._fail(f"the steps in metrics.jsonl are {[row['step'] for row in rows]}")
+        states = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
+        for row in rows[1:]:
+            if row["ledger/opened"] != sum(row[f"ledger/{state}"] for state in states):
+                self._fail(f"the ledger of step {row['step']} does not add up")
+
+    def _check_samples(self) -> None:
+        """Check that along the surviving history no prompt was trained twice, and none skipped: all
+        that were opened and not trained are left over.
+        """
+        trained: Counter[int] = Counter()
+        for path in sorted((self.run_dir / "samples").glob("step_*.jsonl")):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            trained.update({line["prompt_id"] for line in lines})
+        twice = [prompt for prompt, count in trained.items() if count > 1]
+        if twice:
+            self._fail(f"trained more than once: prompts {twice[:5]}")
+        leftover = self.run_dir / "samples" / "leftover.jsonl"
+        lines = [json.loads(line) for line in leftover.read_text().splitlines()]
+        left = {line["prompt_id"] for line in lines}
+        opened = int(self._rows()[-1]["ledger/opened"])
+        if trained.keys() | left != set(range(opened)):
+            missing = set(range(opened)) - trained.keys() - left
+            self._fail(f"of {opened} prompts these are lost: {sorted(missing)[:5]}")
+
+    def _fail(self, what: str) -> None:
+        self.failures.append(what)
+        print(f"FAILED: {what}", flush=True)
+
+
+def _processes(run_dir: Path) -> list[psutil.Process]:
+    """Return every process that a life of the run has started and that has not ended."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            is_ours = process.environ().get(_MARK) == str(run_dir)
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _mapped() -> set[str]:
+    """Return the names in shared memory that some living process uses: not ours, which are dead."""
+    names = set()
+    for process in psutil.process_iter():
+        try:
+            names |= {Path(one.path).name for one in process.memory_maps() if _SHARED in one.path}
+        except psutil.Error:
+            continue
+    return names
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:80]
+    except psutil.Error:
+        return "?"
+
+
+def main() -> int:
+    """Run the test that the arguments ask for; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="keep the run here")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        output = (args.output or Path(folder)).resolve()
+        output.mkdir(parents=True, exist_ok=True)
+        test = KillAnywhere(output, kills=args.kills, seed=args.seed)
+        test.go()
+    print(f"{args.kills} kills, seed {args.seed}: {len(test.failures)} checks failed")
+    return 1 if test.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
