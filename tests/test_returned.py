@@ -61,7 +61,7 @@ def test_what_a_stalled_engine_had_is_asked_for_again_and_what_another_kept_is_l
     assert group.states == [WAITING] * 2
     group.assign(0, engine=0, expected_tokens=8.0)
     assert sent.extend(part, engine=1) == []
-    with pytest.raises(LedgerError, match=r"nothing for samples \[.*index=0\)\]"):
+    with pytest.raises(LedgerError, match=r"did not give back samples \[.*index=0\)\]"):
         sent.groups.park(stalled=[1])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 from array import array
@@ -11,6 +10,7 @@ from random import Random
 
 import pytest
 
+from april_rl.checkpointing.columns import read_state, write_state
 from april_rl.rollout.codec import restore_sample, save_sample
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
@@ -80,16 +80,16 @@ def test_a_completion_takes_thirteen_bytes_a_token_where_it_is_held_and_on_the_w
     assert held_bytes(received) <= 13 * count
 
 
-def test_a_saved_sample_comes_back_to_the_last_bit_and_as_small():
-    """Through JSON. Fails when a log-probability is rounded, or what is restored is larger than
+def test_a_saved_sample_comes_back_to_the_last_bit_and_as_small(tmp_path):
+    """Through files. Fails when a log-probability is rounded, or what is restored is larger than
     what engines give.
     """
     logprobs = array("d", (-1 / 3, -5e-324, -1.7976931348623157e308, -0.0, -0.1))
     first = replace(PART, token_ids=array("i", (0, 1, 2, 3, 2**31 - 1)), logprobs=logprobs)
     rest = replace(drawn(2_700), start=5, policy_version=4, finish_reason="length")
     sample = Sample(prompt=PROMPT, index=0, completions=(first, rest))
-    saved = json.dumps(save_sample(sample), allow_nan=False)
-    restored = restore_sample(json.loads(saved), prompt=PROMPT, index=0)
+    write_state(save_sample(sample), tmp_path, "sample")
+    restored = restore_sample(read_state(tmp_path, "sample"), prompt=PROMPT, index=0)
     assert restored == sample
     assert restored.behaviour_logprobs.tobytes() == sample.behaviour_logprobs.tobytes()
     assert held_bytes(restored.completions[1]) <= 13 * 2_700
