@@ -17,6 +17,7 @@ import pytest
 from command_line import command, environment, run, run_with, write_task
 from transformers import AutoModelForCausalLM
 
+from april_rl.checkpointing.manifest import read_manifest
 from april_rl.commands import checkpoint
 from april_rl.tracking.keys import missing
 
@@ -74,15 +75,15 @@ def test_a_run_leaves_true_metrics_and_a_checkpoint_that_loads(task, finished):
 def test_the_checkpoint_of_a_run_can_be_looked_into(finished, capsys):
     """Fails when figures of the ledger, the parked groups or the files are not those of the run."""
     last = finished / "checkpoints" / "step_4"
-    row = metrics_of(finished)[-1]
+    ledger = read_manifest(last).about["ledger"]
     assert checkpoint.main(["list", str(finished)]) == 0
     assert f"{last}  " in capsys.readouterr().out.splitlines()[-1]
     assert checkpoint.main(["show", str(finished)]) == 0
     shown = capsys.readouterr().out
     assert "step 4 of 4" in shown
-    assert f"ledger     {row['ledger/opened']:.0f} opened" in shown
-    parked = f"{row['ledger/parked']:.0f} groups with {row['rollout/parked_tokens']:,.0f} response"
-    assert parked in shown
+    assert f"ledger     {metrics_of(finished)[-1]['ledger/opened']:.0f} opened" in shown
+    assert f"parked     {len(ledger['live']['parked'])} groups with " in shown
+    assert f"ready      {len(ledger['live']['ready'])} groups with " in shown
     assert checkpoint.main(["verify", str(last)]) == 0
     assert "5 files are as they were written" in capsys.readouterr().out
     assert checkpoint.main(["prune", str(finished), "keep_last=1"]) == 0
@@ -163,7 +164,7 @@ def endless_run(task: Path, tmp_path: Path, *more: str) -> Iterator[subprocess.P
 
 
 @pytest.mark.alone
-def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_path):
+def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task, tmp_path):
     """SIGINT to the whole foreground group, as a terminal sends it, while steps are running. Fails
     when what was generated is not in a checkpoint.
     """
@@ -172,10 +173,10 @@ def test_ctrl_c_ends_a_run_within_ten_seconds_and_leaves_no_process(task, tmp_pa
         assert children
         started = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         took_s = time.monotonic() - started
-    _, alive = psutil.wait_procs(children, timeout=max(0.1, 10 - took_s))
-    assert took_s < 10
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert took_s < 60, "checkpoint.stop_deadline_s is 120, a tiny run needs some seconds"
     assert not alive, [p.cmdline() for p in alive]
     assert process.returncode == 130
     assert checkpoint.main(["verify", str(tmp_path / "run")]) == 0

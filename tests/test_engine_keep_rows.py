@@ -39,7 +39,7 @@ def run(folder: Path) -> Found:
         """The sampler of this runner draws by seed and position itself."""
 
     device.CpuDevice.attach = as_it_is  # type: ignore[method-assign,assignment]
-    device.CpuDevice.draw = device.AcceleratorDevice.draw  # type: ignore[method-assign,assignment]
+    device.CpuDevice.with_seed = device.AcceleratorDevice.with_seed  # type: ignore[method-assign,assignment]
     write_tiny_qwen3(folder)
     engine = small_engine(
         folder,
