@@ -177,7 +177,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task, tmp_path):
         took_s = time.monotonic() - started
     _, alive = psutil.wait_procs(children, timeout=10)
     assert took_s < 60, "checkpoint.stop_deadline_s is 120, a tiny run needs some seconds"
-    assert not alive, [p.cmdline() for p in alive]
+    assert [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
     assert process.returncode == 130
     assert checkpoint.main(["verify", str(tmp_path / "run")]) == 0
     assert not (tmp_path / "run" / "samples" / "leftover.jsonl").exists(), "it is all saved"
