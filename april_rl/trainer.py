@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.algorithm.shaping import with_overlong_penalty
-from april_rl.assembly import Parts, assemble
+from april_rl.assembly.run import Parts, assemble
 from april_rl.checkpointing.checkpointer import LEARNER
 from april_rl.checkpointing.resume import Resumed
 from april_rl.config import TrainConfig
 from april_rl.data.source_metrics import source_metrics
-from april_rl.evaluating import evaluate_all
+from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.interrupts import Interrupts
 from april_rl.learner.mismatch import MismatchWarning
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge

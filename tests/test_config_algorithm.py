@@ -17,13 +17,12 @@ from april_rl.algorithm import advantages
 from april_rl.algorithm.advantages import ADVANTAGES
 from april_rl.algorithm.losses import LossInputs, loss_function
 from april_rl.algorithm.responses import Responses
+from april_rl.assembly.packer import AgeWeightError, build_packer, load_age_weights
 from april_rl.config import config_dir
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import LOSS_SETTINGS, Advantage, Correction, Kl, Loss, Ratio
 from april_rl.config.store import ConfigError
 from april_rl.learner.objective import Objective
-from april_rl.learning import build_packer
-from april_rl.runtime.age_weight import AgeWeightError, load_age_weights
 
 GROUPS = sorted(path.stem for path in Path(config_dir(), "algorithm").glob("*.yaml"))
 
@@ -216,7 +215,10 @@ def test_a_function_of_age_is_asked_once_for_every_age_and_then_weighs_tokens() 
     ("function", "reason"),
     [
         ("no_such_module:weight", "cannot be loaded: ModuleNotFoundError"),
-        ("age_functions:missing", "module age_functions has no function 'missing'"),
+        (
+            "age_functions:missing",
+            "cannot be loaded: TypeError: module age_functions has no function 'missing'",
+        ),
         ("age_functions:not_a_function", "has no function 'not_a_function'"),
         ("age_functions:fails_at_age_2", "the ages 0 to 3 as a test: ZeroDivisionError"),
         ("age_functions:negative_weight", "the weight of age 1 must be a number >= 0, got -1"),

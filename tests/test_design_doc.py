@@ -42,7 +42,7 @@ ALLOWED_WORDS = {
     ("query", "rewards/builtin/judge_cache.py"): "a query of the cache's database",
     ("generation", "tiny/warm_start.py"): "generation_config is transformers' name",
     ("weight_version", "runtime/engines.py"): "WeightVersionError: weights of a wrong version",
-    ("done", "evaluation_run.py"): "progress of a phase",
+    ("done", "assembly/evaluation_run.py"): "progress of a phase",
     ("done", "learner/learner.py"): "a pass of the learner, not a sample",
     ("done", "simulator/world.py"): "a simulated reward, not a sample",
     ("done", "tracking/terminal.py"): "progress of a phase",

@@ -11,6 +11,8 @@ import pytest
 from fake_engine import FakeEngines, FakeScorer, reward
 from rollout_runs import lognormal
 
+from april_rl.assembly.evaluation import held_out_sets
+from april_rl.assembly.workers import context_length
 from april_rl.config import TrainConfig
 from april_rl.config.schema import RolloutConfig
 from april_rl.config.task import (
@@ -23,11 +25,10 @@ from april_rl.config.task import (
     SourceConfig,
 )
 from april_rl.errors import RunError
-from april_rl.evaluating import evaluate, held_out_sets
+from april_rl.evaluation.evaluate import evaluate
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import EvaluationError, HeldOut
 from april_rl.evaluation.settings import SetSampling, longest_response, set_sampling
-from april_rl.launching import context_length
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.requests import request_seed
 from april_rl.ticks import Completions

@@ -9,6 +9,7 @@ import pytest
 from planned_models import GPU, INPUTS, changed, facts_of
 from test_config import load
 
+from april_rl.assembly.collector import num_slots
 from april_rl.config.choices import KvCacheDtype
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.memory.kv_room import (
@@ -30,7 +31,8 @@ def facts(tmp_path):
 
 
 def demand(*overrides: str, layout: Layout = EIGHT) -> KvDemand:
-    found = kv_demand(load("+recipe=qwen3_4b_dapo", *overrides), layout)
+    config = load("+recipe=qwen3_4b_dapo", *overrides)
+    found = kv_demand(config, layout, num_slots=num_slots(config))
     assert found is not None
     return found
 
@@ -94,7 +96,7 @@ def test_the_flagship_as_it_is_fits(facts):
 
 def test_a_factor_that_guards_the_cache_itself_is_not_warned():
     config = load("+recipe=qwen3_4b_dapo", "rollout.over_sampling_factor=auto")
-    assert kv_demand(config, EIGHT) is None
+    assert kv_demand(config, EIGHT, num_slots=num_slots(config)) is None
     said: list[str] = []
     KvRoom(None, tell=said.append).compare(1)
     assert said == []
@@ -114,7 +116,7 @@ def test_a_run_is_warned_once_by_the_plan_or_by_the_engines_as_built():
 
 def test_a_cpu_engine_is_told_its_own_key():
     on_cpu = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
-    found = kv_demand(load("+recipe=tiny_cpu"), on_cpu)
+    found = kv_demand(load("+recipe=tiny_cpu"), on_cpu, num_slots=24)
     assert found is not None
     warning = kv_warning(found, 10)
     assert warning is not None

@@ -21,9 +21,9 @@ from learner_setup import (
 from plain_objective import Response
 from test_config import load
 
+from april_rl.assembly.packer import build_packer
 from april_rl.batch.packing import Batch
 from april_rl.config import TrainConfig
-from april_rl.learning import build_packer
 from april_rl.runtime.worker_parts import build_learner
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 

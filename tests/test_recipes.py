@@ -15,6 +15,7 @@ from planned_models import facts_of
 from source_tree import ROOT
 from test_config import load
 
+from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig, config_dir, register
 from april_rl.config.notes import inert_settings
 from april_rl.config.run_dir import CheckRunDir
@@ -105,7 +106,7 @@ def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(
         memory_inputs(config, layout_of(config)),
         device_bytes=int(stated[2]) * GIB,
     )
-    demand = kv_demand(config, layout_of(config))
+    demand = kv_demand(config, layout_of(config), num_slots=num_slots(config))
     assert demand is not None
     assert planned >= (1.0 if name in OURS else 0.8) * demand.total_tokens
 

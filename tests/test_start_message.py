@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from april_rl.assembly import _start
+from april_rl.assembly.run import _start
 
 
 class LoadedWorkers:

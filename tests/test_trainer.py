@@ -17,7 +17,8 @@ from trainer_fakes import FakeTokenizer, FakeWorkers, NoInterrupts, rows_of
 from april_rl.algorithm.advantages import BatchAdvantages, by_group, grpo
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
-from april_rl.assembly import Parts
+from april_rl.assembly.collector import build_collector
+from april_rl.assembly.run import Parts
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
 from april_rl.checkpointing.resume import CHECKPOINTS
@@ -31,7 +32,6 @@ from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
 from april_rl.metrics import Mean, Metrics, Sum
-from april_rl.scheduling import build_collector
 from april_rl.tracking.tracker import Tracker
 from april_rl.trainer import Trainer
 from april_rl.types import Prompt

@@ -30,11 +30,11 @@ from bench_rows import group_of_one, load_config
 from transformers import AutoConfig
 
 from april_rl.algorithm.advantages import ADVANTAGES
+from april_rl.assembly.packer import build_packer
 from april_rl.config import TrainConfig
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
-from april_rl.learning import build_packer
 from april_rl.runtime.worker_parts import build_learner
 from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
 

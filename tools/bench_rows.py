@@ -19,10 +19,10 @@ from bench_modes import LengthLaw
 from hydra import compose, initialize_config_dir
 
 from april_rl.algorithm.advantages import ADVANTAGES
+from april_rl.assembly.packer import build_packer
 from april_rl.batch.packing import MicroBatch
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.learner.learner import Learner
-from april_rl.learning import build_packer
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 _LR = 1e-8

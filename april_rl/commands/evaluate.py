@@ -175,7 +175,7 @@ def _evaluated(config: TrainConfig, composed: DictConfig, folder: Path) -> Repor
     """Return the evaluation of every set, written to `folder`, shown as a table."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    from april_rl.evaluation_run import EvaluationRun
+    from april_rl.assembly.evaluation_run import EvaluationRun
     from april_rl.tiny.builtins import resolve_builtins
 
     settings = _plain(composed)

@@ -168,8 +168,8 @@ def _preset(options: argparse.Namespace) -> Source:
 
 def _recorded(run_dir: Path) -> Source:
     """Lengths, rewards and cost of a run, and its configuration."""
+    from april_rl.assembly.collector import tick_steps
     from april_rl.config.choices import OnStale
-    from april_rl.scheduling import tick_steps
     from april_rl.simulator.recorded_run import read_recorded_run
 
     recorded, config = read_recorded_run(run_dir), _config(run_dir / "config.yaml")

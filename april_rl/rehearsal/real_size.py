@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Device, OnStale, Resume
 from april_rl.rehearsal.findings import SIGMA, Finding, expected_tokens
@@ -60,7 +61,7 @@ def memory_at_real_size(config: TrainConfig, facts: ModelFacts) -> MemoryAtRealS
         check_plan(facts, inputs, room)
     except PreflightError as error:
         found.append(Finding(name="memory", message=str(error)))
-    demand = kv_demand(config, layout)
+    demand = kv_demand(config, layout, num_slots=num_slots(config))
     if demand is not None:
         tokens = planned_kv_tokens(facts, inputs, device_bytes=room.device)
         warning = kv_warning(demand, tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
@@ -12,7 +11,7 @@ from functools import cache
 from numbers import Real
 from pathlib import Path
 
-from april_rl.rewards.caught import Caught
+from april_rl.plugins import Caught, import_function
 from april_rl.rewards.functions import BUILTIN_MODULES, RewardFunction
 from april_rl.rewards.jobs import Responses, Verdict
 
@@ -66,10 +65,10 @@ def load_function(settings: RewardFunction, context: Context) -> LoadedFunction:
     raises.
     """
     if settings.function not in BUILTIN_MODULES:
-        reward = _imported(settings.function)
+        reward: Reward = import_function(settings.function)
         check_args(reward, settings.args, num_given=NUM_LISTS)
         return _loaded(settings, Built(reward=reward), settings.args)
-    build = vars(importlib.import_module(BUILTIN_MODULES[settings.function]))["build"]
+    build = import_function(f"{BUILTIN_MODULES[settings.function]}:build")
     check_args(build, settings.args, num_given=1)
     if missing := wanted(build, settings.args, num_given=1):
         raise TypeError(f"needs the argument {' and '.join(missing)}")
@@ -127,15 +126,6 @@ def judge(returned: object, num_expected: int) -> list[float | None] | str:
         if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
             return f"returned {value!r:.80} as a reward, {expected}, all of them finite, or None"
     return [None if value is None else float(value) for value in values]
-
-
-def _imported(function: str) -> Reward:
-    module, _, name = function.partition(":")
-    found = vars(importlib.import_module(module)).get(name)
-    if not callable(found):
-        raise TypeError(f"module {module} has no function {name!r}")
-    reward: Reward = found
-    return reward
 
 
 def _loaded(settings: RewardFunction, built: Built, args: Mapping[str, object]) -> LoadedFunction:

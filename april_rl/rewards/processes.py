@@ -11,7 +11,7 @@ from pebble import ProcessPool
 
 from april_rl.config.task import RewardConfig
 from april_rl.errors import RunError
-from april_rl.rewards.caught import GIB
+from april_rl.plugins import GIB
 from april_rl.rewards.functions import (
     BUILTIN_MODULES,
     MATH_VERIFY,

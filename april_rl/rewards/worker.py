@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from april_rl.rewards.caught import Caught, memory_gib
+from april_rl.plugins import Caught, memory_gib
 from april_rl.rewards.functions import RewardFunction
 from april_rl.rewards.jobs import Job, Responses, Verdict
 from april_rl.rewards.loading import Context, LoadedFunction, load_function

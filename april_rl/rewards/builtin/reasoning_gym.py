@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from april_rl.rewards.caught import Caught
+from april_rl.plugins import Caught
 from april_rl.rewards.extraction import normalised, stated_answers
 from april_rl.rewards.loading import Built, Context
 

@@ -16,7 +16,6 @@ from april_rl.runtime.layout import Layout
 from april_rl.runtime.memory.inputs import MemoryInputs
 from april_rl.runtime.memory.plan import GIB
 from april_rl.runtime.preflight import ModelFacts
-from april_rl.scheduling import num_slots
 
 # Lengths are unknown before the first step. With the simulator's lognormal lengths for long
 # reasoning (docs/simulator.md: mean 10,500 tokens, budget 16,384 or 20,480) a slot holds 0.35 of
@@ -45,7 +44,7 @@ class KvDemand:
         return math.ceil(self.num_slots * self.expected_tokens)
 
 
-def kv_demand(config: TrainConfig, layout: Layout) -> KvDemand | None:
+def kv_demand(config: TrainConfig, layout: Layout, *, num_slots: int) -> KvDemand | None:
     """Return what a run's samples need; None with rollout.over_sampling_factor=auto, which never
     chooses an α that does not fit.
     """
@@ -55,7 +54,7 @@ def kv_demand(config: TrainConfig, layout: Layout) -> KvDemand | None:
     shared_by = rollout.group_size if config.engine.prefix_caching else 1
     is_cpu = layout.device == "cpu"
     return KvDemand(
-        num_slots=math.ceil(num_slots(config) / layout.num_engines),
+        num_slots=math.ceil(num_slots / layout.num_engines),
         prompt_tokens=config.data.max_prompt_tokens / shared_by,
         max_response_tokens=rollout.max_response_tokens,
         larger_cache="raise engine.kv_cache_gib"

@@ -1,4 +1,4 @@
-"""From a checked configuration to the parts of a run: every value is taken out here, once."""
+"""Puts the parts of a run together and starts them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
+from april_rl.assembly.collector import build_collector, num_slots
+from april_rl.assembly.evaluation import build_evaluator, held_out_sets
+from april_rl.assembly.packer import build_packer
+from april_rl.assembly.rewards import build_rewards, reward_columns
+from april_rl.assembly.workers import build_workers, check_machine, training_sizes
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
 from april_rl.checkpointing.resume import AUTO, CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
-from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.config.notes import inert_settings
-from april_rl.config.prompt_sets import training_sets
 from april_rl.data.sets import PromptSets
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
-from april_rl.evaluating import build_evaluator, held_out_sets
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
-from april_rl.launching import build_workers, context_length, training_sizes
-from april_rl.learning import build_packer
-from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.trial import RewardTrial
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engine_sleep import settle_sleep
@@ -35,11 +33,9 @@ from april_rl.runtime.memory.check import check_memory, least_room
 from april_rl.runtime.memory.host import WorkerMemory
 from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
 from april_rl.runtime.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
-from april_rl.runtime.preflight import ModelFacts, check_start
+from april_rl.runtime.preflight import ModelFacts
 from april_rl.runtime.workers import Workers
-from april_rl.scheduling import build_collector, num_slots
 from april_rl.tracking.tracker import Tracker, config_text
-from april_rl.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +70,7 @@ def assemble(
     """
     stack.callback(stop_ray)
     config, layout = settled(config)
-    facts = _check_machine(config, layout)
+    facts = check_machine(config, layout)
     packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
     tracker = stack.enter_context(_tracker(config, run_dir, layout.shown_in(plain), resumed))
     tracker.message(str(layout))
@@ -96,7 +92,7 @@ def assemble(
     stack.callback(workers.close)
     memory = workers.memory()
     inputs = _planned(config, layout, facts=facts, memory=memory, tell=tracker.message)
-    kv_room = KvRoom(kv_demand(config, layout), tell=tracker.message)
+    kv_room = KvRoom(kv_demand(config, layout, num_slots=num_slots(config)), tell=tracker.message)
     least = min(worker.device_bytes for worker in memory)
     kv_room.compare(planned_kv_tokens(facts, inputs, device_bytes=least))
     _start(workers, tracker, engines_sleep=inputs.engine_sleeps)
@@ -136,62 +132,6 @@ def _planned(
     if reason:
         tell(reason)
     return inputs
-
-
-def _check_machine(config: TrainConfig, layout: Layout) -> ModelFacts:
-    window_tokens, window_key = context_length(config)
-    return check_start(
-        model_path=config.model.path,
-        device=layout.device,
-        num_workers=layout.num_workers,
-        is_cluster=config.runtime.ray_address is not None,
-        tensor_parallel_size=layout.tensor_parallel_size,
-        window_tokens=window_tokens,
-        window_key=window_key,
-        learner_bytes=_learner_bytes(config),
-    )
-
-
-def _learner_bytes(config: TrainConfig) -> int:
-    """Bytes the learner holds of a parameter: float32 master, gradient and two Adam moments, and
-    the frozen reference; under adapters, which are small, the frozen weight alone.
-    """
-    frozen = 4 if config.learner.compute_dtype is ComputeDtype.float32 else 2
-    if config.lora.rank:
-        return frozen
-    return 16 if config.algorithm.kl is Kl.none else 16 + frozen
-
-
-def reward_columns(
-    config: TrainConfig, tokenizer: Tokenizer, *, folder: Path | None
-) -> dict[str, tuple[str, ...]]:
-    """Return the data columns that the reward functions ask for, by data set; raises RewardError.
-
-    `folder` is the run directory. The reward process ends before data is read: that forks.
-    """
-    with RewardTrial(config.reward, decode=tokenizer.decoder(), folder=folder) as trial:
-        names = [*training_sets(config.data), *config.evaluation.sets]
-        return {name: trial.columns_of(name) for name in names}
-
-
-def build_rewards(
-    config: TrainConfig,
-    tokenizer: Tokenizer,
-    examples: Sequence[Prompt],
-    *,
-    folder: Path | None,
-    tell: Callable[[str], None],
-) -> RewardPool:
-    """Return the pool, after a call of every function on each example; raises RewardError.
-
-    `examples` are prompts, one of each data set; `folder` is the run directory; `tell` gets what a
-    person should know of the functions.
-    """
-    decode = tokenizer.decoder()
-    with RewardTrial(config.reward, decode=decode, folder=folder) as trial:
-        for note in check_reward(config.reward, trial, examples):
-            tell(note)
-    return RewardPool(config.reward, decode=decode, folder=folder)
 
 
 def _tracker(

@@ -1,4 +1,4 @@
-"""From a checked configuration to the workers and what they are built from."""
+"""From a checked configuration to the workers, and whether the machine suffices for them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig
+from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.errors import RunError
 from april_rl.evaluation.settings import longest_response
 from april_rl.runtime.layout import Layout
+from april_rl.runtime.preflight import ModelFacts, check_start
 from april_rl.runtime.supervision.watchdog import Watchdog
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.runtime.workers import Workers
-from april_rl.scheduling import num_slots
 
 
 class EngineSizes(NamedTuple):
@@ -36,6 +38,23 @@ def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[in
     if 0 < given < longest:
         raise RunError(f"engine.max_model_len must be 0 or >= {key} = {longest}, got {given}")
     return (given, "engine.max_model_len") if given else (longest, key)
+
+
+def check_machine(config: TrainConfig, layout: Layout, *, is_training: bool = True) -> ModelFacts:
+    """Return what is known of the model, when it and the machine can do what is asked; without
+    training there is no learner. Raises RunError.
+    """
+    window_tokens, window_key = context_length(config, is_training=is_training)
+    return check_start(
+        model_path=config.model.path,
+        device=layout.device,
+        num_workers=layout.num_workers,
+        is_cluster=config.runtime.ray_address is not None,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        window_tokens=window_tokens,
+        window_key=window_key,
+        learner_bytes=_learner_bytes(config) if is_training else 0,
+    )
 
 
 def training_sizes(config: TrainConfig, layout: Layout) -> EngineSizes:
@@ -80,3 +99,13 @@ def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) ->
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
     )
+
+
+def _learner_bytes(config: TrainConfig) -> int:
+    """Bytes the learner holds of a parameter: float32 master, gradient and two Adam moments, and
+    the frozen reference; under adapters, which are small, the frozen weight alone.
+    """
+    frozen = 4 if config.learner.compute_dtype is ComputeDtype.float32 else 2
+    if config.lora.rank:
+        return frozen
+    return 16 if config.algorithm.kl is Kl.none else 16 + frozen

@@ -1,15 +1,28 @@
-"""Whatever the user's code raises, as one line for the user."""
+"""Functions that a setting names as `module:function`, and whatever the user's code raises."""
 
 from __future__ import annotations
 
 import importlib
 import resource
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 GIB = 1 << 30
+
+
+def import_function(function: str) -> Callable[..., Any]:
+    """Import the function that `module:function` names.
+
+    Raise TypeError when the module has no such function, and whatever its import raises.
+    """
+    module, _, name = function.partition(":")
+    found = vars(importlib.import_module(module)).get(name)
+    if not callable(found):
+        raise TypeError(f"module {module} has no function {name!r}")
+    return cast(Callable[..., Any], found)
 
 
 class Caught:
@@ -43,7 +56,7 @@ def memory_gib() -> float:
 
 def _limit(error: BaseException) -> str:
     """What to say of this process's memory when it was too little; else empty."""
-    if not isinstance(error, MemoryError):
+    if not isinstance(error, MemoryError) or memory_gib() < 0:  # negative: there is no limit
         return ""
     return f"; reward.memory_gib = {memory_gib():g}"
 

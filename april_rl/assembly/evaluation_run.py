@@ -6,20 +6,20 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from april_rl.assembly import build_rewards, reward_columns
+from april_rl.assembly.evaluation import build_evaluator, held_out_sets
+from april_rl.assembly.rewards import build_rewards, reward_columns
+from april_rl.assembly.workers import EngineSizes, build_workers, check_machine, context_length
 from april_rl.config import TrainConfig
 from april_rl.data.sets import PromptSets
 from april_rl.data.tokenizer import load_tokenizer
 from april_rl.errors import RunError
-from april_rl.evaluating import Evaluated, build_evaluator, evaluate, held_out_sets
+from april_rl.evaluation.evaluate import Evaluated, evaluate
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
 from april_rl.interrupts import Interrupts
-from april_rl.launching import EngineSizes, build_workers, context_length
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.layout import Layout, settled
-from april_rl.runtime.preflight import check_start
 from april_rl.tracking.samples_file import write_evaluation
 from april_rl.tracking.terminal import Phase
 from april_rl.tracking.tracker import open_view
@@ -38,7 +38,7 @@ class EvaluationRun:
         """
         stack.callback(stop_ray)
         config, layout = settled(config)
-        _check_machine(config, layout)
+        check_machine(config, layout, is_training=False)
         _make(folder)
         self._config, self._folder, self._interrupts = config, folder, interrupts
         num_sets = len(config.evaluation.sets)
@@ -99,20 +99,6 @@ class EvaluationRun:
     def _progress(self, phase: Phase, done: int) -> None:
         self._interrupts.check()
         phase.advance(done)
-
-
-def _check_machine(config: TrainConfig, layout: Layout) -> None:
-    window_tokens, window_key = context_length(config, is_training=False)
-    check_start(
-        model_path=config.model.path,
-        device=layout.device,
-        num_workers=layout.num_workers,
-        is_cluster=config.runtime.ray_address is not None,
-        tensor_parallel_size=layout.tensor_parallel_size,
-        window_tokens=window_tokens,
-        window_key=window_key,
-        learner_bytes=0,  # there is none
-    )
 
 
 def _num_seqs(config: TrainConfig, layout: Layout, sets: dict[str, HeldOut]) -> int:

@@ -1,0 +1,1 @@
+"""From a checked configuration to the parts of a run, one file for each part."""
