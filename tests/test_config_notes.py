@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from test_config import load
 
+from april_rl.config.engine import EngineConfig
 from april_rl.config.notes import inert_settings
+from april_rl.config.schema import LearnerConfig, RuntimeConfig
 
 
 def notes(*overrides: str, device: str = "cpu") -> list[str]:
@@ -57,9 +61,46 @@ def test_the_flagships_overlong_buffer_begins_at_the_expected_maximum() -> None:
     assert list(inert_settings(config, device="cuda")) == []
 
 
-def test_sleep_is_told_to_have_no_effect_on_cpu() -> None:
-    always = ("engine.sleep=always", "trainer.num_minibatches=2")
-    (line,) = notes(*always)
-    assert line == "engine.sleep=always has no effect on CPU, where no engine sleeps; remove it"
-    assert notes(*always, device="cuda") == []
+# Keys of the sections that know about devices: what one device ignores, and what both read.
+# engine.cuda_graphs=false is what happens on CPU anyway, so that nothing is said of it.
+IGNORED_ON_CPU = {"engine.sleep", "engine.gpu_memory_utilization", "learner.offload"}
+IGNORED_ON_GPU = {"engine.kv_cache_gib", "runtime.threads"}
+READ_ON_BOTH = {
+    *("engine.dtype", "engine.max_model_len", "engine.max_num_seqs", "engine.max_batched_tokens"),
+    *("engine.tensor_parallel_size", "engine.cuda_graphs", "engine.prefix_caching"),
+    *("engine.kv_cache_dtype", "engine.kv_cache_headroom", "engine.async_scheduling"),
+    *("engine.speculation", "engine.speculative_tokens", "learner.compute_dtype"),
+    *("learner.max_tokens", "learner.age_decay", "learner.age_weight", "learner.max_mismatch"),
+    *("learner.activation_checkpointing", "learner.shard_size", "runtime.device"),
+    *("runtime.num_workers", "runtime.ray_address", "runtime.stall_timeout_s"),
+    *("runtime.call_timeout_s", "runtime.max_restarts"),
+}
+
+
+def test_of_every_setting_it_is_known_which_devices_read_it() -> None:
+    """A new one has to be put in its place: one that a device ignores is told at the start."""
+    sections = (EngineConfig, LearnerConfig, RuntimeConfig)
+    names = (section.__name__.removesuffix("Config").lower() for section in sections)
+    keys = {f"{n}.{f.name}" for n, s in zip(names, sections, strict=True) for f in fields(s)}
+    assert keys == IGNORED_ON_CPU | IGNORED_ON_GPU | READ_ON_BOTH
+
+
+@pytest.mark.parametrize(
+    ("override", "ignoring", "why"),
+    [
+        ("engine.sleep=always", "cpu", "no effect on CPU, where no engine sleeps; remove it"),
+        ("engine.gpu_memory_utilization=0.3", "cpu", "where engine.kv_cache_gib is the size"),
+        ("learner.offload=optimizer", "cpu", "the learner is in the host's memory already"),
+        ("engine.kv_cache_gib=2", "cuda", "what engine.gpu_memory_utilization leaves"),
+        ("runtime.threads=2", "cuda", "for workers that compute on CPU"),
+    ],
+)
+def test_a_setting_that_the_device_ignores_is_told(override: str, ignoring: str, why: str) -> None:
+    for device in ("cpu", "cuda"):
+        lines = notes(override, "trainer.num_minibatches=2", device=device)
+        assert len(lines) == (device == ignoring), device
+        assert all(line.startswith(f"{override} has no effect") and why in line for line in lines)
+
+
+def test_an_engine_that_never_sleeps_is_what_a_cpu_has() -> None:
     assert notes("engine.sleep=never", "trainer.num_minibatches=2") == []

@@ -34,8 +34,10 @@ def task(tmp_path_factory) -> Path:
 def finished(task, tmp_path_factory) -> Path:
     """The directory of a run over-sampled, so that groups are parked and resumed."""
     run_dir = tmp_path_factory.mktemp("finished") / "run"
-    done = run(command(task, run_dir, "tracking.wandb=offline"), run_dir.parent)
+    settings = ("tracking.wandb=offline", "learner.offload=all")
+    done = run(command(task, run_dir, *settings), run_dir.parent)
     assert done.returncode == 0, done.stderr[-3000:]
+    (run_dir.parent / "stdout").write_text(done.stdout)
     return run_dir
 
 
@@ -70,6 +72,11 @@ def test_a_run_leaves_true_metrics_and_a_checkpoint_that_loads(task, finished):
     moved = zip(model.parameters(), start.parameters(), strict=True)
     assert any((a != b).any() for a, b in moved)
     assert list(finished.glob("wandb/offline-run-*"))
+
+
+def test_a_run_says_which_of_its_settings_the_device_ignores(finished):
+    """As they were given. Fails when they are looked at after they have been settled."""
+    assert "learner.offload=all has no effect on CPU" in (finished.parent / "stdout").read_text()
 
 
 def test_the_checkpoint_of_a_run_can_be_looked_into(finished, capsys):

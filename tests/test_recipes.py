@@ -17,6 +17,7 @@ from test_config import load
 
 from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig, config_dir, register
+from april_rl.config.choices import Device
 from april_rl.config.notes import inert_settings
 from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
@@ -125,6 +126,14 @@ def test_a_recipe_evaluates_and_asks_for_an_answer_in_one_form(name: str) -> Non
         asked.append(config.data.instruction if own is None else own)
     wanted = "Answer: $Answer" if is_dapo else r"\boxed{}"
     assert all(wanted in instruction for instruction in asked)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_sets_nothing_that_its_own_device_ignores(name: str) -> None:
+    config = load(f"+recipe={name}")
+    device = "cpu" if config.runtime.device is Device.cpu else "cuda"
+    lines = list(inert_settings(config, device=device))
+    assert [line for line in lines if "has no effect on" in line] == []
 
 
 @pytest.mark.parametrize(

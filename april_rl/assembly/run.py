@@ -69,12 +69,12 @@ def assemble(
     only then processes. Raises RunError with one message.
     """
     stack.callback(stop_ray)
-    config, layout = settled(config)
+    requested, (config, layout) = config, settled(config)
     facts = check_machine(config, layout)
     packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
     tracker = stack.enter_context(_tracker(config, run_dir, layout.shown_in(plain), resumed))
     tracker.message(str(layout))
-    for line in inert_settings(config, device=layout.device):
+    for line in inert_settings(requested, device=layout.device):
         tracker.message(line)
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("loading the reward"):

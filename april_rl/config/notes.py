@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from april_rl.config.choices import LOSS_SETTINGS, Ratio, Sleep
+from april_rl.config.choices import LOSS_SETTINGS, Offload, Ratio, Sleep
+from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import TrainConfig
 
 
@@ -23,5 +24,34 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
             "of a batch compares the policy with itself. Set trainer.num_minibatches above 1, or "
             "algorithm.ratio=behaviour with algorithm.correction=none, if they shall act"
         )
-    if config.engine.sleep is Sleep.always and device == "cpu":
+    yield from _ignored_on_cpu(config) if device == "cpu" else _ignored_on_gpu(config)
+
+
+def _ignored_on_cpu(config: TrainConfig) -> Iterator[str]:
+    engine, offload = config.engine, config.learner.offload
+    if engine.sleep is Sleep.always:
         yield "engine.sleep=always has no effect on CPU, where no engine sleeps; remove it"
+    if engine.gpu_memory_utilization != EngineConfig().gpu_memory_utilization:
+        yield (
+            f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect on "
+            "CPU, where engine.kv_cache_gib is the size of the KV cache; remove it"
+        )
+    if offload is not Offload.none:
+        yield (
+            f"learner.offload={offload.value} has no effect on CPU, where the learner is in the "
+            "host's memory already; remove it"
+        )
+
+
+def _ignored_on_gpu(config: TrainConfig) -> Iterator[str]:
+    cache_gib, threads = config.engine.kv_cache_gib, config.runtime.threads
+    if cache_gib != EngineConfig().kv_cache_gib:
+        yield (
+            f"engine.kv_cache_gib={cache_gib:g} has no effect on a GPU, where the KV cache is what "
+            "engine.gpu_memory_utilization leaves beside the weights; remove it"
+        )
+    if threads:
+        yield (
+            f"runtime.threads={threads} has no effect on a GPU: it is for workers that compute on "
+            "CPU; remove it"
+        )

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Device, KvCacheDtype, Offload, WandbMode
+from april_rl.config.choices import Device, KvCacheDtype, Offload, Sleep, WandbMode
+from april_rl.config.engine import EngineConfig
 from april_rl.config.task import (
     DataConfig,
     EvaluationConfig,
@@ -67,6 +68,8 @@ def small_run(
             max_model_len=0,
             max_num_seqs=0,
             kv_cache_gib=0.5,
+            gpu_memory_utilization=EngineConfig().gpu_memory_utilization,  # of a GPU
+            sleep=Sleep.auto,
             tensor_parallel_size=1,
             kv_cache_dtype=KvCacheDtype.auto,
         ),
