@@ -1,4 +1,4 @@
-# make setup | train | test | check | format | bench | build
+# make setup | train | test | soak | check | format | bench | build
 #   make train RECIPE=tiny_cpu ARGS="trainer.num_steps=20 optimizer.lr=2e-4"
 #   DEVICE=cpu|cuda|rocm overrides what the machine seems to have; RECIPE is tiny_cpu or tiny_gpu by it.
 SHELL := /bin/bash
@@ -20,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(DEVICE)
 
-.PHONY: setup train test check format bench build clean
+.PHONY: setup train test soak check format bench build clean
 
 setup: $(STAMP)
 
@@ -32,9 +32,12 @@ train: $(STAMP)
 	@$(BIN)/python -m april_rl.train +recipe=$(RECIPE) $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
-	@$(BIN)/python -m pytest -m "slow and not alone" -n 2 --dist loadfile $(ARGS)
-	@$(BIN)/python -m pytest -m "alone" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not soak" -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not alone and not soak" -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m "alone and not soak" $(ARGS)
+
+soak: $(STAMP)
+	@$(BIN)/python -m pytest -m soak --durations=0 $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tiny_models import write_tiny_qwen3
+
+LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
 
 
 def write_task(folder: Path) -> Path:
@@ -57,21 +60,34 @@ def command(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
     return [*base[:-1], *chosen, *overrides]
 
 
-def environment() -> dict[str, str]:
-    """So that reward functions of the tests are found."""
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
+def environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment, in which reward functions of the tests are found, with
+    `variables`.
+    """
+    found = {"PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **found, **variables}
 
 
-def run_all(programs: list[list[str]], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
-    """The ended programs, which ran side by side: much of a start keeps one core busy."""
+def run_all(
+    programs: list[list[str]], cwd: Path, **variables: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run programs side by side, for much of a start keeps one core busy; return them ended."""
     with ThreadPoolExecutor(len(programs)) as threads:
-        return list(threads.map(lambda args: run(args, cwd), programs))
+        return list(threads.map(lambda args: run(args, cwd, **variables), programs))
 
 
-def run(args: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The ended program."""
+def run(
+    args: list[str], cwd: Path, *, timeout_s: float = 480, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in `cwd`, with `variables` in its environment, and return it ended."""
     return subprocess.run(
-        args, capture_output=True, text=True, env=environment(), cwd=cwd, timeout=480, check=False
+        args,
+        capture_output=True,
+        text=True,
+        env=environment(**variables),
+        cwd=cwd,
+        timeout=timeout_s,
+        check=False,
     )
 
 
@@ -88,13 +104,25 @@ def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) ->
         program.kill()
 
 
-def run_with(
-    act: Callable[[], None], args: list[str], cwd: Path
-) -> subprocess.CompletedProcess[str]:
-    """The ended program, after `act` was called every few milliseconds while it ran."""
-    with ThreadPoolExecutor(1) as threads:
-        ended = threads.submit(run, args, cwd)
-        while not ended.done():
-            act()
-            time.sleep(0.02)
-        return ended.result()
+def rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl, without one that is being written."""
+    *lines, _ = (run_dir / "metrics.jsonl").read_text().split("\n")
+    return [json.loads(line) for line in lines]
+
+
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the rows that have trained."""
+    return [row for row in rows_of(run_dir) if "time/step_s" in row]
+
+
+def groups_of(run_dir: Path) -> list[list[dict[str, Any]]]:
+    """Return the trained samples that a run has written, by group."""
+    lines = [
+        line
+        for path in sorted(run_dir.glob("samples/step_*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    by_group: dict[int, list[dict[str, Any]]] = {}
+    for sample in map(json.loads, lines):
+        by_group.setdefault(sample["prompt_id"], []).append(sample)
+    return list(by_group.values())

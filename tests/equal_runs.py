@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+
+from command_line import rows_of
 
 # What is measured with a clock, and alone may differ: durations and rates, the load of the engines,
 # which is averaged over the time they worked, and the step in which a checkpoint is found written.
@@ -23,24 +24,24 @@ SETTINGS = (
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of metrics.jsonl without what a clock measured."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [{k: v for k, v in row.items() if not TIMED.search(k)} for row in rows]
+    """Return the rows of metrics.jsonl without what a clock measured."""
+    return [{k: v for k, v in row.items() if not TIMED.search(k)} for row in rows_of(run_dir)]
 
 
 def files_of(run_dir: Path) -> dict[str, bytes]:
-    """Every trained sample, what was left over with its log-probabilities, and the weights."""
+    """Return every trained sample, what was left over with its log-probabilities, and the weights
+    of every export.
+    """
     paths = [*run_dir.glob("samples/*.jsonl"), *run_dir.glob("exports/*/*.safetensors")]
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in paths}
 
 
-def check_equal(first: Path, second: Path) -> list[dict[str, float]]:
+def check_equal(first: Path, second: Path, *, num_exports: int = 1) -> list[dict[str, float]]:
     """Check that two runs with SETTINGS left the same, and return the rows of their metrics."""
     rows, again = metrics_of(first), metrics_of(second)
     assert rows == again
     found, others = files_of(first), files_of(second)
-    assert len(found) == 5 + 2 + 1 + 1, (
+    assert len(found) == 5 + 2 + 1 + num_exports, (
         "five steps, two evaluations, what was left over, the weights"
     )
     assert [path for path in found.keys() | others if found.get(path) != others.get(path)] == []

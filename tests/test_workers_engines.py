@@ -1,9 +1,7 @@
-"""Engines of several workers: ticks of ranks that belong together, and whole runs with them."""
+"""Engines of several workers: ticks of ranks that belong together; test_runs.py has whole runs."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +9,6 @@ from typing import Any
 
 import pytest
 import ray
-import yaml
-from command_line import command, run_all, write_task
-from equal_runs import SETTINGS, check_equal
-from safetensors.torch import load_file
 
 from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import start_ray
@@ -26,15 +20,6 @@ from april_rl.types import Completion, Request, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 NUM_RANKS, SIZE = 4, 2  # two engines of two workers
-# Whole runs of two workers: the settings of each. The first two are the same.
-DATA_PARALLEL = ("engine.tensor_parallel_size=1", *SETTINGS)
-TENSOR_PARALLEL = (
-    "engine.tensor_parallel_size=2",
-    "trainer.num_steps=5",
-    "algorithm.dynamic_sampling=true",
-    "evaluation.every=100",
-)
-RUNS = {"first": DATA_PARALLEL, "second": DATA_PARALLEL, "together": TENSOR_PARALLEL}
 
 
 @ray.remote
@@ -161,63 +146,3 @@ def test_an_engine_with_other_weights_than_the_controller_believes_ends_the_run(
     engines.launch(0, of_prompt(0, 0, 1), slots=4, max_steps=2)
     with pytest.raises(WeightVersionError, match="engine 0 samples with policy version 0"):
         engines.wait(60.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoWorkers:
-    """Ended runs of two workers by their name in RUNS, and what they left."""
-
-    folder: Path
-    done: dict[str, subprocess.CompletedProcess[str]]
-    shared_memory: set[Path]
-
-
-@pytest.fixture(scope="module")
-def two_workers(tmp_path_factory) -> TwoWorkers:
-    """Side by side: none may take what the others have of sockets and shared memory, and each
-    disturbs the others' clocks.
-    """
-    folder = tmp_path_factory.mktemp("two_workers")
-    task = write_task(folder)
-    before = set(Path("/dev/shm").iterdir())
-    always = ("runtime.num_workers=2", "rollout.resume=keep", "evaluation.max_prompts=2")
-    programs = [command(task, folder / name, *always, *settings) for name, settings in RUNS.items()]
-    done = dict(zip(RUNS, run_all(programs, folder), strict=True))
-    left = set(Path("/dev/shm").iterdir()) - before
-    return TwoWorkers(folder=folder, done=done, shared_memory=left)
-
-
-@pytest.mark.parametrize(
-    ("name", "engines"), [("first", "2 engines"), ("together", "1 engine of 2 workers")]
-)
-def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, engines):
-    """Every tick compares the ranks of an engine. Parked samples go on with their KV cache, which
-    the ranks have to keep alike; names of shared memory would keep the next run from starting.
-    """
-    done = two_workers.done[name]
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"2 workers on cpu, {engines}" in done.stdout + done.stderr
-    run_dir = two_workers.folder / name
-    shown = yaml.safe_load((run_dir / "config.yaml").read_text())
-    assert shown["runtime"]["num_workers"] == 2
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if "rollout/time_s" in row]
-    assert len(rows) == 5
-    weights = load_file(two_workers.folder / "model" / "model.safetensors")
-    for row in rows:
-        assert row["sync/bytes"] == sum(tensor.nbytes for tensor in weights.values())
-        assert 0 < row["rollout/stop_s"] <= row["rollout/time_s"]
-        if row["rollout/generated_tokens_per_s"]:
-            assert row["mismatch/logprob_abs_mean"] <= 0.02
-    assert sum(row["rollout/kept_samples"] for row in rows) > 0
-    # Test files run two at a time: no other file may make names of these two kinds.
-    left = {path.name for path in two_workers.shared_memory}
-    assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
-
-
-def test_two_engines_with_equal_settings_give_equal_samples_metrics_and_weights(two_workers):
-    """As one worker does in test_determinism.py. Fails when scores are consumed as they come, or
-    the tick that ends first is taken first.
-    """
-    assert two_workers.done["second"].returncode == 0, two_workers.done["second"].stderr[-3000:]
-    check_equal(two_workers.folder / "first", two_workers.folder / "second")

@@ -1,0 +1,22 @@
+"""`python -m april_rl checkpoint`: what it refuses; test_runs.py has what it shows of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from april_rl.commands import checkpoint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["show", "nowhere"], 1, "nowhere has no folder checkpoints"),
+        (["show"], 2, "one PATH"),
+        (["burn", "nowhere"], 2, "give one of show"),
+        (["prune", "nowhere", "keep_last=0"], 2, "keep_last must be a number >= 1, got 0"),
+    ],
+)
+def test_a_checkpoint_command_that_makes_no_sense_is_refused(arguments, status, message, capsys):
+    """Fails when a traceback answers."""
+    assert checkpoint.main(arguments) == status
+    assert message in capsys.readouterr().err

@@ -1,0 +1,155 @@
+"""Runs that are disturbed from outside while their steps are under way: what they do about it, how
+soon they end, with what message, and with no process left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+import yaml
+from command_line import LEDGER_STATES, command, environment, rows_of, steps_of, write_task
+
+from april_rl.commands import checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
+
+
+class EndlessRun(NamedTuple):
+    """A run in a process group of its own."""
+
+    process: subprocess.Popen[str]
+    run_dir: Path
+    output: Path
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def worker(self) -> psutil.Process:
+        return next(p for p in self.descendants() if "ray::Worker" in "".join(p.cmdline()))
+
+    def rows(self) -> list[dict[str, float]]:
+        return rows_of(self.run_dir) if (self.run_dir / "metrics.jsonl").exists() else []
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 240
+        while not condition():
+            assert self.process.poll() is None, "the run ended by itself"
+            assert time.monotonic() < deadline, "the run did not get there"
+            time.sleep(0.05)
+
+    def end_by_killing_the_worker(self, sent: signal.Signals, *, what: str) -> float:
+        """Send `sent` to the worker, check what the run says and leaves; the seconds it took."""
+        children, worker = self.descendants(), self.worker()
+        started = time.monotonic()
+        worker.send_signal(sent)
+        _, errors = self.process.communicate(timeout=120)
+        took_s = time.monotonic() - started
+        _, alive = psutil.wait_procs(children, timeout=5)
+        report = self.run_dir / "stall_report.txt"
+        assert self.process.returncode == 1
+        for said in (f"worker 0 (pid {worker.pid}", what, str(report)):
+            assert said in errors
+        assert f"worker 0 (pid {worker.pid}" in report.read_text()
+        leftover = self.run_dir / "samples" / "leftover.jsonl"
+        assert leftover.read_text(), "parked samples are kept"
+        assert not alive, [p.cmdline() for p in alive]
+        return took_s
+
+
+@contextmanager
+def endless_run(task: Path, run_dir: Path, *overrides: str) -> Iterator[EndlessRun]:
+    """Start a run that is killed in the end, should it be there still."""
+    endless = ("trainer.num_steps=100000", "evaluation.every=100000", "tracking.wandb=offline")
+    output = run_dir.with_suffix(".out")
+    with (
+        output.open("w") as written,
+        subprocess.Popen(
+            command(task, run_dir, *endless, *overrides),
+            stdout=written,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            cwd=task,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            yield EndlessRun(process=process, run_dir=run_dir, output=output)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    return write_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.mark.alone
+def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
+    """SIGINT to the whole foreground group, as a terminal sends it, while steps are running. Fails
+    when what was generated is not in a checkpoint. The run trains with CISPO.
+    """
+    cispo = ("algorithm=cispo", "trainer.num_minibatches=2")
+    with endless_run(task, task / "run", *cispo) as run:
+        run.wait_until(lambda: len(run.rows()) >= 3)
+        children = run.descendants()
+        assert children
+        started = time.monotonic()
+        os.killpg(run.process.pid, signal.SIGINT)
+        run.process.communicate(timeout=60)
+        took_s = time.monotonic() - started
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert took_s < 60, "checkpoint.stop_deadline_s is 120, a tiny run needs some seconds"
+    assert [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    assert run.process.returncode == 130
+    assert checkpoint.main(["verify", str(run.run_dir)]) == 0
+    assert not (run.run_dir / "samples" / "leftover.jsonl").exists(), "it is all saved"
+    algorithm = yaml.safe_load((run.run_dir / "config.yaml").read_text())["algorithm"]
+    assert (algorithm["loss"], algorithm["clip_low"]) == ("cispo", 1.0)
+    assert all(row["loss/ratio_max"] > 1 for row in steps_of(run.run_dir))
+
+
+def test_a_run_that_loses_its_worker_goes_on_by_itself_as_often_as_it_may(task):
+    """Once here. Fails when a restart loses a step or makes one twice, or says nothing of it; when
+    the second loss does not end the run, its message is another than what happened, what is parked
+    is lost, or a process is left.
+    """
+    once = ("checkpoint.every_steps=1", "runtime.max_restarts=1")
+    with endless_run(task, task / "restarted", *once) as run:
+        run.wait_until((run.run_dir / "checkpoints" / "latest").exists)
+        run.worker().kill()
+        run.wait_until(lambda: sum("restart/count" in row for row in run.rows()) == 1)
+        number = len(run.rows())
+        run.wait_until(lambda: len(run.rows()) > number)
+        run.end_by_killing_the_worker(signal.SIGKILL, what="died")
+    assert "restart 1 of runtime.max_restarts=1" in run.output.read_text()
+    rows = run.rows()
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    assert [row["restart/count"] for row in rows if "restart/count" in row] == [1]
+    for row in rows[1:]:
+        assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
+        assert row["ledger/trained"] == 4 * row["step"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("sent", "what", "within_s"),
+    [(signal.SIGKILL, "died", 15), (signal.SIGSTOP, "was stopped", 25)],
+)
+def test_a_run_notices_a_lost_worker_in_seconds(task, sent, what, within_s):
+    """Fails when the run waits for its abort deadline. Of workers without an engine in
+    test_worker_failures.py.
+    """
+    with endless_run(task, task / what.replace(" ", "_"), "runtime.max_restarts=0") as run:
+        run.wait_until(lambda: len(run.rows()) >= 3)
+        assert run.end_by_killing_the_worker(sent, what=what) < within_s

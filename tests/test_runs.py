@@ -1,0 +1,240 @@
+"""Whole runs through `python -m april_rl.train`: real Ray, vLLM, FSDP2 and reward processes. Each
+setting shows in what only it leaves behind; test_runs_soak.py combines all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from command_line import LEDGER_STATES, command, groups_of, rows_of, run, steps_of
+from equal_runs import check_equal
+from safetensors.torch import load_file
+from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
+
+from april_rl.checkpointing.manifest import read_manifest
+from april_rl.commands import checkpoint
+from april_rl.tracking.keys import missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
+BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # of DAPO's overlong punishment
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory) -> TwoWorkers:
+    return run_two_workers(tmp_path_factory.mktemp("two_workers"))
+
+
+@pytest.fixture(scope="module")
+def first(two_workers) -> Path:
+    return two_workers.dir_of("first")
+
+
+@pytest.fixture(scope="module")
+def together(two_workers) -> Path:
+    return two_workers.dir_of("together")
+
+
+@pytest.mark.parametrize(("name", "num_steps"), [("first", 5), ("together", 8)])
+def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_steps):
+    """Every tick compares the ranks of an engine. Names of shared memory would keep the next run
+    from starting.
+    """
+    run_dir, done = two_workers.dir_of(name), two_workers.done[name]
+    assert f"2 workers on cpu, {ENGINES[name]}" in done.stdout + done.stderr
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["runtime"]["num_workers"] == 2
+    rows = steps_of(run_dir)
+    assert len(rows) == num_steps
+    weights = load_file(two_workers.folder / "model" / "model.safetensors")
+    for row in rows:
+        assert row["sync/bytes"] == sum(tensor.nbytes for tensor in weights.values())
+        assert 0 < row["rollout/stop_s"] <= row["rollout/time_s"]
+        assert row.get("mismatch/logprob_abs_mean", 0) <= 0.02
+    assert sum("mismatch/logprob_abs_mean" in row for row in rows) > 1
+    # Test files run two at a time: no other file may make names of these two kinds.
+    left = two_workers.shared_memory
+    assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
+
+
+def test_parked_samples_go_on_with_their_kv_cache_or_without(first, together):
+    """Fails when `rollout.resume` is not heard, or the ranks of an engine do not keep alike."""
+    for run_dir, keeps in ((first, False), (together, True)):
+        steps = steps_of(run_dir)
+        assert sum(row["rollout/resumed_samples"] for row in steps) > 0
+        assert (sum(row["rollout/kept_samples"] for row in steps) > 0) == keeps
+
+
+def test_equal_settings_give_equal_samples_metrics_and_weights_also_after_a_kill(
+    two_workers, first
+):
+    """To the last bit, though every score comes at a moment of its own. Fails when scores are
+    consumed as they come, or the tick that ends first is taken first: another tick then decides
+    which groups are ready. Fails when a checkpoint lacks a moment, the schedule, a parked token, a
+    score, the place in the prompt stream or the expected length, or when rows of metrics are lost
+    or there twice.
+    """
+    second = two_workers.dir_of("second")
+    lines = two_workers.done["second"].stdout.splitlines()
+    assert any(line.startswith("resumed from ") for line in lines)
+    check_equal(first, second, num_exports=3)
+
+
+def test_a_run_leaves_true_metrics_and_exports(first):
+    """Fails when a stage reports nothing, or a policy is not exported when it is due."""
+    rows = rows_of(first)
+    steps = [row for row in rows if row["step"] > 0]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert missing(steps[-1]) == []
+    for row in steps:
+        assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
+        assert row["ledger/in_flight"] == 0
+        assert row["ledger/trained"] == 4 * row["step"]
+        ages = [row[key] for key in row if key.startswith("staleness/token_frac_age_")]
+        assert sum(ages) == pytest.approx(1.0)
+        assert sum(ages[1:]) == pytest.approx(row["staleness/off_policy_token_frac"])
+    assert max(row["staleness/age_max"] for row in steps) >= 1, "nothing was resumed"
+    assert {path.name for path in (first / "exports").iterdir()} == {"step_2", "step_4", "step_5"}
+    assert list(first.glob("wandb/offline-run-*"))
+
+
+def test_a_run_says_which_of_its_settings_the_device_ignores(two_workers):
+    """As they were given. Fails when they are looked at after they have been settled."""
+    assert "learner.offload=all has no effect on CPU" in two_workers.done["first"].stdout
+
+
+def test_the_checkpoint_of_a_run_can_be_looked_into(first, capsys):
+    """Fails when figures of the ledger, the parked groups or the files are not those of the run."""
+    last, row = first / "checkpoints" / "step_5", rows_of(first)[-1]
+    live = read_manifest(last).about["ledger"]["live"]
+    assert checkpoint.main(["list", str(first)]) == 0
+    assert f"{last}  " in capsys.readouterr().out.splitlines()[-1]
+    assert checkpoint.main(["show", str(first)]) == 0
+    shown = capsys.readouterr().out
+    assert "step 5 of 5" in shown
+    assert f"ledger     {row['ledger/opened']:.0f} opened" in shown
+    for state in ("parked", "ready"):
+        assert f"{state:11}{len(live[state])} groups with " in shown
+    assert checkpoint.main(["verify", str(last)]) == 0
+    assert "files are as they were written" in capsys.readouterr().out
+    assert checkpoint.main(["prune", str(first), "keep_last=1"]) == 0
+    assert [path.name for path in (first / "checkpoints").glob("step_*")] == ["step_5"]
+
+
+def test_a_controller_loads_no_engine_and_leaves_cuda_alone(first):
+    """The whole run long. Fails when anything of it imports vllm at any time."""
+    loaded = (first.parent / "loaded").read_text()
+    assert loaded == "torch True, vllm False, cuda False"
+
+
+def test_dapo_rejects_groups_without_signal_and_punishes_overlong_responses(first):
+    """Fails when rejected groups are trained, or advantages are of the bare rewards."""
+    assert sum(row["rollout/rejected_groups"] for row in steps_of(first)) > 0
+    groups = groups_of(first)
+    assert len(groups) == 4 * 5
+    punished = 0
+    for group in groups:
+        rewards = np.array([sample["reward"] for sample in group])
+        assert 0 < rewards.sum() < len(rewards)
+        over = np.array([sample["num_tokens"] for sample in group]) - (BUDGET - BUFFER)
+        shaped = rewards - PENALTY * np.clip(over / BUFFER, 0, 1)
+        punished += int((shaped != rewards).any())
+        expected = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-6)
+        found = [sample["advantage"] for sample in group]
+        assert found == pytest.approx(expected.tolist(), abs=1e-3)
+    assert punished > 0
+
+
+def test_a_reference_and_two_minibatches_show_in_the_loss(first):
+    """The first step starts at the reference: only its second minibatch can be away from it."""
+    steps = steps_of(first)
+    assert all("loss/reference_kl" in row for row in steps)
+    assert 0 < steps[0]["loss/reference_kl"] < steps[-1]["loss/reference_kl"]
+    assert all(row["loss/ratio_max"] > 1 for row in steps)
+
+
+def test_tokens_beyond_the_staleness_cap_are_masked(together):
+    """The cap is one step. Fails when a step waits for the scores that come after three, or when
+    such tokens are trained.
+    """
+    steps = steps_of(together)
+    assert max(row["staleness/age_max"] for row in steps) >= 3
+    for row in steps:
+        is_over = row["staleness/age_max"] > 1
+        assert is_over == (row["staleness/masked_tokens"] > 0) == (row["loss/age_weight_mean"] < 1)
+
+
+def test_gspo_clips_whole_responses_within_its_narrow_bounds(together):
+    """3e-4 below 1 and 4e-4 above. Fails when other bounds are in force: nothing is clipped."""
+    steps = steps_of(together)
+    assert np.mean([row["loss/clip_frac"] for row in steps]) > 0.01
+    assert all(row["loss/ratio_max"] > 1 for row in steps)
+
+
+def test_adapters_are_written_beside_the_weights_they_are_merged_into(two_workers, together):
+    """Fails when the whole model is trained, or what is exported is not the sum of both."""
+    exported = together / "exports" / "step_8"
+    adapters = load_file(exported / "adapter" / "adapter_model.safetensors")
+    merged, start = (
+        load_file(folder / "model.safetensors")
+        for folder in (exported, two_workers.folder / "model")
+    )
+    names = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in adapters}
+    assert len(adapters) == 2 * len(names) == 2 * 2 * 7  # two layers of seven matrices
+    for name, weight in merged.items():
+        expected = start[name].float()
+        layer = name.removesuffix(".weight")
+        if layer in names:
+            a, b = (adapters[f"base_model.model.{layer}.lora_{part}.weight"] for part in "AB")
+            assert b.abs().max() > 0
+            expected = expected + 32.0 / 4 * b @ a
+        torch.testing.assert_close(weight.float(), expected, atol=1e-4, rtol=2e-2)
+
+
+def test_a_learned_over_sampling_factor_moves_and_says_why(two_workers, together):
+    """It begins at 1. Fails when the run keeps a factor, or changes it without a word."""
+    factors = [row["rollout/over_sampling_factor"] for row in steps_of(together)]
+    assert factors[0] == 1
+    assert factors[-1] > 1
+    assert "rollout.over_sampling_factor" in two_workers.done["together"].stdout
+
+
+def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, first, tmp_path):
+    """Synchronous and one-shot, one after the other, each in a folder of its own. Fails when what a
+    run exports cannot be loaded by vLLM or the learner, or sources do not get their shares.
+    """
+    swept = command(
+        two_workers.folder,
+        tmp_path / "unused",
+        "hydra.sweep.dir=sweep",
+        "rollout.refill=false",
+        "rollout.over_sampling_factor=1,2",
+        "algorithm=dr_grpo",
+        "trainer.num_steps=3",
+        f"model.path={first / 'exports' / 'step_5'}",
+        "data.path=???",
+        f"+data.sources.sums={{path: {two_workers.folder / 'sums.jsonl'}, weight: 3}}",
+        f"+data.sources.asked={{path: {two_workers.folder / 'sums.jsonl'}, instruction: '?'}}",
+        "tracking.save_samples_every=1",
+    )
+    done = run([*swept, "--multirun"], tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    folders = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    assert [path.name for path in folders] == ["0_run", "1_run"]
+    for run_dir, factor in zip(folders, (1, 2), strict=True):
+        steps = steps_of(run_dir)
+        assert [row["step"] for row in steps] == [1, 2, 3]
+        assert [row["rollout/over_sampling_factor"] for row in steps] == [factor] * 3
+        assert steps[0]["mismatch/logprob_abs_mean"] <= 0.02
+        assert sum(row["source/sums/groups"] for row in steps) == 9
+        assert sum(row["source/asked/groups"] for row in steps) == 3
+        is_one_shot = factor == 2
+        left = sum(row["rollout/parked_groups"] + row["rollout/ready_groups"] for row in steps)
+        assert (left > 0) == is_one_shot
+        assert (max(row["staleness/age_max"] for row in steps) > 0) == is_one_shot
+        for group in groups_of(run_dir):  # Dr. GRPO divides by no standard deviation
+            rewards = np.array([sample["reward"] for sample in group])
+            found = [sample["advantage"] for sample in group]
+            assert found == pytest.approx((rewards - rewards.mean()).tolist())

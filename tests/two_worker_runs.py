@@ -1,0 +1,101 @@
+"""Three whole runs of two workers each, side by side, and what they left."""
+
+from __future__ import annotations
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from command_line import command, run, run_until_killed, write_task
+from equal_runs import SETTINGS
+
+TWO_WORKERS = ("runtime.num_workers=2", "evaluation.max_prompts=2")
+# Two engines, twice the same: DAPO with a reference and two optimizer steps a batch.
+DATA_PARALLEL = (
+    *TWO_WORKERS,
+    *SETTINGS,
+    "engine.tensor_parallel_size=1",
+    "algorithm=dapo",
+    "algorithm.kl=k3",
+    "algorithm.kl_coefficient=0.05",
+    "trainer.num_minibatches=2",
+    "learner.offload=all",
+    "checkpoint.every_steps=2",
+    "checkpoint.export_every_steps=2",
+    "tracking.wandb=offline",
+)
+# One engine of two workers: GSPO on adapters, with an over-sampling factor that is learned, a low
+# staleness cap, and a group whose scores come when the cap has passed.
+TENSOR_PARALLEL = (
+    *TWO_WORKERS,
+    "engine.tensor_parallel_size=2",
+    "rollout.resume=keep",
+    "algorithm=gspo",
+    "lora.rank=4",
+    "rollout.over_sampling_factor=auto",
+    "rollout.max_staleness=1",
+    "rollout.on_stale=mask",
+    "reward.function=reward_functions:even_length_but_late",
+    "reward.args={late: '0+0=', metrics: together/metrics.jsonl, num_rows: 4}",
+    "reward.num_processes=5",
+    "reward.hard_timeout_s=200",
+    "trainer.num_minibatches=2",
+    "trainer.num_steps=8",
+    "evaluation.every=100",
+)
+ENGINES = {"first": "2 engines", "second": "2 engines", "together": "1 engine of 2 workers"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoWorkers:
+    """Ended runs of two workers by their name, and what they left."""
+
+    folder: Path
+    done: dict[str, subprocess.CompletedProcess[str]]
+    shared_memory: set[str]  # names
+
+    def dir_of(self, name: str) -> Path:
+        """The run's directory; the run has ended well."""
+        assert self.done[name].returncode == 0, self.done[name].stderr[-3000:]
+        return self.folder / name
+
+
+def run_two_workers(folder: Path) -> TwoWorkers:
+    """Run them side by side: none may take what the others have of sockets and shared memory, and
+    each disturbs the others' clocks.
+
+    The first run's environment names a cluster elsewhere. The second is killed in its fourth step,
+    or soon after, and goes on from the second or fourth.
+    """
+    task, here = write_task(folder), Path(__file__).parent
+    variables = {
+        "RAY_ADDRESS": "127.0.0.1:1",
+        "LOADED_FILE": str(folder / "loaded"),
+        "PYTHONPATH": f"{here / 'at_exit'}:{here}",
+    }
+    before = set(Path("/dev/shm").iterdir())
+
+    def killed_and_resumed() -> subprocess.CompletedProcess[str]:
+        second = command(task, folder / "second", *DATA_PARALLEL)
+        run_until_killed(second, folder, lambda: has_row(folder / "second", step=3))
+        return run([*second, "resume=auto"], folder)
+
+    with ThreadPoolExecutor() as threads:
+        ended = {
+            "first": threads.submit(
+                run, command(task, folder / "first", *DATA_PARALLEL), folder, **variables
+            ),
+            "second": threads.submit(killed_and_resumed),
+            "together": threads.submit(
+                run, command(task, folder / "together", *TENSOR_PARALLEL), folder
+            ),
+        }
+        done = {name: future.result() for name, future in ended.items()}
+    left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+    return TwoWorkers(folder=folder, done=done, shared_memory=left)
+
+
+def has_row(run_dir: Path, *, step: int) -> bool:
+    path = run_dir / "metrics.jsonl"
+    return path.is_file() and f'{{"step": {step},' in path.read_text()
