@@ -28,9 +28,9 @@ from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.figures import reward_metrics
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
+from april_rl.simulator.engine_cost import engine_metrics
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase
-from april_rl.tuning.engine_cost import engine_metrics
 from april_rl.types import ScoredGroup
 
 

@@ -15,7 +15,7 @@ from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Batch, Packer
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.step import StepRules
 from april_rl.types import Group, Sample, SampleId, ScoredGroup
@@ -76,7 +76,12 @@ class Run:
     """A collector over fakes, and what came of every prompt."""
 
     def __init__(
-        self, setup: Setup, engines: Engines | None = None, *, prompts: FakePrompts | None = None
+        self,
+        setup: Setup,
+        engines: Engines | None = None,
+        *,
+        prompts: FakePrompts | None = None,
+        over_sampling: OverSampling | None = None,
     ) -> None:
         self.setup = setup
         self.fakes = FakeEngines(
@@ -114,7 +119,7 @@ class Run:
                     tick_steps=setup.tick_steps, max_response_tokens=setup.budget, seed=setup.seed
                 ),
             ),
-            over_sampling=FixedFactor(setup.alpha),
+            over_sampling=over_sampling or FixedFactor(setup.alpha),
             keep=self._keep,
         )
         self.groups = self.collector._groups

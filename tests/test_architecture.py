@@ -28,12 +28,12 @@ from source_tree import (
 )
 
 LAYERS = (  # the floors of the house, the ground first
-    {"errors"},
+    {"errors", "child_process"},
     {"types", "metrics", "config", "interrupts", "plugins"},
     {"ticks", "checkpointing"},
-    {"algorithm", "rollout", "batch"},
-    {"tuning", "tracking"},
+    {"algorithm", "rollout", "batch", "tracking"},
     {"simulator"},
+    {"tuning"},
     {"data", "rewards", "engine", "learner", "evaluation", "tiny"},
     {"runtime"},
     {"assembly"},

@@ -47,11 +47,10 @@ ALLOWED_WORDS = {
     ("done", "simulator/world.py"): "a simulated reward, not a sample",
     ("done", "tracking/terminal.py"): "progress of a phase",
     ("done", "trainer.py"): "progress of a phase",
-    ("done", "tuning/forecast.py"): "a forecast step, not a sample",
     ("surplus", "learner/checkpoint.py"): "parameters that a checkpoint has too many",
-    ("surplus", "tuning/forecast.py"): "ready groups, by number: to be renamed with the forecast",
     ("pool", "engine/parked.py"): "block_pool is vLLM's name",
     ("pool", "rewards/"): "a pool of processes",
+    ("pool", "tuning/process.py"): "a pool of one process",
     ("overlong", ""): "DAPO's overlong penalty",
     ("actor", "runtime/"): "Ray's word for a process that is called",
 }

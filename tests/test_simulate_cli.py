@@ -18,11 +18,11 @@ from april_rl.config import TrainConfig
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.simulator.april_paper import paper_cases, simulate_case
+from april_rl.simulator.engine_cost import EngineCost, engine_metrics
 from april_rl.simulator.length_distributions import Lognormal
 from april_rl.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.samples_file import SampleRecord, write_samples
-from april_rl.tuning.engine_cost import EngineCost, engine_metrics
 
 NUM_GROUPS, GROUP_SIZE, BUDGET = 8, 4, 600
 SCENARIO = Scenario(

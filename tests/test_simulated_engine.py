@@ -12,6 +12,7 @@ from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.step import StepRules
+from april_rl.simulator.engine_cost import EngineCost
 from april_rl.simulator.in_process import SerialEngines, SingleEngine
 from april_rl.simulator.length_distributions import (
     Law,
@@ -23,7 +24,6 @@ from april_rl.simulator.length_distributions import (
 from april_rl.simulator.simulated_engine import SimulatedEngine
 from april_rl.simulator.simulation import Scenario, simulate
 from april_rl.simulator.world import DelayedScorer, NumberedPrompts, VirtualClock
-from april_rl.tuning.engine_cost import EngineCost
 from april_rl.types import Request, SampleId
 
 COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5)

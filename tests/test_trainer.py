@@ -135,7 +135,7 @@ def run(
             workers=workers,
             engines=engines,
             collector=build_collector(
-                config, engines, scorer, prompts=prompts, kv_cache_tokens=10**6
+                config, engines, scorer, prompts=prompts, kv_cache_tokens=10**6, stack=stack
             ),
             packer=Packer(
                 num_ranks=1,

@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -34,11 +35,11 @@ from bench_table import show
 from rich.progress import track
 
 from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.engine_cost import EngineCost, fit_cost
 from april_rl.simulator.simulation import Scenario, simulate
 from april_rl.ticks import Tick
 from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor
-from april_rl.tuning.engine_cost import EngineCost, fit_cost
-from april_rl.tuning.forecast import Rules
+from april_rl.tuning.prediction import Comparison, Prediction, predict
 
 # The benchmark's model is the tests' random one.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -128,20 +129,25 @@ def warmup_steps(args: argparse.Namespace, mode: Mode) -> int:
 
 
 def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
-    """rollout.over_sampling_factor=auto."""
-    rules = Rules(
+    """rollout.over_sampling_factor=auto, which simulates between two steps: this is not timed."""
+    settings = Scenario(
+        cost=EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0),
+        law=LengthLaw.of(args),
         num_groups=args.num_groups,
         group_size=args.group_size,
-        refill=True,
-        max_staleness=args.max_staleness,
-        finish_stale=True,
+        max_response_tokens=args.max_response_tokens,
         tick_steps=args.tick_steps,
-        num_engines=1,
+        max_batched_tokens=MAX_BATCHED_TOKENS,
+        max_staleness=args.max_staleness,
+        keeps_parked=True,
     )
-    budgets = Budgets(
-        max_off_policy_frac=1.0, max_staleness=args.max_staleness, kv_cache_tokens=kv_cache_tokens
-    )
-    return AutoFactor(rules, budgets, max_response_tokens=args.max_response_tokens)
+
+    def at_once(comparison: Comparison) -> Future[list[Prediction]]:
+        (predictions := Future()).set_result(predict(comparison))
+        return predictions
+
+    budgets = Budgets(max_off_policy_frac=1.0, kv_cache_tokens=kv_cache_tokens)
+    return AutoFactor(settings, budgets, refill=True, submit=at_once)
 
 
 def rows_of(modes: Sequence[Mode], slices: Mapping[int, list[Slice]]) -> list[dict[str, Any]]:

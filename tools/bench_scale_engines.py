@@ -16,11 +16,11 @@ from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.step import StepRules
+from april_rl.simulator.engine_cost import EngineCost
 from april_rl.simulator.length_distributions import Lognormal, median_for, uniform
 from april_rl.simulator.simulated_engine import SimulatedEngine
 from april_rl.simulator.world import NumberedPrompts
 from april_rl.ticks import Completions, Tick
-from april_rl.tuning.engine_cost import EngineCost
 from april_rl.types import Completion, Request, Sample, Score
 
 _SPEEDS_DIFFER_BY = 0.02

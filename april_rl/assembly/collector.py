@@ -5,16 +5,20 @@ waits for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import OnStale
+from april_rl.config.choices import OnStale, Resume
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules, auto_tick_steps
 from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines, PromptSource, Scorer
 from april_rl.rollout.step import StepRules
+from april_rl.simulator.engine_cost import EngineCost
+from april_rl.simulator.length_distributions import Law, Lognormal
+from april_rl.simulator.simulation import Scenario
 from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor
-from april_rl.tuning.forecast import Rules
+from april_rl.tuning.process import SimulationProcess
 from april_rl.types import ScoredGroup
 
 # Rejected groups a step may see, as a multiple of the groups it needs, when the setting is 0.
@@ -44,8 +48,9 @@ def build_collector(
     *,
     prompts: PromptSource,
     kv_cache_tokens: int,
+    stack: ExitStack,
 ) -> Collector:
-    """The collector; `kv_cache_tokens` of all engines."""
+    """Build the collector; `kv_cache_tokens` of all engines, `stack` gets what ends its process."""
     rollout = config.rollout
     keep: Callable[[ScoredGroup], bool] = (
         (lambda scored: scored.has_signal)
@@ -74,30 +79,52 @@ def build_collector(
             deterministic=config.deterministic,
         ),
         over_sampling=_over_sampling(
-            config, num_engines=engines.num_engines, kv_cache_tokens=kv_cache_tokens
+            config,
+            num_engines=engines.num_engines,
+            kv_cache_tokens=kv_cache_tokens,
+            stack=stack,
         ),
         keep=keep,
     )
 
 
-def _over_sampling(config: TrainConfig, *, num_engines: int, kv_cache_tokens: int) -> OverSampling:
+def scenario_of(config: TrainConfig, *, num_engines: int, cost: EngineCost, law: Law) -> Scenario:
+    """Return the run as a scenario to simulate, with engines of such a cost and such lengths."""
+    rollout = config.rollout
+    return Scenario(
+        cost=cost,
+        law=law,
+        num_groups=config.trainer.num_groups,
+        group_size=rollout.group_size,
+        max_response_tokens=rollout.max_response_tokens,
+        num_engines=num_engines,
+        tick_steps=tick_steps(config, num_engines=num_engines),
+        max_batched_tokens=config.engine.max_batched_tokens,
+        max_staleness=rollout.max_staleness,
+        finish_stale=rollout.on_stale is OnStale.finish,
+        keeps_parked=rollout.resume is Resume.keep,
+        is_filtered=config.algorithm.dynamic_sampling,
+        seed=config.seed,
+    )
+
+
+def _over_sampling(
+    config: TrainConfig, *, num_engines: int, kv_cache_tokens: int, stack: ExitStack
+) -> OverSampling:
     rollout = config.rollout
     if not isinstance(rollout.over_sampling_factor, str):
         return FixedFactor(rollout.over_sampling_factor)
+    process = SimulationProcess()
+    stack.callback(process.close)
+    unknown = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
     return AutoFactor(
-        Rules(
-            num_groups=config.trainer.num_groups,
-            group_size=rollout.group_size,
-            refill=rollout.refill,
-            max_staleness=rollout.max_staleness,
-            finish_stale=rollout.on_stale is OnStale.finish,
-            tick_steps=tick_steps(config, num_engines=num_engines),
+        scenario_of(
+            config,
             num_engines=num_engines,
+            cost=unknown,
+            law=Lognormal(median_tokens=1.0, sigma=0.0),
         ),
-        Budgets(
-            max_off_policy_frac=rollout.max_off_policy_frac,
-            max_staleness=rollout.max_staleness,
-            kv_cache_tokens=kv_cache_tokens,
-        ),
-        max_response_tokens=rollout.max_response_tokens,
+        Budgets(max_off_policy_frac=rollout.max_off_policy_frac, kv_cache_tokens=kv_cache_tokens),
+        refill=rollout.refill,
+        submit=process.submit,
     )

@@ -109,7 +109,7 @@ def assemble(
         prompts=prompts,
         checkpointer=_checkpointer(config, run_dir, plain, workers=workers, tell=tracker.message),
         collector=build_collector(
-            config, engines, rewards, prompts=prompts, kv_cache_tokens=kv_cache_tokens
+            config, engines, rewards, prompts=prompts, kv_cache_tokens=kv_cache_tokens, stack=stack
         ),
         packer=packer,
         evaluator=build_evaluator(config, engines, rewards, num_slots=num_slots(config)),

@@ -168,33 +168,25 @@ def _preset(options: argparse.Namespace) -> Source:
 
 def _recorded(run_dir: Path) -> Source:
     """Lengths, rewards and cost of a run, and its configuration."""
-    from april_rl.assembly.collector import tick_steps
-    from april_rl.config.choices import OnStale
+    from april_rl.assembly.collector import scenario_of
     from april_rl.simulator.recorded_run import read_recorded_run
 
     recorded, config = read_recorded_run(run_dir), _config(run_dir / "config.yaml")
-    rollout = config.rollout
-    num_engines = int(config.runtime.num_workers) // config.engine.tensor_parallel_size
+    scenario = scenario_of(
+        config,
+        num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
+        cost=recorded.cost,
+        law=Recorded(groups=recorded.lengths),
+    )
     return Source(
-        scenario=Scenario(
-            cost=recorded.cost,
-            law=Recorded(groups=recorded.lengths),
-            num_groups=config.trainer.num_groups,
-            group_size=rollout.group_size,
-            max_response_tokens=rollout.max_response_tokens,
+        scenario=replace(
+            scenario,
             prompt_tokens=recorded.prompt_tokens,
-            num_engines=num_engines,
-            tick_steps=tick_steps(config, num_engines=num_engines),
-            max_batched_tokens=config.engine.max_batched_tokens,
-            max_staleness=rollout.max_staleness,
-            finish_stale=rollout.on_stale is OnStale.finish,
             keeps_parked=recorded.keeps_parked,
             no_signal_frac=min(recorded.no_signal_frac, 0.99),
-            is_filtered=config.algorithm.dynamic_sampling,
             rest_s=recorded.rest_s,
-            seed=config.seed,
         ),
-        refill=rollout.refill,
+        refill=config.rollout.refill,
         title=str(run_dir),
         kv_bytes_per_token=None,
     )

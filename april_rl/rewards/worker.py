@@ -4,15 +4,12 @@ checks what they return.
 
 from __future__ import annotations
 
-import fcntl
-import multiprocessing
-import os
 import pickle
 import resource
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from april_rl.child_process import die_with_controller
 from april_rl.plugins import Caught, memory_gib
 from april_rl.rewards.functions import RewardFunction
 from april_rl.rewards.jobs import Job, Responses, Verdict
@@ -45,26 +42,8 @@ def prepare_process(
     """
     global loaded
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    # Die at once: pebble's own handler waits until the interpreter leaves C code.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_controller()
     loaded = load(functions, context, decoder)
-
-
-def die_with_controller() -> None:
-    """Let the kernel kill this process when the controller ends, however either of them ends.
-
-    The controller holds the other end of a pipe, whose hang-up sends SIGKILL. A thread would not
-    do, since this process may be in C code for long, nor would PR_SET_PDEATHSIG, since the parent
-    is the fork server.
-    """
-    controller = multiprocessing.parent_process()
-    assert controller is not None, "this is for reward processes only"
-    fcntl.fcntl(controller.sentinel, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(controller.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(controller.sentinel, fcntl.F_SETFL, os.O_ASYNC)
-    if not controller.is_alive():
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def score(job: Job) -> list[list[Verdict]]:

@@ -101,6 +101,7 @@ class Collector:
         engines and scorer; then too, and after KeyboardInterrupt from `on_progress`, nothing but a
         stalled engine's tokens of this step is lost.
         """
+        change = self._over_sampling.begin_step()
         stats = StepStats(
             num_slots=self._num_slots, policy_version=policy_version, clock=self._clock
         )
@@ -113,7 +114,7 @@ class Collector:
                 step.abort_and_park(abort_timeout_s)
             raise
         step.abort_and_park(abort_timeout_s)
-        return self._end(stats)
+        return self._end(stats, change=change)
 
     @property
     def _num_slots(self) -> int:
@@ -139,7 +140,7 @@ class Collector:
             clock=self._clock,
         )
 
-    def _end(self, stats: StepStats) -> Collection:
+    def _end(self, stats: StepStats, *, change: str | None) -> Collection:
         """Take the groups that are trained, and what else there is to say of the step."""
         buffer, length_bias = self._groups.buffer, self._groups.length_bias
         groups = self._groups.take(self._rules.num_groups)
@@ -152,7 +153,7 @@ class Collector:
             limit=self._rules.max_rejected_groups,
             last_failure=self._groups.last_failure,
         )
-        change = self._over_sampling.observe(stats, groups)
+        self._over_sampling.observe(stats, num_groups=len(groups))
         return Collection(
             groups=groups,
             probes=buffer.fresh_samples(stats.policy_version, limit=_NUM_PROBES),
@@ -187,6 +188,7 @@ class Collector:
             "num_groups": self._rules.num_groups,
             "max_staleness": self._rules.max_staleness,
             "dispatch": {"expected_tokens": self._expected_length.tokens},
+            "over_sampling": self._over_sampling.save(),
             **self._groups.save(),
         }
 
@@ -198,6 +200,7 @@ class Collector:
             state, num_groups=self._rules.num_groups, max_staleness=self._rules.max_staleness
         )
         self._expected_length.tokens = state["dispatch"]["expected_tokens"]
+        self._over_sampling.restore(state["over_sampling"])
         self._groups.restore(
             state,
             max_response_tokens=self._rules.requests.max_response_tokens,

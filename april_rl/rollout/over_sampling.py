@@ -4,27 +4,46 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from april_rl.rollout.codec import Plain
 from april_rl.rollout.stats import StepStats
-from april_rl.types import ScoredGroup
 
 
 class OverSampling(Protocol):
-    """The over-sampling factor α of the next step."""
+    """The over-sampling factor α, step by step."""
 
     @property
     def factor(self) -> float:
         """Samples in flight ÷ samples a step needs, at least 1."""
 
-    def observe(self, stats: StepStats, groups: tuple[ScoredGroup, ...]) -> str | None:
-        """Learn from a step; why the factor changes, in one line, when it does."""
+    def begin_step(self) -> str | None:
+        """Settle the factor of the step that begins; returns why it changed, in one line."""
+
+    def observe(self, stats: StepStats, *, num_groups: int) -> None:
+        """Learn from a step that trains `num_groups`; returns at once."""
+
+    def save(self) -> Plain:
+        """Return what was learned as plain data, for JSON."""
+
+    def restore(self, state: Plain) -> None:
+        """Go on with what was learned; `state` may come from another kind of OverSampling."""
 
 
 class FixedFactor:
     """The same α for the whole run."""
 
     def __init__(self, factor: float) -> None:
-        """At least 1."""
+        """Take a factor of at least 1."""
         self.factor = factor
 
-    def observe(self, stats: StepStats, groups: tuple[ScoredGroup, ...]) -> None:
-        """Nothing is learned."""
+    def begin_step(self) -> None:
+        """Change nothing."""
+
+    def observe(self, stats: StepStats, *, num_groups: int) -> None:
+        """Learn nothing."""
+
+    def save(self) -> Plain:
+        """Return nothing: the factor is a setting."""
+        return {}
+
+    def restore(self, state: Plain) -> None:
+        """Keep the factor of the settings."""

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from random import Random
 from statistics import NormalDist
 
 from april_rl.types import SampleId
@@ -56,6 +57,31 @@ class Recorded:
         if sample_id.index < len(group):
             return group[sample_id.index]
         return group[int(uniform(self.seed, sample_id.prompt_id, sample_id.index) * len(group))]
+
+
+def finished_lengths(
+    lengths: Sequence[int], is_finished: Sequence[bool], *, rng: Random
+) -> list[int]:
+    """Return the lengths in tokens [n], those of unfinished samples drawn from what longer ones
+    have.
+
+    From the longest to the shortest, each unfinished sample becomes as long as a random one of
+    those that got further: the redistribution to the right that gives the product-limit estimate
+    (Efron 1967; Kaplan and Meier 1958). Where no finished one got further, the rest is exponential
+    with the maximum-likelihood mean, tokens seen ÷ samples finished.
+    """
+    mean = max(1.0, sum(lengths) / max(1, sum(is_finished)))
+    whole = list(lengths)
+    longer: list[int] = []
+    is_any_finished = False
+    # Of one length, the unfinished ones come first: they go on.
+    for place in sorted(range(len(whole)), key=lambda i: (-lengths[i], is_finished[i])):
+        if not is_finished[place]:
+            rest = math.ceil(rng.expovariate(1 / mean))
+            whole[place] = rng.choice(longer) if is_any_finished else whole[place] + rest
+        is_any_finished |= is_finished[place]
+        longer.append(whole[place])
+    return whole
 
 
 def uniform(seed: int, prompt_id: int, index: int) -> float:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from april_rl.errors import RunError
+from april_rl.simulator.engine_cost import EngineCost
 from april_rl.tracking.metrics_file import read_metrics
-from april_rl.tuning.engine_cost import EngineCost
 
 Row = dict[str, float | None]
 

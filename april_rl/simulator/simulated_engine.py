@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from april_rl.simulator.engine_cost import EngineCost
 from april_rl.simulator.length_distributions import Law
 from april_rl.ticks import Completions, Tick, TickCounts
-from april_rl.tuning.engine_cost import EngineCost
 from april_rl.types import Completion, FinishReason, Request, SampleId
 
-_BLOCK_TOKENS = 16  # of vLLM's prefix cache: siblings share whole blocks of their prompt
+BLOCK_TOKENS = 16  # of vLLM's prefix cache: siblings share whole blocks of their prompt
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,13 +47,20 @@ class SimulatedEngine:
     """A `serial.SingleEngine` whose samples end where the law, or their budget, says so."""
 
     def __init__(
-        self, *, law: Law, cost: EngineCost, keeps_parked: bool, max_batched_tokens: int
+        self,
+        *,
+        law: Law,
+        cost: EngineCost,
+        keeps_parked: bool,
+        max_batched_tokens: int,
+        block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         """`keeps_parked`: aborted samples keep their KV cache; `max_batched_tokens` of one engine
         step, where each sample that has its prefill takes one.
         """
         self._law, self._cost = law, cost
         self._keeps_parked, self._max_batched_tokens = keeps_parked, max_batched_tokens
+        self._block_tokens = block_tokens
         self._policy_version = 0
         self._queue: deque[Request] = deque()
         self._running: dict[SampleId, _Running] = {}  # in the order of admission
@@ -170,7 +177,7 @@ class SimulatedEngine:
             self._prefixes.add(prompt_id)
             return num_tokens
         prompt_tokens = num_tokens - request.start
-        return num_tokens - (prompt_tokens - 1) // _BLOCK_TOKENS * _BLOCK_TOKENS
+        return num_tokens - (prompt_tokens - 1) // self._block_tokens * self._block_tokens
 
     def _begin_decoding(self, running: _Running) -> None:
         """From the next step on it samples a token a step."""

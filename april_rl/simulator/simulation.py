@@ -13,8 +13,9 @@ from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.step import StepRules
+from april_rl.simulator.engine_cost import EngineCost
 from april_rl.simulator.length_distributions import Law
-from april_rl.simulator.simulated_engine import SimulatedEngine
+from april_rl.simulator.simulated_engine import BLOCK_TOKENS, SimulatedEngine
 from april_rl.simulator.world import (
     DelayedScorer,
     InProcessEngine,
@@ -22,7 +23,6 @@ from april_rl.simulator.world import (
     ParallelEngines,
     VirtualClock,
 )
-from april_rl.tuning.engine_cost import EngineCost
 from april_rl.types import ScoredGroup
 
 _FOREVER_S = 1e12
@@ -41,6 +41,7 @@ class Scenario:
     num_engines: int = 1
     tick_steps: int = 8
     max_batched_tokens: int = 8192  # of one engine step
+    block_tokens: int = BLOCK_TOKENS  # of the prefix cache
     max_staleness: int = 5
     finish_stale: bool = True
     keeps_parked: bool = False  # parked samples keep their KV cache
@@ -62,6 +63,7 @@ class Scenario:
             ("num_engines", self.num_engines),
             ("tick_steps", self.tick_steps),
             ("max_batched_tokens", self.max_batched_tokens),
+            ("block_tokens", self.block_tokens),
         ):
             if value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
@@ -198,8 +200,8 @@ def simulate(
     run = _Run(scenario, over_sampling=over_sampling, refill=refill)
     outcome = Outcome()
     for version in range(warmup_steps + num_steps):
-        outcome.factor = over_sampling.factor
         collection = run.step(version)
+        outcome.factor = over_sampling.factor
         if on_step is not None:
             on_step(version, collection)
         if version < warmup_steps:
@@ -224,6 +226,7 @@ class _Run:
                 cost=scenario.cost,
                 keeps_parked=scenario.keeps_parked,
                 max_batched_tokens=scenario.max_batched_tokens,
+                block_tokens=scenario.block_tokens,
             )
             for _ in range(scenario.num_engines)
         ]

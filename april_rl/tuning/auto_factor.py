@@ -1,215 +1,189 @@
-"""`rollout.over_sampling_factor=auto`: the α that finishes most samples per second, found while the
-run goes on.
+"""`rollout.over_sampling_factor=auto`: find the α that pays while the run goes on.
 
-After a step it knows how long the responses of the groups opened last are, what the engines' work
-costs (`evidence`), and so what each α would do (`forecast`). It goes to the smallest α whose
-throughput is within 4 % of that of the best one the budgets allow: what a larger one adds is mostly
-staleness, and steps that wait at the staleness cap.
+    step ends:    observe ──▶ Evidence: lengths, cost ──▶ when a look is due: Comparison ──▶ process
+    step begins:  begin_step ◀── Predictions for α and its neighbours, if they are there ◀──────┘
 
-It begins at 1, the easiest on every budget, and stays there while the first long responses are
-under way. It never oscillates: forecasts are averaged, and one that is alone above its neighbours
-does not count; α moves at most two places on its grid at a time, no sooner than three steps after
-the last change, and only for a gain in throughput. That gain is 2 % at first, doubles with every
-turn of direction up to 16 %, and is twice that after a long rest.
+A look simulates the run as it is with α and with its neighbours on a grid. α goes up for a gain in
+samples per second within the budgets, and down where it gains nothing: a larger α is staler. It
+does not oscillate: gains are averaged over looks, looks get rarer while nothing changes, and every
+change downwards doubles the gain that later ones upwards have to promise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from statistics import median
 
+from april_rl.rollout.codec import Plain
 from april_rl.rollout.stats import StepStats
+from april_rl.simulator.simulation import Scenario
 from april_rl.tuning.evidence import Evidence
-from april_rl.tuning.forecast import Forecast, Rules, blend, forecast
-from april_rl.types import ScoredGroup
+from april_rl.tuning.prediction import Comparison, Prediction
 
 _GRID = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
-_MOST_PLACES = 2  # of the grid, at a time
-_STEPS_BETWEEN = 3  # from one change to the next
-_LONG_REST = 12  # steps without a change, after which it looks and moves less readily
-_GAIN, _LARGEST_GAIN = 0.02, 0.16  # of samples per second, that a change has to promise
-_INDIFFERENT = 0.96  # of the best throughput
-_WEIGHT = 0.25  # of the latest forecast, at least
-_CLEARLY_SMALLER = 0.8  # of α: then it counts that throughput is no worse
-_MARGIN = 0.95  # the share of a budget that a larger α may use; where it is, it may use all
-
-_KV_HEADROOM = 1.3  # a long run meets more than the steps that a forecast plays
+_STRIDE = 2  # places to a neighbour: a short simulation may miss what a single place gains
+_GAIN = 0.02  # in samples per second, to go up
+_UNDECIDED = (0.01, 1)  # mean gain before the first look, and how many looks that counts as
+_WEIGHT = 0.1  # of the latest look in the mean gain: about nineteen looks count
+_SHORTEST_REST, _LONGEST_REST = 3, 12  # steps with work between two looks
+# A larger α has to hold budgets with some room; and a run's peak is above a short simulation's.
+_ROOM, _PEAK = 0.985, 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """What every choice has to hold."""
+    """What every choice has to hold beside the staleness cap, which the collector holds itself."""
 
-    max_off_policy_frac: float  # of the trained tokens
-    max_staleness: int  # policy versions, here for the mean over groups
+    max_off_policy_frac: float  # of the trained tokens; 1: no budget
     kv_cache_tokens: int  # of all engines
 
-    def broken_by(self, there: Forecast, *, margin: float) -> str | None:
-        """Which budget, and how; None when `margin` of each is enough.
-
-        The collector never holds more groups than are trained within the staleness cap, so that one
-        needs no margin.
-        """
-        held = _KV_HEADROOM * there.context_tokens
-        has_share = self.max_off_policy_frac < 1  # a share of all tokens is no budget
-        if has_share and there.off_policy_frac > margin * self.max_off_policy_frac:
+    def broken_by(self, found: Prediction, *, room: float = 1.0) -> str:
+        """Return which budget is broken and how; nothing if `room` of each is enough."""
+        share, held = found.off_policy_frac, _PEAK * found.kv_tokens
+        if self.max_off_policy_frac < 1 and share > room * self.max_off_policy_frac:
             return (
-                f"at {there.factor:g} the off-policy share is {there.off_policy_frac:.2f}, "
+                f"at {found.factor:g} the off-policy share is {share:.2f}, "
                 f"rollout.max_off_policy_frac={self.max_off_policy_frac:g}"
             )
-        if held > margin * self.kv_cache_tokens:
+        if held > room * self.kv_cache_tokens:
             return (
-                f"at {there.factor:g} there may be {held:.0f} tokens in flight, the KV cache "
-                f"holds {self.kv_cache_tokens}"
+                f"at {found.factor:g} up to {held:.0f} tokens are in flight, the KV cache holds "
+                f"{self.kv_cache_tokens}"
             )
-        if there.staleness > self.max_staleness:
-            return (
-                f"at {there.factor:g} the mean staleness is {there.staleness:.1f}, "
-                f"rollout.max_staleness={self.max_staleness}"
-            )
-        return None
+        return ""
 
 
 def largest_factor(max_staleness: int) -> float:
-    """The largest α ever chosen: a sample stays about α steps, and above 4 little is gained."""
+    """Return the largest α ever chosen: a sample stays about α steps; above 4 little is gained."""
     return min(max_staleness + 1.0, _GRID[-1])
 
 
 class AutoFactor:
-    """The `OverSampling` that learns α; a function of what it observes alone."""
+    """The `OverSampling` that learns α, from what it observes and from when predictions come."""
 
-    def __init__(self, rules: Rules, budgets: Budgets, *, max_response_tokens: int) -> None:
-        """`rules`: those of the collector that asks it."""
-        self._rules, self._budgets = rules, budgets
-        top = largest_factor(rules.max_staleness)
-        self._grid = [factor for factor in _GRID if factor <= top]
-        self._place = 0  # of α on the grid
-        self._direction = self._turns = 0  # of the last change; how often that was another
-        self._rest = 0  # steps with work since then
-        self._looks = self._num_averaged = 0
-        self._was_better_below = False  # at the last look
-        self._was_cost_known = False
-        self._margin = _MARGIN
-        self._forecasts: list[Forecast] = []  # [grid]
-        self._has_warned = False
-        self._evidence = Evidence(rules, max_response_tokens=max_response_tokens)
+    def __init__(
+        self,
+        settings: Scenario,
+        budgets: Budgets,
+        *,
+        refill: bool,
+        submit: Callable[[Comparison], Future[list[Prediction]]],
+    ) -> None:
+        """Begin at 1, the easiest on every budget; `settings` are those of the collector."""
+        self._budgets, self._submit = budgets, submit
+        self._evidence = Evidence(settings, refill=refill)
+        self.factor = _GRID[0]  # α of the step
+        # The largest α that is not known to break a budget.
+        self._largest = largest_factor(settings.max_staleness)
+        self._gains: dict[tuple[float, float], tuple[float, int]] = {}  # of two α: mean, looks
+        self._needed_gain = _GAIN
+        self._rest, self._steps = _SHORTEST_REST, 0  # between looks, since the last one
+        self._num_looks = 0
+        self._look: Future[list[Prediction]] | None = None  # under way
+        self._looks_broken = 0  # in a row that found a budget broken
+        self._has_failed = self._has_warned = False
 
-    @property
-    def factor(self) -> float:
-        """α of the next step."""
-        return self._grid[self._place]
+    def observe(self, stats: StepStats, *, num_groups: int) -> None:
+        """Learn from a step, and ask for predictions when a look is due."""
+        self._evidence.observe(stats, num_groups=num_groups)
+        self._steps += stats.engine_steps > 0
+        is_due = self._steps >= self._rest and self._look is None and not self._has_failed
+        if not (is_due and self._evidence.suffices):
+            return
+        self._steps, self._num_looks = 0, self._num_looks + 1
+        factors = {self._neighbour(-_STRIDE), self.factor, self._neighbour(_STRIDE)}
+        self._look = self._submit(self._evidence.comparison(sorted(factors), seed=self._num_looks))
 
-    def observe(self, stats: StepStats, groups: tuple[ScoredGroup, ...]) -> str | None:
-        """Learn from a step; in one line, why α changes when it does, or that a budget cannot be
-        held.
-        """
-        self._evidence.observe(stats, num_groups=len(groups))
-        if not any(tick.engine_steps for tick in stats.ticks):
+    def begin_step(self) -> str | None:
+        """Change α if a look that has ended says so; returns why, in one line."""
+        if self._look is None or not self._look.done():
             return None
-        self._rest += 1
-        is_due = self._rest % (_STEPS_BETWEEN if self._rest <= _LONG_REST else _LONG_REST) == 0
-        if not is_due or not self._evidence.suffices:
-            return None
-        self._looks += 1
-        is_cost_known = self._evidence.tells_loads_apart
-        self._look(is_cost_known)
-        allowed = self._allowed()
-        broken = self._budgets.broken_by(self._forecasts[self._place], margin=1.0)
-        if broken is not None:
-            return self._retreat(allowed, broken)
-        if is_cost_known:
-            return self._follow(allowed)
-        place = min(self._place + _MOST_PLACES, allowed[-1])
-        limit = self._limit(allowed, place) if place == allowed[-1] else ""
-        return self._move(place, f"to see what a larger batch costs the engines{limit}")
-
-    def _look(self, is_cost_known: bool) -> None:
-        """What each place of the grid would do, averaged over the looks at one kind of cost."""
-        work = self._evidence.work(seed=self._looks)
-        latest = [forecast(self._rules, work, factor=factor) for factor in self._grid]
-        if is_cost_known != self._was_cost_known:
-            self._was_cost_known, self._num_averaged, self._forecasts = is_cost_known, 0, []
-        self._num_averaged += 1
-        weight = max(_WEIGHT, 1 / self._num_averaged)
-        self._forecasts = [
-            blend(old, new, weight=weight)
-            for old, new in zip(self._forecasts or latest, latest, strict=True)
-        ]
-
-    def _allowed(self) -> list[int]:
-        """The places within the budgets, from the smallest α; those above α with a margin."""
-        allowed: list[int] = []
-        for place, there in enumerate(self._forecasts):
-            margin = 1.0 if place <= self._place else self._margin
-            if self._budgets.broken_by(there, margin=margin) is not None:
-                break
-            allowed.append(place)
-        return allowed or [0]
-
-    def _retreat(self, allowed: Sequence[int], broken: str) -> str | None:
-        """Down to where the budgets hold, and less readily up again; but not below 1."""
-        if self._place:
-            self._margin *= _MARGIN
-            return self._move(allowed[-1], broken)
-        if self._has_warned:
-            return None
-        self._has_warned = True
-        return f"rollout.over_sampling_factor=auto cannot hold a budget with any α: {broken}"
-
-    def _follow(self, allowed: Sequence[int]) -> str | None:
-        """Towards the best place, when that is worth a change."""
-        speeds = without_outliers([there.samples_per_s for there in self._forecasts])
-        best = max(speeds[place] for place in allowed)
-        target = next(place for place in allowed if speeds[place] >= _INDIFFERENT * best)
-        gain = speeds[target] / speeds[self._place] - 1
-        if not self._is_worth_it(target, gain):
-            return None
-        reach = min(max(target, self._place - _MOST_PLACES), self._place + _MOST_PLACES)
-        limit = self._limit(allowed, target)
-        return self._move(
-            reach, f"{100 * gain:+.0f} % samples/s expected at {self._grid[target]:g}{limit}"
+        look, self._look = self._look, None
+        error = look.exception()
+        if error is None:
+            return self._follow({found.factor: found for found in look.result()})
+        self._has_failed = True
+        return (
+            f"rollout.over_sampling_factor=auto stays at {self.factor:g}: its simulation failed "
+            f"({type(error).__name__}: {error})"
         )
 
-    def _is_worth_it(self, target: int, gain: float) -> bool:
-        """Whether to leave for the place `target`, which promises `gain` in throughput."""
-        direction = (target > self._place) - (target < self._place)
-        is_turn = direction == -self._direction
-        is_rested = self._rest > _LONG_REST
-        needed = min(_GAIN * 2 ** (self._turns + is_turn), _LARGEST_GAIN) * (1 + is_rested)
-        was_better, self._was_better_below = (
-            self._was_better_below,
-            self._grid[target] <= _CLEARLY_SMALLER * self.factor,
-        )
-        is_confirmed = self._was_better_below and was_better
-        may_turn = not is_turn or self._turns == 0
-        return gain >= needed or (is_confirmed and may_turn and not is_rested)
+    def _neighbour(self, places: int) -> float:
+        """Return the α so many places away, or the last one on the way there."""
+        allowed = [factor for factor in _GRID if factor <= self._largest]
+        place = allowed.index(self.factor) + places
+        return allowed[min(max(place, 0), len(allowed) - 1)]
 
-    def _limit(self, allowed: Sequence[int], target: int) -> str:
-        """What keeps it from going further."""
-        if target < allowed[-1]:
-            return "; more would only be staler"
-        if target + 1 < len(self._grid):
-            broken = self._budgets.broken_by(self._forecasts[target + 1], margin=self._margin)
-            return f"; limit: {broken}"
-        return f"; limit: the largest α, {self._grid[-1]:g}"
-
-    def _move(self, place: int, reason: str) -> str | None:
-        if place == self._place:
+    def _follow(self, found: dict[float, Prediction]) -> str | None:
+        """Go where the predictions for α and its neighbours say."""
+        here, below, above = self.factor, min(found), max(found)
+        broken = self._budgets.broken_by(found[here])
+        self._looks_broken = self._looks_broken + 1 if broken else 0
+        if broken and here == 1:
+            is_news, self._has_warned = not self._has_warned, True
+            note = f"rollout.over_sampling_factor=auto cannot hold a budget with any α: {broken}"
+            return note if is_news else self._move(here, "")
+        if self._looks_broken == 2:  # one look may err; this α is left for good
+            self._largest, self._looks_broken = self._neighbour(-1), 0
+            return self._move(self._largest, broken)
+        if broken:
             return None
-        before = self.factor
-        direction = 1 if place > self._place else -1
-        self._turns += direction == -self._direction
-        self._direction = direction
-        self._place, self._rest, self._was_better_below = place, 0, False
-        return f"rollout.over_sampling_factor {before:g} → {self.factor:g}: {reason}"
+        limit = self._budgets.broken_by(found[above], room=_ROOM) if above > here else ""
+        between = max((factor for factor in _GRID if factor < above), default=here)
+        if limit and between > here:  # the next look is at that one
+            self._largest = between
+            return f"rollout.over_sampling_factor stays below {above:g}: {limit}"
+        if limit:
+            above = here
+        if not self._evidence.is_cost_known:
+            return self._move(above, "to see what a larger batch costs the engines")
+        if above > here:
+            gain = self._mean_gain(found[here], found[above])
+            if gain >= self._needed_gain:
+                return self._move(above, f"{100 * gain:+.0f} % samples/s expected")
+        if below < here and self._mean_gain(found[below], found[here]) < 0:
+            self._needed_gain *= 2
+            return self._move(below, "as many samples/s, and fresher ones")
+        return self._move(here, "")
 
+    def _mean_gain(self, low: Prediction, high: Prediction) -> float:
+        """Return the mean over looks of what the larger α adds to the throughput."""
+        mean, count = self._gains.get((low.factor, high.factor), _UNDECIDED)
+        latest = high.tokens_per_s / low.tokens_per_s - 1
+        mean += max(1 / (count + 1), _WEIGHT) * (latest - mean)
+        self._gains[low.factor, high.factor] = mean, count + 1
+        return mean
 
-def without_outliers(speeds: Sequence[float]) -> list[float]:
-    """The median of each speed and its two neighbours on the grid; at the top, the lower of the
-    last two. Throughput changes smoothly with α; a forecast plays few steps and may be lucky.
-    """
-    if len(speeds) < 2:
-        return list(speeds)
-    inner = [median(speeds[place - 1 : place + 2]) for place in range(1, len(speeds) - 1)]
-    return [speeds[0], *inner, min(speeds[-2:])]
+    def _move(self, factor: float, reason: str) -> str | None:
+        """Go to `factor`; the next look comes soon, or later than the last one if α stays."""
+        before, self.factor = self.factor, factor
+        if factor == before:
+            self._rest = min(2 * self._rest, _LONGEST_REST)
+            return None
+        self._rest = _SHORTEST_REST
+        return f"rollout.over_sampling_factor {before:g} → {factor:g}: {reason}"
+
+    def save(self) -> Plain:
+        """Return what was learned as plain data; a look under way is left out."""
+        return {
+            "factor": self.factor,
+            "largest": self._largest,
+            "gains": [[*factors, *gain] for factors, gain in self._gains.items()],
+            "needed_gain": self._needed_gain,
+            "rest": self._rest,
+            "steps": self._steps,
+            "num_looks": self._num_looks,
+            "evidence": self._evidence.save(),
+        }
+
+    def restore(self, state: Plain) -> None:
+        """Go on with what `save` returned, or begin anew if the saved run had a fixed factor."""
+        if not state:
+            return
+        self._largest = min(state["largest"], self._largest)
+        self.factor = min(state["factor"], self._largest)
+        self._gains = {(low, high): (mean, n) for low, high, mean, n in state["gains"]}
+        self._needed_gain, self._rest = state["needed_gain"], state["rest"]
+        self._steps, self._num_looks = state["steps"], state["num_looks"]
+        self._evidence.restore(state["evidence"])

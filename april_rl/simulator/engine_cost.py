@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,22 @@ class EngineCost:
         )
 
 
+class TickWork(NamedTuple):
+    """What an engine did in a tick, and how long it took."""
+
+    engine_steps: int
+    slot_steps: int
+    context_token_steps: int
+    prefilled_tokens: int
+    elapsed_s: float
+
+    @classmethod
+    def of(cls, tick: Tick) -> TickWork:
+        """Return the work of `tick`, without its completions."""
+        work = tick.engine_steps, tick.slot_steps, tick.context_token_steps, tick.prefilled_tokens
+        return cls(*work, tick.elapsed_s)
+
+
 def engine_metrics(ticks: Sequence[Tick]) -> dict[str, float]:
     """Return `engine/*`, the terms of the `EngineCost` that a step's ticks show: what the simulator
     asks of a recorded run. Nothing when the ticks are too few.
@@ -62,7 +79,7 @@ def engine_metrics(ticks: Sequence[Tick]) -> dict[str, float]:
     return {f"engine/{name}": seconds for name, seconds in asdict(cost).items()}
 
 
-def fit_cost(ticks: Sequence[Tick]) -> EngineCost:
+def fit_cost(ticks: Sequence[Tick | TickWork]) -> EngineCost:
     """The cost whose four terms, none negative, explain `elapsed_s` of the ticks best.
 
     Each tick counts relative to the seconds it took, and ticks that the machine held up count less
@@ -91,7 +108,7 @@ def fit_cost(ticks: Sequence[Tick]) -> EngineCost:
     )
 
 
-def _work(tick: Tick) -> tuple[int, int, int, int]:
+def _work(tick: Tick | TickWork) -> tuple[int, int, int, int]:
     return tick.engine_steps, tick.slot_steps, tick.context_token_steps, tick.prefilled_tokens
 
 

@@ -1,0 +1,57 @@
+"""What a run would do with other over-sampling factors, by short simulations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.scaled_down import scaled_down
+from april_rl.simulator.simulation import Scenario, simulate
+
+# Steps that fill the buffer; counted steps: at least so many, and as many as have so many samples.
+_WARM_UP_STEPS, _FEWEST_STEPS, _FEWEST_SAMPLES = 8, 16, 1280
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Which factors to compare, on the same work."""
+
+    scenario: Scenario
+    lengths: tuple[tuple[int, ...], ...]  # tokens of the samples of each group
+    refill: bool
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The steady state with one factor."""
+
+    factor: float
+    tokens_per_s: float  # generated; in the long run all of them are trained or rejected
+    off_policy_frac: float  # of the trained tokens
+    kv_tokens: float  # most that all engines held
+
+
+def predict(comparison: Comparison) -> list[Prediction]:
+    """Return what each factor would do."""
+    small = scaled_down(comparison.scenario, comparison.lengths)
+    num_samples = small.scenario.num_groups * small.scenario.group_size
+    num_steps = max(_FEWEST_STEPS, _FEWEST_SAMPLES // num_samples)
+    predictions = []
+    for factor in comparison.factors:
+        outcome = simulate(
+            small.scenario,
+            over_sampling=FixedFactor(factor),
+            refill=comparison.refill,
+            num_steps=num_steps,
+            warmup_steps=_WARM_UP_STEPS,
+        )
+        predictions.append(
+            Prediction(
+                factor=factor,
+                tokens_per_s=outcome.generated_tokens_per_s,
+                off_policy_frac=outcome.off_policy_token_frac,
+                kv_tokens=small.kv_tokens * outcome.peak_kv_tokens,
+            )
+        )
+    return predictions

@@ -1,0 +1,41 @@
+"""The process that simulates while the workers update."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import Future
+
+from pebble import ProcessPool
+
+from april_rl.child_process import die_with_controller
+from april_rl.tuning.prediction import Comparison, Prediction, predict
+
+_NICENESS = 10  # workers and rewards go first, but it is not starved on a small machine
+
+
+class SimulationProcess:
+    """One process that makes predictions, one comparison at a time; it starts with the first."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._pool = ProcessPool(
+            max_workers=1,
+            initializer=_prepare,
+            context=multiprocessing.get_context("spawn"),  # not a copy of the controller
+        )
+
+    def submit(self, comparison: Comparison) -> Future[list[Prediction]]:
+        """Simulate later; returns at once, with where the predictions or the error will be."""
+        predictions: Future[list[Prediction]] = self._pool.schedule(predict, args=[comparison])
+        return predictions
+
+    def close(self) -> None:
+        """End the process now, whatever it is doing."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+
+
+def _prepare() -> None:
+    die_with_controller()
+    os.nice(_NICENESS)

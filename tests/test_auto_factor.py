@@ -1,0 +1,253 @@
+"""How `rollout.over_sampling_factor=auto` decides on predictions, and what it saves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rollout_runs import Run, Setup
+from tuned_runs import (
+    NARROW,
+    SET_UPS,
+    UNLIMITED,
+    at_once,
+    one_length,
+    scenario,
+    tune,
+    tuner,
+)
+
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.stats import StepStats
+from april_rl.simulator.simulation import Scenario
+from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor
+from april_rl.tuning.prediction import Comparison, Prediction
+
+GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]
+SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
+
+
+# Single decisions, on predictions that the test gives.
+
+
+def scripted(
+    gain: Callable[[float], float] = lambda _: 1.0, *, asked: list[Comparison] | None = None
+) -> Callable[[Comparison], Future[list[Prediction]]]:
+    """Predictions in which the throughput of α is `gain(α)` and nothing breaks a budget."""
+
+    def submit(comparison: Comparison) -> Future[list[Prediction]]:
+        if asked is not None:
+            asked.append(comparison)
+        predictions: Future[list[Prediction]] = Future()
+        predictions.set_result(
+            [
+                Prediction(factor=α, tokens_per_s=gain(α), off_policy_frac=0.5, kv_tokens=1.0)
+                for α in comparison.factors
+            ]
+        )
+        return predictions
+
+    return submit
+
+
+def test_it_goes_up_for_three_percent_and_not_for_one() -> None:
+    """Fails when any predicted gain is worth a change, or none is."""
+    slow = tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.02)), num_steps=60)
+    fast = tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.3)), num_steps=60)
+    assert slow.factors[-1] == 1.5
+    assert fast.factors[-1] == 4
+
+
+def test_after_a_change_downwards_it_goes_up_again_for_twice_the_gain_only() -> None:
+    """Predictions that turn round: α = 1.5 seems to lose, then to gain 4 %. Fails when it follows
+    them for ever.
+    """
+    looks: list[float] = []
+
+    def gain(factor: float) -> float:
+        if factor == 1.5:
+            looks.append(factor)
+        return 1.0 if factor == 1 else (0.9 if len(looks) < 4 else 1.04)
+
+    run = tune(SMALL, tuner(SMALL, submit=scripted(gain)), num_steps=200)
+    assert run.factors[-1] == 1
+    assert len(run.changed_at) == 2
+
+
+def test_a_lone_high_prediction_counts_a_little() -> None:
+    """Fails when each look is taken as it is."""
+    looks: list[float] = []
+
+    def gain(factor: float) -> float:
+        looks.extend([factor] if factor == 2 else [])
+        return {1: 1.0, 1.5: 1.01, 2: 1.06 if len(looks) == 4 else 1.01}[factor]
+
+    run = tune(SMALL, tuner(SMALL, submit=scripted(gain)), num_steps=80)
+    assert len(looks) > 5
+    assert max(run.factors) == 1.5
+
+
+def test_looks_get_rarer_while_nothing_changes() -> None:
+    """Fails when a look is at every step, or never again."""
+    asked: list[Comparison] = []
+    tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.02, asked=asked)), num_steps=100)
+    assert 8 <= len(asked) <= 12
+
+
+def test_nothing_waits_for_predictions() -> None:
+    """The old factor stays until it is there, and nothing else is asked. Fails when begin_step
+    waits: then this test never ends.
+    """
+    pending: list[tuple[Comparison, Future[list[Prediction]]]] = []
+
+    def submit(comparison: Comparison) -> Future[list[Prediction]]:
+        pending.append((comparison, Future()))
+        return pending[-1][1]
+
+    auto = tuner(SMALL, submit=submit)
+    run = tune(SMALL, auto, num_steps=20)
+    assert set(run.factors) == {1}
+    assert len(pending) == 1
+    comparison, predictions = pending[0]
+    predictions.set_result(scripted()(comparison).result())
+    assert "1 → 1.5" in (auto.begin_step() or "")
+    assert auto.factor == 1.5
+    assert auto.begin_step() is None
+
+
+def test_a_failed_simulation_is_said_once_and_the_factor_stays() -> None:
+    """Fails when the run ends with it, or asks again and again."""
+    asked: list[Comparison] = []
+
+    def submit(comparison: Comparison) -> Future[list[Prediction]]:
+        asked.append(comparison)
+        predictions: Future[list[Prediction]] = Future()
+        predictions.set_exception(ValueError("no such engine"))
+        return predictions
+
+    run = tune(SMALL, tuner(SMALL, submit=submit), num_steps=30)
+    assert set(run.factors) == {1}
+    assert len(asked) == 1
+    assert run.notes == [
+        "rollout.over_sampling_factor=auto stays at 1: its simulation failed (ValueError: no such "
+        "engine)"
+    ]
+
+
+def test_a_factor_that_breaks_a_budget_twice_in_a_row_is_left_for_good() -> None:
+    """Fails when a single look that errs is enough, when it is tried again, or when the budget is
+    asked only on the way up.
+    """
+    held = [50.0, 50.0, 200.0, 50.0, *[200.0] * 3, *[50.0] * 20]  # by look, of all α above 1.25
+
+    def submit(comparison: Comparison) -> Future[list[Prediction]]:
+        kv_tokens = held.pop(0)
+        predictions: Future[list[Prediction]] = Future()
+        predictions.set_result(
+            [
+                Prediction(
+                    factor=α,
+                    tokens_per_s=1.0 + (α > 1),
+                    off_policy_frac=0.5,
+                    kv_tokens=kv_tokens * (α > 1.25),
+                )
+                for α in comparison.factors
+            ]
+        )
+        return predictions
+
+    auto = tuner(SMALL, Budgets(max_off_policy_frac=1.0, kv_cache_tokens=100), submit=submit)
+    run = tune(SMALL, auto, num_steps=150)
+    assert [run.factors[i] for i in run.changed_at] == [1.5, 1.25]
+    assert run.changed_at[1] > 40
+    assert "1.5 → 1.25: at 1.5 up to 210 tokens" in run.notes[-1]
+
+
+def test_no_factor_is_larger_than_the_staleness_cap_allows() -> None:
+    """Fails when the largest α does not depend on the cap."""
+    of = scenario(law=NARROW, max_staleness=1, keeps_parked=True)
+    run = tune(of, tuner(of, submit=scripted(lambda α: α)), num_steps=30)
+    assert max(run.factors) == largest_factor(1) == 2
+
+
+def test_a_step_in_which_nothing_happened_does_not_bring_the_next_look_closer() -> None:
+    """Fails when such a step counts: after two with work it would be due."""
+    asked: list[Comparison] = []
+    auto = tuner(SMALL, submit=scripted(asked=asked))
+    tune(SMALL, auto, num_steps=2)
+    for version in range(2, 20):
+        stats = StepStats(num_slots=4, policy_version=version, clock=lambda: 0.0)
+        auto.observe(stats, num_groups=0)
+    assert asked == []
+
+
+# Save and restore.
+
+
+def learned(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Comparison]]:
+    """A tuner after some steps, and what it asked."""
+    asked: list[Comparison] = []
+
+    def submit(comparison: Comparison) -> Future[list[Prediction]]:
+        asked.append(comparison)
+        return at_once(comparison)
+
+    auto = tuner(of, SET_UPS["kv"].budgets, submit=submit)
+    tune(of, auto, num_steps=num_steps)
+    return auto, asked
+
+
+def test_what_was_learned_survives_a_save_and_a_restore() -> None:
+    """By way of JSON. Fails when anything is left out: the next comparisons, and what follows from
+    them, are the same.
+    """
+    of = SET_UPS["kv"].scenario
+    first, first_asked = learned(of, num_steps=11)
+    second, second_asked = learned(of, num_steps=0)
+    second.restore(json.loads(json.dumps(first.save())))
+    assert second.factor == first.factor == 1.75
+    assert second.save() == json.loads(json.dumps(first.save()))
+    again = [tune(of, auto, num_steps=14) for auto in (first, second)]
+    assert again[0].factors == again[1].factors
+    assert again[0].notes == again[1].notes
+    assert second_asked
+    assert first_asked[-len(second_asked) :] == second_asked
+
+
+def test_the_collector_saves_and_restores_it_with_its_own_state() -> None:
+    """Fails when a restored run begins to learn anew."""
+    setup = Setup(num_groups=2, group_size=2)
+    factors = []
+    saved = None
+    for _ in range(2):
+        auto = tuner(SMALL, submit=scripted(lambda α: α))
+        run = Run(setup, over_sampling=auto)
+        if saved is not None:
+            run.collector.restore(saved)
+        else:
+            run.steps(20)
+            saved = run.collector.save()
+        factors.append(auto.factor)
+    assert factors == [4, 4]
+
+
+def test_a_run_that_had_a_fixed_factor_begins_to_learn() -> None:
+    """And one that learned may get a fixed factor. Fails when either state is refused."""
+    auto = tuner(SMALL, submit=scripted())
+    auto.restore(FixedFactor(2.0).save())
+    assert auto.factor == 1
+    fixed = FixedFactor(2.0)
+    fixed.restore(auto.save())
+    assert fixed.factor == 2
+
+
+def test_a_smaller_staleness_cap_bounds_what_was_learned() -> None:
+    """Fails when the restored α is above what the new cap allows."""
+    of = scenario(law=one_length)
+    auto = tuner(of, UNLIMITED, submit=scripted(lambda α: α))
+    tune(of, auto, num_steps=20)
+    assert auto.factor == 4
+    again = tuner(scenario(max_staleness=1))
+    again.restore(auto.save())
+    assert again.factor == 2

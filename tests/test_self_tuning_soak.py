@@ -1,0 +1,59 @@
+"""`rollout.over_sampling_factor=auto` in every set-up with several seeds: minutes, `make soak`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from tuned_runs import SET_UPS, of_the_best, tuned
+
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.simulator.simulation import Scenario, simulate
+
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
+
+
+@pytest.mark.parametrize("name", SET_UPS)
+def test_the_best_fixed_factor_is_what_the_table_says(name: str) -> None:
+    """Within 3 % of the best one, over four runs of 500 steps."""
+    set_up = SET_UPS[name]
+    found = {
+        factor: fmean(
+            simulate(
+                seeded(set_up.scenario, seed),
+                over_sampling=FixedFactor(factor),
+                refill=set_up.refill,
+                num_steps=500,
+                warmup_steps=40,
+            ).trained_samples_per_s
+            for seed in range(4)
+        )
+        for factor in set_up.speeds
+    }
+    best = max(found.values())
+    relative = {factor: speed / best for factor, speed in found.items()}
+    assert relative == pytest.approx(set_up.speeds, abs=0.03)
+
+
+def seeded(scenario: Scenario, seed: int) -> Scenario:
+    law = scenario.law
+    return (
+        replace(scenario, seed=seed, law=replace(law, seed=seed))
+        if isinstance(law, Lognormal)
+        else scenario
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", SET_UPS)
+def test_it_finds_the_best_factor_and_turns_once_at_most(name: str, seed: int) -> None:
+    """Over 120 steps, with noise of a fifth on every tick; budgets hold within 1 %."""
+    set_up, run = SET_UPS[name], tuned(name, seed=seed, num_steps=120)
+    print(name, seed, [(at, run.factors[at]) for at in run.changed_at])
+    assert of_the_best(name, run.factors[-1]) >= 0.95
+    assert run.num_turns <= 1
+    assert len(run.changed_at) <= 6
+    assert run.outcome.off_policy_token_frac <= 1.01 * set_up.budgets.max_off_policy_frac
+    assert run.outcome.peak_kv_tokens <= 1.01 * set_up.budgets.kv_cache_tokens

@@ -1,0 +1,245 @@
+"""Runs with `rollout.over_sampling_factor=auto` on simulated engines: the set-ups, and what every
+fixed factor comes to in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+
+import numpy as np
+
+from april_rl.rollout.collector import Collection
+from april_rl.simulator.engine_cost import EngineCost
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.tuning.auto_factor import AutoFactor, Budgets
+from april_rl.tuning.prediction import Comparison, Prediction, predict
+from april_rl.types import SampleId
+
+TAIL = Lognormal(median_tokens=100, sigma=1.0, correlation=0.3)
+NARROW = Lognormal(median_tokens=100, sigma=0.3)
+# A step costs as much as a hundred samples, or as much as one.
+CHEAP_SAMPLES = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
+SATURATED = replace(CHEAP_SAMPLES, step_s=2e-4, sample_s=2e-4)
+UNLIMITED = Budgets(max_off_policy_frac=1.0, kv_cache_tokens=10**9)
+
+
+def one_length(_: SampleId) -> int:
+    return 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyCost(EngineCost):
+    """Ticks that take up to a fifth more or less than their work."""
+
+    rng: np.random.Generator
+
+    def seconds(self, **work: float) -> float:
+        return super().seconds(**work) * (1 + 0.2 * self.rng.uniform(-1, 1))
+
+
+def scenario(**changes: object) -> Scenario:
+    base = Scenario(
+        cost=CHEAP_SAMPLES,
+        law=TAIL,
+        num_groups=8,
+        group_size=4,
+        max_response_tokens=1024,
+        prompt_tokens=20,
+    )
+    return replace(base, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetUp:
+    """A scenario, what auto has to hold in it, and what fixed factors come to."""
+
+    scenario: Scenario
+    # Trained samples per second by α, relative to the best one: mean of four runs of 500 steps.
+    speeds: dict[float, float]
+    refill: bool = True
+    budgets: Budgets = UNLIMITED
+    largest: float = 4.0  # α that holds the budgets
+
+
+_NARROW = scenario(law=NARROW, num_groups=16, group_size=2, keeps_parked=True)
+_NARROW_SPEEDS = {
+    1: 0.53,
+    1.25: 0.62,
+    1.5: 0.69,
+    1.75: 0.76,
+    2: 0.82,
+    2.5: 0.92,
+    3: 0.98,
+    3.5: 1.0,
+    4: 1.0,
+}
+SET_UPS = {
+    "reprefill": SetUp(
+        scenario=scenario(),
+        speeds={
+            1: 0.87,
+            1.25: 0.93,
+            1.5: 0.96,
+            1.75: 0.97,
+            2: 0.99,
+            2.5: 0.99,
+            3: 0.98,
+            3.5: 0.97,
+            4: 1.0,
+        },
+    ),
+    "keep": SetUp(
+        scenario=scenario(keeps_parked=True),
+        speeds={
+            1: 0.80,
+            1.25: 0.85,
+            1.5: 0.88,
+            1.75: 0.90,
+            2: 0.93,
+            2.5: 0.97,
+            3: 0.99,
+            3.5: 0.99,
+            4: 1.0,
+        },
+    ),
+    "one-shot": SetUp(
+        scenario=scenario(),
+        refill=False,
+        speeds={
+            1: 0.33,
+            1.25: 0.74,
+            1.5: 0.86,
+            1.75: 0.91,
+            2: 0.94,
+            2.5: 0.97,
+            3: 0.98,
+            3.5: 1.0,
+            4: 0.99,
+        },
+    ),
+    "saturated": SetUp(
+        scenario=scenario(law=one_length, cost=SATURATED),
+        speeds={
+            1: 1.0,
+            1.25: 0.97,
+            1.5: 0.99,
+            1.75: 0.96,
+            2: 0.95,
+            2.5: 0.90,
+            3: 0.91,
+            3.5: 0.94,
+            4: 0.90,
+        },
+    ),
+    "off-policy": SetUp(
+        scenario=_NARROW,
+        budgets=replace(UNLIMITED, max_off_policy_frac=0.88),
+        speeds=_NARROW_SPEEDS,
+        largest=1.75,
+    ),
+    "kv": SetUp(
+        scenario=_NARROW,
+        budgets=replace(UNLIMITED, kv_cache_tokens=6000),
+        speeds=_NARROW_SPEEDS,
+        largest=1.75,
+    ),
+    "masked": SetUp(
+        scenario=scenario(max_staleness=2, finish_stale=False, keeps_parked=True),
+        speeds={1: 0.84, 1.25: 0.94, 1.5: 0.98, 1.75: 1.0, 2: 1.0, 2.5: 1.0, 3: 1.0},
+        largest=3.0,
+    ),
+}
+
+
+def noisy(of: Scenario, *, seed: int) -> Scenario:
+    """The scenario with other draws, on engines whose ticks vary."""
+    law = replace(of.law, seed=seed) if isinstance(of.law, Lognormal) else of.law
+    rng = np.random.default_rng(seed)
+    return replace(of, law=law, seed=seed, cost=NoisyCost(**asdict(of.cost), rng=rng))
+
+
+def at_once(comparison: Comparison) -> Future[list[Prediction]]:
+    """The predictions, computed here and now."""
+    predictions: Future[list[Prediction]] = Future()
+    predictions.set_result(predict(comparison))
+    return predictions
+
+
+def tuner(
+    of: Scenario,
+    budgets: Budgets = UNLIMITED,
+    *,
+    refill: bool = True,
+    submit: Callable[[Comparison], Future[list[Prediction]]] = at_once,
+) -> AutoFactor:
+    """A tuner that knows the settings of the scenario, but neither its lengths nor its cost."""
+    settings = replace(
+        of,
+        law=one_length,
+        cost=EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0),
+    )
+    return AutoFactor(settings, budgets, refill=refill, submit=submit)
+
+
+@dataclass
+class Tuned:
+    """A run with auto: what it chose, said and came to."""
+
+    outcome: Outcome = field(default_factory=Outcome)
+    factors: list[float] = field(default_factory=list)  # [steps that generated]
+    notes: list[str] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)  # of the trained groups
+
+    @property
+    def changed_at(self) -> list[int]:
+        return [i for i in range(1, len(self.factors)) if self.factors[i] != self.factors[i - 1]]
+
+    @property
+    def num_turns(self) -> int:
+        """How often α changed its direction, after the first try of a larger batch."""
+        signs = np.sign(np.diff([self.factors[i] for i in [0, *self.changed_at]]))[1:]
+        return int((np.diff(signs) != 0).sum())
+
+
+def tune(
+    of: Scenario, auto: AutoFactor, *, refill: bool = True, num_steps: int, warmup_steps: int = 0
+) -> Tuned:
+    """Run it; the first steps do not count in the outcome."""
+    run = Tuned()
+
+    def on_step(version: int, collection: Collection) -> None:
+        run.notes += collection.notes
+        if collection.stats.ticks:
+            run.factors.append(collection.stats.num_slots / (of.num_groups * of.group_size))
+        oldest = [scored.group.oldest_version for scored in collection.groups]
+        run.staleness += [version - old for old in oldest if old is not None]
+
+    run.outcome = simulate(
+        of,
+        over_sampling=auto,
+        refill=refill,
+        num_steps=num_steps - warmup_steps,
+        warmup_steps=warmup_steps,
+        on_step=on_step,
+    )
+    return run
+
+
+@cache
+def tuned(name: str, *, seed: int = 0, num_steps: int = 50) -> Tuned:
+    """The run of a set-up."""
+    set_up = SET_UPS[name]
+    of = noisy(set_up.scenario, seed=seed)
+    auto = tuner(of, set_up.budgets, refill=set_up.refill)
+    return tune(of, auto, refill=set_up.refill, num_steps=num_steps, warmup_steps=20)
+
+
+def of_the_best(name: str, factor: float) -> float:
+    """The throughput with a fixed factor ÷ that of the best one within the budgets."""
+    set_up = SET_UPS[name]
+    allowed = {each: speed for each, speed in set_up.speeds.items() if each <= set_up.largest}
+    return set_up.speeds[factor] / max(allowed.values())
