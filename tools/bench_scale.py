@@ -131,11 +131,11 @@ def _show(
     for num_engines, cost in over_ray.items():
         console.print(
             f"{num_engines} over real Ray: {1e6 * cost.empty_tick_s:.0f} µs a tick, "
-            f"{1e6 * cost.sample_s:.0f} µs a sample; on a clock {cost.faster:g} times faster, "
-            f"{cost.ticks} ticks in {cost.rollout_s:.1f} s, and engines had nothing to compute for "
-            f"{100 * cost.idle_frac:.2f} % of it (first tick after {1e3 * cost.first_tick_s:.0f} "
-            "ms); "
-            f"stopped and parked {1e3 * cost.stop_s:.0f} ms after the last group was ready"
+            f"{1e6 * cost.sample_s:.0f} µs a sample; engines have nothing to compute for "
+            f"{100 * cost.idle_frac:.2f} % of the rollout ({cost.ticks} ticks in "
+            f"{cost.rollout_s:.1f} s on a clock {cost.faster:g} times faster; first tick after "
+            f"{1e3 * cost.first_tick_s:.0f} ms, stopped and parked "
+            f"{1e3 * cost.stop_s:.0f} ms after the last group was ready)"
         )
     over = [row["engines"] for row in rows if row["share"] > LIMIT]
     console.print(

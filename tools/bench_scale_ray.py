@@ -9,7 +9,8 @@ scale model: at most eight simulated engines in actors that sleep until their ti
 that runs as many times faster as there are engines for each actor (and a few times at least, so
 that a step takes seconds). Controller and Ray then have the ticks and samples a second that so many
 engines would give them, and requests at the start of a step in the same proportion to its length.
-What Ray takes for a single call does not shrink with the clock, so the idle time is an upper bound.
+How late a tick is does not depend on the clock, so the idle time is set against the time that the
+engines would compute on a real one.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class RayCost:
     rollout_s: float  # of that step
     stop_s: float  # from the last group wanted until everything is parked
     first_tick_s: float  # from the beginning of the step to an engine's first tick, on average
-    idle_frac: float  # of the engines' time in the step in which they had nothing to compute
+    idle_frac: float  # of the engines' time in which they have nothing to compute, on a real clock
 
 
 def measure_ray(
@@ -215,7 +216,12 @@ def measure_ray(
             engines.begin()
             collection = collector.collect(version, on_progress=lambda n, _: on_progress(n))
         times = workers.times()
-        idle_s = sum(each.idle_s for each in times)
+        # On a real clock computing takes longer, each tick is as late as here, and the first one
+        # waits for all the samples that so many engines are sent.
+        idle_s = sum(
+            each.idle_s + (num_engines / num_actors - 1) * each.first_tick_s for each in times
+        )
+        busy_s = faster * sum(each.busy_s for each in times)
         return RayCost(
             empty_tick_s=empty_tick_s,
             sample_s=sample_s,
@@ -224,7 +230,7 @@ def measure_ray(
             rollout_s=collection.stats.time_s,
             stop_s=collection.stats.stop_s,
             first_tick_s=fmean(each.first_tick_s for each in times),
-            idle_frac=idle_s / (idle_s + sum(each.busy_s for each in times)),
+            idle_frac=idle_s / (idle_s + busy_s),
         )
 
 
