@@ -7,7 +7,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from april_rl.runtime.process_setup import thread_environment
 
@@ -20,62 +22,88 @@ from bench_data import add_data_arguments, bench_data
 from bench_learner import add_learner_arguments, bench_learner
 from bench_logprobs import add_logprobs_arguments, bench_logprobs
 from bench_pressure import add_pressure_arguments, bench_pressure
-from bench_rollout import add_rollout_arguments, bench_rollout
+from bench_rollout import bench_rollout
+from bench_rollout_plan import add_rollout_arguments
 from bench_scale import add_scale_arguments, bench_scale
+from bench_start import say_start
 from bench_step import add_step_arguments, bench_step
 
-COMMANDS = {
-    "rollout": (
+
+class Benchmark(NamedTuple):
+    """A subcommand: its options, what it runs, and how many minutes that takes by default."""
+
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Sequence[Mapping[str, object]]]
+    minutes: int  # measured on two idle cores
+
+
+BENCHMARKS = {
+    "rollout": Benchmark(
+        "samples/s: synchronous, one-shot, refill, and the limit",
         add_rollout_arguments,
         bench_rollout,
-        "samples/s: synchronous, one-shot, refill, and the limit",
+        minutes=4,
     ),
-    "step": (
+    "step": Benchmark(
+        "trained tokens/s end to end, and where the time goes",
         add_step_arguments,
         bench_step,
-        "trained tokens/s end to end, and where the time goes",
+        minutes=10,
     ),
-    "learner": (
+    "learner": Benchmark(
+        "tokens/s of an update: learner, plain loop, padded batches",
         add_learner_arguments,
         bench_learner,
-        "tokens/s of an update: learner, plain loop, padded batches",
+        minutes=10,
     ),
-    "logprobs": (
+    "logprobs": Benchmark(
+        "memory, time and error of log-probabilities without the logits",
         add_logprobs_arguments,
         bench_logprobs,
-        "memory, time and error of log-probabilities without the logits",
+        minutes=5,
     ),
-    "scale": (
+    "scale": Benchmark(
+        "the controller's own time with 1 to 512 engines",
         add_scale_arguments,
         bench_scale,
-        "the controller's own time with 1 to 512 engines",
+        minutes=9,
     ),
-    "data": (
+    "data": Benchmark(
+        "time and memory to load a prompt set, by its number of rows",
         add_data_arguments,
         bench_data,
-        "time and memory to load a prompt set, by its number of rows",
+        minutes=3,
     ),
-    "pressure": (
+    "pressure": Benchmark(
+        "samples/s with a KV cache that is too small, and what preemption throws away",
         add_pressure_arguments,
         bench_pressure,
-        "samples/s with a KV cache that is too small, and what preemption throws away",
+        minutes=3,
     ),
 }
 
 
 def main() -> None:
-    """Run one benchmark, print its table, write its rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, (add, _, what) in COMMANDS.items():
-        command = commands.add_parser(name, help=what)
-        command.add_argument("--json", type=Path, help="write the rows here")
-        add(command)
-    args = parser.parse_args()
-    rows = COMMANDS[args.command][1](args)
+    """Say how long a benchmark will take, run it, print its table, write its rows."""
+    args = arguments()
+    benchmark = BENCHMARKS[args.command]
+    say_start(benchmark.minutes)
+    rows = benchmark.run(args)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         print(f"rows written to {args.json}")
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line, or of `words`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, benchmark in BENCHMARKS.items():
+        command = commands.add_parser(name, help=benchmark.summary)
+        command.add_argument("--json", type=Path, help="write the rows here")
+        benchmark.add_arguments(command)
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":

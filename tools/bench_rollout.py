@@ -6,6 +6,8 @@ a sample's length is drawn from its id, so every mode is given the same work. Mo
 rounds, because the machine's speed drifts, and the table shows medians over rounds with the
 smallest and the largest value. The *limit* is an engine that is never short of work and never
 aborted, with the same number of samples in flight.
+
+Without `--full` there is one over-sampling factor and no filter: what the README shows, in minutes.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from bench_modes import (
     LengthLaw,
     Slice,
 )
+from bench_rollout_plan import Planned, factors_of, planned_modes, warmup_steps
 from bench_table import show
 from rich.progress import track
 
@@ -44,42 +47,18 @@ from april_rl.tuning.prediction import Comparison, Prediction, predict
 # The benchmark's model is the tests' random one.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-_SHORT_WARMUP_STEPS = 3
-FACTORS = (1.0, 1.5, 2.0)
 MAX_BATCHED_TOKENS = 1024  # on CPU, short parts of a prefill stay in the cache
-
-
-def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rollout`."""
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3, help="steps of each mode in a round")
-    parser.add_argument(
-        "--warmup-steps", type=int, default=20, help="of over-sampling, not counted"
-    )
-    parser.add_argument("--auto-steps", type=int, default=30, help="warm-up of the learned α")
-    parser.add_argument("--num-groups", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--median-tokens", type=float, default=64.0, help="of the length law")
-    parser.add_argument("--sigma", type=float, default=1.0, help="of the length law's logarithm")
-    parser.add_argument("--max-response-tokens", type=int, default=640)
-    parser.add_argument("--tick-steps", type=int, default=8)
-    # Above α = (cap + 1) · mean ÷ longest length, 2.6 here, steps take turns: some wait at the cap
-    # with empty slots, others find their groups ready. A few steps would not show the mean.
-    parser.add_argument("--max-staleness", type=int, default=16)
-    parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
-    parser.add_argument("--filter-factor", type=float, default=1.5, help="α of the filtered rows")
-
-
 Mode = CollectorMode | Limit
 
 
 def bench_rollout(args: argparse.Namespace) -> list[dict[str, object]]:
     """Measure every mode, print the table; returns its rows."""
+    planned = planned_modes(args)
     with tempfile.TemporaryDirectory() as folder:
         engine, sync = start_engine(Path(folder), args)
-        modes = modes_of(args, engine)
-        for mode in track(modes, description="warm-up"):
-            mode.run(warmup_steps(args, mode), sync)
+        modes = [mode_of(each, args, engine) for each in planned]
+        for each, mode in track([*zip(planned, modes, strict=True)], description="warm-up"):
+            mode.run(warmup_steps(args, each), sync)
         slices: dict[int, list[Slice]] = {id(mode): [] for mode in modes}
         # In a round the order is drawn: no mode is always measured behind the same other one.
         order = random.Random(0)
@@ -87,45 +66,28 @@ def bench_rollout(args: argparse.Namespace) -> list[dict[str, object]]:
         for mode in track(turns, description="measuring"):
             slices[id(mode)].append(mode.run(args.steps, sync))
     rows = rows_of(modes, slices)
-    add_simulated(rows, args, modes, slices)
+    warmups = [warmup_steps(args, each) for each in planned]
+    add_simulated(rows, args, dict(zip(modes, warmups, strict=True)), slices)
     notes = [f"auto: {n}" for m in modes if isinstance(m, CollectorMode) for n in m.notes]
     show(rows, LengthLaw.of(args), notes)
     return rows
 
 
-def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
-    """What is compared stands side by side: refill and the limit with as many in flight."""
-
-    def collector(factor: float, **how: bool) -> CollectorMode:
-        return CollectorMode(args, engine, over_sampling=FixedFactor(factor), **how)
-
-    modes: list[Mode] = [collector(1.0, refill=False)]
-    for factor in args.factors:
-        if factor > 1:
-            modes.append(collector(factor, refill=False))
-        modes.append(collector(factor, refill=True))
-        modes.append(collector(factor, refill=True, keeps=True))
-        modes.append(Limit(args, engine, factor=factor))
-    auto = automatic(args, kv_cache_tokens=engine.kv_cache_tokens)
-    modes.append(
-        CollectorMode(args, engine, over_sampling=auto, refill=True, keeps=True, is_auto=True)
+def mode_of(planned: Planned, args: argparse.Namespace, engine: KeepingEngine) -> Mode:
+    """Build a planned mode on the engine that all of them share."""
+    if planned.is_limit:
+        return Limit(args, engine, factor=planned.factor)
+    return CollectorMode(
+        args,
+        engine,
+        over_sampling=automatic(args, kv_cache_tokens=engine.kv_cache_tokens)
+        if planned.is_auto
+        else FixedFactor(planned.factor),
+        refill=planned.refill,
+        keeps=planned.keeps,
+        is_filtered=planned.is_filtered,
+        is_auto=planned.is_auto,
     )
-    modes.append(collector(1.0, refill=False, is_filtered=True))
-    factor = args.filter_factor
-    modes.append(collector(factor, refill=True, is_filtered=True))
-    modes.append(collector(factor, refill=True, keeps=True, is_filtered=True))
-    return modes
-
-
-def warmup_steps(args: argparse.Namespace, mode: Mode) -> int:
-    """Steps until a mode is in its steady state.
-
-    With over-sampling, the first steps train short responses only, and the slots fill up with long
-    ones: measured too early, a mode profits from its beginning.
-    """
-    if isinstance(mode, Limit) or mode.is_synchronous:
-        return _SHORT_WARMUP_STEPS
-    return int(args.auto_steps if mode.is_auto else args.warmup_steps)
 
 
 def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
@@ -172,19 +134,19 @@ def rows_of(modes: Sequence[Mode], slices: Mapping[int, list[Slice]]) -> list[di
 def add_simulated(
     rows: Sequence[dict[str, Any]],
     args: argparse.Namespace,
-    modes: Sequence[Mode],
+    warmups: Mapping[Mode, int],
     slices: Mapping[int, list[Slice]],
 ) -> None:
-    """What the simulator says of each mode, with the cost of the engine steps that were measured.
+    """Add what the simulator says of each mode, with the engine's cost as it was measured.
 
     The rows of the limit get none: nothing collects there.
     """
     cost = measured_cost([tick for parts in slices.values() for p in parts for tick in p.ticks])
     collected = [
-        part for mode in modes if isinstance(mode, CollectorMode) for part in slices[id(mode)]
+        part for mode in warmups if isinstance(mode, CollectorMode) for part in slices[id(mode)]
     ]
     controller_s = sum(p.controller_s for p in collected) / sum(len(p.ticks) for p in collected)
-    for row, mode in zip(rows, modes, strict=True):
+    for row, (mode, warmup) in zip(rows, warmups.items(), strict=True):
         if isinstance(mode, Limit):
             continue
         scenario = Scenario(
@@ -208,7 +170,7 @@ def add_simulated(
             over_sampling=FixedFactor(mode.factor),
             refill=mode.refill,
             num_steps=args.rounds * args.steps,
-            warmup_steps=warmup_steps(args, mode),
+            warmup_steps=warmup,
         )
         measured = median(part.finished / part.time_s for part in slices[id(mode)])
         row["simulated_samples_per_s"] = outcome.finished_samples_per_s
@@ -245,7 +207,7 @@ def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[
     from april_rl.engine.vllm_engine import VllmEngine
 
     write_tiny_qwen3(folder, hidden_size=128, num_layers=4, initializer_range=0.02)
-    most = max(*args.factors, largest_factor(args.max_staleness))
+    most = max(*factors_of(args), largest_factor(args.max_staleness))
     slots = round(most * args.num_groups * args.group_size)
     engine = VllmEngine(
         EngineConfig(

@@ -9,8 +9,7 @@ scale model: at most eight simulated engines in actors that sleep until their ti
 that runs as many times faster as there are engines for each actor (and a few times at least, so
 that a step takes seconds). Controller and Ray then have the ticks and samples a second that so many
 engines would give them, and requests at the start of a step in the same proportion to its length.
-How late a tick is does not depend on the clock, so the idle time is set against the time that the
-engines would compute on a real one.
+A tick is as late on any clock: idle time is set against what engines compute on a real one.
 """
 
 from __future__ import annotations
@@ -216,11 +215,9 @@ def measure_ray(
             engines.begin()
             collection = collector.collect(version, on_progress=lambda n, _: on_progress(n))
         times = workers.times()
-        # On a real clock computing takes longer, each tick is as late as here, and the first one
-        # waits for all the samples that so many engines are sent.
-        idle_s = sum(
-            each.idle_s + (num_engines / num_actors - 1) * each.first_tick_s for each in times
-        )
+        # The first tick waits for all the samples that so many engines are sent.
+        other_firsts = num_engines / num_actors - 1
+        idle_s = sum(each.idle_s + other_firsts * each.first_tick_s for each in times)
         busy_s = faster * sum(each.busy_s for each in times)
         return RayCost(
             empty_tick_s=empty_tick_s,
