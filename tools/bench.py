@@ -18,6 +18,7 @@ from april_rl.runtime.process_setup import thread_environment
 os.environ |= thread_environment(os.cpu_count() or 1)
 os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
+from bench_checkpoint import add_checkpoint_arguments, bench_checkpoint
 from bench_data import add_data_arguments, bench_data
 from bench_learner import add_learner_arguments, bench_learner
 from bench_logprobs import add_logprobs_arguments, bench_logprobs
@@ -74,6 +75,12 @@ BENCHMARKS = {
         add_data_arguments,
         bench_data,
         minutes=3,
+    ),
+    "checkpoint": Benchmark(
+        "how long training stops for a checkpoint, against a save that it waits for",
+        add_checkpoint_arguments,
+        bench_checkpoint,
+        minutes=2,
     ),
     "pressure": Benchmark(
         "samples/s with a KV cache that is too small, and what preemption throws away",

@@ -59,6 +59,15 @@ SIZES = {
     ),
     "small": _narrow(32_768),
     "small_wide": _narrow(151_936),
+    "medium": ModelSize(  # 300 M parameters
+        vocabulary=32_768,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_layers=17,
+        num_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+    ),
     "qwen3_0.6b": ModelSize(
         vocabulary=151_936,
         hidden_size=1024,

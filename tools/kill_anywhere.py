@@ -34,7 +34,7 @@ _MARK = "APRIL_RL_KILL_ANYWHERE"  # in the environment of everything that a run 
 _STARTING_FRAC, _STARTING_S = 0.2, 15.0  # kills while a run starts, and until when
 _WORKER_FRAC = 0.3  # kills of the worker
 _LATEST_S = 3.0  # after a new step
-_GONE_S = 20.0  # until every process of a run must have ended
+_GONE_S = 120.0  # until every process must have ended: Ray's agents try for 60 s to reach its GCS
 _SHARED = "/dev/shm"
 _LIFE_S = 600.0  # a life that has not made a step by then hangs
 
@@ -209,7 +209,8 @@ def _mapped() -> set[str]:
 
 def _name(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline())[:80]
+        words = process.cmdline()
+        return " ".join([*(os.path.basename(word) for word in words[:3]), *words[3:]])[:120]
     except psutil.Error:
         return "?"
 
