@@ -28,6 +28,7 @@ from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.figures import reward_metrics
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
+from april_rl.rollout.timeline import timeline_of
 from april_rl.simulator.engine_cost import engine_metrics
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase
@@ -177,7 +178,7 @@ class Trainer:
                 decode=self._parts.tokenizer.decode,
                 policy_version=self._version - 1,
             )
-            self.tracker.samples(self._version, records)
+            self.tracker.samples(self._version, records, timeline_of(collection.stats))
         self._trained_tokens = batch.num_response_tokens
         return Metrics(
             {

@@ -24,12 +24,12 @@ class Sent:
     def __init__(self, *, group_size: int, num_engines: int = 2, num_slots: int = 8) -> None:
         self.groups = Groups(FakeScorer(), group_size=group_size, keep=lambda _: True)
         self.engines = FakeEngines(lognormal(9, 0.9), num_engines=num_engines, budget=40)
-        self.stats = StepStats(num_slots=num_slots, policy_version=3, clock=lambda: 0.0)
         self.begin(num_slots=num_slots)
 
     def begin(self, *, num_slots: int) -> None:
         """Another step."""
-        self.dispatch = Dispatch(self.engines, RULES, ExpectedLength(), num_slots=num_slots)
+        self.stats = StepStats(num_slots=num_slots, policy_version=3, clock=lambda: 0.0)
+        self.dispatch = Dispatch(self.engines, RULES, ExpectedLength(), stats=self.stats)
 
     def open(self, prompt_id: int, *, engines: Sequence[int | None] = ()) -> OpenGroup:
         """A group whose samples were on these engines before."""

@@ -30,7 +30,7 @@ from source_tree import (
 LAYERS = (  # the floors of the house, the ground first
     {"errors", "child_process"},
     {"types", "metrics", "config", "interrupts", "plugins"},
-    {"ticks", "checkpointing"},
+    {"ticks", "timeline", "checkpointing"},
     {"algorithm", "rollout", "batch", "tracking"},
     {"simulator"},
     {"tuning"},

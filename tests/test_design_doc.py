@@ -29,6 +29,7 @@ WRITTEN_BY_A_RUN = {
     "config.yaml",
     "stall_report.txt",
     "samples/",
+    "timeline/",
     "checkpoints/",
     "wandb/",
     "adapter/",

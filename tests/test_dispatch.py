@@ -18,6 +18,7 @@ from april_rl.rollout.dispatch import Dispatch, ExpectedLength
 from april_rl.rollout.ledger import State
 from april_rl.rollout.open_group import SampleState
 from april_rl.rollout.requests import Requests
+from april_rl.rollout.stats import StepStats
 from april_rl.ticks import Tick
 from april_rl.types import Prompt, SampleId
 
@@ -250,7 +251,8 @@ def test_many_engines_are_waited_for_together(num_engines, tick_s, gather_s):
             return [(engine, replace(tick, elapsed_s=tick_s)) for engine, tick in ended]
 
     engines = Asked(lognormal(9, 0.9), num_engines=num_engines, budget=40)
-    dispatch = Dispatch(engines, RULES, ExpectedLength(), num_slots=64)
+    stats = StepStats(num_slots=64, policy_version=0, clock=lambda: 0.0)
+    dispatch = Dispatch(engines, RULES, ExpectedLength(), stats=stats)
     dispatch.wait(1.0)
     dispatch.wait(1.0)
     assert asked == pytest.approx([0.0, gather_s])

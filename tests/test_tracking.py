@@ -172,6 +172,7 @@ def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Pa
         "ages": [[2, 3], [0, 2]],
         "source": "sums.jsonl:8",
         "reward_parts": {"right": 1.0, "length": -0.5},
+        "ends": [],
     }
     assert second["reward"] == 0.0
 

@@ -123,12 +123,7 @@ class Collector:
         return round(self._over_sampling.factor * num_needed)
 
     def _begin(self, stats: StepStats, *, may_open: bool) -> Step:
-        dispatch = Dispatch(
-            self._engines,
-            self._rules.requests,
-            self._expected_length,
-            num_slots=stats.num_slots,
-        )
+        dispatch = Dispatch(self._engines, self._rules.requests, self._expected_length, stats=stats)
         return Step(
             self._rules,
             groups=self._groups,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -12,6 +12,7 @@ from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.slots import Slots
+from april_rl.rollout.stats import StepStats
 from april_rl.ticks import Tick
 from april_rl.types import Completion
 
@@ -69,11 +70,12 @@ class Dispatch:
     """
 
     def __init__(
-        self, engines: Engines, rules: RequestRules, expected: ExpectedLength, *, num_slots: int
+        self, engines: Engines, rules: RequestRules, expected: ExpectedLength, *, stats: StepStats
     ) -> None:
-        """Begin a step with C = `num_slots` over all engines, which are idle."""
+        """Begin a step with C = `stats.num_slots` over all engines, which are idle."""
         self._engines, self._rules, self._expected = engines, rules, expected
-        num_engines = engines.num_engines
+        self._stats = stats
+        num_engines, num_slots = engines.num_engines, stats.num_slots
         # The queue of each engine is a quarter of its slots: more than finishes within two ticks if
         # the mean response is longer than eight ticks. A queued request costs nothing.
         queue_size = max(1, math.ceil(num_slots / num_engines) // 4)
@@ -168,7 +170,9 @@ class Dispatch:
                     slots=self.slots.slots(engine),
                     max_steps=self._rules.tick_steps,
                 )
-                self._assigned[engine].clear()
+                slots = self.slots.slots(engine)
+                self._stats.add_launch(engine, self._assigned[engine], slots=slots)
+                self._assigned[engine] = []
                 self._ticks[engine] += 1
 
     def _requests(self, engine: int) -> Requests:
@@ -214,7 +218,7 @@ class Dispatch:
         if completion.finish_reason is not None:
             self._expected.observe(completion.start + len(completion.token_ids))
 
-    def abort(self, timeout_s: float) -> tuple[Iterable[Completion], list[int]]:
+    def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:
         """Stop everything; return what the engines give back, and the engines that did not answer.
 
         Samples that were assigned but not launched (a launch failed) are parked, as no engine has

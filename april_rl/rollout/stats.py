@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.buffer import Buffer
+from april_rl.rollout.open_group import OpenGroup
 from april_rl.ticks import Tick
 from april_rl.types import Completion, SampleId, ScoredGroup
 
@@ -23,6 +24,15 @@ class Progress(NamedTuple):
     is_finished: bool
 
 
+class Sent(NamedTuple):
+    """The samples that went to an engine with one of its ticks."""
+
+    engine: int
+    slots: int  # requests that the engine computes together
+    at_s: float  # on the clock of the step
+    samples: Sequence[tuple[OpenGroup, int]]  # each with its index in the group
+
+
 class StepStats:
     """Counters of one `collect`, filled as it goes and closed by `end`."""
 
@@ -33,6 +43,9 @@ class StepStats:
         self._clock = clock
         self.started = clock()
         self.ticks: list[Tick] = []
+        self.sent: list[Sent] = []
+        # Completions with the time they came back: of ticks, then of the abort.
+        self.returned: list[tuple[float, Sequence[Completion]]] = []
         self.progress: list[Progress] = []  # of every sample that had a slot
         self.prompt_tokens = 0  # Σ over them
         self._worked_s: defaultdict[int, float] = defaultdict(float)  # by engine
@@ -58,9 +71,22 @@ class StepStats:
         self._prompt_lengths: list[int] = []
         self._truncated = 0
 
+    def add_launch(
+        self, engine: int, samples: Sequence[tuple[OpenGroup, int]], *, slots: int
+    ) -> None:
+        """Keep which samples went to an engine with its next tick."""
+        if samples:
+            self.sent.append(Sent(engine, slots, self._clock(), samples))
+
+    def add_returned(self, completions: Sequence[Completion]) -> None:
+        """Keep the completions that came back just now."""
+        if completions:
+            self.returned.append((self._clock(), completions))
+
     def add_tick(self, tick: Tick, *, engine: int) -> None:
         """Count an engine's tick."""
         self.ticks.append(tick)
+        self.add_returned(tick.finished)
         self._worked_s[engine] += tick.elapsed_s
         self._slot_s += tick.elapsed_s * tick.slot_steps / max(tick.engine_steps, 1)
         self.engine_steps += tick.engine_steps

@@ -93,6 +93,7 @@ class Step:
         completions, stalled = self._dispatch.abort(timeout_s)
         self._stats.abort_s = self._clock() - started
         self._stats.waited_s += self._stats.abort_s
+        self._stats.add_returned(completions)
         for group, completion in self._groups.extend(completions, self._stats):
             self._dispatch.take_back(group, completion)
         self._groups.park(stalled=stalled)

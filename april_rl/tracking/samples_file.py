@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
@@ -29,6 +30,7 @@ class SampleRecord:
     ages: tuple[tuple[int, int], ...]  # (age, tokens) of each completion, oldest first
     source: str
     reward_parts: Parts = ()  # of several reward functions
+    ends: tuple[int, ...] = ()  # characters of the response at the end of each of `ages`
 
     @classmethod
     def of(
@@ -40,6 +42,7 @@ class SampleRecord:
         advantage: float,
         policy_version: int,
         reward_parts: Parts = (),
+        ends: tuple[int, ...] = (),
     ) -> Self:
         """The record of a finished sample; `policy_version` is the version that trains it."""
         assert sample.finish_reason is not None, sample.id
@@ -59,6 +62,7 @@ class SampleRecord:
                 for completion in sample.completions
                 if completion.token_ids
             ),
+            ends=ends,
             source=sample.prompt.source,
         )
 
@@ -77,6 +81,7 @@ def records_of(
         SampleRecord.of(
             sample,
             response=decode(sample.token_ids),
+            ends=_ends(sample, decode),
             reward=reward,
             reward_parts=parts,
             advantage=float(advantage),
@@ -91,6 +96,15 @@ def records_of(
             strict=True,
         )
     ]
+
+
+def _ends(sample: Sample, decode: Callable[[Sequence[int]], str]) -> tuple[int, ...]:
+    """Return the characters of the response at the end of each completion; none for a response of
+    one piece.
+    """
+    lengths = accumulate(len(each.token_ids) for each in sample.completions if each.token_ids)
+    ends = tuple(len(decode(sample.token_ids[:length])) for length in lengths)
+    return ends if len(ends) > 1 else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

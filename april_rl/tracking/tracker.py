@@ -13,6 +13,7 @@ from rich.console import Console
 
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
+from april_rl.timeline import Timeline
 from april_rl.tracking import figures
 from april_rl.tracking.live_view import LiveView
 from april_rl.tracking.metrics_file import MetricsFile
@@ -25,6 +26,7 @@ from april_rl.tracking.samples_file import (
     write_samples,
 )
 from april_rl.tracking.terminal import Phase, View
+from april_rl.tracking.timeline_file import write_timeline
 from april_rl.tracking.wandb_run import Mode, start_run
 
 
@@ -105,11 +107,15 @@ class Tracker:
         """Whether `samples` of this step are written or shown: otherwise spare their texts."""
         return _is_due(step, self._save_samples_every) or _is_due(step, self._print_samples_every)
 
-    def samples(self, step: int, records: Sequence[SampleRecord]) -> None:
-        """Write all samples of the step, show a few, each when it is due."""
+    def samples(
+        self, step: int, records: Sequence[SampleRecord], timeline: Timeline | None = None
+    ) -> None:
+        """Write all samples of the step and its timeline, show a few, each when it is due."""
         if _is_due(step, self._save_samples_every):
             with self._writing():
                 write_samples(self._run_dir / "samples", step, records)
+                if timeline is not None:
+                    write_timeline(self._run_dir / "timeline", step, timeline)
         if _is_due(step, self._print_samples_every):
             self._view.samples(step, figures.telling(records))
 

@@ -1,0 +1,79 @@
+"""When each sample of a step was sent to an engine and came back: what a run saves for pictures.
+
+Times are seconds since the step's rollout began, with the resolution of an engine's ticks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
+
+
+class Span(NamedTuple):
+    """One sample's stay on an engine during one step."""
+
+    prompt_id: int
+    sample: int  # its index in the group
+    engine: int
+    sent_s: float  # when the request was sent; it may wait in the engine's queue
+    ended_s: float  # when the completion was back
+    start: int  # response tokens the sample had before
+    tokens: int  # response tokens of this step
+    age: int  # steps since the sample's first token
+    is_finished: bool  # otherwise it was aborted and parked
+
+
+class Bar(NamedTuple):
+    """A span in the slot that computed it."""
+
+    span: Span
+    slot: int  # from 0, over all engines
+    begun_s: float  # when it left the engine's queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Every sample that engines computed in one step's rollout."""
+
+    policy_version: int
+    time_s: float  # of the whole rollout
+    stop_s: float  # at its end: abort and park
+    slots: Mapping[int, int]  # requests that each engine computes together
+    spans: tuple[Span, ...]  # in the order they were sent
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain data for JSON, times to a tenth of a millisecond."""
+        spans = [
+            (*span[:3], round(span.sent_s, 4), round(span.ended_s, 4), *span[5:])
+            for span in self.spans
+        ]
+        fields = asdict(self) | {"slots": {str(e): n for e, n in self.slots.items()}}
+        return fields | {"columns": Span._fields, "spans": spans}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """Return what `plain` was made of. Raises KeyError, TypeError or ValueError for others."""
+        return cls(
+            policy_version=int(plain["policy_version"]),
+            time_s=float(plain["time_s"]),
+            stop_s=float(plain["stop_s"]),
+            slots={int(engine): int(n) for engine, n in plain["slots"].items()},
+            spans=tuple(Span(*values) for values in plain["spans"]),
+        )
+
+    def bars(self) -> Iterator[Bar]:
+        """Yield every span with its slot. A request takes the slot of its engine that was free
+        first, and waits in the queue until then: engines compute requests in the order they come.
+        """
+        first, free = 0, {}
+        for engine, count in sorted(self.slots.items()):
+            free[engine] = [(0.0, first + slot) for slot in range(count)]
+            first += count
+        # Queued requests that an abort sent back unstarted have no span, so order is by sending.
+        for span in self.spans:
+            free_s, slot = heapq.heappop(free[span.engine])
+            begun_s = min(max(span.sent_s, free_s), span.ended_s)
+            heapq.heappush(free[span.engine], (span.ended_s, slot))
+            yield Bar(span, slot, begun_s)

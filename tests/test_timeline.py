@@ -1,0 +1,138 @@
+"""The timeline of a step: who ran where and when, from the collector's own launches and ticks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from light_samples import PROMPT, completion
+
+from april_rl.rollout.collector import Collection
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.timeline import timeline_of
+from april_rl.simulator.engine_cost import EngineCost
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.simulator.simulation import Scenario, simulate
+from april_rl.timeline import Span, Timeline
+from april_rl.tracking.samples_file import records_of
+from april_rl.tracking.timeline_file import read_timeline, write_timeline
+from april_rl.types import Group, Sample, ScoredGroup
+
+STEPS, GROUPS, SIZE, ENGINES = 3, 4, 4, 2
+
+
+def run(factor: float = 2.0) -> list[tuple[Collection, Timeline]]:
+    """Three steps of the real collector on simulated engines."""
+    cost = EngineCost(step_s=0.01, sample_s=0.001, context_token_s=0.0, prefill_token_s=0.0)
+    scenario = Scenario(
+        cost=cost,
+        law=Lognormal(median_tokens=40, sigma=0.8, seed=1),
+        num_groups=GROUPS,
+        group_size=SIZE,
+        max_response_tokens=400,
+        num_engines=ENGINES,
+        tick_steps=4,
+    )
+    seen: list[tuple[Collection, Timeline]] = []
+    simulate(
+        scenario,
+        over_sampling=FixedFactor(factor),
+        refill=factor > 1,
+        num_steps=STEPS,
+        warmup_steps=0,
+        on_step=lambda _, collection: seen.append((collection, timeline_of(collection.stats))),
+    )
+    return seen
+
+
+STEPS_SEEN = run()
+
+
+@pytest.mark.parametrize("number", range(STEPS))
+def test_every_generated_token_and_finished_sample_is_in_the_timeline(number: int) -> None:
+    """Fails when a launch, a tick or the abort is forgotten."""
+    collection, timeline = STEPS_SEEN[number]
+    stats = collection.stats
+    assert sum(span.tokens for span in timeline.spans) == stats.generated_tokens > 0
+    assert sum(span.is_finished for span in timeline.spans) == stats.finished_samples > 0
+    assert sum(span.start > 0 for span in timeline.spans) == stats.resumed_samples
+    assert timeline.time_s == stats.time_s
+    assert sum(timeline.slots.values()) == stats.num_slots
+
+
+def test_parked_samples_go_on_where_they_stopped_with_their_age() -> None:
+    """Fails when ages are taken from the wrong completion, or a parked sample looks finished."""
+    before = {(s.prompt_id, s.sample): s for s in STEPS_SEEN[0][1].spans}
+    resumed = [s for s in STEPS_SEEN[1][1].spans if s.start]
+    assert resumed
+    for span in resumed:
+        earlier = before[span.prompt_id, span.sample]
+        assert not earlier.is_finished
+        assert (span.start, span.age, earlier.age) == (earlier.start + earlier.tokens, 1, 0)
+    assert max(span.age for span in STEPS_SEEN[2][1].spans) == 2
+
+
+@pytest.mark.parametrize("number", range(STEPS))
+def test_bars_of_a_slot_do_not_overlap_and_lie_within_the_rollout(number: int) -> None:
+    """Fails when a queued request is drawn as if it ran, or engines share slots."""
+    timeline = STEPS_SEEN[number][1]
+    slots: dict[int, list[tuple[float, float]]] = {}
+    engines: dict[int, set[int]] = {}
+    for bar in timeline.bars():
+        slots.setdefault(bar.slot, []).append((bar.begun_s, bar.span.ended_s))
+        engines.setdefault(bar.slot, set()).add(bar.span.engine)
+    assert all(len(found) == 1 for found in engines.values())
+    assert len(slots) == 2 * GROUPS * SIZE
+    for bars in slots.values():
+        assert all(0 <= begun <= ended <= timeline.time_s for begun, ended in bars)
+        assert all(first[1] <= second[0] for first, second in pairwise(bars))
+
+
+def test_the_synchronous_step_starts_everything_at_once_and_parks_nothing() -> None:
+    timeline = run(1.0)[0][1]
+    assert len(timeline.spans) == GROUPS * SIZE
+    assert all(span.is_finished and span.sent_s == 0 for span in timeline.spans)
+
+
+def test_a_timeline_survives_its_file(tmp_path: Path) -> None:
+    timeline = STEPS_SEEN[1][1]
+    path = write_timeline(tmp_path / "timeline", 2, timeline)
+    assert path.name == "step_00002.json"
+    assert json.loads(path.read_text())["columns"] == list(Span._fields)
+    found = read_timeline(path)
+    assert found.slots == timeline.slots
+    assert [s._replace(sent_s=0, ended_s=0) for s in found.spans] == [
+        s._replace(sent_s=0, ended_s=0) for s in timeline.spans
+    ]
+    assert [s.ended_s for s in found.spans] == pytest.approx(
+        [s.ended_s for s in timeline.spans], abs=1e-4
+    )
+
+
+def test_a_broken_timeline_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "step_00001.json"
+    path.write_text('{"step": 1}')
+    with pytest.raises(ValueError, match=r"step_00001.json is not the timeline of a step"):
+        read_timeline(path)
+
+
+def test_a_saved_response_says_where_each_of_its_completions_ends() -> None:
+    """Fails when the borders of parked samples are lost, or counted in tokens."""
+    parts = (
+        completion(0, start=0, num_tokens=2, version=3),
+        completion(0, start=2, num_tokens=1, version=4),
+    )
+    last = replace(parts[1], finish_reason="stop")
+    samples = (
+        Sample(PROMPT, 0, (parts[0], last)),
+        Sample(PROMPT, 1, (replace(parts[0], finish_reason="stop"),)),
+    )
+    group = ScoredGroup(group=Group(prompt=PROMPT, samples=samples), rewards=(1.0, 0.0))
+    records = records_of(
+        [group], [[0.0, 0.0]], decode=lambda ids: "abc" * len(ids), policy_version=4
+    )
+    assert [record.ends for record in records] == [(6, 9), ()]
+    assert records[0].ages == ((1, 2), (0, 1))
