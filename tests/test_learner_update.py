@@ -138,7 +138,7 @@ def test_metrics_are_what_they_say(path):
     weights = np.minimum(ratio, 1.3)
     expected = {
         "loss/total": -(weights * advantages).sum() / num_tokens([examples]),
-        "loss/kl": (ratio - 1 - np.log(ratio)).mean(),
+        "loss/behaviour_kl": (ratio - 1 - np.log(ratio)).mean(),
         "loss/ratio_mean": ratio.mean(),
         "loss/ratio_max": ratio.max(),
         "loss/is_weight_mean": weights.mean(),

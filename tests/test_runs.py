@@ -17,7 +17,7 @@ from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
 
 from april_rl.checkpointing.manifest import read_manifest
 from april_rl.commands import checkpoint
-from april_rl.tracking.keys import missing
+from april_rl.tracking.keys import missing, undescribed
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # of DAPO's overlong punishment
@@ -88,6 +88,7 @@ def test_a_run_leaves_true_metrics_and_exports(first):
     steps = [row for row in rows if row["step"] > 0]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert missing(steps[-1]) == []
+    assert undescribed({key for row in rows for key in row}) == []
     for row in steps:
         assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
         assert row["ledger/in_flight"] == 0

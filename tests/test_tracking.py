@@ -30,7 +30,8 @@ rollout: response_tokens_p95 response_tokens_p99 response_tokens_max over_sampli
 rollout: stop_s
 staleness: age_mean age_max off_policy_token_frac token_frac_age_*
 reward: mean std no_signal_frac errors
-loss: total clip_frac kl entropy grad_norm ratio_mean ratio_max is_weight_mean age_weight_mean
+loss: total clip_frac behaviour_kl entropy grad_norm ratio_mean ratio_max is_weight_mean
+loss: age_weight_mean
 mismatch: logprob_abs_mean logprob_abs_max
 ledger: opened in_flight parked ready trained rejected dropped
 time: rollout_s score_s update_s weight_sync_s checkpoint_s step_s
@@ -91,9 +92,12 @@ def test_the_frozen_keys_are_those_of_the_design() -> None:
 def test_missing_names_the_frozen_keys_that_nothing_stands_for() -> None:
     logged = [key.replace("*", "held_out") for key in frozen_list()]
     assert keys.missing(logged) == []
-    logged.remove("loss/kl")
+    logged.remove("loss/behaviour_kl")
     logged.remove("eval/held_out/avg_at_k")
-    assert keys.missing([*logged, "loss/kl_extra"]) == ["loss/kl", "eval/*/avg_at_k"]
+    assert keys.missing([*logged, "loss/behaviour_kl_extra"]) == [
+        "loss/behaviour_kl",
+        "eval/*/avg_at_k",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from april_rl.metrics import Max, Mean, Metrics
 _MEANS = (
     "loss/clip_frac",
     "loss/masked_frac",
-    "loss/kl",
+    "loss/behaviour_kl",
     "loss/entropy",
     "loss/ratio_mean",
     "loss/is_weight_mean",
@@ -42,8 +42,8 @@ class TokenStatistics:
     ) -> None:
         """Count a row's tokens; every tensor is [N].
 
-        loss/kl is Schulman's k3 of KL(behaviour || learner): never negative, low variance;
-        loss/reference_kl that of KL(learner || reference), on tokens the engine sampled.
+        loss/behaviour_kl is Schulman's k3 of KL(behaviour || learner), never negative and of low
+        variance; loss/reference_kl is that of KL(learner || reference), on the same tokens.
         """
         held, behaviour = logprobs.detach(), row.behaviour_logprobs
         ratio = (held - behaviour).exp()

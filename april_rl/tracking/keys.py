@@ -1,85 +1,275 @@
-"""The frozen metric keys: what dashboards, scripts and a resumed run may rely on.
+"""Every metric a run logs, with its unit and its meaning: docs/metrics.md, dashboards and reports
+read this table.
 
-More keys may be added, none removed. A `*` stands for one part that the run decides: the age
-of a token, the name of an evaluation set.
+A `*` stands for one part that the run decides: an age, a data source, a reward function, an
+evaluation set. Frozen keys are what dashboards, scripts and a resumed run may rely on: more may be
+added, none removed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
-FROZEN: dict[str, tuple[str, ...]] = {
-    "rollout": (
-        "time_s",
-        "generated_tokens_per_s",
-        "finished_samples_per_s",
-        "in_flight_mean",
-        "occupancy",
-        "resumed_samples",
-        "parked_groups",
-        "parked_tokens",
-        "ready_groups",
-        "reprefill_tokens",
-        "rejected_groups",
-        "truncated_frac",
-        "response_tokens_mean",
-        "response_tokens_p50",
-        "response_tokens_p95",
-        "response_tokens_p99",
-        "response_tokens_max",
-        "over_sampling_factor",
-        "stop_s",
-    ),
-    "staleness": ("age_mean", "age_max", "off_policy_token_frac", "token_frac_age_*"),
-    "reward": ("mean", "std", "no_signal_frac", "errors"),
-    "loss": (
-        "total",
-        "clip_frac",
-        "kl",
-        "entropy",
-        "grad_norm",
-        "ratio_mean",
-        "ratio_max",
-        "is_weight_mean",
-        "age_weight_mean",
-    ),
-    "mismatch": ("logprob_abs_mean", "logprob_abs_max"),
-    "ledger": ("opened", "in_flight", "parked", "ready", "trained", "rejected", "dropped"),
-    "time": ("rollout_s", "score_s", "update_s", "weight_sync_s", "checkpoint_s", "step_s"),
-    "throughput": ("trained_tokens_per_s",),
-    "sync": ("bytes",),
-    "eval": ("*/avg_at_k", "*/pass_at_k", "*/response_tokens_mean"),
-}
 
-FROZEN_KEYS: tuple[str, ...] = tuple(
-    f"{stage}/{quantity}" for stage, quantities in FROZEN.items() for quantity in quantities
+class Key(NamedTuple):
+    """A metric, or a family of metrics: its key, unit and meaning, and whether it is frozen."""
+
+    key: str
+    unit: str
+    meaning: str
+    is_frozen: bool = False
+
+    @property
+    def stage(self) -> str:
+        """Return what stands before the first slash."""
+        return self.key.partition("/")[0]
+
+
+def _stage(name: str, *, frozen: tuple[str, ...], more: tuple[str, ...] = ()) -> tuple[Key, ...]:
+    """Return the keys of a stage from lines `quantity | unit | meaning`."""
+    return tuple(
+        Key(f"{name}/{quantity}", unit, meaning, is_frozen)
+        for lines, is_frozen in ((frozen, True), (more, False))
+        for quantity, unit, meaning in (line.split(" | ") for line in lines)
+    )
+
+
+_ROLLOUT = _stage(
+    "rollout",
+    frozen=(
+        "time_s | s | rollout phase of the step, from the first request to the last parked sample",
+        "generated_tokens_per_s | tokens/s | response tokens generated per second of rollout",
+        "finished_samples_per_s | samples/s | samples finished per second of rollout",
+        "in_flight_mean | samples | requests in a slot, averaged over the rollout",
+        "occupancy | share | in_flight_mean divided by the number of slots",
+        "resumed_samples | samples | parked samples that continued in this step",
+        "parked_groups | groups | groups parked at the end of the step",
+        "parked_tokens | tokens | response tokens of parked groups at the end of the step",
+        "ready_groups | groups | groups complete and scored at the end, left for the next step",
+        "reprefill_tokens | tokens | prompt and response tokens computed again to resume samples",
+        "rejected_groups | groups | groups rejected by dynamic sampling: all rewards are equal",
+        "truncated_frac | share | trained responses that ended at the token budget",
+        "response_tokens_mean | tokens | mean length of the trained responses",
+        "response_tokens_p50 | tokens | median length of the trained responses",
+        "response_tokens_p95 | tokens | 95th percentile of the trained responses' lengths",
+        "response_tokens_p99 | tokens | 99th percentile of the trained responses' lengths",
+        "response_tokens_max | tokens | length of the longest trained response",
+        "over_sampling_factor | ratio | α: slots divided by the samples a step needs",
+        "stop_s | s | from the decision to stop until every unfinished sample is parked",
+    ),
+    more=(
+        "controller_s | s | rollout time in which the controller waits for no engine and no score",
+        "abort_s | s | waiting for the engines to return what was aborted",
+        "engine_s | s | time an engine computes in the rollout, averaged over engines",
+        "kept_samples | samples | resumed samples whose KV cache was kept, without a prefill",
+        "preempted_samples | samples | times a running sample was evicted from a full KV cache",
+        "preempted_tokens | tokens | tokens of KV cache lost by preemption and computed again",
+        "dropped_groups | groups | groups dropped because a reward failed",
+        "prompt_tokens_mean | tokens | mean prompt length of the trained groups",
+    ),
 )
 
-_KEY = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.\-]+)+")
-_STAGES = tuple(FROZEN)
+_STALENESS = _stage(
+    "staleness",
+    frozen=(
+        "age_mean | steps | mean age of the trained tokens: version trained minus version sampled",
+        "age_max | steps | age of the oldest trained token",
+        "off_policy_token_frac | share | response tokens of age 1 or more",
+        "token_frac_age_* | share | response tokens of this age",
+    ),
+    more=(
+        "masked_tokens | tokens | response tokens beyond rollout.max_staleness, without weight",
+        "age_mean_len_* | steps | age_mean of the responses of up to 1/8, 1/4, 1/2, 1 × the budget",
+        "off_policy_token_frac_len_* | share | off-policy tokens by length of response, likewise",
+    ),
+)
+
+_REWARD = _stage(
+    "reward",
+    frozen=(
+        "mean | reward | mean reward of the trained samples",
+        "std | reward | standard deviation of the trained samples' rewards",
+        "no_signal_frac | share | scored groups whose rewards are all equal",
+        "errors | samples | rewards that failed for good: timeouts, crashes and no_scores",
+    ),
+    more=(
+        "*/mean | reward | mean of one reward function, before its weight",
+        "timeouts | samples | rewards that took longer than reward.hard_timeout_s",
+        "crashes | samples | rewards whose process ended or raised an error",
+        "no_scores | samples | rewards that returned no finite number",
+        "soft_timeouts | samples | comparisons over reward.soft_timeout_s, scored as 0",
+        "retries | samples | rewards that were tried again after a failure",
+        "verify_disagreement_frac | share | answers the two math checkers disagree about",
+    ),
+)
+
+_LOSS = _stage(
+    "loss",
+    frozen=(
+        "total | nats | the loss, averaged over the optimizer steps of the update",
+        "clip_frac | share | trained tokens whose ratio is clipped",
+        "behaviour_kl | nats | KL(engine's policy when sampled ‖ learner): staleness and mismatch",
+        "entropy | nats | mean entropy of the learner's next-token distributions",
+        "grad_norm | norm | gradient norm before clipping, averaged over optimizer steps",
+        "ratio_mean | ratio | exp(learner - behaviour log-probability), mean; 1 is on-policy",
+        "ratio_max | ratio | the largest such ratio",
+        "is_weight_mean | ratio | mean importance weight of the off-policy correction",
+        "age_weight_mean | ratio | mean weight that tokens have by their age",
+    ),
+    more=(
+        "masked_frac | share | trained tokens that a response or token mask leaves out",
+        "reference_kl | nats | KL(learner ‖ frozen reference), where the run has a reference",
+        "lr | rate | learning rate, averaged over the optimizer steps",
+    ),
+)
+
+_MISMATCH = _stage(
+    "mismatch",
+    frozen=(
+        "logprob_abs_mean | nats | distance of engine's and learner's log-probabilities, mean",
+        "logprob_abs_max | nats | the largest such distance; both with the same weights",
+    ),
+)
+
+_LEDGER = _stage(
+    "ledger",
+    frozen=(
+        "opened | groups | prompts taken from the stream since the run began: the sum of the rest",
+        "in_flight | groups | groups being generated or scored; 0 between steps",
+        "parked | groups | open groups that wait for the next step",
+        "ready | groups | groups complete and scored that wait to be trained",
+        "trained | groups | groups trained since the run began",
+        "rejected | groups | groups without a signal since the run began",
+        "dropped | groups | groups whose reward failed since the run began",
+    ),
+)
+
+_TIME = _stage(
+    "time",
+    frozen=(
+        "rollout_s | s | rollout phase",
+        "score_s | s | part of the rollout that waits for scores with nothing left to generate",
+        "update_s | s | learner's update, slowest worker",
+        "weight_sync_s | s | learner's weights into the engines, slowest worker",
+        "checkpoint_s | s | training stopped to copy a checkpoint or to write an export",
+        "step_s | s | whole step, without the evaluation and checkpoint after it",
+    ),
+    more=("evaluation_s | s | evaluation of all held-out sets",),
+)
+
+_OTHERS = (
+    *_stage("throughput", frozen=("trained_tokens_per_s | tokens/s | trained tokens per second",)),
+    *_stage("sync", frozen=("bytes | bytes | weights sent to the engine in a sync",)),
+    *_stage(
+        "eval",
+        frozen=(
+            "*/avg_at_k | share | mean reward over prompts and the k samples of each",
+            "*/pass_at_k | share | prompts that one of k samples solves, without bias",
+            "*/response_tokens_mean | tokens | mean response length",
+        ),
+        more=(
+            "*/maj_at_k | share | prompts whose most frequent answer is right",
+            "*/*_low | share | lower end of the estimate's 95 % interval",
+            "*/*_high | share | upper end of the estimate's 95 % interval",
+            "*/truncated_frac | share | responses that ended at the token budget",
+            "*/errors | samples | samples whose reward failed",
+            "*/left_out_prompts | prompts | prompts left out because a reward failed",
+            "*/timeouts | samples | like reward/timeouts",
+            "*/crashes | samples | like reward/crashes",
+            "*/no_scores | samples | like reward/no_scores",
+            "*/soft_timeouts | samples | like reward/soft_timeouts",
+            "*/retries | samples | like reward/retries",
+            "*/verify_disagreement_frac | share | like reward/verify_disagreement_frac",
+        ),
+    ),
+    *_stage(
+        "source",
+        frozen=(),
+        more=(
+            "*/reward_mean | reward | mean reward of the trained samples of this data source",
+            "*/groups | groups | trained groups of this data source",
+            "*/no_signal_frac | share | trained groups of this source whose rewards are all equal",
+            "*/reward/*/mean | reward | mean of one reward function on this source",
+        ),
+    ),
+    *_stage(
+        "length_bias",
+        frozen=(),
+        more=(
+            "opened_tokens_mean | tokens | mean length of the groups opened in the last 20 steps",
+            "trained_tokens_mean | tokens | mean length of the samples trained in the same steps",
+            "scored_reward_mean | reward | mean reward of the groups scored in the same steps",
+            "trained_reward_mean | reward | mean reward of the samples trained in the same steps",
+        ),
+    ),
+    *_stage(
+        "engine",
+        frozen=(),
+        more=(
+            "step_s | s | fitted cost of an engine step",
+            "sample_s | s | fitted cost of each sample in an engine step",
+            "context_token_s | s | fitted cost of each token that attention reads",
+            "prefill_token_s | s | fitted cost of each prefilled token",
+        ),
+    ),
+    *_stage(
+        "checkpoint",
+        frozen=(),
+        more=(
+            "write_s | s | writing the last checkpoint, beside training",
+            "bytes | bytes | size of the last checkpoint",
+        ),
+    ),
+    *_stage(
+        "restart",
+        frozen=(),
+        more=(
+            "count | restarts | restarts after a lost worker so far",
+            "lost_s | s | training time lost by the restarts",
+        ),
+    ),
+)
+
+KEYS = _ROLLOUT + _STALENESS + _REWARD + _LOSS + _MISMATCH + _LEDGER + _TIME + _OTHERS
+FROZEN_KEYS = tuple(key.key for key in KEYS if key.is_frozen)
+
+_FORM = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.\-]+)+")
+_STAGES = tuple(dict.fromkeys(key.stage for key in KEYS))
 
 
 def check(key: str) -> None:
     """Raise ValueError unless `key` has the form `stage/quantity`."""
-    if not _KEY.fullmatch(key):
+    if not _FORM.fullmatch(key):
         raise ValueError(
             f"metric key {key!r} must have the form stage/quantity, such as reward/mean"
         )
 
 
+def describe(key: str) -> Key | None:
+    """Return the line of the table that describes the logged `key`; None when there is none."""
+    exact = (known for known in KEYS if known.key == key)
+    return next(exact, next((known for known in KEYS if matches(known.key, key)), None))
+
+
+def undescribed(keys: Iterable[str]) -> list[str]:
+    """Return the keys of metrics that the table does not describe."""
+    return [key for key in keys if key != "step" and describe(key) is None]
+
+
 def sort_key(key: str) -> tuple[int, str]:
-    """Orders keys by stage, the frozen stages first and as they are listed here, then by name."""
+    """Order keys by stage, as the table lists them, unknown stages last; then by name."""
     stage = key.partition("/")[0]
-    return (_STAGES.index(stage) if stage in FROZEN else len(_STAGES), key)
+    return (_STAGES.index(stage) if stage in _STAGES else len(_STAGES), key)
 
 
 def missing(keys: Iterable[str]) -> list[str]:
-    """The frozen keys that nothing in `keys` stands for; one key is enough for a pattern."""
+    """Return the frozen keys that no key in `keys` matches."""
     present = tuple(keys)
-    return [frozen for frozen in FROZEN_KEYS if not any(_matches(frozen, key) for key in present)]
+    return [frozen for frozen in FROZEN_KEYS if not any(matches(frozen, key) for key in present)]
 
 
-def _matches(frozen: str, key: str) -> bool:
-    """Whether `key` is the frozen key, `*` standing for any text without a slash."""
-    return re.fullmatch(re.escape(frozen).replace(r"\*", "[^/]+"), key) is not None
+def matches(pattern: str, key: str) -> bool:
+    """Return whether `key` fits `pattern`, in which `*` stands for any text without a slash."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^/]+"), key) is not None

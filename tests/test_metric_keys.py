@@ -1,0 +1,72 @@
+"""Every metric has one line of meaning and a unit, and docs/metrics.md shows that table."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from source_tree import ROOT, package_files, tree_of
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+from metrics_page import PAGE, page
+
+from april_rl.tracking import keys
+
+STAGES = {key.stage for key in keys.KEYS}
+
+
+def test_the_metrics_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python tools/metrics_page.py"
+
+
+def test_every_metric_is_described_once_with_a_unit() -> None:
+    assert [key for key, n in Counter(key.key for key in keys.KEYS).items() if n > 1] == []
+    assert [key.key for key in keys.KEYS if not (key.unit and key.meaning)] == []
+
+
+@pytest.mark.parametrize(
+    ("logged", "line"),
+    [
+        ("reward/mean", "reward/mean"),
+        ("reward/right/mean", "reward/*/mean"),
+        ("source/gsm8k/reward/right/mean", "source/*/reward/*/mean"),
+        ("eval/held_out/pass_at_k_low", "eval/*/*_low"),
+        ("staleness/token_frac_age_12", "staleness/token_frac_age_*"),
+    ],
+)
+def test_a_logged_key_is_described_by_the_line_of_its_family(logged: str, line: str) -> None:
+    found = keys.describe(logged)
+    assert found is not None
+    assert found.key == line
+
+
+def test_a_key_without_a_line_is_named() -> None:
+    assert keys.undescribed(["step", "reward/mean", "reward/maen"]) == ["reward/maen"]
+
+
+def literal_keys() -> Iterator[tuple[str, str]]:
+    """Yield every file and string in the package that has the form of a metric key, f-strings
+    apart: what a whole run logs is compared in test_runs.py.
+    """
+    form = re.compile(rf"(?:{'|'.join(STAGES)})/[a-z0-9_/]+")
+    for path in package_files():
+        nodes = list(ast.walk(tree_of(path)))
+        parts = {id(v) for node in nodes if isinstance(node, ast.JoinedStr) for v in node.values}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and id(node) not in parts:
+                text = str(node.value)
+                if form.fullmatch(text):
+                    yield path.name, text
+
+
+def test_every_key_written_in_the_package_is_described() -> None:
+    """Fails when a stage returns a metric that the table does not have."""
+    found = set(literal_keys())
+    assert len(found) > 60
+    unknown = {(file, key) for file, key in found if keys.describe(key) is None}
+    assert unknown == set()
