@@ -46,6 +46,11 @@ class Interrupts:
         return self._requested.name if self._requested else f"trainer.max_hours={self._hours:g}"
 
     @property
+    def is_requested(self) -> bool:
+        """Return whether a signal has come."""
+        return self._requested is not None
+
+    @property
     def is_person(self) -> bool:
         """Return whether somebody pressed Ctrl-C."""
         return self._requested is signal.SIGINT

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,11 +39,12 @@ OmegaConf.register_new_resolver("run_directory", run_directory, replace=True)
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
 def main(composed: DictConfig) -> None:
     """Check the configuration and run it; a mistake in it ends in one message and status 1."""
-    run_dir = Path(HydraConfig.get().runtime.output_dir)
+    run_dir, started_s = Path(HydraConfig.get().runtime.output_dir), time.time()
     try:
         config = to_config(composed)
         run(config, run_dir, OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
     except RunError as error:
+        _report(run_dir, since_s=started_s)
         print(f"error: {error}", file=sys.stderr, flush=True)
         with suppress(OSError):
             run_dir.rmdir()  # unless there is something in it
@@ -80,8 +82,18 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
             restarts.begin(lambda: trainer.version)
             trainer.count(restarts.metrics())
             trainer.run()
-            return
+            break
         config = replace(config, resume=AUTO)
+    if not interrupts.is_requested:  # otherwise the process has seconds to end
+        _report(run_dir, since_s=0.0)
+
+
+def _report(run_dir: Path, *, since_s: float) -> None:
+    """Write report.html, which is nothing that a run can fail of."""
+    from april_rl.report.at_end import report_line
+
+    if (line := report_line(run_dir, since_s=since_s)) is not None:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ WRITTEN_BY_A_RUN = {
     "stall_report.txt",
     "samples/",
     "timeline/",
+    "report.html",
     "checkpoints/",
     "wandb/",
     "adapter/",

@@ -48,6 +48,7 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["runtime"]["num_workers"] == 2
     rows = steps_of(run_dir)
     assert len(rows) == num_steps
+    assert (run_dir / "report.html").stat().st_size > 10_000
     weights = load_file(two_workers.folder / "model" / "model.safetensors")
     for row in rows:
         assert row["sync/bytes"] == sum(tensor.nbytes for tensor in weights.values())

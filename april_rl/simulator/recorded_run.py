@@ -77,7 +77,8 @@ def _lengths(run_dir: Path) -> tuple[tuple[int, ...], ...]:
 
 def _samples(path: Path) -> Iterator[tuple[int, int]]:
     """(prompt id, response tokens) of every line."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Not splitlines: a response may contain U+2028, which that takes for the end of a line.
+    for number, line in enumerate(path.read_text(encoding="utf-8").strip().split("\n"), start=1):
         try:
             record = json.loads(line)
             yield int(record["prompt_id"]), int(record["num_tokens"])

@@ -1,0 +1,1 @@
+"""report.html and the comparison of runs: pages made from run directories alone."""

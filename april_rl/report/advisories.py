@@ -1,0 +1,132 @@
+"""What a person should know about a run first, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from april_rl.report.prediction import Prediction
+from april_rl.report.run_files import RunFiles
+
+_WORTH_SAYING = 1.1  # a predicted gain
+_LONG_TAIL = 0.2  # share of the time less share of the samples
+_MANY = 0.02  # samples without a reward
+_TRUNCATED = 0.2
+_WITHOUT_SIGNAL = 5  # steps
+_DISPERSION = 1.5  # 1 is a random draw
+_PREEMPTED = 0.01  # of the samples
+
+
+def advisories(run: RunFiles, prediction: Prediction | None) -> list[str]:
+    """Return sentences, the most useful ones first; none for a run without anything to mend."""
+    return [
+        *_failures(run),
+        *_signal(run),
+        *(_tail(run, prediction) if prediction else ()),
+        *_staleness(run),
+        *_engines(run),
+        *_learning(run),
+    ]
+
+
+def percent(value: float) -> str:
+    """Return a share with a digit that says something."""
+    return f"{100 * value:.1f} %" if abs(value) < 0.1 else f"{100 * value:.0f} %"
+
+
+def _failures(run: RunFiles) -> Iterator[str]:
+    errors = run.total("reward/errors")
+    scored = errors + run.samples_per_step * len(run.steps)
+    if errors > _MANY * scored:
+        yield (
+            f"The reward failed on {percent(errors / scored)} of the samples; their groups were "
+            "dropped. See reward/errors, reward/timeouts and reward/crashes in metrics.jsonl."
+        )
+
+
+def _signal(run: RunFiles) -> Iterator[str]:
+    shares = run.series("reward/no_signal_frac")
+    silent = 0
+    for _, share in reversed(shares):
+        if share < 1:
+            break
+        silent += 1
+    if silent >= _WITHOUT_SIGNAL:
+        yield (
+            f"No group has a signal since step {shares[-silent][0]}: all rewards of a group are "
+            "equal, so nothing is learned. Use easier or harder prompts, or another reward."
+        )
+    elif shares and (mean := fmean(share for _, share in shares[len(shares) // 2 :])) > 0.5:
+        yield (
+            f"{percent(mean)} of the groups have no signal in the second half of the run; "
+            "algorithm.dynamic_sampling=true would replace them."
+        )
+
+
+def _tail(run: RunFiles, prediction: Prediction) -> Iterator[str]:
+    own = round(run.mean("rollout/over_sampling_factor", late=True) or 1.0, 2)
+    gain_now = prediction.gains.get(own, 1.0) if own > 1 else 1.0
+    best, gain = max(prediction.gains.items(), key=lambda each: each[1], default=(own, gain_now))
+    waiting, samples = prediction.tail
+    if waiting - samples < _LONG_TAIL:
+        yield (
+            "Response lengths have hardly a tail, so over-sampling gains little: a synchronous "
+            f"rollout waits {percent(waiting)} of its time for the last {percent(samples)} of its "
+            "samples (by the simulator)."
+        )
+        return
+    text = (
+        f"{percent(waiting)} of a synchronous rollout would wait for the last {percent(samples)} "
+        "of its samples"
+    )
+    if own > 1:
+        text += f"; α = {own:g}, as run, gives {gain_now - 1:+.0%} samples/s over it"
+    if gain > _WORTH_SAYING * gain_now:
+        text += f"; α = {best:g} would give {gain / gain_now - 1:+.0%} over this run"
+    yield text + " (by the simulator, with this run's lengths and engine cost)."
+
+
+def _staleness(run: RunFiles) -> Iterator[str]:
+    cap = run.number("rollout.max_staleness")
+    oldest = [age for _, age in run.series("staleness/age_max")]
+    oldest = oldest[len(oldest) // 2 :]
+    at_cap = sum(age >= cap for age in oldest) / len(oldest) if oldest and cap else 0.0
+    if at_cap > 0.5:
+        yield (
+            f"The staleness cap binds: in {percent(at_cap)} of the later steps a token of age "
+            f"{cap:g} was trained, so steps wait for their oldest groups. A larger "
+            "rollout.max_staleness or a smaller α avoids the wait."
+        )
+    masked, trained = run.total("staleness/masked_tokens"), run.total("ledger/trained")
+    if masked and trained:
+        yield f"{masked:,.0f} tokens were older than the cap and had no loss weight."
+
+
+def _engines(run: RunFiles) -> Iterator[str]:
+    preempted = run.total("rollout/preempted_samples")
+    if preempted > _PREEMPTED * run.samples_per_step * len(run.steps):
+        yield (
+            f"Running samples lost their KV cache {preempted:,.0f} times: it is too small for the "
+            "slots. Give it more memory or reduce α."
+        )
+    truncated = run.mean("rollout/truncated_frac", late=True) or 0.0
+    if truncated > _TRUNCATED:
+        yield (
+            f"{percent(truncated)} of the responses are cut off by rollout.max_response_tokens="
+            f"{run.setting('rollout.max_response_tokens')}."
+        )
+
+
+def _learning(run: RunFiles) -> Iterator[str]:
+    limit, mismatch = run.number("learner.max_mismatch"), run.mean("mismatch/logprob_abs_mean")
+    if limit and mismatch and mismatch > limit:
+        yield (
+            f"Engine and learner disagree by {mismatch:.3f} nats on tokens of equal weights, "
+            f"more than learner.max_mismatch={limit:g}."
+        )
+    dispersion = run.mean("length_bias/dispersion", late=True)
+    if dispersion and dispersion > _DISPERSION:
+        yield (
+            f"Batches are not like random draws: their mean length varies {dispersion:.1f} times "
+            "as much (length_bias/dispersion)."
+        )

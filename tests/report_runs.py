@@ -1,0 +1,139 @@
+"""Run directories as a run leaves them, from the real collector on simulated engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from april_rl.config import TrainConfig
+from april_rl.metrics import Metrics
+from april_rl.rollout.collector import Collection
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.timeline import timeline_of
+from april_rl.simulator.engine_cost import EngineCost, engine_metrics
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.simulator.simulation import Scenario, simulate
+from april_rl.tracking.metrics_file import MetricsFile
+from april_rl.tracking.samples_file import SampleRecord, write_samples
+from april_rl.tracking.timeline_file import write_timeline
+
+NUM_GROUPS, GROUP_SIZE, REST_S = 4, 4, 0.25
+HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=alert(1)>&'\"\u2028<!--"
+
+
+def make_run(
+    run_dir: Path,
+    *,
+    factor: float = 2.0,
+    num_steps: int = 6,
+    response: str = "a response",
+    seed: int = 0,
+    accuracy: Sequence[float] = (0.5, 0.7),
+) -> Path:
+    """Write the directory of a finished run: held-out accuracy `accuracy`[0] before the first step,
+    rising to `accuracy`[1] at the last.
+    """
+    run_dir.mkdir(parents=True)
+    config = TrainConfig()
+    config.name, config.model.path, config.data.path = HOSTILE, "model", "data"
+    config.seed, config.runtime.num_workers = seed, 1
+    config.trainer.num_groups, config.trainer.num_steps = NUM_GROUPS, num_steps
+    config.rollout.group_size, config.rollout.max_response_tokens = GROUP_SIZE, 400
+    config.rollout.over_sampling_factor, config.rollout.refill = factor, factor > 1
+    OmegaConf.save(OmegaConf.structured(config), run_dir / "config.yaml")
+    scenario = Scenario(
+        cost=EngineCost(step_s=0.01, sample_s=0.0005, context_token_s=0.0, prefill_token_s=1e-5),
+        law=Lognormal(median_tokens=60, sigma=0.9, seed=seed),
+        num_groups=NUM_GROUPS,
+        group_size=GROUP_SIZE,
+        max_response_tokens=400,
+        tick_steps=4,
+        rest_s=REST_S,
+    )
+    with MetricsFile(run_dir / "metrics.jsonl") as file:
+        file.append(0, _evaluated(accuracy[0]))
+
+        def record(version: int, collection: Collection) -> None:
+            step = version + 1
+            reached = accuracy[0] + (accuracy[1] - accuracy[0]) * step / num_steps
+            file.append(step, _row(collection, version) | _evaluated(reached))
+            write_samples(
+                run_dir / "samples", step, _records(collection, version, response=response)
+            )
+            write_timeline(run_dir / "timeline", step, timeline_of(collection.stats))
+
+        simulate(
+            scenario,
+            over_sampling=FixedFactor(factor),
+            refill=factor > 1,
+            num_steps=num_steps,
+            warmup_steps=0,
+            on_step=record,
+        )
+    return run_dir
+
+
+def _evaluated(accuracy: float) -> dict[str, float]:
+    key = "eval/held_out/avg_at_k"
+    return {key: accuracy, f"{key}_low": accuracy - 0.05, f"{key}_high": accuracy + 0.05}
+
+
+def _row(collection: Collection, version: int) -> dict[str, float]:
+    stats = collection.stats
+    tokens = [
+        (version - completion.policy_version, len(completion.token_ids))
+        for scored in collection.groups
+        for sample in scored.group.samples
+        for completion in sample.completions
+    ]
+    total = sum(count for _, count in tokens)
+    shares = {
+        f"staleness/token_frac_age_{age}": sum(n for a, n in tokens if a == age) / total
+        for age in range(6)
+    }
+    metrics = Metrics(
+        {
+            **stats.metrics(num_needed=NUM_GROUPS * GROUP_SIZE),
+            **engine_metrics(stats.ticks),
+            **collection.metrics,
+            **shares,
+        }
+    )
+    return {
+        **metrics.read(),
+        "staleness/age_mean": sum(age * n for age, n in tokens) / total,
+        "staleness/age_max": max(age for age, _ in tokens),
+        "staleness/off_policy_token_frac": 1 - shares["staleness/token_frac_age_0"],
+        "reward/mean": 0.5 + 0.01 * version,
+        "reward/no_signal_frac": 0.2,
+        "reward/errors": 0.0,
+        "mismatch/logprob_abs_mean": 0.002,
+        "mismatch/logprob_abs_max": 0.1,
+        "time/rollout_s": stats.time_s,
+        "time/score_s": 0.0,
+        "time/update_s": 0.8 * REST_S,
+        "time/weight_sync_s": 0.1 * REST_S,
+        "time/step_s": stats.time_s + REST_S,
+    }
+
+
+def _records(collection: Collection, version: int, *, response: str) -> list[SampleRecord]:
+    records = []
+    for scored in collection.groups:
+        for sample, reward in zip(scored.group.samples, scored.rewards, strict=True):
+            num_parts = sum(bool(each.token_ids) for each in sample.completions)
+            ends = tuple(len(response) * n // num_parts for n in range(1, num_parts + 1))
+            records.append(
+                SampleRecord.of(
+                    sample,
+                    response=response,
+                    reward=reward,
+                    advantage=0.0,
+                    policy_version=version,
+                    reward_parts=((response[:20], reward),),
+                    ends=ends if num_parts > 1 else (),
+                )
+            )
+    return records

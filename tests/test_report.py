@@ -1,0 +1,270 @@
+"""report.html: what is on it, that it is safe and small, and that a browser draws it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import vl_convert
+from report_runs import HOSTILE, make_run
+
+from april_rl.commands.report import main
+from april_rl.report import bundle, html
+from april_rl.report.advisories import advisories
+from april_rl.report.at_end import report_line
+from april_rl.report.charts import PHASES, REST, phase_seconds
+from april_rl.report.prediction import Prediction, predict
+from april_rl.report.report import write_report
+from april_rl.report.run_files import RunFiles, read_run
+
+CHARTS = {
+    *("reward", "evaluation", "time", "lengths", "length-histogram", "ages", "ledger"),
+    *("occupancy", "rework", "mismatch", "timeline", "synchronous"),
+}
+MAX_BYTES = 3_000_000
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+class Page(HTMLParser):
+    """The elements of a page, and the text of its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.specs: dict[str, dict] = {}
+        self.text = ""
+        self._chart: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self._chart = dict(attrs).get("data-chart") if tag == "script" else None
+
+    def handle_data(self, data):
+        if self._chart:
+            self.specs[self._chart] = json.loads(data)
+            self._chart = None
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "run", response=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def page(run_dir: Path) -> Page:
+    return Page(write_report(run_dir).read_text())
+
+
+@pytest.fixture(scope="module")
+def run(run_dir: Path) -> RunFiles:
+    return read_run(run_dir)
+
+
+def test_the_page_has_every_chart_the_figures_and_the_samples(page: Page, run: RunFiles) -> None:
+    assert page.specs.keys() == CHARTS
+    assert page.tags.count("dd") > 5
+    for text in ("avg@k, held_out", "0.700", "off-policy tokens", "all 6 steps", "parked, then"):
+        assert text in page.text
+    rate = 16 * 6 / run.total("time/step_s")
+    assert f"{rate:.1f}" in page.text
+
+
+def test_every_chart_is_valid_vega_lite_with_data_for_its_fields(page: Page) -> None:
+    """vl_convert compiles a chart as the browser does; a misspelt field would draw nothing."""
+    for name, spec in page.specs.items():
+        compiled = vl_convert.vegalite_to_vega(spec, show_warnings=False)
+        assert compiled["marks"], name
+        for layer, data in layers_of(spec):
+            for channel in layer.get("encoding", {}).values():
+                field = channel.get("field")
+                assert field is None or all(field in row for row in data), (name, field)
+            assert data, name
+
+
+def layers_of(spec: dict) -> Iterator[tuple[dict, list[dict]]]:
+    for layer in spec.get("layer", [spec]):
+        yield layer, layer.get("data", spec["data"])["values"]
+
+
+def test_nothing_that_a_run_wrote_is_run_or_fetched_by_the_page(page: Page, run_dir: Path) -> None:
+    """Fails when a response, a prompt, a name or a reward part reaches the page unescaped."""
+    text = (run_dir / "report.html").read_text()
+    assert "<script>window.pwned" not in text
+    assert "<img" not in text.replace(html.vega_bundle() or "", "")
+    assert page.tags.count("script") == len(CHARTS) + 2
+    assert "img" not in page.tags
+    assert not any(name in ("src", "href") or name.startswith("on") for name, _ in page.attributes)
+    assert "window.pwned=1" in page.text, "the response is shown as text"
+    assert "default-src 'none'" in text
+
+
+def test_text_of_a_chart_cannot_end_its_script() -> None:
+    written = html._json({"a": HOSTILE})
+    assert "<" not in written
+    assert json.loads(written) == {"a": HOSTILE}
+
+
+def test_the_phases_of_a_step_add_up_to_it(run: RunFiles, page: Page) -> None:
+    for row in run.steps:
+        seconds = phase_seconds(row)
+        assert seconds.keys() == {*(name for name, _ in PHASES), REST}
+        assert sum(seconds.values()) == pytest.approx(row["time/step_s"])
+        assert all(value >= -1e-9 for value in seconds.values())
+        assert seconds[REST] == pytest.approx(0.1 * 0.25), "update and sync are nine tenths"
+    drawn = page.specs["time"]["data"]["values"]
+    assert sum(value["seconds"] for value in drawn) == pytest.approx(run.total("time/step_s"))
+
+
+def test_a_run_of_very_long_responses_has_a_page_of_three_megabytes_at_most(tmp_path: Path) -> None:
+    path = write_report(make_run(tmp_path / "run", response="x < y " * 30_000))
+    assert 900_000 < path.stat().st_size < MAX_BYTES
+    assert "characters …]" in path.read_text()
+
+
+def test_a_chrome_trace_of_the_timeline_is_written_beside_it(run_dir: Path, run: RunFiles) -> None:
+    trace = json.loads((run_dir / "timeline" / "step_00006.trace.json").read_text())
+    step, timeline = run.timeline
+    assert (step, timeline is not None) == (6, True)
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(spans) == len(timeline.spans)
+    assert all(event["ts"] >= 0 and event["dur"] > 0 for event in spans)
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(1e6 * timeline.time_s, rel=0.01)
+    assert {event["cat"] for event in spans} == {"finished", "parked"}
+
+
+def test_the_synchronous_step_beside_it_is_longer_and_starts_all_samples_at_once(
+    run: RunFiles,
+) -> None:
+    found = predict(run)
+    assert found is not None
+    assert {span.sent_s for span in found.synchronous.spans} == {0.0}
+    waiting, samples = found.tail
+    assert 0 < samples < waiting < 1
+    assert found.gains[2.0] > 1, "over-sampling gains with lognormal lengths"
+
+
+# What a run is told in words.
+
+
+def told(run: RunFiles, prediction: Prediction | None = None, **changes: object) -> str:
+    """The advice to a run with these metrics in every row."""
+    return "\n".join(
+        advisories(replace(run, rows=[{**r, **changes} for r in run.rows]), prediction)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"reward/errors": 4.0}, r"The reward failed on 23 % of the samples"),
+        ({"reward/no_signal_frac": 1.0}, r"No group has a signal since step 0"),
+        ({"reward/no_signal_frac": 0.6}, r"60 % of the groups have no signal.*dynamic_sampling"),
+        ({"staleness/age_max": 5}, r"The staleness cap binds: in 100 % .* age 5 was trained"),
+        ({"staleness/masked_tokens": 10}, r"70 tokens were older than the cap"),
+        ({"rollout/preempted_samples": 3}, r"lost their KV cache 21 times"),
+        ({"rollout/truncated_frac": 0.3}, r"30 % .* cut off by rollout.max_response_tokens=400"),
+        ({"mismatch/logprob_abs_mean": 0.3}, r"disagree by 0.300 nats"),
+        ({"length_bias/dispersion": 2.4}, r"varies 2.4 times"),
+    ],
+)
+def test_a_run_is_told_what_to_mend(run: RunFiles, changes: dict, sentence: str) -> None:
+    healthy = {"staleness/age_max": 1, "rollout/truncated_frac": 0.0}
+    assert told(run, None, **healthy) == ""
+    assert re.search(sentence, told(run, None, **(healthy | changes)))
+
+
+def test_the_long_tail_is_told_with_what_another_factor_would_give(run: RunFiles) -> None:
+    found = predict(run)
+    assert found is not None
+    text = told(run, replace(found, gains={2.0: 1.2, 3.0: 1.8}))
+    assert re.search(r"\d+ % of a synchronous rollout would wait for the last \d+ % of its", text)
+    assert "α = 2, as run, gives +20%" in text
+    assert "α = 3 would give +50% over this run" in text
+    short = told(run, replace(found, synchronous=replace(found.synchronous, spans=_equal(found))))
+    assert "hardly a tail" in short
+
+
+def _equal(found: Prediction) -> tuple:
+    ended_s = found.synchronous.time_s
+    return tuple(span._replace(ended_s=ended_s) for span in found.synchronous.spans)
+
+
+# The command, and the end of a run.
+
+
+def test_a_run_without_samples_or_engine_cost_has_the_charts_that_are_left(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "run", num_steps=2)
+    shutil.rmtree(run_dir / "samples")
+    shutil.rmtree(run_dir / "timeline")
+    page = Page(write_report(run_dir).read_text())
+    assert page.specs.keys() == CHARTS - {"length-histogram", "timeline", "synchronous"}
+
+
+def test_without_vl_convert_the_page_says_how_to_get_charts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bundle, "find_spec", lambda _: None)
+    text = html.page("title", [])
+    assert "pip install vl-convert-python" in text
+    assert len(text) < 20_000
+
+
+def test_the_command_refuses_what_is_no_run_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert "is not the directory of a run: it has no metrics.jsonl" in capsys.readouterr().err
+
+
+def test_a_run_ends_with_the_place_of_its_report_or_why_there_is_none(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    """A failure to write it is one line; nothing is written for a run that logged nothing."""
+    assert report_line(run_dir, since_s=0.0) == f"report: {run_dir / 'report.html'}"
+    assert report_line(tmp_path, since_s=0.0) is None
+    assert report_line(run_dir, since_s=4e9) is None
+    (tmp_path / "metrics.jsonl").write_text("not json\n")
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    line = report_line(tmp_path, since_s=0.0)
+    assert line is not None
+    assert line.startswith("report: not written (error: ")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed here")
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_draws_every_chart_and_has_nothing_to_complain_of(
+    run_dir: Path, tmp_path: Path, width: int, dark: bool, page: Page
+) -> None:
+    """Real Chromium, from file://, light and dark, on a phone and on a screen."""
+    done = subprocess.run(
+        [
+            *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+            *("--disable-background-networking", f"--user-data-dir={tmp_path}"),
+            *(f"--window-size={width},1400", "--enable-logging=stderr", "--dump-dom"),
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+            *("--virtual-time-budget=8000", (run_dir / "report.html").as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    drawn = re.findall(
+        r'<div class="chart[^"]*" id="([\w-]+)"[^>]*>(?:<div[^>]*>)?<(svg|canvas)', done.stdout
+    )
+    assert {name for name, _ in drawn} == page.specs.keys()
+    assert "window.pwned=1&lt;/script" in done.stdout, "the response is text"
