@@ -48,6 +48,7 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere;
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
+td small { display: block; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 footer { margin: 3rem 0 1rem; color: var(--soft); font-size: .8rem; }
 """
@@ -63,6 +64,7 @@ _DRAW = """
       axis: { labelColor: soft, titleColor: soft, gridColor: line, domainColor: line,
               tickColor: line, titleFontWeight: "normal" },
       legend: { labelColor: text, titleColor: text },
+      boxplot: { rule: { color: soft }, median: { color: colour("--page") } },
       range: { category: ["#4c8dc9", "#e8833a", "#3aa37b", "#c9579c", "#b8902b", "#7f7fd5"] } };
   }
   function draw() {

@@ -1,0 +1,183 @@
+"""The comparison of runs: variants, equal budgets, time to an accuracy, paired intervals."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import vl_convert
+import yaml
+from report_runs import GROUP_SIZE, NUM_GROUPS, REST_S, make_run
+from test_report import Page
+
+from april_rl.commands.compare import main
+from april_rl.report.compared_run import FIGURES, Figure, evaluations
+from april_rl.report.comparison import SYNCHRONOUS, Comparison, compare
+from april_rl.report.comparison_page import comparison_page, comparison_table
+from april_rl.report.run_files import ReportError
+
+STEPS, SEEDS = 6, (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Synchronous runs and runs with α = 2, three seeds each; one α = 2 learns more."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for seed in SEEDS:
+        make_run(folder / f"a{seed}", factor=1.0, seed=seed, num_steps=STEPS)
+        accuracy = (0.5, 0.7 + 0.1 * (seed == 0))
+        make_run(folder / f"b{seed}", factor=2.0, seed=seed, num_steps=STEPS, accuracy=accuracy)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def comparison(folder: Path) -> Comparison:
+    return compare([folder], accuracy=None, evaluation_set=None)
+
+
+def figure(label: str) -> Figure:
+    return next(figure for figure in FIGURES if figure.label == label)
+
+
+def test_runs_are_grouped_by_the_settings_in_which_they_differ(
+    comparison: Comparison, tmp_path: Path
+) -> None:
+    """Seeds do not make a variant, and the synchronous loop is the baseline."""
+    assert list(comparison.variants) == [SYNCHRONOUS, "α = 2.0"]
+    assert [len(runs) for runs in comparison.variants.values()] == [3, 3]
+    for name, rate in (("slow", 1e-6), ("fast", 1e-5)):
+        config = make_run(tmp_path / name, num_steps=2) / "config.yaml"
+        settings = yaml.safe_load(config.read_text())
+        settings["optimizer"]["lr"] = rate
+        config.write_text(yaml.safe_dump(settings))
+    found = compare([tmp_path / "slow", tmp_path / "fast"], accuracy=None, evaluation_set=None)
+    assert list(found.variants) == ["optimizer.lr=1e-05", "optimizer.lr=1e-06"]
+
+
+def test_all_runs_are_asked_for_what_all_can_answer(comparison: Comparison) -> None:
+    runs = [run for runs in comparison.variants.values() for run in runs]
+    budget = comparison.budget
+    assert budget.samples == STEPS * NUM_GROUPS * GROUP_SIZE
+    assert budget.seconds == min(run.total("time/step_s") for run in runs)
+    assert budget.accuracy == 0.7, "the best of the worst run"
+
+
+def test_time_to_an_accuracy_is_interpolated_between_evaluations(comparison: Comparison) -> None:
+    """Accuracy rises by equal amounts a step, so 0.6 is reached after half of the steps, and 0.625
+    a quarter of a step before 0.6333.
+    """
+    run = comparison.variants[SYNCHRONOUS][0]
+    seconds = [row["time/step_s"] for row in run.steps]
+    for accuracy, steps in ((0.5, 0.0), (0.6, 3.0), (0.625, 3.75), (0.7, 6.0)):
+        budget = replace(comparison.budget, accuracy=accuracy)
+        whole = int(steps)
+        expected = sum(seconds[:whole]) + (steps - whole) * sum(seconds[whole : whole + 1])
+        assert figure("seconds to the accuracy").value(run, budget) == pytest.approx(expected)
+        samples = figure("trained samples to the accuracy").value(run, budget)
+        assert samples == pytest.approx(steps * NUM_GROUPS * GROUP_SIZE)
+    budget = replace(comparison.budget, accuracy=0.9)
+    assert figure("seconds to the accuracy").value(run, budget) is None
+
+
+def test_equal_time_is_not_equal_samples(comparison: Comparison) -> None:
+    """Fails when a faster run is given the seconds of the slower one."""
+    april = comparison.variants["α = 2.0"][1]
+    budget = replace(comparison.budget, seconds=april.total("time/step_s") / 2)
+    times = evaluations(april, "held_out")
+    after = figure("accuracy after equal time").value(april, budget)
+    assert after is not None
+    assert times[0].accuracy < after < times[-1].accuracy
+    assert figure("accuracy after equal samples").value(april, budget) == pytest.approx(0.7)
+
+
+def test_ratios_are_paired_by_seed_with_the_interval_of_students_t(comparison: Comparison) -> None:
+    rate = figure("trained samples/s")
+    ratios = []
+    for mine, base in zip(*reversed(comparison.variants.values()), strict=True):
+        assert mine.setting("seed") == base.setting("seed")
+        ratios.append(math.log(base.total("time/step_s") / mine.total("time/step_s")))
+    found = comparison.paired(rate, "α = 2.0")
+    assert found is not None
+    mean = fmean(ratios)
+    deviation = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / 2)
+    assert found == pytest.approx((mean, 4.303 * deviation / math.sqrt(3)))
+    assert mean > 0, "over-sampling is faster"
+    text = comparison.versus(rate, "α = 2.0")
+    assert re.fullmatch(r"× \d\.\d\d \[\d\.\d\d, \d\.\d\d\]", text)
+    assert comparison.versus(rate, SYNCHRONOUS) == ""
+
+
+def test_seeds_without_a_partner_are_not_paired_and_one_pair_has_no_interval(folder: Path) -> None:
+    paths = [folder / name for name in ("a0", "b0", "b1")]
+    found = compare(paths, accuracy=None, evaluation_set=None)
+    rate = figure("trained samples/s")
+    paired = found.paired(rate, "α = 2.0")
+    assert paired is not None
+    assert math.isinf(paired[1])
+    assert "[" not in found.versus(rate, "α = 2.0")
+
+
+def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
+    off_policy = figure("off-policy tokens")
+    assert comparison.mean(off_policy, SYNCHRONOUS) == 0.0
+    share = comparison.mean(off_policy, "α = 2.0")
+    assert share is not None
+    assert comparison.paired(off_policy, "α = 2.0")[0] == pytest.approx(share)
+    points = comparison.versus(off_policy, "α = 2.0")
+    assert re.fullmatch(r"\+\d\d\.\d ± \d+\.\d points", points)
+    waiting = figure("slots that wait during a rollout")
+    assert comparison.mean(waiting, SYNCHRONOUS) > 2 * comparison.mean(waiting, "α = 2.0") > 0
+
+
+def test_a_run_that_never_reaches_the_accuracy_is_counted(folder: Path) -> None:
+    found = compare([folder], accuracy=0.75, evaluation_set="held_out")
+    seconds = figure("seconds to the accuracy")
+    assert (found.missing(seconds, SYNCHRONOUS), found.missing(seconds, "α = 2.0")) == (3, 2)
+    table = comparison_table(found)
+    assert "not reached" in table
+    assert "(2 without)" in table
+
+
+def test_the_page_has_the_table_and_its_charts_are_valid(comparison: Comparison) -> None:
+    page = Page(comparison_page(comparison))
+    assert page.specs.keys() == {"accuracy-seconds", "accuracy-samples", "step-seconds"}
+    for spec in page.specs.values():
+        assert vl_convert.vegalite_to_vega(spec)["marks"]
+    assert page.tags.count("tr") == 2 + len(FIGURES) - 1, "nothing says how much was never trained"
+    lines = {point["run"] for point in page.specs["accuracy-seconds"]["data"]["values"]}
+    assert len(lines) == 6
+    seconds = [p["seconds"] for p in page.specs["step-seconds"]["data"]["values"]]
+    assert len(seconds) == 6 * STEPS
+    assert min(seconds) > REST_S
+
+
+def test_the_command_prints_the_table_and_writes_the_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "page.html"
+    assert main([str(folder), "--html", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0].split() == [SYNCHRONOUS, "α", "=", "2.0"]
+    assert str(path) in printed
+    assert "<table>" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["a0"], {}, "at least two runs"),
+        (["a0", "nothing"], {}, "is no run directory, and holds none"),
+        (["a0", "b0"], {"evaluation_set": "other"}, "--set other: the runs have held_out"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    folder: Path, names: list[str], options: dict, message: str
+) -> None:
+    (folder / "nothing").mkdir(exist_ok=True)
+    asked = {"accuracy": None, "evaluation_set": None} | options
+    with pytest.raises(ReportError, match=message):
+        compare([folder / name for name in names], **asked)
