@@ -172,7 +172,7 @@ def test_a_refusal_in_another_process_is_the_same_message(tmp_path, tokenizer, k
 def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path, tokenizer, kept):
     kept.parent.write_text("a file where the folder should be")
     path = jsonl(tmp_path / "data.jsonl", ROWS)
-    with pytest.raises(DataError, match=r"cache folder .* cannot be made: .*set HF_HOME"):
+    with pytest.raises(DataError, match=r"cache folder .* cannot be created: .*set HF_HOME"):
         load(path, tokenizer)
 
 

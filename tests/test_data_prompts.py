@@ -126,12 +126,12 @@ BAD_SETTINGS = {
     "plain system": (
         ["one"],
         {"template": Template.plain, "system_prompt": "two"},
-        "data.system_prompt works with data.template=chat only",
+        "data.system_prompt has no effect with data.template=plain",
     ),
     "plain variables": (
         ["one"],
         {"template": Template.plain, "chat_template_kwargs": {"enable_thinking": False}},
-        "data.chat_template_kwargs works with data.template=chat only",
+        "data.chat_template_kwargs has no effect with data.template=plain",
     ),
     "two systems": (
         [[message("one")], [message("one", "system")]],
@@ -166,5 +166,5 @@ def test_a_saved_tokenizer_is_loaded_and_decodes_without_special_tokens(tmp_path
 
 def test_a_folder_without_tokenizer_names_the_key(tmp_path):
     for path in (str(tmp_path), "/nowhere/at/all"):
-        with pytest.raises(TokenizerError, match=rf"model\.path={path}: no tokenizer there"):
+        with pytest.raises(TokenizerError, match=rf"model\.path={path}: cannot load the tokenizer"):
             load_tokenizer(path)

@@ -99,9 +99,7 @@ def test_the_last_match_of_the_answer_pattern_is_the_answer(tmp_path):
 def test_an_answer_pattern_that_finds_nothing_names_row_value_and_how_many(tmp_path):
     answers = ["#### 1", "nothing", "#### 3", "nor here"]
     path = written(tmp_path, "\n".join(json.dumps({"prompt": "a", "answer": a}) for a in answers))
-    expected = (
-        r":2: data\.answer_pattern=#+\(.*\) finds nothing.*'nothing'; so it is in 2 of 4 rows"
-    )
+    expected = r":2: data\.answer_pattern=#+\(.*\) finds nothing.*'nothing' \(in 2 of 4 rows\)"
     with pytest.raises(DataError, match=expected):
         load(path, answer_pattern="####(.+)")
 
@@ -131,8 +129,8 @@ BAD_FILES = {
     "broken array": ('[{"prompt": "a",\n "answer": 1},\n oops]', r":3: not valid JSON"),
     "not an object": ('{"prompt": "a", "answer": "1"}\n5\n', r":2: every line must be a JSON obj"),
     "empty": ("", "the file is empty"),
-    "blank": ("\n\n", "Are there rows in it"),
-    "empty array": ("[]", "Are there rows in it"),
+    "blank": ("\n\n", "Does the file have rows"),
+    "empty array": ("[]", "Does the file have rows"),
     "no column": ('{"question": "a", "answer": "1"}', "prompt_column=prompt; .*question, answer"),
     "NaN": (
         '{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": NaN}',

@@ -1,7 +1,7 @@
 """Rewards of groups to advantages, one for each sample.
 
-Legend: [G] samples of a group. Every sample has a reward: a group whose reward failed is dropped
-before.
+Legend: [G] samples of a group. Every sample has a reward: a group with a failed reward has been
+dropped before.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Floats = NDArray[np.float64]
 
 # Rewards of one group [G] to advantages [G].
 GroupAdvantages = Callable[[ArrayLike], Floats]
-# The same for every group of a step: what estimators that look at the whole batch need.
+# The same for all groups of a step, for estimators that need the whole batch.
 BatchAdvantages = Callable[[Sequence[ArrayLike]], list[Floats]]
 
 
 def grpo(rewards: ArrayLike) -> Floats:
     """(reward - mean) / (std + 1e-6) [G]; Shao et al. 2024 (DeepSeekMath), section 4.1.2.
 
-    The standard deviation is the sample one (divisor G - 1), as in TRL, verl and slime: learning
+    The standard deviation is the sample one (divisor G - 1), as in TRL, verl and slime, so learning
     rates found with them carry over; with G = 8 the population one would make every advantage 7 %
-    larger. Zeros for equal rewards, and for a group of one.
+    larger. The result is zeros for equal rewards and for a group of one.
     """
     return _scaled(_centred(_checked(rewards)))
 
@@ -36,8 +36,8 @@ def grpo(rewards: ArrayLike) -> Floats:
 def dr_grpo(rewards: ArrayLike) -> Floats:
     """reward - mean [G]; Liu et al. 2025 (Dr. GRPO), section 3.2.
 
-    Undivided, hard and easy prompts keep the weight their spread gives them. Exactly zeros for
-    equal rewards, which rounding of the mean would not give.
+    Without the division, hard and easy prompts keep the weight that their spread gives them. The
+    result is exactly zero for equal rewards, without the rounding error of a mean.
     """
     return _centred(_checked(rewards))
 
@@ -53,8 +53,8 @@ def rloo(rewards: ArrayLike) -> Floats:
 
 
 def by_group(advantages: GroupAdvantages) -> BatchAdvantages:
-    """Return the estimator that treats every group of a batch by itself with `advantages`, which is
-    one of the three above.
+    """Return the batch estimator that applies `advantages`, one of the three above, to each group
+    alone.
     """
 
     def of_batch(groups: Sequence[ArrayLike]) -> list[Floats]:
@@ -67,9 +67,9 @@ def reinforce_pp(groups: Sequence[ArrayLike]) -> list[Floats]:
     """(reward - batch mean) / (batch std + 1e-6), by group [G]; Hu et al. 2025 (REINFORCE++), the
     variant without a group baseline.
 
-    Mean and sample standard deviation are those of all samples of the batch; its KL term is not
-    part of the reward here. It works with one sample a prompt and gives signal to groups of equal
-    rewards. Zeros when all rewards of the batch are equal.
+    Mean and sample standard deviation are taken over all samples of the batch; the paper's KL term
+    is not part of the reward here. It works with one sample a prompt and gives a signal to groups
+    of equal rewards. The result is zeros if all rewards of the batch are equal.
     """
     checked = [_checked(group) for group in groups]
     return _split(_scaled(_centred(np.concatenate(checked))), like=checked)
@@ -79,9 +79,9 @@ def reinforce_pp_baseline(groups: Sequence[ArrayLike]) -> list[Floats]:
     """(reward - group mean) / (batch std of that + 1e-6), by group [G]; Hu et al. 2025
     (REINFORCE++), the variant with baseline.
 
-    The spread is the whole batch's, so that a group of almost equal rewards is not blown up as in
-    `grpo`; the batch mean of what remains is 0 by itself. Exactly zeros for a group of equal
-    rewards.
+    The standard deviation is taken over the whole batch, so a group of almost equal rewards is not
+    blown up as in `grpo`; the batch mean of the centred rewards is already 0. The result is exactly
+    zero for a group of equal rewards.
     """
     centred = [dr_grpo(group) for group in groups]
     return _split(_scaled(np.concatenate(centred)), like=centred)
@@ -96,7 +96,7 @@ def _checked(rewards: ArrayLike) -> Floats:
 
 
 def _centred(values: Floats) -> Floats:
-    """Values less their mean; exactly zeros when they are equal."""
+    """Return values minus their mean; exactly zeros if they are equal."""
     if (values == values[0]).all():
         return np.zeros_like(values)
     centred: Floats = values - values.mean()
@@ -104,7 +104,7 @@ def _centred(values: Floats) -> Floats:
 
 
 def _scaled(centred: Floats) -> Floats:
-    """`centred` over its sample standard deviation; zeros stay zeros."""
+    """Return `centred` over its sample standard deviation; zeros stay zeros."""
     if not centred.any():
         return centred
     scaled: Floats = centred / (float(np.std(centred, ddof=1)) + STD_EPS)

@@ -1,6 +1,6 @@
-"""What a token's age takes off its loss.
+"""Lower the loss of a token by its age.
 
-Legend: [R] response tokens of a sample. Age: the policy version that trains a token less the one
+Legend: [R] response tokens of a sample. Age: the policy version that trains a token minus the one
 that sampled it.
 """
 
@@ -15,14 +15,16 @@ WeightOfAge = Callable[[int], float]
 
 
 def decay(factor: float) -> WeightOfAge:
-    """The weight factor ** age; factor 1 turns it off, 0 trains fresh tokens alone."""
+    """Return the weight function factor ** age; factor 1 changes nothing, 0 trains tokens of age 0
+    alone.
+    """
     return lambda age: factor**age
 
 
 def age_weights(ages: NDArray[np.int32], *, weight_of_age: WeightOfAge) -> NDArray[np.float32]:
-    """weight_of_age(age) of each token [R], asked once for every age met.
+    """Return weight_of_age(age) for each token [R], calling it once for each distinct age.
 
-    Raises ValueError when it gives anything but a number >= 0.
+    Raises ValueError if it returns anything but a number >= 0.
     """
     met, places = np.unique(ages, return_inverse=True)
     table = np.asarray([_weight(int(age), weight_of_age) for age in met], np.float32)

@@ -1,9 +1,9 @@
-"""How per-token losses become one number: a loss weight for every token, from lengths and token
-weights alone.
+"""How per-token losses become one number: a loss weight for every token, computed from lengths and
+token weights alone.
 
 Legend: [R] response tokens of a sample; m the token weights, of every response of a global
-minibatch, all ranks together. m is 0 for a token that is masked, else its age weight. The loss is
-Σ loss weight · loss over all of them, so a rank or a micro-batch divides by nothing of its own.
+minibatch, over all ranks. m is 0 for a masked token, otherwise its age weight. The loss is Σ loss
+weight · loss over all tokens, so a rank or a micro-batch needs no division of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from april_rl.config.choices import Aggregation
 
 Floats = NDArray[np.float32]
 
-# Token weights [R] of each response to loss weights [R] of each.
+# Maps the token weights [R] of each response to its loss weights [R].
 Aggregate = Callable[[Sequence[Floats]], list[Floats]]
 
 
 def aggregate(chosen: Aggregation, *, max_response_tokens: int) -> Aggregate:
-    """Return what algorithm.aggregation means with this budget of a response."""
+    """Return the function of algorithm.aggregation for this response budget."""
     match chosen:
         case Aggregation.token_mean:
             return token_mean
@@ -46,9 +46,9 @@ def sequence_mean(token_weights: Sequence[Floats]) -> list[Floats]:
     """m / (n · Σ over responses of mean m), by response [R], n its tokens with m > 0; Shao et al.
     2024 (GRPO), eq. 3.
 
-    Without age weights 1 / (n · responses): every response counts the same, so a token of a long
-    one counts less. Age weights lower a stale response against fresh ones, not the whole batch: the
-    weights add up to 1. A response that is masked whole is not counted.
+    Without age weights this is 1 / (n · responses): every response counts the same, so a token of a
+    long one counts less. Age weights lower a stale response relative to fresh ones, not the whole
+    batch: the weights add up to 1. A response that is masked completely is not counted.
     """
     counts = [int((weights > 0).sum()) for weights in token_weights]
     shares = [
@@ -62,10 +62,9 @@ def constant_length(token_weights: Sequence[Floats], *, max_response_tokens: int
     """m / (max_response_tokens · responses with any m > 0), by response [R]; Liu et al. 2025 (Dr.
     GRPO), section 3.2.
 
-    A token counts the same in a short and in a long response and from batch to batch: nothing in
-    the denominator depends on how long responses came out, nor on age weights. The weights add up
-    to the mean length's share of the budget, so the learning rate means something else than with
-    the other two.
+    A token counts the same in short and long responses and in every batch: the denominator depends
+    neither on the lengths of responses nor on age weights. The weights add up to the mean length's
+    share of the budget, so a learning rate does not carry over from the other two.
     """
     num_responses = sum(bool(weights.any()) for weights in token_weights)
     total = float(max_response_tokens * num_responses)
@@ -73,7 +72,7 @@ def constant_length(token_weights: Sequence[Floats], *, max_response_tokens: int
 
 
 def _divided(weights: Floats, total: float) -> Floats:
-    """`weights` / `total`; zeros when there is nothing to divide by."""
+    """Return `weights` / `total`, or zeros if the total is zero."""
     if not total:
         return np.zeros_like(weights)
     return (weights / total).astype(np.float32)

@@ -2,12 +2,12 @@
 
 Legend: [T] trained tokens; logprobs and reference_logprobs in nats, of the sampled token, at the
 sampling temperature. π is the policy, ρ the reference, KL(π‖ρ) the divergence per token. Source:
-Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html). His
-k1, log π - log ρ, is no term of a loss: its gradient has expectation zero.
+Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html). His k1, log π - log
+ρ, cannot be a term of a loss: its gradient has expectation zero.
 
-What an estimator estimates and what its gradient does are two things: as a term of the loss it is
+What an estimator estimates and what its gradient does are two things: a term of the loss is
 differentiated, and expectations over samples of π do not commute with that. Both statements hold
-for tokens sampled by π; older ones need the importance weight that their policy loss gets.
+for tokens sampled by π; older ones need the same importance weight as in the policy loss.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from april_rl.config.choices import Kl
 
-# From log-probabilities of the policy and the reference [T] to what is added to the loss [T].
+# Maps log-probabilities of the policy and the reference [T] to a term of the loss [T].
 Estimator = Callable[[Tensor, Tensor], Tensor]
 
 
 def estimator(chosen: Kl) -> Estimator | None:
-    """Return the estimator of algorithm.kl; None where there is no such term."""
+    """Return the estimator of algorithm.kl, or None if there is no such term."""
     match chosen:
         case Kl.none:
             return None
@@ -37,7 +37,7 @@ def estimator(chosen: Kl) -> Estimator | None:
 def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """½ (log π - log ρ)² [T]: biased for KL(π‖ρ), low variance, never negative.
 
-    Its gradient (log π - log ρ) ∇log π is unbiased for that of KL(π‖ρ): the one for a loss.
+    Its gradient (log π - log ρ) ∇log π is an unbiased estimate of ∇KL(π‖ρ): use it in a loss.
     """
     return (logprobs - reference_logprobs).square() / 2
 
@@ -45,8 +45,9 @@ def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """ρ/π - 1 - log(ρ/π) [T]: unbiased for KL(π‖ρ), low variance, never negative.
 
-    The one to log, and GRPO's term (Shao et al. 2024, eq. 4). Its gradient (1 - ρ/π) ∇log π is
-    unbiased for that of the other direction, KL(ρ‖π); near ρ = π the two agree to first order.
+    Use it for logging; it is also GRPO's term (Shao et al. 2024, eq. 4). Its gradient (1 - ρ/π)
+    ∇log π is an unbiased estimate of the gradient of the other direction, KL(ρ‖π); near ρ = π the
+    two agree to first order.
     """
     log_ratio = reference_logprobs - logprobs
     return torch.expm1(log_ratio) - log_ratio

@@ -1,10 +1,10 @@
-"""Per-token policy losses: pure functions of tensors that average over no batch, and which of them
-a run minimises (`loss_function`).
+"""Per-token policy losses as pure functions of tensors, and the choice among them
+(`loss_function`).
 
 Legend: [T] trained tokens. Log-probabilities are in nats, of the sampled token, at the sampling
 temperature; A is the advantage, r the ratio exp(logprobs - anchor_logprobs), sg a stopped gradient.
-Every loss is to be minimised; at r = 1 the gradient of its sum over a response, with respect to any
-of its log-probabilities, is -A.
+Every loss is minimised, and none averages over a batch; at r = 1 the gradient of its sum over a
+response, with respect to each log-probability, is -A.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from april_rl.config.choices import Loss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """What a policy loss is a function of; only `logprobs` has a gradient.
+    """Inputs of a policy loss; only `logprobs` has a gradient.
 
-    `anchor_logprobs` are what the ratio is taken against. Decoupled (Hilton et al. 2022, "Batch
-    size-invariance for policy optimization"): the proximal ones, of the learner at the start of the
-    step, while a weight of `off_policy` makes up for the rest of the way from the engine. Bypass:
-    the behaviour ones, and the ratio itself is the whole importance weight.
+    The ratio is taken against `anchor_logprobs`. Decoupled (Hilton et al. 2022, "Batch
+    size-invariance for policy optimization"): these are the proximal ones, of the learner at the
+    start of the step, and a weight of `off_policy` corrects for the distance between engine and
+    learner. Bypass: these are the behaviour ones, and the ratio itself is the whole importance
+    weight.
     """
 
     logprobs: Tensor  # [T]
     anchor_logprobs: Tensor  # [T]
     advantages: Tensor  # [T]
-    responses: Responses  # how the T tokens divide
+    responses: Responses  # which tokens belong to one response
 
 
 class TokenLoss(NamedTuple):
-    """A loss and where a bound took hold of it."""
+    """The loss of each token, and which tokens were clipped."""
 
     loss: Tensor  # [T]
     clipped: Tensor  # [T], bool: no gradient is left; in `cispo`, a weight that was cut
@@ -50,7 +51,7 @@ LossFunction = Callable[[LossInputs], TokenLoss]
 
 
 def loss_function(config: AlgorithmConfig) -> LossFunction:
-    """Return the loss of algorithm.loss, with the settings it reads."""
+    """Return the function of algorithm.loss, with its settings bound."""
     low, high = config.clip_low, config.clip_high
     match config.loss:
         case Loss.ppo_clip:
@@ -75,7 +76,8 @@ def loss_function(config: AlgorithmConfig) -> LossFunction:
 def policy_gradient(inputs: LossInputs) -> TokenLoss:
     """-A log π [T]; Williams 1992 (REINFORCE), without ratio, bound or anchor; nothing is clipped.
 
-    Right for tokens of the policy that is trained; for others multiply by a weight of `off_policy`.
+    It is correct for tokens of the policy that is trained; multiply it by a weight of `off_policy`
+    for others.
     """
     loss = -inputs.advantages * inputs.logprobs
     return TokenLoss(loss, torch.zeros_like(loss, dtype=torch.bool))
@@ -103,8 +105,8 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
 
     Zheng et al. 2025 (GSPO), eqs. 5 and 7; they clip to [1 - 3e-4, 1 + 4e-4]. Every token carries
     its response's value, and the gradient of each flows to all tokens of the response alike: loss
-    weights that differ within it act by their mean, so one of weight 0 still gets a gradient. Where
-    single tokens are masked, `gspo_token` is the one to take. Clipped: all tokens of a response, or
+    weights that differ within a response act by their mean, so a token of weight 0 still gets a
+    gradient. Use `gspo_token` where single tokens are masked. Clipped: all tokens of a response, or
     none, as long as they share an advantage.
     """
     log_ratio = inputs.responses.means(inputs.logprobs - inputs.anchor_logprobs)
@@ -115,8 +117,9 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
 def gspo_token(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
     """`gspo` with the ratio sg(s) · π / sg(π) [T]; Zheng et al. 2025 (GSPO), eqs. 13 and 14.
 
-    The same value and, when advantage and loss weight are one for the whole response, the same
-    gradient; otherwise each token answers for its own. verl's GSPO is this one, TRL's is `gspo`.
+    Value and gradient equal those of `gspo` if advantage and loss weight are constant within a
+    response; otherwise each token's weight acts on that token alone. verl's GSPO is this function,
+    TRL's is `gspo`.
     """
     log_ratio = inputs.responses.means(inputs.logprobs - inputs.anchor_logprobs).detach()
     own = inputs.logprobs - inputs.logprobs.detach()  # zeros that carry the gradient
@@ -127,8 +130,8 @@ def gspo_token(inputs: LossInputs, *, clip_low: float, clip_high: float) -> Toke
 def cispo(inputs: LossInputs, *, clip_high: float, clip_low: float = 1.0) -> TokenLoss:
     """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log π [T]; MiniMax 2025 (MiniMax-M1), eqs. 4, 5.
 
-    The weight is clipped, not the update: every token keeps a gradient, rare ones too, where PPO
-    would drop them. The paper bounds it above only, which is `clip_low` 1. Clipped: the weight was
+    The weight is clipped, not the update: every token keeps a gradient, even rare ones that PPO
+    would drop. The paper has the upper bound only, which is `clip_low` 1. Clipped: the weight was
     cut, whatever the sign of the advantage.
     """
     ratio = torch.exp(inputs.logprobs - inputs.anchor_logprobs).detach()
@@ -142,9 +145,9 @@ def sapo(
     """-(4 / τ) σ(τ (r - 1)) A [T]; Gao et al. 2025 (SAPO, arXiv 2511.20347), eqs. 5 and 6.
 
     τ is `positive_temperature` where A > 0, else `negative_temperature`; the defaults are the
-    paper's. A soft gate for a hard clip: the gradient is that of r A times 4 σ (1 - σ), which is 1
-    at r = 1 and falls on both sides, faster for a larger τ. Nothing is ever clipped. At r = 1 the
-    value is -2 A / τ.
+    paper's. A soft gate replaces the hard clip: the gradient is the gradient of r A times 4 σ (1 -
+    σ), which is 1 at r = 1 and falls on both sides, faster for a larger τ. Nothing is ever clipped.
+    At r = 1 the value is -2 A / τ.
     """
     ratio = torch.exp(inputs.logprobs - inputs.anchor_logprobs)
     temperature = torch.full_like(ratio, negative_temperature).masked_fill(
@@ -162,7 +165,7 @@ def _clip(
     clip_high: float,
     dual_clip: float = math.inf,
 ) -> TokenLoss:
-    """The pessimistic surrogate of a ratio [T], and where it is flat in that ratio."""
+    """Return the clipped surrogate of a ratio [T], and where it has no gradient in that ratio."""
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = -torch.minimum(ratio * advantages, bounded * advantages)
     worst = torch.where(advantages < 0, -dual_clip * advantages, math.inf)

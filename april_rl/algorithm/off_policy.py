@@ -1,15 +1,14 @@
-"""What a token that another policy sampled still counts: weights that multiply its loss.
+"""Weights and masks that multiply the loss of tokens that another policy sampled.
 
-Legend: [T] trained tokens, one response behind the other. Log-probabilities are in nats, of the
-sampled token, at the sampling temperature. w = learner / engine is the ratio of a token: the first
-argument less the second, exponentiated. Decoupled (the losses' ratio is against the proximal
-log-probabilities), the learner is the one at the start of the step. In bypass the losses' ratio is
-against the behaviour ones and already is the weight: no truncated weight then, but a mask still
-makes sense, with the learner as it is now.
+Legend: [T] trained tokens of all responses, concatenated. Log-probabilities are in nats, of the
+sampled token, at the sampling temperature. w = learner / engine is the ratio of a token: exp(first
+argument - second). Decoupled (the loss takes its ratio against the proximal log-probabilities), the
+learner means its weights at the start of the step. In bypass the loss takes its ratio against the
+behaviour log-probabilities, which already is the importance weight: there is no truncated weight
+then, but a mask still makes sense, with the learner's current weights.
 
-Nothing here has a gradient. Masks are 1 or 0 and multiply with each other and with a weight. What a
-mask takes out is not taken out of the aggregation's denominator, which is known before the learner
-has seen a token.
+Nothing here has a gradient. Masks are 1 or 0 and multiply each other and a weight. A masked token
+stays in the aggregation's denominator, which is known before the learner has seen a token.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from april_rl.algorithm.responses import Responses
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Correction
 
-# From the learner's and the engine's log-probabilities [T] to weights or masks [T].
+# Maps the learner's and the engine's log-probabilities [T] to weights or masks [T].
 Weigh = Callable[[Tensor, Tensor, Responses], Tensor]
 
 
 def importance_weights(config: AlgorithmConfig) -> Weigh:
-    """Return the weight of algorithm.correction; without a correction, ones."""
+    """Return the weight function of algorithm.correction; ones without a correction."""
     cap, low, high = config.tis_cap, config.mask_low, config.mask_high
     match config.correction:
         case Correction.none:
@@ -44,7 +43,7 @@ def importance_weights(config: AlgorithmConfig) -> Weigh:
 
 
 def masks(config: AlgorithmConfig) -> list[Weigh]:
-    """Return the masks that have bounds, each to be multiplied with the others."""
+    """Return the masks whose bounds are set; their product is the mask."""
     found: list[Weigh] = []
     if config.correction is Correction.mask:
         low, high = config.mask_low, config.mask_high
@@ -65,7 +64,7 @@ def _by_token(weigh: Callable[[Tensor, Tensor], Tensor]) -> Weigh:
 def truncated_importance_weights(
     proximal_logprobs: Tensor, behaviour_logprobs: Tensor, *, cap: float
 ) -> Tensor:
-    """min(w, cap) [T], without gradient; `cap` inf: the plain importance weight.
+    """min(w, cap) [T], without gradient; with `cap` inf the plain importance weight.
 
     Truncated importance sampling: Ionides 2008; per token between engine and learner, Yao et al.
     2025 ("Your efficient RL framework secretly brings you off-policy RL training").
@@ -86,8 +85,8 @@ def masked_importance_weights(
     """w where it lies in [low, high], else 0 [T]; Ling Team 2025 (Ring-1T, arXiv 2510.18855,
     "IcePop"); 0.5 and 5 are usual bounds.
 
-    Where truncation lets a token with a runaway ratio push at the cap, this one drops it, and those
-    that the learner finds far less likely too.
+    Truncation keeps a token with a very large ratio at weight `cap`; this one drops it, and also
+    tokens that the learner finds far less likely than the engine did.
     """
     mask = token_mask(learner_logprobs, behaviour_logprobs, low=low, high=high)
     return mask * truncated_importance_weights(learner_logprobs, behaviour_logprobs, cap=high)
@@ -134,16 +133,17 @@ def geometric_mask(
     """1 where the geometric mean of w over the response lies in [low, high], else 0, for each of
     its tokens [T].
 
-    The mean's spread does not grow with length, so one pair of bounds near 1 serves all lengths
-    (the response's ratio of GSPO, Zheng et al. 2025, eq. 7, as a criterion).
+    The spread of a mean does not grow with length, so one pair of bounds near 1 fits all lengths
+    (the response's ratio of GSPO, Zheng et al. 2025, eq. 7, used as a criterion).
     """
     log_weights = responses.means((learner_logprobs - behaviour_logprobs).detach())
     return responses.spread(_within(log_weights, low=low, high=high))
 
 
 def _within(log_weights: Tensor, *, low: float, high: float) -> Tensor:
-    """1 where the logarithm of a weight lies between those of the bounds, else 0; in logarithms, a
-    product of many ratios cannot overflow.
+    """1 where a weight, given by its logarithm, lies within the bounds, else 0.
+
+    The comparison is made on logarithms, so that a product of many ratios cannot overflow.
     """
     floor = math.log(low) if low > 0 else -math.inf
     values = log_weights.detach()

@@ -1,4 +1,4 @@
-"""What is added to a reward for reasons other than the answer.
+"""Terms added to a reward for reasons other than the answer.
 
 Legend: [G] samples of a group.
 """
@@ -19,14 +19,14 @@ def soft_overlong_penalty(
     eq. 13.
 
     The buffer is the last `buffer_frac` of max_response_tokens. The result is 0 before it, falls
-    linearly through it, and is -penalty at its end. `buffer_frac` 0 turns it off: always 0.
+    linearly through it, and is -penalty at its end. With `buffer_frac` 0 it is always 0.
     """
     lengths = np.asarray(num_tokens, dtype=np.float64)
     if buffer_frac == 0:
         return np.zeros_like(lengths)
     buffer_tokens = buffer_frac * max_response_tokens
     over = lengths - (max_response_tokens - buffer_tokens)
-    # Not np.clip, which costs a small array several times as much.
+    # np.clip takes several times as long for a small array.
     share: NDArray[np.float64] = np.minimum(np.maximum(over / buffer_tokens, 0.0), 1.0)
     return -penalty * share
 
@@ -39,8 +39,9 @@ def with_overlong_penalty(
     buffer_frac: float,
     penalty: float,
 ) -> list[NDArray[np.float64]]:
-    """Return the rewards of each group [G] with the `soft_overlong_penalty` of its responses, whose
-    lengths are `num_tokens`, one group behind the other [ΣG].
+    """Return the rewards of each group [G] plus the `soft_overlong_penalty` of its responses.
+
+    `num_tokens` [ΣG] are the response lengths of all groups, concatenated.
     """
     shaped = np.fromiter(chain.from_iterable(rewards), np.float64) + soft_overlong_penalty(
         num_tokens,

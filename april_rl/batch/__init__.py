@@ -1,1 +1,1 @@
-"""Packing and balancing: pure."""
+"""Packing and balancing of training batches; pure functions."""

@@ -1,4 +1,5 @@
-"""Scored groups to packed rows: no padding, and a loss weight for every token of all ranks.
+"""Turn scored groups into packed rows without padding, with a loss weight for every token of all
+ranks.
 
 Legend: [T] positions of a packed row, [R] response tokens of a sample. Rows are aligned to the
 *predicting* position: position t carries what belongs to the token at t + 1 of the same sequence,
@@ -25,7 +26,7 @@ from april_rl.batch.staleness import (
 from april_rl.metrics import Metrics
 from april_rl.types import Sample, ScoredGroup
 
-# The dummy row of a rank that has nothing left, so that all ranks make the same number of passes.
+# The dummy row of a rank without samples left: all ranks make the same number of passes.
 _DUMMY_TOKENS = 2
 
 Floats = NDArray[np.float32]
@@ -33,7 +34,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One packed row: what the learner computes in one forward and backward pass."""
+    """One packed row: the input of one forward and backward pass."""
 
     lengths: tuple[int, ...]  # tokens of each sequence; Σ lengths = T
     response_lengths: tuple[int, ...]  # response tokens of each sequence
@@ -43,12 +44,12 @@ class MicroBatch:
     response_mask: NDArray[np.bool_]  # [T], whether this position predicts a response token
     behaviour_logprobs: NDArray[np.float32]  # [T], nats
     advantages: NDArray[np.float32]  # [T]
-    ages: NDArray[np.int32]  # [T], policy versions from sampling to this update; 0 elsewhere
-    is_comparable: NDArray[np.bool_]  # [T], age 0, sampled on a KV cache of the same weights
-    loss_weights: NDArray[np.float32]  # [T], what a token counts in the loss of its minibatch
+    ages: NDArray[np.int32]  # [T], policy versions between sampling and this update; 0 elsewhere
+    is_comparable: NDArray[np.bool_]  # [T], age 0 and sampled on a KV cache of the same weights
+    loss_weights: NDArray[np.float32]  # [T], weight of a token in the loss of its minibatch
 
 
-# minibatches[m][rank][k]: micro-batch k of a rank in optimizer step m.
+# minibatches[m][rank][k] is micro-batch k of a rank in optimizer step m.
 MiniBatches = tuple[tuple[tuple[MicroBatch, ...], ...], ...]
 
 
@@ -61,19 +62,19 @@ class Batch:
     metrics: Metrics  # staleness/*, loss/age_weight_mean
 
     def of_rank(self, rank: int) -> tuple[tuple[MicroBatch, ...], ...]:
-        """[minibatch][micro-batch] of one rank."""
+        """Return the micro-batches of one rank as [minibatch][micro-batch]."""
         return tuple(minibatch[rank] for minibatch in self.minibatches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One sample on its way into a packed row."""
+    """A sample before it is packed."""
 
     sample: Sample
     advantage: float
     ages: NDArray[np.int32]  # [R]
     comparable: NDArray[np.bool_]  # [R]
-    age_weights: Floats  # [R], 0 beyond the staleness cap
+    age_weights: Floats  # [R], 0 above the staleness cap
 
     @property
     def num_tokens(self) -> int:
@@ -81,14 +82,14 @@ class _Row:
 
 
 class _Weighed(NamedTuple):
-    """A sample and what each of its tokens counts."""
+    """A sample with the loss weight of each of its tokens."""
 
     row: _Row
     loss_weights: Floats  # [R]
 
 
 class Packer:
-    """Plans micro-batches for all ranks and fills them."""
+    """Plans micro-batches for all ranks and fills them with samples."""
 
     def __init__(
         self,
@@ -102,12 +103,13 @@ class Packer:
         aggregation: Callable[[Sequence[Floats]], list[Floats]],
         hidden_size: int,
     ) -> None:
-        """`max_tokens`: budget of one row; `hidden_size` weighs attention against the rest of a
-        layer; `max_response_tokens`: what the metrics' length buckets are shares of.
+        """Store the settings.
 
-        `age_weights`: of ages [R] up to `max_staleness`, what each token counts. `aggregation`:
-        from these, 0 for a masked token, of every trained response of a minibatch on all ranks, to
-        the loss weights of each [R].
+        `max_tokens` is the budget of one row; `hidden_size` weighs attention against the rest of a
+        layer; `max_response_tokens` is the full scale of the metrics' length buckets. `age_weights`
+        maps ages [R] up to `max_staleness` to the weight of each token. `aggregation` maps these
+        weights (0 for a masked token) of all trained responses of a minibatch, on all ranks, to
+        loss weights [R].
         """
         self._num_ranks, self._max_tokens = num_ranks, max_tokens
         self._num_minibatches = num_minibatches
@@ -123,16 +125,16 @@ class Packer:
         policy_version: int,
         probes: Sequence[Sample] = (),
     ) -> Batch:
-        """The batch that advances the policy from `policy_version`.
+        """Return the batch that advances the policy from `policy_version`.
 
-        `advantages[i]` is [G] of `groups[i]`. `probes` are samples that are not trained now but
-        have tokens that can be compared: when no trained token can, they go along with weight zero,
-        so that engine and learner are compared at every version that has sampled anything.
-        A token whose age is above the cap has loss weight 0.
+        `advantages[i]` is [G] for `groups[i]`. `probes` are samples that are not trained now but
+        have comparable tokens: when no trained token is comparable, they are packed with loss
+        weight 0, so that engine and learner are compared at every version that has sampled
+        anything. A token whose age is above the cap has loss weight 0.
         """
         num_minibatches = min(self._num_minibatches, len(groups))
-        # Dealt out, not cut: groups come the oldest first, and a minibatch of one age would give
-        # its age weight back through its denominator.
+        # Deal groups out in turn: they are sorted by age, and in a minibatch of equal ages the
+        # age weights would cancel against the denominator.
         chunks = [range(len(groups))[first::num_minibatches] for first in range(num_minibatches)]
         rows = [
             [
@@ -144,7 +146,7 @@ class Packer:
         ]
         every = [row for chunk in rows for row in chunk]
         weighed = [self._weighed(chunk) for chunk in rows]
-        # The first minibatch is the one that is always compared before a step is made.
+        # The first minibatch is always compared before an optimizer step is made.
         if not any(row.comparable.any() for row in rows[0]):
             weighed[0] += [_probe(sample, policy_version) for sample in probes]
         return Batch(
@@ -154,7 +156,7 @@ class Packer:
         )
 
     def _metrics(self, rows: Sequence[_Row]) -> Metrics:
-        """`staleness/*` and the mean age weight, of all tokens of all samples that are trained."""
+        """Return `staleness/*` and the mean age weight over all tokens of all trained samples."""
         ages = np.concatenate([row.ages for row in rows])
         weights = np.concatenate([row.age_weights for row in rows])
         lengths = np.asarray([len(row.ages) for row in rows])
@@ -181,7 +183,7 @@ class Packer:
         )
 
     def _weighed(self, rows: Sequence[_Row]) -> list[_Weighed]:
-        """The trained rows of a minibatch with their loss weights."""
+        """Return the trained rows of a minibatch with their loss weights."""
         loss_weights = self._aggregation([row.age_weights for row in rows])
         return [_Weighed(row, weights) for row, weights in zip(rows, loss_weights, strict=True)]
 
@@ -209,8 +211,8 @@ def _probe(sample: Sample, policy_version: int) -> _Weighed:
 
 
 def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
-    """The samples of `weighed` one behind the other; without any, a row of two tokens that weighs
-    nothing.
+    """Concatenate the samples of `weighed` into one row; without samples, return a row of two
+    tokens with loss weight 0.
     """
     lengths = tuple(row.num_tokens for row, _ in weighed) or (_DUMMY_TOKENS,)
     size = sum(lengths)

@@ -13,8 +13,8 @@ _BUCKETS = ((1 / 8, "to_1_8"), (1 / 4, "to_1_4"), (1 / 2, "to_1_2"), (1.0, "to_1
 
 
 def sample_ages(sample: Sample, *, policy_version: int) -> NDArray[np.int32]:
-    """[R] versions between the policy that sampled each token and `policy_version`, which trains
-    it.
+    """Return [R], the age of each token of a sample: `policy_version` minus the version that
+    sampled it.
     """
     versions = [c.policy_version for c in sample.completions]
     ages = np.repeat(np.asarray(versions, np.int32), [len(c.token_ids) for c in sample.completions])
@@ -24,10 +24,11 @@ def sample_ages(sample: Sample, *, policy_version: int) -> NDArray[np.int32]:
 
 
 def comparable(sample: Sample, *, policy_version: int) -> NDArray[np.bool_]:
-    """[R] whether a token was sampled by `policy_version` on a KV cache of that version alone.
+    """Return [R], whether each token was sampled by `policy_version` on a KV cache of that version
+    alone.
 
-    The learner's log-probability of such a token is the engine's, but for rounding; of a fresh
-    token on an older cache it need not be.
+    For such a token the learner's log-probability equals the engine's up to rounding; for a token
+    sampled on an older cache it may not.
     """
     contexts = [c.context_version == policy_version for c in sample.completions]
     return np.repeat(np.asarray(contexts, np.bool_), [len(c.token_ids) for c in sample.completions])
@@ -36,7 +37,9 @@ def comparable(sample: Sample, *, policy_version: int) -> NDArray[np.bool_]:
 def staleness_metrics(
     ages: NDArray[np.int32], weights: NDArray[np.float32], *, max_staleness: int
 ) -> Metrics:
-    """`staleness/*` over all response tokens of a batch [tokens], counted when they are trained."""
+    """Return `staleness/*` over all response tokens of a batch [tokens], at the time they are
+    trained.
+    """
     count = float(len(ages))
     by_age = np.bincount(ages, minlength=max_staleness + 1)
     return Metrics(
@@ -57,12 +60,12 @@ def staleness_metrics(
 def staleness_by_length(
     ages: NDArray[np.int32], lengths: NDArray[np.int64], *, max_response_tokens: int
 ) -> Metrics:
-    """`staleness/off_policy_token_frac_len_*` and `staleness/age_mean_len_*`, where responses of
-    that length were trained.
+    """Return `staleness/off_policy_token_frac_len_*` and `staleness/age_mean_len_*` for the length
+    buckets that have trained responses.
 
-    `ages` [tokens] over all samples, one behind the other; `lengths` [samples], their response
-    tokens. The buckets are responses of up to 1/8, 1/4, 1/2 and all of `max_response_tokens`, each
-    from where the one before ends.
+    `ages` [tokens] concatenates all samples; `lengths` [samples] are their response tokens. The
+    buckets end at 1/8, 1/4, 1/2 and all of `max_response_tokens`; each begins where the previous
+    one ends.
     """
     ends = [share * max_response_tokens for share, _ in _BUCKETS[:-1]]
     bucket = np.repeat(np.searchsorted(ends, lengths), lengths)  # [tokens]

@@ -1,4 +1,4 @@
-"""Where tokenized tables that take long to make are kept, and what they are found by."""
+"""The cache of tokenized tables that take long to make, and the key of each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from april_rl.data.procedural import PREFIX
 from april_rl.data.sources import is_file, load_id
 from april_rl.data.tokenizer import Tokenizer
 
-KEEP_FROM_BYTES = 8 * 2**20  # of a source; a smaller one is tokenized in seconds
+KEEP_FROM_BYTES = 8 * 2**20  # size of a source; a smaller one is tokenized in seconds
 _READ_BYTES = 2**22
 _MADE_BY = (
     "rows.py",
     "rendering.py",
     "tokenized.py",
     "tokenizer.py",
-)  # another text, another table
+)  # a change in one of these files makes every cached table invalid
 _LIBRARIES = ("datasets", "transformers", "tokenizers")
 
 
@@ -36,8 +36,10 @@ def kept_folder(
     columns: Collection[str],
     deduplicate: bool,
 ) -> Path | None:
-    """Return the folder in the Hugging Face cache for the tokenized table of these settings, made
-    or not; None for a source that is small. The place of a file does not count, its content does.
+    """Return the folder in the Hugging Face cache for the tokenized table of these settings,
+    whether it exists yet or not; None for a small source, which is not cached.
+
+    A file is identified by its content, not by its path.
     """
     identity = _identity(chosen, key=key)
     if identity is None:
@@ -58,14 +60,14 @@ def kept_folder(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"{key}={chosen.path}: the cache folder {root} cannot be made: {error.strerror}; set "
-            "HF_HOME to a folder that can be written"
+            f"{key}={chosen.path}: the cache folder {root} cannot be created: {error.strerror}; "
+            "set HF_HOME to a writable folder"
         ) from error
     return root / xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def publish(made: Path, folder: Path) -> None:
-    """Give a whole table its name by one rename; of two runs that made it, one wins."""
+    """Rename a finished table to its final name; if another run was faster, keep its table."""
     try:
         made.rename(folder)
     except OSError:
@@ -74,7 +76,7 @@ def publish(made: Path, folder: Path) -> None:
 
 
 def _identity(chosen: PromptSetConfig, *, key: str) -> str | None:
-    """Return what tells a large source from others, None for a small one."""
+    """Return a string that identifies a large source, or None for a small one."""
     path = chosen.path
     if is_file(path):
         file = Path(path)
@@ -88,7 +90,6 @@ def _identity(chosen: PromptSetConfig, *, key: str) -> str | None:
 
 
 def _file_digest(path: Path) -> str:
-    """Return a digest of the file's content."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):

@@ -1,4 +1,4 @@
-"""Token ids to text in a process without transformers, whose import takes seconds and GiB."""
+"""Decode token ids in a process without transformers, whose import takes seconds and GiB."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class BackendDecoder:
-    """The part of a Hugging Face tokenizer that decodes; pickled as what it is, not as a path.
+    """The decoding part of a Hugging Face tokenizer.
 
-    So it decodes as the controller's does, whatever transformers changed when it loaded the files.
+    It is pickled by value, not as a path, so a reward process decodes exactly as the controller
+    does, including what transformers changed while loading the files.
     """
 
     backend: Tokenizer
 
     def __call__(self, token_ids: Sequence[int]) -> str:
-        """The text of a response, without special tokens."""
+        """Return the text of a response, without special tokens."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=True))

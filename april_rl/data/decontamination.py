@@ -1,7 +1,8 @@
-"""Training questions that share a passage with evaluation questions, by n-grams of words.
+"""Find training questions that share a passage with evaluation questions, by n-grams of words.
 
-The rule is that of GPT-3 (Brown et al. 2020, appendix C): 13 consecutive words in common, words in
-lower case and without punctuation. A question with fewer words overlaps where all of it is equal.
+The rule is the one of GPT-3 (Brown et al. 2020, appendix C): 13 consecutive words in common,
+compared in lower case and without punctuation. A question with fewer words overlaps only if all of
+it is equal.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ _WORD = re.compile(r"[a-z0-9]+")
 class Overlap:
     """A training question and the first evaluation question that shares a passage with it."""
 
-    row: int  # of the training questions
+    row: int  # index in the training questions
     set_name: str
     evaluation_row: int
-    passage: str  # what they share, as compared
+    passage: str  # the shared words, normalized
 
 
 class Passages:
-    """Every passage of some evaluation sets."""
+    """An index of every passage in some evaluation sets."""
 
     def __init__(self, sets: Mapping[str, Sequence[str]]) -> None:
-        """`sets`: the questions of each evaluation set, by its name."""
+        """`sets` maps the name of each evaluation set to its questions."""
         self._where: dict[str, tuple[str, int]] = {}
         for name, questions in sets.items():
             for row, question in enumerate(questions):
@@ -36,7 +37,9 @@ class Passages:
                     self._where.setdefault(passage, (name, row))
 
     def overlaps(self, questions: Iterable[str]) -> list[Overlap]:
-        """Return the questions that share a passage with an evaluation question, in their order."""
+        """Return the questions that share a passage with an evaluation question, in the order
+        given.
+        """
         found = []
         for row, question in enumerate(questions):
             shared = next((p for p in passages(question) if p in self._where), None)
@@ -49,7 +52,9 @@ class Passages:
 
 
 def passages(question: str) -> list[str]:
-    """Return every run of NUM_WORDS words of a question; the whole of a shorter one."""
+    """Return every run of NUM_WORDS consecutive words of a question; all its words if it is
+    shorter.
+    """
     words = _WORD.findall(question.lower())
     if not words:
         return []

@@ -1,4 +1,4 @@
-"""What is raised when data cannot be used."""
+"""The error for data that cannot be used."""
 
 from __future__ import annotations
 

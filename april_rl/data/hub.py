@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, by id and configuration."""
+"""Load data sets of the Hugging Face hub, by id and configuration."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import datasets
 
 from april_rl.data.errors import DataError
 
-# What `datasets` says when a set has several configurations and none was named.
+# The error of `datasets` when a set has several configurations and none was named.
 _SEVERAL = re.compile(r"Config name is missing.*available configs: (\[.*?\])", re.DOTALL)
 
 
 def hub_name(path: str) -> tuple[str, str | None]:
-    """Return the id of a data set and the configuration of it that a path names, or None.
+    """Split a path into a data set id and its configuration (None if the path names none).
 
-    The configuration stands behind a colon: openai/gsm8k:main. A folder of this machine is taken
-    whole.
+    The configuration follows a colon, as in openai/gsm8k:main. A local folder is never split.
     """
     if Path(path).is_dir():
         return path, None
@@ -29,8 +28,8 @@ def hub_name(path: str) -> tuple[str, str | None]:
 def load_split(path: str, *, split: str) -> datasets.Dataset:
     """Load one split of a data set from the hub, its cache or a folder.
 
-    Raises DataError naming the configurations when there are several and the path names none, and
-    whatever `datasets` raises.
+    Raises DataError listing the configurations if there are several and the path names none; errors
+    of `datasets` pass through.
     """
     dataset, configuration = hub_name(path)
     try:
@@ -40,4 +39,4 @@ def load_split(path: str, *, split: str) -> datasets.Dataset:
         if several is None:
             raise
         choices = " or ".join(f"{dataset}:{name}" for name in ast.literal_eval(several[1]))
-        raise DataError(f"it has several configurations: name one, {choices}") from None
+        raise DataError(f"it has several configurations; name one: {choices}") from None

@@ -1,4 +1,4 @@
-"""What is wrong with a data file, and in which line."""
+"""Find the first fault of a data file and its line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_readable(path: str, *, where: str) -> None:
 
 
 def check_text(path: str, *, where: str) -> None:
-    """Raise DataError with the first line that is not UTF-8: the library finds out late, and does
-    not say where.
+    """Raise DataError naming the first line that is not UTF-8. `datasets` fails later and does not
+    name the line.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -35,7 +35,7 @@ def check_text(path: str, *, where: str) -> None:
 
 
 def json_fault(path: str, *, where: str) -> str | None:
-    """Return what is wrong with a JSON file and in which line; None when nothing is."""
+    """Return the first fault of a JSON file with its line, or None if the file is valid."""
     text = Path(path).read_text(encoding="utf-8-sig")
     if text.lstrip().startswith("["):
         return _fault_of(text, where=where, first_line=1)
@@ -48,7 +48,7 @@ def json_fault(path: str, *, where: str) -> str | None:
 
 
 def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
-    """Return the fault of one JSON document that begins in `first_line`."""
+    """Return the fault of one JSON document that begins in `first_line`, or None."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -60,5 +60,5 @@ def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
 
 
 def shown(value: object) -> str:
-    """Return type and beginning of a value, for messages."""
+    """Return the type and the first 80 characters of a value, for messages."""
     return f"{type(value).__name__} {str(value)[:80]}"

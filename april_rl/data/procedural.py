@@ -1,5 +1,5 @@
-"""Rows of `reasoning_gym:NAME`: questions drawn from a seed, and a verifier that is tried before
-anything trains on it.
+"""Rows of `reasoning_gym:NAME`: questions drawn from a seed, and a check of the task's verifier
+before training starts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from april_rl.data.errors import DataError
 PREFIX = "reasoning_gym:"
 COLUMNS = ("prompt", "answer", "entry")
 _NUM_ROWS = {"train": 2000, "test": 200}  # unless `args` has a size
-_TEST_SHARE = 5  # one question in five belongs to the split `test`
-_TEST_SEED = 0  # of the split `test`, in every run: evaluations of two runs ask the same
+_TEST_SHARE = 5  # one question in five goes to the split `test`
+_TEST_SEED = 0  # seed of the split `test` in every run, so that evaluations are comparable
 _NUM_TRIED = 16  # rows whose gold answer and wrong answers are scored
-_LIMIT_S = 300.0  # for drawing the rows
+_LIMIT_S = 300.0  # time limit for drawing the rows
 _WRONG = ("this is not an answer", "", "0")
 
-Scorer = Callable[[str, Mapping[str, Any]], float]  # of an answer, and the entry it belongs to
+Scorer = Callable[[str, Mapping[str, Any]], float]  # (answer, entry) to score
 
 
 def draw_rows(
@@ -32,11 +32,11 @@ def draw_rows(
 ) -> dict[str, list[str]]:
     """Return the columns `prompt`, `answer` and `entry` of `reasoning_gym:NAME`.
 
-    `entry` is JSON text with task, question, answer and metadata: what the reward `reasoning_gym`
-    scores a response with. `args` are settings of the task (`size` is the number of rows); `seed`
-    is of the training rows. The hash of a question decides its split, so no question is in both.
-    Raises DataError for a task that does not exist, that its settings do not suit, that takes too
-    long, or whose verifier refuses its own answers or accepts wrong ones.
+    `entry` is JSON with task, question, answer and metadata; the reward `reasoning_gym` needs it to
+    score a response. `args` are the task's own settings (`size` is the number of rows); `seed`
+    draws the training rows. The hash of a question decides its split, so no question is in both.
+    Raises DataError if the task does not exist, refuses its settings, takes too long, or has a
+    verifier that rejects its own answers or accepts wrong ones.
     """
     where = f"{key}={path}"
     task = path.removeprefix(PREFIX)
@@ -47,7 +47,7 @@ def draw_rows(
     if "seed" in args:
         raise DataError(
             f"{where}: args.seed={args['seed']} has no effect: training rows are drawn from the "
-            "run's seed, and those of the split test are the same in every run; remove it"
+            "run's seed, and the split test has the same rows in every run; remove it"
         )
     size = int(args.get("size", _NUM_ROWS[split]))
     entries = _drawn(task, where=where, split=split, size=size, args=dict(args), seed=seed)
@@ -62,7 +62,7 @@ def draw_rows(
 def check_verifier(task: str, entries: list[dict[str, Any]], *, where: str) -> None:
     """Raise DataError unless the task scores its own answers 1 and wrong ones below 1.
 
-    Less than 1 counts as 0 in the reward `reasoning_gym`; an exception on a wrong answer does too.
+    The reward `reasoning_gym` counts less than 1, or an exception on a wrong answer, as 0.
     """
     score: Scorer = _library(where).get_score_answer_fn(task)
     step = -(-len(entries) // _NUM_TRIED)
@@ -77,13 +77,13 @@ def check_verifier(task: str, entries: list[dict[str, Any]], *, where: str) -> N
             if _score(score, wrong, entry) == 1.0:
                 raise DataError(
                     f"{where}: the verifier of this task gives 1 to the wrong answer {wrong!r} "
-                    f"(right: {str(gold)[:60]!r}), so a model could learn to say that; choose "
+                    f"(right: {str(gold)[:60]!r}), so a model could learn that answer; choose "
                     "another task"
                 )
 
 
 def _library(where: str) -> Any:  # noqa: ANN401  # the module
-    """Return reasoning_gym, which is imported by those who use it only."""
+    """Import reasoning_gym, which is an optional dependency."""
     try:
         return import_module("reasoning_gym")
     except ImportError as error:
@@ -95,7 +95,7 @@ def _library(where: str) -> Any:  # noqa: ANN401  # the module
 def _drawn(
     task: str, *, where: str, split: str, size: int, args: dict[str, Any], seed: int
 ) -> list[dict[str, Any]]:
-    """Return `size` entries of the split, or what there is of it in as many draws."""
+    """Return `size` entries of the split, or fewer if the task does not have that many."""
     library = _library(where)
     names = sorted(library.factory.DATASETS.keys() - {"composite"})
     if task not in names:
@@ -122,7 +122,7 @@ def _drawn(
 
 
 def _within_limit(drawn: Any, *, where: str, wanted: int) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    """Yield each entry as the reward will see it: once through JSON."""
+    """Yield each entry after a round trip through JSON, as the reward will see it."""
     started = time.monotonic()
     for index in range(wanted):
         entry = drawn[index]
@@ -136,7 +136,7 @@ def _within_limit(drawn: Any, *, where: str, wanted: int) -> Iterator[dict[str, 
 
 
 def _wrong_answers(gold: object) -> list[str]:
-    """Return the answers that are not the right one; 0.0 is 0."""
+    """Return wrong answers to try; a number equal to the right one is left out (0.0 is 0)."""
     try:
         is_zero = float(str(gold)) == 0.0
     except ValueError:
@@ -147,7 +147,9 @@ def _wrong_answers(gold: object) -> list[str]:
 def _score(score: Scorer, answer: str, entry: Mapping[str, Any]) -> float:
     """Return the verifier's value; an exception counts as 0."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of what does not parse
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # SyntaxWarning for answers that do not parse
             return float(score(answer, entry))
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
         return 0.0

@@ -1,4 +1,4 @@
-"""The prompts of a set: a table that is read once and stays outside of Python's memory."""
+"""The prompts of a set: a table that is read once and stays outside Python's heap."""
 
 from __future__ import annotations
 
@@ -18,38 +18,42 @@ from april_rl.types import Prompt
 
 
 class PromptTable(Sequence[Prompt]):
-    """The prompts of one set that fit, in the order of its rows, with ids 0 … n - 1.
+    """The prompts of one set that are short enough, in row order, with ids 0 … n - 1.
 
-    A Prompt is made when it is asked for.
+    A Prompt object is made on access.
     """
 
     def __init__(
         self, tokenized: TokenizedTable, places: NDArray[np.int64], *, dataset: str, summary: str
     ) -> None:
-        """`places` [prompts]: rows of the tokenized table; `summary` is one line for people: what
-        was read and what was left out.
+        """`places` [prompts] are row indices in the tokenized table; `summary` is one line for
+        people: how many rows were read and left out.
         """
         self._tokenized, self._places = tokenized, places
         self.dataset, self.summary = dataset, summary
 
     @property
     def num_rows(self) -> int:
-        """Rows of the source, with duplicates and prompts that are too long."""
+        """Return the number of rows in the source, including duplicates and prompts that are too
+        long.
+        """
         return self._tokenized.num_rows
 
     @property
     def num_duplicates(self) -> int:
-        """Rows left out because an earlier one has the same prompt and answer."""
+        """Return the number of rows left out as duplicates (same prompt and answer)."""
         return self.num_rows - len(self._tokenized.lengths)
 
     @property
     def all_lengths(self) -> NDArray[np.int64]:
-        """Tokens of each distinct prompt [rows], also of those that are too long."""
+        """Return the number of tokens of each distinct prompt [rows], including the ones that are
+        too long.
+        """
         return self._tokenized.lengths
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each prompt [prompts]."""
+        """Return the number of tokens of each prompt [prompts]."""
         return self._tokenized.lengths[self._places]
 
     def __len__(self) -> int:
@@ -90,10 +94,10 @@ def load_prompts(
     """Return the prompts of the set that the setting `key` names; raises DataError and
     TokenizerError.
 
-    `columns` are data columns to keep in `Prompt.columns` (`entry` of a procedural task always is);
-    `num_processes` render and tokenize, 0: one per core; `seed` is of procedural tasks. A table
-    that takes long is kept in the Hugging Face cache, where the next start with the same content,
-    settings and tokenizer finds it.
+    `columns` are data columns to keep in `Prompt.columns` (`entry` of a procedural task is always
+    kept); `num_processes` render and tokenize, 0 means one per core; `seed` draws the rows of
+    procedural tasks. A large table is stored in the Hugging Face cache, where the next start with
+    the same content, settings and tokenizer finds it.
     """
     is_procedural = chosen.path.startswith(PREFIX)
     if chosen.args and not is_procedural:
@@ -127,7 +131,7 @@ def load_prompts(
 
 
 def _counts(tokenized: TokenizedTable, num_prompts: int, *, limit: int) -> str:
-    """Return how many rows there were, and why some are no prompts."""
+    """Return how many rows were read and why some of them give no prompt."""
     num_distinct = len(tokenized.lengths)
     num_duplicates = tokenized.num_rows - num_distinct
     duplicates = (
@@ -143,16 +147,16 @@ def _counts(tokenized: TokenizedTable, num_prompts: int, *, limit: int) -> str:
 
 
 def _check_tokens(tokenized: TokenizedTable) -> None:
-    """Raise DataError with the first prompt that has no tokens, and how many there are."""
+    """Raise DataError naming the first prompt without tokens, and how many there are."""
     without = np.flatnonzero(tokenized.lengths == 0)
     if len(without):
         raise DataError(
             f"{_source(tokenized, int(without[0]))}: the tokenizer finds no token in this prompt; "
-            f"so it is with {len(without)} of {len(tokenized.lengths)} prompts. A folder given as "
+            f"this holds for {len(without)} of {len(tokenized.lengths)} prompts. A folder given as "
             "model.path must hold the tokenizer's files too"
         )
 
 
 def _source(tokenized: TokenizedTable, row: int) -> str:
-    """Return what messages call a row of the tokenized table."""
+    """Return the name of a row of the tokenized table for messages."""
     return tokenized.names.name(tokenized.table[row]["place"])

@@ -1,4 +1,4 @@
-"""Rows to the text and the tokens that the model sees."""
+"""Render rows to the text and the tokens that the model sees."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from april_rl.data.rows import Row, RowReader
 from april_rl.data.sources import RowNames
 from april_rl.data.tokenizer import Message, Tokenizer, TokenizerError
 
-EXTRA = "column/"  # before the name of an extra column: it cannot hide one of ours
+EXTRA = "column/"  # prefix of extra columns, so that they cannot clash with ours
 
 
 class Renderer:
     """Puts instruction and template around a question."""
 
     def __init__(self, chosen: PromptSetConfig, tokenizer: Tokenizer, names: RowNames) -> None:
-        """Raise DataError when settings do not go together, TokenizerError for a missing chat
-        template.
+        """Raise DataError for settings that contradict each other, TokenizerError for a missing
+        chat template.
         """
         self._tokenizer, self._names = tokenizer, names
         self._plain_template, self._system_prompt = chosen.plain_template, chosen.system_prompt
@@ -38,12 +38,12 @@ class Renderer:
         ):
             if value:
                 raise DataError(
-                    f"data.{setting} works with data.template=chat only; "
-                    "write it into data.plain_template"
+                    f"data.{setting} has no effect with data.template=plain; "
+                    "write its text into data.plain_template"
                 )
 
     def text(self, row: Row, place: int) -> str:
-        """Return what the model reads before its answer; raises DataError that names the row."""
+        """Return the text the model gets for a row; raises DataError naming the row."""
         if not self.is_chat:
             return self._plain_text(row, place)
         try:
@@ -52,7 +52,7 @@ class Renderer:
             raise DataError(f"{self._names.name(place)}: {error}") from error
 
     def _messages(self, row: Row, place: int) -> list[Message]:
-        """Return the row as a chat, with system prompt and instruction if there are any."""
+        """Return the row as a chat, with system prompt and instruction if they are set."""
         if isinstance(row.prompt, str):
             messages: list[Message] = [{"role": "user", "content": row.prompt}]
         else:
@@ -71,7 +71,6 @@ class Renderer:
         return [{"role": "system", "content": self._system_prompt}, *messages]
 
     def _plain_text(self, row: Row, place: int) -> str:
-        """Return the plain template with the question in it."""
         if not isinstance(row.prompt, str):
             raise DataError(
                 f"{self._names.name(place)}: the prompt is a list of chat messages; "
@@ -80,15 +79,14 @@ class Renderer:
         return self._plain_template.replace("{prompt}", self._instructed(row.prompt))
 
     def _instructed(self, question: str) -> str:
-        """Return the question with the instruction as a paragraph of its own."""
         instruction = self._instruction
         return f"{question}\n\n{instruction}" if instruction else question
 
 
 class BatchTokenizer:
-    """What `Dataset.map` calls: a batch of values to texts, tokens and answers.
+    """The function that `Dataset.map` applies: a batch of values to texts, tokens and answers.
 
-    Pickled with the path of its tokenizer, so that another process can load it again.
+    It is pickled with the path of its tokenizer, so that another process can load it again.
     """
 
     def __init__(
@@ -99,13 +97,15 @@ class BatchTokenizer:
         tokenizer: Tokenizer,
         places: NDArray[np.int64],
     ) -> None:
-        """`places` [prompts]: where in the table each mapped row stands."""
+        """`places` [prompts] are the rows' indices in the source table."""
         self._reader, self._renderer = reader, renderer
         self._tokenizer, self._places = tokenizer, places
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        """Return the columns of a prompt table. A chat template writes the special tokens itself;
-        a plain one gets those the tokenizer puts at the start.
+        """Return the columns of a prompt table.
+
+        A chat template writes special tokens itself; a plain template gets the ones that the
+        tokenizer adds at the start.
         """
         places = self._places[indices].tolist()
         rows = list(self._reader.rows(batch, places))

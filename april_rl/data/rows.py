@@ -1,4 +1,4 @@
-"""Values of a table to rows: the question, the answer, and the extra columns of each."""
+"""Read the question, the answer and the extra columns of each row of a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from april_rl.data.sources import RawTable, RowNames, mapped_anew
 from april_rl.data.tokenizer import Message
 
 _BATCH_ROWS = 1000
-_MAPPED_ROWS = 100_000  # read before the file is mapped anew
+_MAPPED_ROWS = 100_000  # rows to read before the file is mapped again
 
 
 class Row(NamedTuple):
@@ -31,13 +31,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column, or what a dotted path finds in its structs."""
+    """A column of the table, or a field of its structs that a dotted path names."""
 
     setting: str  # for messages
     path: tuple[str, ...]
 
     def values(self, batch: Mapping[str, list[Any]]) -> list[Any]:
-        """Return the value of each row; None where a row has no such thing."""
+        """Return the value of each row; None where a row lacks the field."""
         values = batch[self.path[0]]
         for name in self.path[1:]:
             values = [v.get(name) if isinstance(v, Mapping) else None for v in values]
@@ -45,7 +45,7 @@ class _Column:
 
 
 class RowReader:
-    """Reads questions and answers as the settings of a set say; every message names its row."""
+    """Reads questions and answers according to a set's settings; every message names its row."""
 
     def __init__(self, raw: RawTable, chosen: PromptSetConfig, columns: Collection[str]) -> None:
         """Raise DataError for a column that the table does not have."""
@@ -65,21 +65,20 @@ class RowReader:
 
     @property
     def columns_needed(self) -> list[str]:
-        """Names of all columns that are read."""
+        """Return the names of all columns that are read."""
         return sorted({self._prompt.path[0], self._answer.path[0], *self.columns})
 
     def rows(self, batch: Mapping[str, list[Any]], places: Collection[int]) -> Iterator[Row]:
-        """Yield the row of each place in the table [batch]; raises DataError for a bad one."""
+        """Yield the row at each place of the table [batch]; raises DataError for an invalid one."""
         values = zip(self._prompt.values(batch), self._answer.values(batch), places, strict=True)
         for prompt, answer, place in values:
             yield Row(self._question(prompt, place), self._gold(answer, place))
 
     def is_answered(self, batch: Mapping[str, list[Any]]) -> list[bool]:
-        """Return of each row whether there is an answer, and one that the pattern finds."""
+        """Return for each row whether it has an answer that the pattern matches."""
         return [self._found(value) is not None for value in self._answer.values(batch)]
 
     def _question(self, value: object, place: int) -> str | tuple[Message, ...]:
-        """Return text or chat messages, with the pattern applied to the last message."""
         prompt = _to_prompt(value, name=self._names.name(place), setting=self._prompt.setting)
         if self._prompt_pattern is None:
             return prompt
@@ -95,7 +94,7 @@ class RowReader:
         return (*prompt[:-1], {"role": prompt[-1]["role"], "content": match[1]})
 
     def _gold(self, value: object, place: int) -> str:
-        """Return the answer as text, with the pattern applied."""
+        """Return the answer as text, after applying the pattern."""
         answer = self._found(value)
         if answer is None:
             raise UnansweredError(self._complaint(value, place))
@@ -107,7 +106,7 @@ class RowReader:
         )
 
     def _found(self, value: object) -> object:
-        """Return the answer as text, None when there is none; other things as they are."""
+        """Return the answer after applying the pattern to text; None if there is none."""
         text = _to_answer(value)
         if self._answer_pattern is None or not isinstance(text, str):
             return text
@@ -125,13 +124,13 @@ class RowReader:
 
 
 class UnansweredError(DataError):
-    """A row has no answer; the caller adds how many there are."""
+    """Raised for a row without an answer; the caller adds how many there are."""
 
 
 def check_rows(raw: RawTable, reader: RowReader) -> NDArray[np.uint64]:
-    """Return a digest of prompt and answer of every row [rows, 2], reading the table once.
+    """Return a digest of prompt and answer of every row [rows, 2], in one pass over the table.
 
-    Raises DataError with the first bad row, and how many rows have no answer.
+    Raises DataError naming the first invalid row and, for missing answers, how many rows lack one.
     """
     digests: list[NDArray[np.uint64]] = []
     try:
@@ -143,14 +142,14 @@ def check_rows(raw: RawTable, reader: RowReader) -> NDArray[np.uint64]:
             not ok for _, batch in _batches(raw, reader) for ok in reader.is_answered(batch)
         )
         total = len(raw.table)
-        raise DataError(f"{error}; so it is in {without} of {total} rows") from error
+        raise DataError(f"{error} (in {without} of {total} rows)") from error
     return np.concatenate(digests)
 
 
 def first_places(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the place of the first row of each digest, in the order of the table.
+    """Return the index of the first row of each distinct digest, in table order.
 
-    `digests` [rows, 2]: 16 bytes a row, so 1.8 million rows take 29 MB.
+    `digests` [rows, 2] takes 16 bytes a row: 29 MB for 1.8 million rows.
     """
     order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal rows keep their order
     in_order = digests[order]
@@ -160,7 +159,7 @@ def first_places(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _batches(raw: RawTable, reader: RowReader) -> Iterator[tuple[range, dict[str, list[Any]]]]:
-    """Yield the table's rows as Python values, a batch at a time, with their places."""
+    """Yield the table's rows as Python values, one batch at a time, with their indices."""
     for first in range(0, len(raw.table), _MAPPED_ROWS):
         last = min(first + _MAPPED_ROWS, len(raw.table))
         mapped = mapped_anew(raw.table).select_columns(reader.columns_needed)
@@ -171,7 +170,7 @@ def _batches(raw: RawTable, reader: RowReader) -> Iterator[tuple[range, dict[str
 
 
 def _digest(row: Row) -> bytes:
-    """Return 16 bytes that two rows share when prompt and answer are equal."""
+    """Return 16 bytes that are equal for equal prompt and answer."""
     if isinstance(row.prompt, str):
         parts = [row.prompt, row.answer]
     else:
@@ -180,7 +179,7 @@ def _digest(row: Row) -> bytes:
 
 
 def _column(where: str, setting: str, features: Mapping[str, Any]) -> _Column:
-    """Return the column; one of exactly that name comes before a dotted path."""
+    """Return the column named `setting`; an exact name takes precedence over a dotted path."""
     column = setting.partition("=")[2]
     if column in features:
         return _Column(setting, (column,))
@@ -198,7 +197,7 @@ def _column(where: str, setting: str, features: Mapping[str, Any]) -> _Column:
 
 
 def _to_prompt(value: object, *, name: str, setting: str) -> str | tuple[Message, ...]:
-    """Return text or chat messages; anything else is a DataError."""
+    """Return the text or the chat messages; raises DataError for anything else."""
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and all(_is_message(item) for item in value):
@@ -212,16 +211,16 @@ def _to_prompt(value: object, *, name: str, setting: str) -> str | tuple[Message
 
 
 def _is_message(value: object) -> bool:
-    """Return whether it has a role and a content, both text."""
     return isinstance(value, Mapping) and all(
         isinstance(value.get(key), str) for key in ("role", "content")
     )
 
 
 def _to_answer(value: object) -> object:
-    """Return text for text and numbers, None for nothing, other values as they are.
+    """Normalize an answer: text and numbers to text, empty values to None, others unchanged.
 
-    Whole numbers have no decimal point, whatever the column's type; a list of one is that one.
+    Whole numbers get no decimal point, whatever the column's type; a list of one value becomes that
+    value.
     """
     if isinstance(value, list) and len(value) == 1:
         return _to_answer(value[0])

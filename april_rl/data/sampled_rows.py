@@ -1,4 +1,4 @@
-"""A few rows of a set as a file of its own, in the set's own schema."""
+"""Copy a few rows of a set to a file, with the set's own columns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from april_rl.data.sources import open_source, quiet
 def write_sampled_rows(
     chosen: PromptSetConfig, path: Path, *, key: str, num_rows: int
 ) -> Path | None:
-    """Write at most `num_rows` rows, evenly spaced, to the .jsonl file `path`, and return it.
+    """Write at most `num_rows` evenly spaced rows to the .jsonl file `path`, and return it.
 
-    None for a procedural task, whose rows are drawn and not read. Raises DataError, which calls the
-    setting `key`.
+    Returns None for a procedural task, whose rows are drawn, not read. Raises DataError, which
+    names the setting `key`.
     """
     if chosen.path.startswith(PREFIX):
         return None

@@ -1,4 +1,4 @@
-"""The prompt sets of a run: what it trains on, and what it is evaluated on."""
+"""The prompt sets of a run: training sources and evaluation sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from april_rl.data.tokenizer import Tokenizer
 
 
 class PromptSets:
-    """Loads the sets of a run with its settings, and says of each how many prompts it has."""
+    """Loads the sets of a run and reports how many prompts each has."""
 
     def __init__(
         self,
@@ -23,8 +23,8 @@ class PromptSets:
         columns: Mapping[str, Collection[str]] | None = None,
         tell: Callable[[str], None],
     ) -> None:
-        """`seed` is of procedural tasks; `columns` are data columns the reward asks for, by
-        set; `tell` gets one line a set.
+        """`seed` draws the rows of procedural tasks; `columns` are the data columns that the reward
+        needs, by set; `tell` gets one line for each set.
         """
         self._chosen = training_sets(data)
         self._columns, self._tell = columns or {}, tell
@@ -45,7 +45,7 @@ class PromptSets:
         return table
 
     def training(self) -> dict[str, PromptTable]:
-        """Return the sources of a mixture by name; of a single set, that one with the name ""."""
+        """Return the sources of a mixture by name; a single set has the name ""."""
         return {
             name: self.load(
                 key=f"data.sources.{name}.path" if name else "data.path",

@@ -1,4 +1,4 @@
-"""What a mixture's sources gave a step, each by itself."""
+"""Metrics of a step for each source of a mixture."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from april_rl.types import ScoredGroup
 
 
 def source_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
-    """Return `source/<name>/*` of the groups that are trained; nothing for a single set.
+    """Return `source/<name>/*` of the trained groups; nothing if there is a single set.
 
-    `reward_mean` is over samples, `groups` counts, and `no_signal_frac` is the share of groups
+    `reward_mean` is over samples, `groups` is a count, and `no_signal_frac` is the share of groups
     whose rewards are all equal.
     """
     by_source: dict[str, list[ScoredGroup]] = {}

@@ -1,6 +1,4 @@
-"""Where rows come from: a file, a Hugging Face data set, or a procedural task, as an Arrow table
-that is mapped into memory.
-"""
+"""Open a file, a Hugging Face data set or a procedural task as a memory-mapped Arrow table."""
 
 from __future__ import annotations
 
@@ -21,42 +19,42 @@ from april_rl.data.hub import load_split
 from april_rl.data.json_faults import check_readable, check_text, json_fault
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-_NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both report what is raised as well
+_NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both also log the errors that they raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowNames:
-    """What messages call a row: `file:line`, or set and row."""
+    """Names of rows for messages: `file:line`, or set and row."""
 
     prefix: str  # "file:" before a line, otherwise "file row " or "set [split] row "
     lines: NDArray[np.int64] | None = None  # [rows] of a file with one object a line
 
     def name(self, row: int) -> str:
-        """Return the name of the row, counted from 0."""
+        """Return the name of a row; rows count from 0."""
         number = row + 1 if self.lines is None else int(self.lines[row])
         return f"{self.prefix}{number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTable:
-    """A table as its source has it, with at least one row."""
+    """The rows of a source before any processing; at least one."""
 
     table: datasets.Dataset
     names: RowNames
-    where: str  # setting and path, for messages
+    where: str  # "setting=path", for messages
 
 
 def is_file(path: str) -> bool:
-    """Return whether the path is a file and not the id of a data set or a task."""
+    """Return whether the path names a file, not a data set id or a procedural task."""
     return Path(path).suffix in FORMATS or Path(path).is_file()
 
 
 def open_source(chosen: PromptSetConfig, *, key: str, seed: int, folder: Path) -> RawTable:
     """Return the rows of a set; raises DataError.
 
-    A .jsonl, .json or .parquet file is copied into an Arrow file in `folder`, which must live as
-    long as the table. A data set id is in the Hugging Face cache; a third part of it is its
-    configuration. `seed` is of the questions of a procedural task.
+    A .jsonl, .json or .parquet file is converted to an Arrow file in `folder`, which must live as
+    long as the table. A data set id is loaded into the Hugging Face cache; `seed` draws the
+    questions of a procedural task.
     """
     path = chosen.path
     if is_file(path):
@@ -69,12 +67,14 @@ def open_source(chosen: PromptSetConfig, *, key: str, seed: int, folder: Path) -
     else:
         table = load_id(path, key=key, split=chosen.split)
     if not len(table):
-        raise DataError(f"{key}={path}: there are no rows in it")
+        raise DataError(f"{key}={path} has no rows")
     return RawTable(table=table, names=row_names(chosen, len(table)), where=f"{key}={path}")
 
 
 def row_names(chosen: PromptSetConfig, num_rows: int) -> RowNames:
-    """Return `file:line` for a file with one object a line, otherwise file or set and row."""
+    """Return names of the form `file:line` for a file with one object a line, otherwise file or set
+    and row number.
+    """
     path = chosen.path
     if not is_file(path):
         return RowNames(prefix=f"{path} [{chosen.split}] row ")
@@ -103,13 +103,13 @@ def _load_file(path: str, *, where: str, cache: Path) -> datasets.Dataset:
     except datasets.exceptions.DatasetsError as error:
         reason = json_fault(path, where=where) if is_text else None
         raise DataError(reason or f"{where}: {_root_cause(error)}") from error
-    except ValueError as error:  # how the library says that a JSON file has no rows
-        hint = " Are there rows in it?" if is_text else ""
+    except ValueError as error:  # the library's error for a JSON file without rows
+        hint = " Does the file have rows?" if is_text else ""
         raise DataError(f"{where}: {_root_cause(error)}{hint}") from error
 
 
 def load_id(path: str, *, key: str, split: str) -> datasets.Dataset:
-    """Return one split of a Hugging Face data set, of one of its configurations where named."""
+    """Return one split of a Hugging Face data set; the id may name a configuration."""
     try:
         with quiet():
             return load_split(path, split=split)
@@ -121,26 +121,29 @@ def load_id(path: str, *, key: str, split: str) -> datasets.Dataset:
 
 
 def _root_cause(error: BaseException, *, num_lines: int = 1) -> str:
-    """Return the first lines of the innermost error, which says more than the outer ones."""
+    """Return the first lines of the innermost error, which is the most specific one."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join((str(error).strip() or type(error).__name__).splitlines()[:num_lines])
 
 
 def mapped_anew(table: datasets.Dataset) -> datasets.Dataset:
-    """Return the table on a fresh mapping of its files: what was read through the old one counts as
-    memory of the process until nobody uses that.
+    """Return the table on a fresh mapping of its files.
+
+    Pages read through the old mapping count as memory of the process until the mapping is released.
     """
     files = [str(entry["filename"]) for entry in table.cache_files]
     if not files:
         return table
     anew = datasets.concatenate_datasets([datasets.Dataset.from_file(name) for name in files])
-    return anew if len(anew) == len(table) else table  # a part of the files, such as train[:10%]
+    return (
+        anew if len(anew) == len(table) else table
+    )  # the table is only a part of the files, as with train[:10%]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Show no progress bars of `datasets`, and no log lines about what is raised anyway."""
+    """Hide the progress bars of `datasets` and its log lines about errors that are raised."""
     levels = {name: logging.getLogger(name).level for name in _NOISY_LOGGERS}
     bars_were_on = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()

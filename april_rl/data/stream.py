@@ -1,8 +1,8 @@
 """The endless, shuffled stream of prompts, and its exact state.
 
-A stream of one set has every prompt once an epoch. A mixture takes from such streams in turn: the
-next prompt is of the source that is furthest behind its share, so that after n prompts a source of
-weight w has given n · w / Σ w of them, give or take a few.
+The stream of one set yields every prompt once an epoch. A mixture takes from several such streams:
+the next prompt comes from the source that is furthest behind its share, so that after n prompts a
+source of weight w has given n · w / Σ w of them, give or take a few.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from april_rl.types import Prompt
 def epoch_order(num_prompts: int, *, seed: int, epoch: int, name: str = "") -> NDArray[np.int64]:
     """Return the permutation of one epoch [num_prompts] of the source `name`.
 
-    From the raw bits of a bit generator, whose stream numpy keeps over its versions; it does not
-    promise that of `Generator.permutation`.
+    It is made from the raw bits of a bit generator, whose stream numpy keeps stable over versions;
+    numpy makes no such promise for `Generator.permutation`.
     """
     entropy = [seed, epoch, xxhash.xxh3_64_intdigest(name.encode())] if name else [seed, epoch]
     bits = np.random.Philox(np.random.SeedSequence(entropy)).random_raw(num_prompts)
@@ -31,10 +31,14 @@ def epoch_order(num_prompts: int, *, seed: int, epoch: int, name: str = "") -> N
 
 
 class PromptStream:
-    """A `rollout.ports.PromptSource`: every prompt once an epoch, each epoch in another order."""
+    """A `rollout.ports.PromptSource` that yields every prompt once an epoch, in a new order each
+    time.
+    """
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int, name: str = "") -> None:
-        """`prompts` keep all but their ids; `seed` is not negative; `name` is of the source."""
+        """`prompts` are yielded with new ids; `seed` is not negative; `name` is the name of the
+        source.
+        """
         assert prompts, "a stream needs at least one prompt"
         self._prompts, self._name = prompts, name
         self._seed = seed
@@ -42,11 +46,13 @@ class PromptStream:
 
     @property
     def num_taken(self) -> int:
-        """Prompts taken so far, which is the id of the next."""
+        """Return the number of prompts taken so far, which is the id of the next one."""
         return self._epoch * len(self._prompts) + self._cursor
 
     def take(self) -> Prompt:
-        """The next prompt; its id is its position in the stream, epoch · num_prompts + cursor."""
+        """Return the next prompt; its id is its position in the stream, epoch · num_prompts +
+        cursor.
+        """
         position = self.num_taken
         if self._cursor == len(self._prompts):
             self._move_to(epoch=self._epoch + 1, cursor=0)
@@ -55,7 +61,7 @@ class PromptStream:
         return replace(prompt, id=position)
 
     def state(self) -> dict[str, int]:
-        """Where the stream stands, as plain data."""
+        """Return the position of the stream as plain data."""
         return {
             "seed": self._seed,
             "epoch": self._epoch,
@@ -64,11 +70,11 @@ class PromptStream:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken; raises DataError for another seed or data set."""
+        """Continue exactly where `state` was taken; raises DataError if seed or data differ."""
         if state["seed"] != self._seed:
             raise DataError(
                 f"seed={self._seed} is not the seed of the saved prompt stream ({state['seed']}): "
-                "resume with the same one"
+                "resume with the same seed"
             )
         if state["num_prompts"] != len(self._prompts):
             raise DataError(
@@ -83,19 +89,18 @@ class PromptStream:
         return f"data.sources.{self._name}.path" if self._name else "data.path"
 
     def _move_to(self, *, epoch: int, cursor: int) -> None:
-        """Stand before place `cursor` of an epoch."""
         self._order = epoch_order(len(self._prompts), seed=self._seed, epoch=epoch, name=self._name)
         self._epoch = epoch
         self._cursor = cursor
 
 
 class MixedStream:
-    """A `rollout.ports.PromptSource` of several sources, each with its share of the prompts."""
+    """A `rollout.ports.PromptSource` over several sources, each with its share of the prompts."""
 
     def __init__(
         self, sources: Mapping[str, Sequence[Prompt]], weights: Mapping[str, float], *, seed: int
     ) -> None:
-        """`weights` [source] are positive; only their ratios count."""
+        """`weights` [source] are positive; only their ratios matter."""
         assert sources.keys() == weights.keys(), (sources.keys(), weights.keys())
         self._streams = {
             name: PromptStream(prompts, seed=seed, name=name) for name, prompts in sources.items()
@@ -103,13 +108,13 @@ class MixedStream:
         self._weights = dict(weights)
 
     def take(self) -> Prompt:
-        """The next prompt; its id is its position in the whole stream."""
+        """Return the next prompt; its id is its position in the whole stream."""
         position = sum(stream.num_taken for stream in self._streams.values())
         return replace(self._streams[self._next_source()].take(), id=position)
 
     def _next_source(self) -> str:
-        """Return the source furthest behind its share (Sainte-Laguë's rule); of equal ones the
-        first.
+        """Return the source furthest behind its share (Sainte-Laguë's rule); the first one of a
+        tie.
         """
         return min(
             self._streams,
@@ -117,14 +122,14 @@ class MixedStream:
         )
 
     def state(self) -> dict[str, Any]:
-        """Where the stream stands, as plain data."""
+        """Return the position of each source's stream as plain data."""
         return {
             name: {**stream.state(), "weight": self._weights[name]}
             for name, stream in self._streams.items()
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken; raises DataError for another seed or mixture."""
+        """Continue exactly where `state` was taken; raises DataError if seed or mixture differ."""
         saved = {name: source["weight"] for name, source in state.items()}
         if saved != self._weights:
             raise DataError(

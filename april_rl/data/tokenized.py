@@ -1,4 +1,4 @@
-"""Raw rows to a table of texts and tokens: checked, deduplicated, rendered and tokenized."""
+"""Turn raw rows into a table of texts and tokens: checked, deduplicated, rendered and tokenized."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from april_rl.data.rows import RowReader, check_rows, first_places
 from april_rl.data.sources import RawTable, RowNames, open_source, quiet, row_names
 from april_rl.data.tokenizer import Tokenizer
 
-_ROWS_PER_PROCESS = 10_000  # fewer are tokenized before another process has started
+_ROWS_PER_PROCESS = 10_000  # fewer are tokenized before a second process has started
 _INFO = "info.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedTable:
-    """Every distinct row of a source with its text and tokens, in the order of the source."""
+    """Every distinct row of a source with its text and tokens, in source order."""
 
     table: datasets.Dataset  # text, token_ids, answer, place (in the source), and extra columns
     lengths: NDArray[np.int64]  # tokens of each row
-    num_rows: int  # of the source
+    num_rows: int  # rows of the source
     names: RowNames
 
 
 class TableMaker:
-    """Makes the tokenized table of one set, or finds the one that an earlier start has made."""
+    """Makes the tokenized table of one set, or loads it from the cache."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class TableMaker:
         num_processes: int,
         seed: int,
     ) -> None:
-        """The arguments are those of `load_prompts`."""
+        """The arguments have the same meaning as in `load_prompts`."""
         self._chosen, self._tokenizer = chosen, tokenizer
         self._key, self._columns = key, columns
         self._deduplicate, self._seed = deduplicate, seed
         self._num_processes = num_processes or len(os.sched_getaffinity(0))
 
     def table(self) -> TokenizedTable:
-        """Return the table: in memory when it is small, otherwise mapped from the cache. Raises
+        """Return the table, in memory if it is small, otherwise mapped from the cache; raises
         DataError and TokenizerError.
         """
         folder = kept_folder(
@@ -79,7 +79,7 @@ class TableMaker:
         return self._read(folder)
 
     def _made(self, work: Path, *, into: Path | None) -> TokenizedTable:
-        """Read, check and tokenize the rows; `work` is for the source's own Arrow file."""
+        """Read, check and tokenize the rows; `work` is a folder for the source's own Arrow file."""
         raw = open_source(self._chosen, key=self._key, seed=self._seed, folder=work)
         renderer = Renderer(self._chosen, self._tokenizer, raw.names)
         reader = RowReader(raw, self._chosen, self._columns)
@@ -126,12 +126,12 @@ class TableMaker:
             num_proc=num_processes if into is not None and num_processes > 1 else None,
             keep_in_memory=into is None,
             cache_file_name=None if into is None else str(into / "prompts.arrow"),
-            # By default a hash of everything the function holds; that of a tokenizer is not stable.
+            # The default is a hash of all that the function holds; a tokenizer's is not stable.
             new_fingerprint="tokenized" if into is None else into.name,
         )
 
     def _read(self, folder: Path) -> TokenizedTable:
-        """Return a finished table; its files stay mapped as long as it is used."""
+        """Return a finished table; its files stay memory-mapped while it is in use."""
         num_rows = int(json.loads((folder / _INFO).read_text(encoding="utf-8"))["num_rows"])
         shards = sorted(folder.glob("prompts*.arrow"))  # one for each process that wrote
         table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])

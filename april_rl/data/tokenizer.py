@@ -15,40 +15,39 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from april_rl.data.decoder import BackendDecoder
 from april_rl.errors import RunError
 
-Message = Mapping[str, str]  # of a chat: role and content
+Message = Mapping[str, str]  # a chat message: role and content
 
 
 class TokenizerError(RunError, ValueError):
-    """The tokenizer cannot be loaded, or cannot do what the configuration asks of it."""
+    """Raised when the tokenizer cannot be loaded or lacks what the configuration needs."""
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer behind the six things the project asks of one.
+    """A Hugging Face tokenizer behind the few operations that the project needs.
 
-    Pickled as its path: another process loads it again.
+    It is pickled as its path: another process loads it again.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str) -> None:
-        """`path` is what messages call it."""
+        """`path` is its name in messages."""
         self._tokenizer = tokenizer
         self._path = path
 
     def __reduce__(self) -> tuple[Callable[[str], Tokenizer], tuple[str]]:
-        """What pickle is to call for the tokenizer."""
         return load_tokenizer, (self._path,)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `chat_text` can work."""
+        """Return whether `chat_text` can be used."""
         return self._tokenizer.chat_template is not None
 
     def check_chat(self, template_kwargs: Mapping[str, Any]) -> None:
-        """Raise TokenizerError unless there is a chat template, and one that reads every one of
+        """Raise TokenizerError unless there is a chat template that reads every one of
         `template_kwargs`.
         """
         if not self.has_chat_template:
             raise TokenizerError(
-                f"data.template=chat needs a chat template, and the tokenizer of model.path="
+                f"data.template=chat needs a chat template, but the tokenizer of model.path="
                 f"{self._path} has none; use data.template=plain, or a model with a chat template"
             )
         template = str(self._tokenizer.chat_template)
@@ -62,10 +61,10 @@ class Tokenizer:
     def chat_text(
         self, messages: Sequence[Message], template_kwargs: Mapping[str, Any] | None = None
     ) -> str:
-        """The messages as the model sees them, up to where its turn begins; `template_kwargs` are
-        variables of the chat template.
+        """Return the messages as the model sees them, up to the start of its own turn.
 
-        Raises TokenizerError when there is no chat template or it refuses these messages.
+        `template_kwargs` are variables of the chat template. Raises TokenizerError when there is no
+        chat template or it refuses these messages.
         """
         self.check_chat({})
         try:
@@ -82,7 +81,7 @@ class Tokenizer:
         return str(text)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tuple[int, ...]]:
-        """The token ids of each text, with the special tokens of the model if asked for."""
+        """Return the token ids of each text, optionally with the model's special tokens."""
         if not texts:
             return []
         encoded = self._tokenizer(
@@ -94,7 +93,9 @@ class Tokenizer:
         return [tuple(ids) for ids in encoded["input_ids"]]
 
     def fingerprint(self) -> str:
-        """Return a digest of what decides text and tokens: vocabulary, rules, chat template."""
+        """Return a digest of everything that decides text and tokens: vocabulary, rules, chat
+        template.
+        """
         tokenizer = self._tokenizer
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             rules = tokenizer.backend_tokenizer.to_str()
@@ -103,7 +104,7 @@ class Tokenizer:
         return xxhash.xxh3_128_hexdigest(f"{rules}{tokenizer.chat_template}".encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a response, without special tokens."""
+        """Return the text of a response, without special tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def save(self, folder: Path) -> None:
@@ -111,8 +112,8 @@ class Tokenizer:
         self._tokenizer.save_pretrained(folder)
 
     def decoder(self) -> Callable[[Sequence[int]], str]:
-        """`decode` for other processes: pickled, it brings no transformers along where decoding
-        needs none.
+        """Return `decode` for other processes; where possible, unpickling it does not import
+        transformers.
         """
         tokenizer = self._tokenizer
         if isinstance(tokenizer, PreTrainedTokenizerFast) and _adds_nothing(tokenizer):
@@ -121,8 +122,8 @@ class Tokenizer:
 
 
 def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Whether the library below does all of the decoding: no method of the model's own, and no
-    spaces taken out before punctuation.
+    """Return whether the tokenizers library alone decodes the same: the model has no decoding
+    method of its own, and no spaces are removed before punctuation.
     """
     if (
         type(tokenizer).decode is not PreTrainedTokenizerBase.decode
@@ -131,7 +132,7 @@ def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:
         return False
     if not tokenizer.clean_up_tokenization_spaces:
         return True
-    # Many checkpoints with BPE ask for it all the same, and transformers does not obey.
+    # Many BPE checkpoints set this flag although transformers ignores it for them.
     return (
         isinstance(tokenizer.backend_tokenizer.model, BPE)
         and not tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
@@ -139,7 +140,7 @@ def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer in a Hugging Face folder, or of a hub id; raises TokenizerError.
+    """Load the tokenizer of a Hugging Face folder or a hub id; raises TokenizerError.
 
     Without a network a hub id works from the local cache.
     """
@@ -148,6 +149,6 @@ def load_tokenizer(path: str) -> Tokenizer:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TokenizerError(
-            f"model.path={path}: no tokenizer there: {reason} (it must be a folder with a Hugging "
-            "Face model, or a hub id that can be reached or is cached)"
+            f"model.path={path}: cannot load the tokenizer: {reason} (give a folder with a Hugging "
+            "Face model, or a hub id that is reachable or cached)"
         ) from error

@@ -14,7 +14,7 @@ from april_rl.tiny.prepare import (
     warm_start_problems,
 )
 
-MAX_THREADS = 8  # a model this small has no work for more
+MAX_THREADS = 8  # a model this small cannot use more
 
 
 def main() -> int:
@@ -36,10 +36,10 @@ def main() -> int:
 
 def build_policy(folder: Path) -> None:
     """Warm-start the policy, showing progress, and save it in `folder` as a Hugging Face model."""
-    # Waiting threads that spin slow the others many times over on shared cores. libgomp reads this
-    # when torch loads it, and torch is not loaded before here.
+    # Spinning threads slow all others down on shared cores. libgomp reads this variable when
+    # torch is imported, which happens below.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # So does transformers: saving takes a blink, and the warm start has a bar of its own.
+    # transformers reads this on import; the warm start shows its own progress bar.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import torch
 

@@ -1,4 +1,4 @@
-"""The `builtin:` paths of a configuration, filled in."""
+"""Replace the `builtin:` paths of a configuration by folders and files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from april_rl.tiny.prepare import resolve
 
 
 def resolve_builtins(config: TrainConfig) -> None:
-    """Replace every `builtin:` path of `config` by the folder or file behind it, built if missing.
+    """Replace every `builtin:` path of `config` by its folder or file, building what is missing.
 
-    A model folder becomes absolute: the workers of a cluster are elsewhere. Raises RunError naming
-    the key.
+    A model folder becomes absolute, because workers run in other directories. Raises RunError
+    naming the key.
     """
     model = Path(resolve(config.model.path, key="model.path"))
-    if model.is_dir():  # otherwise a name of the hub
+    if model.is_dir():  # otherwise a hub id
         config.model.path = str(model.absolute())
     config.data.path = resolve(config.data.path, key="data.path")
     for name, source in config.data.sources.items():

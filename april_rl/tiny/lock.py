@@ -1,4 +1,4 @@
-"""A lock between processes that says what it waits for."""
+"""A lock between processes that reports when it has to wait."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-WAIT_SILENTLY_S = 1.0  # for another process's build, before saying so
+WAIT_SILENTLY_S = 1.0  # wait for another process this long before reporting it
 
 
 @contextmanager
 def locked(path: Path, *, what: str) -> Iterator[None]:
-    """Hold the lock file, after whoever holds it now to build `what`; a lock ends with its process.
+    """Hold the lock file `path` while building `what`; report on stderr if another process holds
+    it.
 
-    Waiting is told on stderr.
+    The kernel releases the lock when the process ends.
     """
     with path.open("w") as file:
         if not _lock_soon(file):
@@ -28,7 +29,7 @@ def locked(path: Path, *, what: str) -> Iterator[None]:
 
 
 def _lock_soon(file: TextIO) -> bool:
-    """Whether the lock was free within WAIT_SILENTLY_S; it is held then."""
+    """Try for WAIT_SILENTLY_S to take the lock; return whether it is held."""
     deadline = time.monotonic() + WAIT_SILENTLY_S
     while True:
         try:

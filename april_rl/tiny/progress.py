@@ -1,4 +1,4 @@
-"""How far the warm start is: a bar on a terminal, a line every ten seconds elsewhere."""
+"""Progress of the warm start: a bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.progress import Progress as Bar
 from april_rl.tiny.warm_start import Progress
 
 LINE_EVERY_S = 10.0
-LOSS_MEMORY = 0.95  # the loss shown is an exponential mean
+LOSS_MEMORY = 0.95  # decay of the exponential mean of the loss that is shown
 
 
 class ProgressDisplay:
-    """Shows step, loss and time left on stderr; a context manager."""
+    """Shows step, loss and time left on stderr. Use it as a context manager."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -46,7 +46,7 @@ class ProgressDisplay:
         self._bar.stop()
 
     def show(self, progress: Progress) -> None:
-        """Take note of a step."""
+        """Show a training step."""
         previous = progress.loss if self._loss is None else self._loss
         self._loss = LOSS_MEMORY * previous + (1 - LOSS_MEMORY) * progress.loss
         self._bar.update(
@@ -59,7 +59,9 @@ class ProgressDisplay:
             self._print_line(progress, self._loss)
 
     def _print_line(self, progress: Progress, loss: float) -> None:
-        """The state in one line, when the last one is old enough or nothing is left to do."""
+        """Print the progress in one line if the last line is old enough or this is the last
+        step.
+        """
         now = time.monotonic()
         if now - self._last_line < LINE_EVERY_S and progress.step < progress.num_steps:
             return

@@ -1,10 +1,10 @@
-"""Sums with worked solutions: the law of the problems, and two manners of solving them.
+"""Sums with worked solutions: how problems are drawn, and the two styles of solving them.
 
 A prompt labels its operands, `a7+b5+c9=`. A thorough solution adds them one after another and boxes
-the total, `a7 b5=12 c9=21 \\boxed{21}`; a hasty one gives up on the way and boxes the sum it has,
-`a7 b5=12 \\boxed{12}`. Supervised on both, a policy has both manners, and reinforcement
-learning has to find out which of them pays. Being short never does: every operand counts. The
-number of operands follows a Pareto law, so the lengths of the responses have a long tail.
+the total, `a7 b5=12 c9=21 \boxed{21}`; a hasty one stops early and boxes the sum so far, `a7 b5=12
+\boxed{12}`. After supervision on both, a policy has both styles, and reinforcement learning has to
+find out which one pays. A short solution is never right: every operand counts. The number of
+operands follows a Pareto distribution, so the lengths of responses have a long tail.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from random import Random
 LABELS = string.ascii_lowercase
 MIN_OPERANDS = 4
 MAX_OPERANDS = len(LABELS)
-TAIL_EXPONENT = (
-    1.8  # of the number of operands: P(more than n) = (MIN_OPERANDS / n) ** TAIL_EXPONENT
-)
+# P(a problem has more than n operands) = (MIN_OPERANDS / n) ** TAIL_EXPONENT
+TAIL_EXPONENT = 1.8
 LARGEST_OPERAND = 9
-HASTY_FRACTION = 0.5  # of the worked solutions
+HASTY_FRACTION = 0.5  # share of the worked solutions
 
 _HELD_OUT_SEED = "held out"
 _TRAINING_SEED = "training"
@@ -28,32 +27,32 @@ _TRAINING_SEED = "training"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A sum to work out."""
+    """A sum to compute."""
 
     operands: tuple[int, ...]
 
     @property
     def prompt(self) -> str:
-        """The text the model sees, such as `a7+b12+c9=`."""
+        """Return the text that the model sees, such as `a7+b12+c9=`."""
         return (
             "+".join(f"{label}{n}" for label, n in zip(LABELS, self.operands, strict=False)) + "="
         )
 
     @property
     def answer(self) -> str:
-        """The total."""
+        """Return the total as text."""
         return str(sum(self.operands))
 
 
 def draw_problem(random: Random) -> Problem:
-    """A problem of the task's law; longer ones are rarer and harder."""
+    """Draw a problem; long ones are rarer and harder."""
     drawn = int(MIN_OPERANDS * random.paretovariate(TAIL_EXPONENT))
     num_operands = min(drawn, MAX_OPERANDS)
     return Problem(tuple(random.randint(1, LARGEST_OPERAND) for _ in range(num_operands)))
 
 
 def worked_solution(problem: Problem, random: Random) -> str:
-    """A solution in one of the two manners, hasty with HASTY_FRACTION."""
+    """Return a solution in one of the two styles, hasty with probability HASTY_FRACTION."""
     num_terms = len(problem.operands)
     if random.random() < HASTY_FRACTION:
         num_terms = random.randrange(1, num_terms)
@@ -61,7 +60,7 @@ def worked_solution(problem: Problem, random: Random) -> str:
 
 
 def solution(problem: Problem, num_terms: int) -> str:
-    """The first `num_terms` operands added one after another, and their sum in a box."""
+    """Return the first `num_terms` operands added one after another, with their sum in a box."""
     total = problem.operands[0]
     steps = [f"{LABELS[0]}{total}"]
     for label, operand in zip(LABELS[1:], problem.operands[1:num_terms], strict=False):
@@ -71,7 +70,9 @@ def solution(problem: Problem, num_terms: int) -> str:
 
 
 def held_out_problems(count: int) -> list[Problem]:
-    """The first `count` problems kept for evaluation; distinct, always the same."""
+    """Return the first `count` problems reserved for evaluation; they are distinct and always the
+    same.
+    """
     random = Random(_HELD_OUT_SEED)
     problems: dict[Problem, None] = {}
     while len(problems) < count:
@@ -80,7 +81,9 @@ def held_out_problems(count: int) -> list[Problem]:
 
 
 def training_problems(count: int, *, seed: int, held_out: list[Problem]) -> list[Problem]:
-    """`count` problems, the same for equal seeds, none in `held_out`; short ones may repeat."""
+    """Return `count` problems, none in `held_out`; equal seeds give equal problems, short ones may
+    repeat.
+    """
     random = Random(f"{_TRAINING_SEED} {seed}")
     kept_out = frozenset(held_out)
     problems: list[Problem] = []

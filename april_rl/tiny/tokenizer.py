@@ -1,4 +1,4 @@
-"""One token a character, and one for the opening of the box: exact in both directions."""
+"""A character tokenizer with one extra token for the opening of the box."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ ALPHABET = (*string.digits, *string.ascii_lowercase, *"+= }")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer; the task's text comes back from decode unchanged, anything else as <unk>."""
+    """Build the tokenizer; text of the task survives encoding and decoding unchanged, other
+    characters become <unk>.
+    """
     tokens = (PAD, EOS, UNKNOWN, BOX, *ALPHABET)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))

@@ -1,7 +1,8 @@
-"""A short supervised pass: it gives a tiny Qwen3 the task's two manners and the habit of stopping.
+"""A short supervised pass that teaches a tiny Qwen3 the task's two styles and when to stop.
 
-One epoch over fresh problems: rows are grouped by length, so that little is padded, and the groups
-come in random order. The loss is the mean over response tokens; prompts are read, not learned.
+It takes one epoch over fresh problems: rows are grouped by length, so that little is padding, and
+the groups come in random order. The loss is the mean over response tokens; prompt tokens have no
+loss.
 """
 
 from __future__ import annotations
@@ -15,22 +16,21 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from april_rl.tiny.task import Problem, worked_solution
 
-IGNORED = -100  # label without loss
+IGNORED = -100  # label of a token without loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """The model's shape and the pass over the data."""
+    """Settings: the model's shape and its training."""
 
     hidden_size: int = 128
     intermediate_size: int = 512
     num_layers: int = 2
     num_heads: int = 4
-    init_std: float = (
-        0.08  # about 1 / sqrt(hidden_size): the usual 0.02 costs a model this narrow half its pass
-    )
+    # About 1 / sqrt(hidden_size); with the usual 0.02 a model this narrow learns far slower.
+    init_std: float = 0.08
     num_rows: int = 16_000
-    batch_tokens: int = 1536  # with padding
+    batch_tokens: int = 1536  # padding included
     lr: float = 4e-3
     warmup_fraction: float = 0.05
     weight_decay: float = 0.05
@@ -40,7 +40,7 @@ class WarmStart:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the pass is: steps taken, steps in all, loss in nats a token."""
+    """Progress of the pass: steps made, steps in total, loss in nats a token."""
 
     step: int
     num_steps: int
@@ -54,7 +54,7 @@ def warm_start(
     *,
     report: Callable[[Progress], None],
 ) -> Qwen3ForCausalLM:
-    """The policy in bfloat16, supervised on one worked solution of each problem, seeded."""
+    """Train a policy on one worked solution of each problem and return it in bfloat16; seeded."""
     torch.manual_seed(settings.seed)
     random = Random(settings.seed)
     batches = _batches(_rows(problems, tokenizer, random), settings.batch_tokens, random)
@@ -84,7 +84,9 @@ def warm_start(
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: WarmStart) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, which learn from half the tokens with it; AdamW else."""
+    """Return Muon for the layers' matrices, which then need half the tokens, and AdamW for the
+    rest.
+    """
     is_matrix = {name: p.ndim == 2 and "layers" in name for name, p in model.named_parameters()}
     matrices = [p for name, p in model.named_parameters() if is_matrix[name]]
     others = [p for name, p in model.named_parameters() if not is_matrix[name]]
@@ -100,7 +102,7 @@ def _optimizers(model: Qwen3ForCausalLM, settings: WarmStart) -> list[torch.opti
 
 
 def build_model(settings: WarmStart, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """An untrained Qwen3 in float32 that stops at the tokenizer's <eos>."""
+    """Return an untrained Qwen3 in float32 that stops at the tokenizer's <eos>."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,
@@ -137,7 +139,7 @@ class _Row:
 def _rows(
     problems: list[Problem], tokenizer: PreTrainedTokenizerFast, random: Random
 ) -> list[_Row]:
-    """One row a problem, in order."""
+    """Return one row for each problem, in order."""
     prompts = [problem.prompt for problem in problems]
     texts = [p.prompt + worked_solution(p, random) + tokenizer.eos_token for p in problems]
     encoded = tokenizer(texts)["input_ids"]
@@ -146,14 +148,16 @@ def _rows(
 
 
 def _batches(rows: list[_Row], batch_tokens: int, random: Random) -> list[list[_Row]]:
-    """Rows of similar length together, at most `batch_tokens` with padding; random order."""
+    """Group rows of similar length into batches of at most `batch_tokens` with padding; shuffle
+    them.
+    """
     batches = list(_cut(sorted(rows, key=lambda row: len(row.token_ids)), batch_tokens))
     random.shuffle(batches)
     return batches
 
 
 def _cut(rows: list[_Row], batch_tokens: int) -> Iterator[list[_Row]]:
-    """Consecutive batches of `rows`, which come shortest first."""
+    """Yield consecutive batches of `rows`, which are sorted by length."""
     batch: list[_Row] = []
     for row in rows:
         if batch and len(row.token_ids) * (len(batch) + 1) > batch_tokens:
@@ -165,7 +169,7 @@ def _cut(rows: list[_Row], batch_tokens: int) -> Iterator[list[_Row]]:
 
 
 def _tensors(batch: list[_Row], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """`input_ids`, `labels` [rows, longest row]; padded on the right, unseen by the model."""
+    """Return `input_ids` and `labels` [rows, longest row], padded on the right."""
     ids = [torch.tensor(row.token_ids) for row in batch]
     input_ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad_token_id)
     labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=IGNORED)
