@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class Mean:
@@ -54,7 +57,33 @@ class Max:
         return self.value
 
 
-Metric = Mean | Sum | Max
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of values [B] between edges [B + 1]; the last bin includes its upper edge."""
+
+    edges: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: ArrayLike, *, num_bins: int = 32) -> Histogram:
+        """Count `values` in bins of one width from the smallest to the largest."""
+        counts, edges = np.histogram(np.asarray(values, np.float64), bins=num_bins)
+        return cls(tuple(edges.tolist()), tuple(counts.tolist()))
+
+    def merged(self, other: Histogram) -> Histogram:
+        """Return the counts of both; raise ValueError when their bins differ."""
+        if tuple(self.edges) != tuple(other.edges):
+            raise ValueError("two histograms with different bins cannot be merged")
+        return Histogram(
+            self.edges, tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        )
+
+    def pair(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return counts and edges as numpy.histogram does."""
+        return np.asarray(self.counts, np.float64), np.asarray(self.edges, np.float64)
+
+
+Metric = Mean | Sum | Max | Histogram
 
 
 class Metrics(Mapping[str, Metric]):
@@ -65,7 +94,7 @@ class Metrics(Mapping[str, Metric]):
     def __init__(self, values: Mapping[str, Metric | float] | None = None) -> None:
         """Plain numbers become means of one value."""
         self._values = {
-            key: value if isinstance(value, (Mean, Sum, Max)) else Mean(float(value))
+            key: value if isinstance(value, Metric) else Mean(float(value))
             for key, value in (values or {}).items()
         }
 
@@ -82,10 +111,24 @@ class Metrics(Mapping[str, Metric]):
         return len(self._values)
 
     def read(self) -> dict[str, float]:
-        """The plain numbers."""
-        return {key: value.read() for key, value in self._values.items()}
+        """Return the plain numbers, without histograms."""
+        return {
+            key: value.read()
+            for key, value in self._values.items()
+            if not isinstance(value, Histogram)
+        }
 
-    def save(self) -> dict[str, list[str | float]]:
+    def histograms(self) -> dict[str, Histogram]:
+        """Return the histograms."""
+        return {key: v for key, v in self._values.items() if isinstance(v, Histogram)}
+
+    def number(self, key: str) -> float:
+        """Return the plain number of `key`."""
+        value = self._values[key]
+        assert not isinstance(value, Histogram), key
+        return value.read()
+
+    def save(self) -> dict[str, list[Any]]:
         """Return the values as plain data, for `restore`."""
         return {
             key: [type(value).__name__, *(getattr(value, name) for name in value.__slots__)]
@@ -95,7 +138,7 @@ class Metrics(Mapping[str, Metric]):
     @classmethod
     def restore(cls, state: Mapping[str, Sequence[Any]]) -> Metrics:
         """Return the metrics that were saved as `state`."""
-        kinds = {kind.__name__: kind for kind in (Mean, Sum, Max)}
+        kinds = {kind.__name__: kind for kind in (Mean, Sum, Max, Histogram)}
         return cls({key: kinds[kind](*numbers) for key, (kind, *numbers) in state.items()})
 
 

@@ -9,16 +9,19 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.errors import RunError
 from april_rl.interrupts import EXIT_STATUS, Interrupts
 from april_rl.rollout.gc_pause import cycle_search_put_off
+from april_rl.tracking.labels import RunLabels, run_labels
 
 register()
 
@@ -42,7 +45,8 @@ def main(composed: DictConfig) -> None:
     run_dir, started_s = Path(HydraConfig.get().runtime.output_dir), time.time()
     try:
         config = to_config(composed)
-        run(config, run_dir, OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
+        plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+        run(config, run_dir, plain, labels=_labels(config))
     except RunError as error:
         _report(run_dir, since_s=started_s)
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -54,11 +58,21 @@ def main(composed: DictConfig) -> None:
         sys.exit(EXIT_STATUS)
 
 
-def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
+def _labels(config: TrainConfig) -> RunLabels:
+    """Return the labels of the run from the command line that Hydra has read."""
+    job = HydraConfig.get()
+    sweep = Path(job.sweep.dir).name if job.mode is RunMode.MULTIRUN else ""
+    return run_labels(config.name, overrides=job.overrides.task, seed=config.seed, sweep=sweep)
+
+
+def run(
+    config: TrainConfig, run_dir: Path, plain: object, *, labels: RunLabels | None = None
+) -> None:
     """Train. What is heavy is imported here, so that --help and --cfg job answer at once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
     with cycle_search_put_off():
+        from april_rl.assembly.run import assemble
         from april_rl.checkpointing.resume import AUTO, load
         from april_rl.restarts import Restarts
         from april_rl.tiny.builtins import resolve_builtins
@@ -77,6 +91,7 @@ def run(config: TrainConfig, run_dir: Path, plain: object) -> None:
                 plain_config=plain,
                 interrupts=interrupts,
                 resumed=resumed,
+                build=partial(assemble, labels=labels),
             ) as trainer,
         ):
             restarts.begin(lambda: trainer.version)

@@ -33,6 +33,7 @@ WRITTEN_BY_A_RUN = {
     "report.html",
     "checkpoints/",
     "wandb/",
+    "tensorboard/",
     "adapter/",
 }
 # Of words that the glossary forbids: identifiers that mean something else, and why they may.

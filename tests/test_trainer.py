@@ -112,10 +112,7 @@ def run(
             config=plain,
             num_steps=config.trainer.num_steps,
             num_groups=config.trainer.num_groups,
-            wandb_mode="disabled",
-            wandb_project="april_rl",
-            print_samples_every=0,
-            save_samples_every=config.tracking.save_samples_every,
+            tracking=replace(config.tracking, backends=[], print_samples_every=0),
             is_terminal=False,
         )
         prompts = PromptStream([PROMPT], seed=0)

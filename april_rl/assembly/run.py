@@ -35,6 +35,7 @@ from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
 from april_rl.runtime.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
 from april_rl.runtime.preflight import ModelFacts
 from april_rl.runtime.workers import Workers
+from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.tracker import Tracker, config_text
 
 
@@ -63,6 +64,7 @@ def assemble(
     plain: Mapping[str, object],
     stack: ExitStack,
     resumed: Resumed | None,
+    labels: RunLabels | None = None,
 ) -> Parts:
     """Return everything a run needs, started; `stack` gets what ends it. `resumed`: the checkpoint
     that the caller restores. Checks come before what they spare: machine, model, data, reward, and
@@ -72,21 +74,20 @@ def assemble(
     requested, (config, layout) = config, settled(config)
     facts = check_machine(config, layout)
     packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
-    tracker = stack.enter_context(_tracker(config, run_dir, layout.shown_in(plain), resumed))
-    tracker.message(str(layout))
-    for line in inert_settings(requested, device=layout.device):
+    shown, folder = layout.shown_in(plain), run_dir.resolve()
+    tracker = stack.enter_context(_tracker(config, run_dir, shown, resumed=resumed, labels=labels))
+    for line in (str(layout), *inert_settings(requested, device=layout.device)):
         tracker.message(line)
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("loading the reward"):
-        columns = reward_columns(config, tokenizer, folder=run_dir.resolve())
+        columns = reward_columns(config, tokenizer, folder=folder)
     with tracker.phase("reading the data"):
-        sets = PromptSets(
-            config.data, tokenizer, seed=config.seed, columns=columns, tell=tracker.message
-        )
+        tell = tracker.message
+        sets = PromptSets(config.data, tokenizer, seed=config.seed, columns=columns, tell=tell)
         training, held_out = sets.training(), held_out_sets(config, sets.load)
     with tracker.phase("trying the reward"):
-        examples, folder = [rows[0] for rows in training.values()], run_dir.resolve()
-        rewards = build_rewards(config, tokenizer, examples, folder=folder, tell=tracker.message)
+        examples = [rows[0] for rows in training.values()]
+        rewards = build_rewards(config, tokenizer, examples, folder=folder, tell=tell)
     stack.callback(rewards.close)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
@@ -135,7 +136,12 @@ def _planned(
 
 
 def _tracker(
-    config: TrainConfig, run_dir: Path, plain: Mapping[str, object], resumed: Resumed | None
+    config: TrainConfig,
+    run_dir: Path,
+    plain: Mapping[str, object],
+    *,
+    resumed: Resumed | None,
+    labels: RunLabels | None,
 ) -> Tracker:
     resumed_step = resumed.manifest.step if resumed else None
     if config.resume == AUTO and resumed is None:
@@ -148,10 +154,8 @@ def _tracker(
         config=plain,
         num_steps=config.trainer.num_steps,
         num_groups=config.trainer.num_groups,
-        wandb_mode=config.tracking.wandb.value,
-        wandb_project=config.tracking.wandb_project,
-        print_samples_every=config.tracking.print_samples_every,
-        save_samples_every=config.tracking.save_samples_every,
+        tracking=config.tracking,
+        labels=labels,
         resumed_step=resumed_step,
         wandb_id=resumed.state["wandb_id"] if resumed and is_same_run else "",
     )

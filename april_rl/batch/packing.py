@@ -23,7 +23,7 @@ from april_rl.batch.staleness import (
     staleness_by_length,
     staleness_metrics,
 )
-from april_rl.metrics import Metrics
+from april_rl.metrics import Histogram, Metrics, Sum
 from april_rl.types import Sample, ScoredGroup
 
 # The dummy row of a rank without samples left: all ranks make the same number of passes.
@@ -149,10 +149,17 @@ class Packer:
         # The first minibatch is always compared before an optimizer step is made.
         if not any(row.comparable.any() for row in rows[0]):
             weighed[0] += [_probe(sample, policy_version) for sample in probes]
+        num_tokens = sum(len(row.ages) for row in every)
         return Batch(
             minibatches=tuple(self._minibatch(chunk) for chunk in weighed),
-            num_response_tokens=sum(len(row.ages) for row in every),
-            metrics=self._metrics(every),
+            num_response_tokens=num_tokens,
+            metrics=Metrics(
+                {
+                    **self._metrics(every),
+                    "throughput/trained_tokens": Sum(num_tokens),
+                    "histogram/advantage": Histogram.of(np.concatenate(advantages)),
+                }
+            ),
         )
 
     def _metrics(self, rows: Sequence[_Row]) -> Metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.metrics import Max, Mean, Metrics, Sum
+from april_rl.metrics import Histogram, Max, Mean, Metrics, Sum
 from april_rl.types import Sample
 
 # Upper ends of the length buckets, as shares of the response budget, and their names in keys.
@@ -52,6 +52,9 @@ def staleness_metrics(
                 f"staleness/token_frac_age_{age}": Mean(float(n), count)
                 for age, n in enumerate(by_age)
             },
+            "histogram/age": Histogram(
+                tuple(map(float, range(len(by_age) + 1))), tuple(map(float, by_age))
+            ),
             "loss/age_weight_mean": Mean(float(weights.sum(dtype=np.float64)), count),
         }
     )

@@ -125,6 +125,14 @@ class Extract(Enum):
     last_number = "last_number"  # the last number
 
 
+class TrackingBackend(Enum):
+    """Where metrics go beside metrics.jsonl."""
+
+    wandb = "wandb"
+    trackio = "trackio"
+    tensorboard = "tensorboard"
+
+
 class WandbMode(Enum):
     """Weights & Biases."""
 

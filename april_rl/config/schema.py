@@ -20,7 +20,6 @@ from april_rl.config.choices import (
     OnStale,
     Resume,
     Schedule,
-    WandbMode,
 )
 from april_rl.config.consistency import check_consistency
 from april_rl.config.engine import EngineConfig
@@ -33,6 +32,7 @@ from april_rl.config.task import (
     ModelConfig,
     RewardConfig,
 )
+from april_rl.config.tracking import TrackingConfig
 
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
@@ -181,25 +181,6 @@ class LearnerConfig:
             f"{self.age_weight}; remove one of them",
         )
         above("learner", 0, max_mismatch=self.max_mismatch)
-
-
-@dataclass(slots=True, kw_only=True)
-class TrackingConfig:
-    """What a run shows and leaves behind."""
-
-    wandb: WandbMode = WandbMode.offline
-    wandb_project: str = "april_rl"
-    print_samples_every: int = 20  # steps; 0: never
-    # steps whose samples are written whole to samples/; those of evaluations always; 0: none at all
-    save_samples_every: int = 10
-
-    def __post_init__(self) -> None:
-        at_least(
-            "tracking",
-            0,
-            print_samples_every=self.print_samples_every,
-            save_samples_every=self.save_samples_every,
-        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class MismatchWarning:
         """Return the warning that the merged metrics of a step call for, if any."""
         if MEAN not in metrics:
             return None
-        mean = metrics[MEAN].read()
+        mean = metrics.number(MEAN)
         was_above, self._is_above = self._is_above, mean > self._max_mismatch
         if was_above or not self._is_above:
             return None

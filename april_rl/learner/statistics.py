@@ -8,7 +8,7 @@ from torch import Tensor
 from april_rl.algorithm.kl import k3
 from april_rl.learner.objective import RowLoss
 from april_rl.learner.row import PackedRow
-from april_rl.metrics import Max, Mean, Metrics
+from april_rl.metrics import Histogram, Max, Mean, Metrics
 
 _MEANS = (
     "loss/clip_frac",
@@ -19,6 +19,9 @@ _MEANS = (
     "loss/is_weight_mean",
     "loss/reference_kl",
 )
+# The histogram of the ratio: 0.05 tells the sides of a clip range apart; the last bin has what is
+# above it too.
+_RATIO_BINS, _RATIO_BIN = 40, 0.05
 
 
 class TokenStatistics:
@@ -30,6 +33,7 @@ class TokenStatistics:
         self._sums = torch.zeros(len(_MEANS), dtype=torch.float64, device=device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)
         self._ratio_max = torch.zeros((), device=device)  # a ratio is positive
+        self._ratio_counts = torch.zeros(_RATIO_BINS, dtype=torch.float64, device=device)
 
     def add(
         self,
@@ -65,6 +69,8 @@ class TokenStatistics:
         if len(ratio):
             largest = torch.where(is_trained, ratio, 0).max()
             self._ratio_max = torch.maximum(self._ratio_max, largest)
+            bins = (ratio / _RATIO_BIN).nan_to_num().clamp(max=_RATIO_BINS - 1).long()
+            self._ratio_counts.index_add_(0, bins, is_trained.to(torch.float64))
 
     def metrics(self) -> Metrics:
         """loss/* of this rank, such that a merge over ranks is right; empty without a token."""
@@ -76,4 +82,11 @@ class TokenStatistics:
             for key, total in zip(_MEANS, self._sums.tolist(), strict=True)
             if key != "loss/reference_kl" or self._has_reference
         }
-        return Metrics({**means, "loss/ratio_max": Max(self._ratio_max.item())})
+        edges = tuple(round(_RATIO_BIN * i, 2) for i in range(_RATIO_BINS + 1))
+        return Metrics(
+            {
+                **means,
+                "loss/ratio_max": Max(self._ratio_max.item()),
+                "histogram/ratio": Histogram(edges, tuple(self._ratio_counts.tolist())),
+            }
+        )

@@ -75,7 +75,11 @@ def small_run(
         ),
         runtime=replace(config.runtime, num_workers=1, device=Device.cpu, ray_address=None),
         tracking=replace(
-            config.tracking, wandb=WandbMode.disabled, print_samples_every=0, save_samples_every=1
+            config.tracking,
+            backends=[],
+            wandb=WandbMode.disabled,
+            print_samples_every=0,
+            save_samples_every=1,
         ),
     )
 

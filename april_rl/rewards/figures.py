@@ -14,7 +14,7 @@ from itertools import chain
 
 import numpy as np
 
-from april_rl.metrics import Mean, Metrics
+from april_rl.metrics import Histogram, Mean, Metrics
 from april_rl.types import ScoredGroup
 
 
@@ -32,5 +32,6 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
         {
             **{key: Mean(sum(of_key), len(of_key)) for key, of_key in values.items()},
             "reward/std": float(np.std(values["reward/mean"])),
+            "histogram/reward": Histogram.of(values["reward/mean"]),
         }
     )

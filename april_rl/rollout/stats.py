@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.metrics import Metrics, Sum
+from april_rl.metrics import Histogram, Metric, Metrics, Sum
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.ticks import Tick
@@ -167,7 +167,7 @@ class StepStats:
             }
         )
 
-    def _length_metrics(self) -> dict[str, float]:
+    def _length_metrics(self) -> dict[str, Metric | float]:
         lengths = self.trained_lengths
         if not len(lengths):
             return {}
@@ -180,4 +180,5 @@ class StepStats:
             "rollout/response_tokens_p99": float(p99),
             "rollout/response_tokens_max": float(lengths.max()),
             "rollout/prompt_tokens_mean": float(np.mean(self._prompt_lengths)),
+            "histogram/response_tokens": Histogram.of(lengths),
         }

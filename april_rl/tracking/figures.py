@@ -165,12 +165,12 @@ def sample_text(step: int, record: SampleRecord, *, width: int) -> str:
     )
     block = [textwrap.fill(title, width, subsequent_indent="  ")]
     for label, text in parts:
-        block += _labelled(label, _cut(text), width=width)
+        block += _labelled(label, cut(text), width=width)
     return "\n".join(block)
 
 
-def _cut(text: str) -> str:
-    """The text without its middle when it is long."""
+def cut(text: str) -> str:
+    """Return the text without its middle when it is long."""
     if len(text) <= _SHOWN_CHARACTERS:
         return text
     half = _SHOWN_CHARACTERS // 2

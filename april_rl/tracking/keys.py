@@ -156,11 +156,22 @@ _TIME = _stage(
         "checkpoint_s | s | training stopped to copy a checkpoint or to write an export",
         "step_s | s | whole step, without the evaluation and checkpoint after it",
     ),
-    more=("evaluation_s | s | evaluation of all held-out sets",),
+    more=(
+        "evaluation_s | s | evaluation of all held-out sets",
+        "run_s | s | the run so far, before a resume too; since its last row for a resume",
+        "tracking_s | s | recording the step before: metrics.jsonl, terminal, trackers",
+    ),
 )
 
 _OTHERS = (
-    *_stage("throughput", frozen=("trained_tokens_per_s | tokens/s | trained tokens per second",)),
+    *_stage(
+        "throughput",
+        frozen=("trained_tokens_per_s | tokens/s | trained tokens per second of the step",),
+        more=(
+            "trained_tokens | tokens | response tokens that the step trained",
+            "trained_tokens_total | tokens | response tokens trained since the run began",
+        ),
+    ),
     *_stage("sync", frozen=("bytes | bytes | weights sent to the engine in a sync",)),
     *_stage(
         "eval",
@@ -232,7 +243,21 @@ _OTHERS = (
     ),
 )
 
-KEYS = _ROLLOUT + _STALENESS + _REWARD + _LOSS + _MISMATCH + _LEDGER + _TIME + _OTHERS
+_HISTOGRAMS = _stage(
+    "histogram",
+    frozen=(),
+    more=(
+        "response_tokens | tokens | lengths of the trained responses",
+        "age | steps | ages of the trained tokens",
+        "reward | reward | rewards of the trained samples",
+        "advantage | advantage | advantages of the trained samples",
+        "ratio | ratio | ratios of the trained tokens, learner over behaviour; above 2 as 2",
+    ),
+)
+
+TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes beside the step
+
+KEYS = _ROLLOUT + _STALENESS + _REWARD + _LOSS + _MISMATCH + _LEDGER + _TIME + _OTHERS + _HISTOGRAMS
 FROZEN_KEYS = tuple(key.key for key in KEYS if key.is_frozen)
 
 _FORM = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.\-]+)+")

@@ -19,12 +19,14 @@ class MetricsFile:
         OSError when it cannot be written.
 
         A run that goes on after `resumed_step` goes on with its file, less the rows of later steps,
-        which are made again; `forgotten_step` is the last of them.
+        which are made again; `forgotten_step` is the last of them, `last_row` the last row kept.
         """
         self._path = path
         self._last_step = self.forgotten_step = -1
+        self.last_row: dict[str, float | None] = {}
         if resumed_step is not None and path.exists():
-            self._last_step, self.forgotten_step = _truncate(path, last_step=resumed_step)
+            self.last_row, self.forgotten_step = _truncate(path, last_step=resumed_step)
+            self._last_step = int(self.last_row["step"] or 0) if self.last_row else -1
         self._file = path.open("a" if resumed_step is not None else "x", encoding="utf-8")
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
@@ -63,25 +65,27 @@ class MetricsFile:
         self.close()
 
 
-def _truncate(path: Path, *, last_step: int) -> tuple[int, int]:
-    """Remove the rows after `last_step`, and one that was not written to its end; returns the steps
-    of the last row that stays, and of the last one there was.
+def _truncate(path: Path, *, last_step: int) -> tuple[dict[str, float | None], int]:
+    """Remove the rows after `last_step`, and one that was not written to its end; returns the last
+    row that stays, and the step of the last one there was.
     """
     kept: list[str] = []
-    kept_step = forgotten_step = -1
+    kept_row: dict[str, float | None] = {}
+    forgotten_step = -1
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         try:
-            step = json.loads(line)["step"]
+            row = json.loads(line)
+            step = row["step"]
         except ValueError:
             break  # the process ended in the middle of it
         forgotten_step = step
         if step <= last_step:
             kept.append(line)
-            kept_step = step
+            kept_row = row
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text("".join(kept), encoding="utf-8")
     partial.replace(path)
-    return kept_step, forgotten_step
+    return kept_row, forgotten_step
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:

@@ -1,7 +1,8 @@
-"""The one exit for metrics: terminal, metrics.jsonl, W&B, samples. Stages only return them."""
+"""The one exit for metrics: terminal, metrics.jsonl, trackers, samples. Stages only return them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -11,10 +12,14 @@ from typing import Self
 import yaml
 from rich.console import Console
 
+from april_rl.config.tracking import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.timeline import Timeline
 from april_rl.tracking import figures
+from april_rl.tracking.axes import Axes
+from april_rl.tracking.backends import BackendSettings, check_installed, start_backends
+from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.live_view import LiveView
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.pace import Pace
@@ -27,7 +32,6 @@ from april_rl.tracking.samples_file import (
 )
 from april_rl.tracking.terminal import Phase, View
 from april_rl.tracking.timeline_file import write_timeline
-from april_rl.tracking.wandb_run import Mode, start_run
 
 
 class RunDirectoryError(RunError):
@@ -35,7 +39,9 @@ class RunDirectoryError(RunError):
 
 
 class Tracker:
-    """Shows a run, and leaves config.yaml, metrics.jsonl, samples/, wandb/ in its directory."""
+    """Shows a run, leaves config.yaml, metrics.jsonl, samples/ and timeline/ in its directory, and
+    sends the metrics to the trackers of `tracking.backends`.
+    """
 
     def __init__(
         self,
@@ -43,48 +49,52 @@ class Tracker:
         run_dir: Path,
         name: str,
         config: Mapping[str, object],
+        tracking: TrackingConfig,
         num_steps: int,
         num_groups: int,
-        wandb_mode: Mode,
-        wandb_project: str,
-        print_samples_every: int,
-        save_samples_every: int,
+        labels: RunLabels | None = None,
         is_terminal: bool | None = None,
         resumed_step: int | None = None,
         wandb_id: str = "",
     ) -> None:
-        """Creates the run directory and starts the view.
+        """Create the run directory, start the view and the trackers.
 
-        `config` is plain data; `is_terminal` None: find out. A run that goes on after
-        `resumed_step` goes on with its files, and with the W&B run `wandb_id`.
-
-        Raises RunDirectoryError when the run directory cannot be written, or holds a run.
+        `config` is plain data; `labels` are those of the trackers; `is_terminal` None: find out. A
+        run that goes on after `resumed_step` goes on with its files, and with the W&B run
+        `wandb_id`. Raises RunDirectoryError when the run directory cannot be written, or holds a
+        run, and BackendError when a tracker is not installed.
         """
+        names = tuple(backend.value for backend in tracking.backends)
+        check_installed(names)
         self._run_dir = run_dir
-        self._print_samples_every = print_samples_every
-        self._save_samples_every = save_samples_every
+        self._print_samples_every = tracking.print_samples_every
+        self._save_samples_every = tracking.save_samples_every
+        self._tracking_s = 0.0  # since the last row
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
             self._metrics_file = _open_metrics_file(run_dir, resumed_step)
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
+        self._axes = Axes(self._metrics_file.last_row)
         self._pace = Pace(num_steps)
         title = f"{name}: {num_steps} steps of {num_groups} groups"
         self._view = open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
         self._view.message(f"run directory: {run_dir}")
-        self._run = start_run(
-            wandb_mode,
-            project=wandb_project,
-            name=name,
+        settings = BackendSettings(
+            backends=names,
+            wandb_mode=tracking.wandb.value,
+            project=tracking.project,
+            labels=labels or RunLabels(name=name),
             run_dir=run_dir.resolve(),
             config=config,
-            message=self._view.message,
-            run_id=wandb_id,
+            wandb_id=wandb_id,
+            resumed_step=resumed_step,
         )
+        self._backends = start_backends(settings, tell=self._view.message)
 
     @property
     def wandb_id(self) -> str:
         """Return the id of the W&B run; empty when there is none."""
-        return self._run.id
+        return self._backends.wandb_id
 
     def phase(self, name: str, total: int | None = None) -> AbstractContextManager[Phase]:
         """The phase shown while the context is open; `total` None: no known end."""
@@ -96,12 +106,15 @@ class Tracker:
         Raises ValueError for a key that is not stage/quantity, RunDirectoryError for the disk.
         """
         values = metrics.read()
-        with self._writing():
-            self._metrics_file.append(step, values)
-        if step > self._metrics_file.forgotten_step:  # W&B has the others, and forgets nothing
-            self._run.log(step, values)
-        left_s = self._pace.left_s(step, step_s=values.get("time/step_s"))
-        self._view.step(step, values, left_s=left_s)
+        values |= self._axes.advance(values) | {"time/tracking_s": self._tracking_s}
+        self._tracking_s = 0.0
+        with self._timed():
+            with self._writing():
+                self._metrics_file.append(step, values)
+            if step > self._metrics_file.forgotten_step:  # trackers have the others already
+                self._backends.log(step, values, metrics.histograms())
+            left_s = self._pace.left_s(step, step_s=values.get("time/step_s"))
+            self._view.step(step, values, left_s=left_s)
 
     def wants_samples(self, step: int) -> bool:
         """Whether `samples` of this step are written or shown: otherwise spare their texts."""
@@ -112,10 +125,13 @@ class Tracker:
     ) -> None:
         """Write all samples of the step and its timeline, show a few, each when it is due."""
         if _is_due(step, self._save_samples_every):
-            with self._writing():
+            with self._timed(), self._writing():
                 write_samples(self._run_dir / "samples", step, records)
                 if timeline is not None:
                     write_timeline(self._run_dir / "timeline", step, timeline)
+            if step > self._metrics_file.forgotten_step:
+                with self._timed():
+                    self._backends.samples(step, records)
         if _is_due(step, self._print_samples_every):
             self._view.samples(step, figures.telling(records))
 
@@ -131,13 +147,13 @@ class Tracker:
         self._view.message(text)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the view, the file and the W&B run; quick, also without a network.
+        """End the view, the file and the trackers within seconds, also without a network.
 
         `error`: what ended the run before its time; W&B shows it as failed, or killed.
         """
         self._view.close()
         self._metrics_file.close()
-        self._run.finish(error)
+        self._backends.finish(error)
 
     def __enter__(self) -> Self:
         """The tracker itself."""
@@ -151,6 +167,13 @@ class Tracker:
     ) -> None:
         """Closes the tracker; with an error the run has failed."""
         self.close(error)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the time in the context for time/tracking_s of the next row."""
+        started = time.perf_counter()
+        yield
+        self._tracking_s += time.perf_counter() - started
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -1,0 +1,36 @@
+"""Settings of what a run shows and leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from april_rl.config.checks import at_least, require
+from april_rl.config.choices import TrackingBackend, WandbMode
+
+
+@dataclass(slots=True, kw_only=True)
+class TrackingConfig:
+    """What a run shows and leaves behind; metrics.jsonl is always written."""
+
+    # trackers beside metrics.jsonl: any of wandb, trackio and tensorboard; []: none
+    backends: list[TrackingBackend] = field(default_factory=lambda: [TrackingBackend.wandb])
+    wandb: WandbMode = WandbMode.offline  # with wandb among the backends
+    project: str = "april_rl"  # in W&B and trackio
+    print_samples_every: int = 20  # steps; 0: never
+    # steps whose samples are written whole to samples/, and as a table to the trackers; samples of
+    # evaluations are always written; 0: none at all
+    save_samples_every: int = 10
+
+    def __post_init__(self) -> None:
+        at_least(
+            "tracking",
+            0,
+            print_samples_every=self.print_samples_every,
+            save_samples_every=self.save_samples_every,
+        )
+        names = [backend.value for backend in self.backends]
+        require(len(set(names)) == len(names), f"tracking.backends={names} names a tracker twice")
+        require(
+            self.wandb is not WandbMode.online or "wandb" in names,
+            f"tracking.wandb=online has no effect with tracking.backends={names}; add wandb",
+        )

@@ -1,0 +1,160 @@
+"""Trackers beside metrics.jsonl: W&B, trackio, TensorBoard. One that fails never ends a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, Protocol
+
+from april_rl.errors import RunError
+from april_rl.metrics import Histogram
+from april_rl.tracking.labels import RunLabels
+from april_rl.tracking.samples_file import SampleRecord
+
+Name = str  # one of TrackingBackend
+Mode = Literal["online", "offline", "disabled"]  # of W&B
+Tell = Callable[[str], None]
+
+SAMPLE_COLUMNS = (
+    *("step", "prompt_id", "index", "prompt", "response", "ages", "num_tokens"),
+    *("reward", "reward_parts", "advantage", "finish_reason", "source"),
+)
+_MAX_SAMPLES = 64  # in a table
+
+
+class BackendError(RunError):
+    """A tracker was asked for that is not installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendSettings:
+    """What the trackers of a run are started with."""
+
+    backends: tuple[Name, ...] = ("wandb",)
+    wandb_mode: Mode = "offline"
+    project: str = "april_rl"
+    labels: RunLabels
+    run_dir: Path
+    config: Mapping[str, object]
+    wandb_id: str = ""  # of a W&B run to go on with
+    resumed_step: int | None = None
+
+
+class Backend(Protocol):
+    """A tracker: records the metrics of steps, and tables of samples."""
+
+    id: str  # with which a later process goes on with the run; empty where nothing needs one
+
+    def log(
+        self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Record the metrics of a step."""
+
+    def samples(self, step: int, rows: Sequence[Sequence[object]]) -> None:
+        """Record a table with SAMPLE_COLUMNS."""
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the record of the run within seconds, also without a network; `error` ended it."""
+
+
+@dataclass(slots=True)
+class Backends:
+    """The trackers of a run. The first failure of one is told, and it records nothing more."""
+
+    tell: Tell
+    open: dict[Name, Backend] = field(default_factory=dict)
+
+    def start(self, name: Name, build: Callable[[], Backend | None]) -> None:
+        """Start a tracker; `build` returns None for one that is switched off."""
+        with self._guarded(name):
+            backend = build()
+            if backend is not None:
+                self.open[name] = backend
+
+    @property
+    def wandb_id(self) -> str:
+        """Return the id of the W&B run; empty when there is none."""
+        wandb = self.open.get("wandb")
+        return wandb.id if wandb is not None else ""
+
+    def log(
+        self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Record the metrics of a step."""
+        self._each(lambda backend: backend.log(step, values, histograms))
+
+    def samples(self, step: int, records: Sequence[SampleRecord]) -> None:
+        """Record a table of the first samples."""
+        rows = [sample_row(step, record) for record in records[:_MAX_SAMPLES]]
+        self._each(lambda backend: backend.samples(step, rows))
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End every tracker's record."""
+        self._each(lambda backend: backend.finish(error))
+        self.open.clear()
+
+    def _each(self, call: Callable[[Backend], None]) -> None:
+        for name, backend in list(self.open.items()):
+            with self._guarded(name):
+                call(backend)
+
+    @contextmanager
+    def _guarded(self, name: Name) -> Iterator[None]:
+        """Drop the tracker when its library raises anything, and tell why."""
+        try:
+            yield
+        except Exception as error:
+            self.open.pop(name, None)
+            reason = str(error).splitlines() or [""]
+            self.tell(
+                f"tracking.backends: {name} failed ({type(error).__name__}: {reason[0]}) and "
+                "records nothing more; the run goes on, and metrics.jsonl has every step"
+            )
+
+
+def sample_row(step: int, record: SampleRecord) -> list[object]:
+    """Return a sample as a row with SAMPLE_COLUMNS."""
+    parts = ", ".join(f"{name} {value:g}" for name, value in record.reward_parts)
+    ages = ", ".join(f"{tokens} of age {age}" for age, tokens in record.ages)
+    return [
+        *(step, record.prompt_id, record.index, record.prompt, record.response, ages),
+        *(record.num_tokens, float(record.reward), parts, float(record.advantage)),
+        *(str(record.finish_reason), record.source),
+    ]
+
+
+def check_installed(names: Sequence[Name]) -> None:
+    """Raise BackendError for a tracker that is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise BackendError(
+                f"tracking.backends={list(names)} needs the package {name}, which is not "
+                f"installed: pip install {name}, or leave it out"
+            )
+
+
+def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
+    """Return the trackers of a run, started."""
+    backends = Backends(tell)
+    for name in settings.backends:
+        backends.start(name, partial(_built, name, settings, tell))
+    return backends
+
+
+def _built(name: Name, settings: BackendSettings, tell: Tell) -> Backend | None:
+    """Start a tracker; each imports its library, which takes seconds."""
+    if name == "wandb":
+        from april_rl.tracking.wandb_run import start_wandb
+
+        return start_wandb(settings, tell=tell)
+    if name == "trackio":
+        from april_rl.tracking.trackio_run import TrackioRun
+
+        return TrackioRun(settings, tell=tell)
+    from april_rl.tracking.tensorboard_run import TensorboardRun
+
+    return TensorboardRun(settings)

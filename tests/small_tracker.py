@@ -1,0 +1,52 @@
+"""A tracker that shows nothing, and a sample for it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from april_rl.config.tracking import TrackingConfig
+from april_rl.tracking.samples_file import SampleRecord
+from april_rl.tracking.tracker import Tracker
+from april_rl.types import Completion, Prompt, Sample, SampleId
+
+
+def make_tracker(run_dir: Path, **changes: object) -> Tracker:
+    """A tracker; `changes` are fields of the tracking section or arguments of the tracker."""
+    names = {field.name for field in fields(TrackingConfig)}
+    quiet = {"backends": [], "print_samples_every": 0, "save_samples_every": 0}
+    section = quiet | {name: changes[name] for name in names & changes.keys()}
+    settings = {
+        "name": "trial",
+        "config": {"name": "trial", "rollout": {"group_size": 8}},
+        "tracking": TrackingConfig(**section),
+        "num_steps": 4,
+        "num_groups": 16,
+        "is_terminal": False,
+    }
+    others = {name: changes[name] for name in changes.keys() - names}
+    return Tracker(run_dir=run_dir, **(settings | others))
+
+
+def make_sample() -> Sample:
+    prompt = Prompt(id=7, token_ids=(1, 2), text="12+7=", answer="19", source="sums.jsonl:8")
+    parts = ((0, 3, None), (3, 0, None), (3, 2, "stop"))
+    sample = Sample(prompt=prompt, index=2)
+    for version, (start, count, reason) in enumerate(parts, start=4):
+        completion = Completion(
+            sample_id=SampleId(7, 2),
+            start=start,
+            policy_version=version,
+            context_version=version,
+            token_ids=(5,) * count,
+            logprobs=(-0.5,) * count,
+            finish_reason=reason,
+        )
+        sample = sample.extended(completion)
+    return sample
+
+
+def make_record(**changes: object) -> SampleRecord:
+    sample = make_sample()
+    fields = {"response": "19 ✓", "reward": 1.0, "advantage": 0.87, "policy_version": 6}
+    return SampleRecord.of(sample, **(fields | changes))

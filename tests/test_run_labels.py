@@ -1,0 +1,57 @@
+"""How a run is named, grouped and tagged in a tracker, and the axes it is compared over."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from source_tree import ROOT
+
+from april_rl.tracking import keys
+from april_rl.tracking.axes import Axes
+from april_rl.tracking.labels import RunLabels, run_labels, versions
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sweep", "wanted"),
+    [
+        (["+recipe=tiny_cpu"], "", RunLabels(name="tiny", group="tiny", tags=("tiny", "seed=3"))),
+        (
+            [
+                "seed=3",
+                "rollout.over_sampling_factor=2",
+                "tracking.backends=[]",
+            ],
+            "12-00-00",
+            RunLabels(
+                name="tiny seed=3 over_sampling_factor=2",
+                group="tiny over_sampling_factor=2",
+                tags=("tiny", "seed=3", "sweep=12-00-00"),
+            ),
+        ),
+        (
+            ["algorithm=gspo", "++engine.x=" + "9" * 200],
+            "",
+            RunLabels(
+                name="tiny algorithm=gspo x=" + "9" * 106,
+                group="tiny algorithm=gspo x=" + "9" * 106,
+                tags=("tiny", "seed=3"),
+            ),
+        ),
+    ],
+)
+def test_runs_are_named_by_their_overrides_and_grouped_without_the_seed(overrides, sweep, wanted):
+    assert run_labels("tiny", overrides=overrides, seed=3, sweep=sweep) == wanted
+
+
+def test_the_commit_of_a_checkout_is_among_the_versions():
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert versions()["commit"].removesuffix("-dirty") == commit
+
+
+def test_a_resumed_run_counts_tokens_and_time_on_from_its_last_row():
+    times = iter([100.0, 105.0])
+    axes = Axes({keys.TRAINED_TOKENS: 80.0, keys.RUN_TIME: 30.0}, clock=lambda: next(times))
+    values = axes.advance({"throughput/trained_tokens": 40.0})
+    assert values == {keys.TRAINED_TOKENS: 120.0, keys.RUN_TIME: 35.0}
