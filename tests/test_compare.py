@@ -11,8 +11,8 @@ from statistics import fmean
 import pytest
 import vl_convert
 import yaml
+from report_page import Page
 from report_runs import GROUP_SIZE, NUM_GROUPS, REST_S, make_run
-from test_report import Page
 
 from april_rl.commands.compare import main
 from april_rl.report.compared_run import FIGURES, Figure, evaluations

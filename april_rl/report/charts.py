@@ -9,7 +9,9 @@ from april_rl.report.learning_charts import evaluation, mismatch, reward
 from april_rl.report.run_files import Row, RunFiles
 from april_rl.report.vega import STEP, Chart, Spec, age_scale, axis, base, legend, lines, points
 
-MAX_POINTS = 500  # steps in a chart; of a longer run every k-th
+# Steps in a chart; a longer run is drawn as means over equal numbers of steps.
+MAX_POINTS, MAX_BARS = 200, 60
+_MAX_LENGTHS = 5000  # in the histogram
 
 # Time of a step, in the order it passes. What is left of the step is packing and transfers.
 PHASES = (
@@ -20,19 +22,20 @@ PHASES = (
     ("weight sync", "time/weight_sync_s"),
 )
 REST = "packing and transfers"
+_TOTALS = ("opened", "trained", "rejected", "dropped")  # of the ledger, since the beginning
 
 
 def charts(run: RunFiles) -> list[Chart]:
     """Return the charts that the run has data for."""
-    steps = _thinned(run.steps)
+    steps = averaged(run.steps, limit=MAX_POINTS)
     found = (
         reward(steps),
         evaluation(run),
-        _time(steps),
+        _time(run.steps),
         _lengths(steps),
         _length_histogram(run),
         _ages(steps),
-        _ledger(steps),
+        _ledger(averaged(_flows(run.steps), limit=MAX_POINTS)),
         _occupancy(steps),
         _rework(steps),
         mismatch(steps),
@@ -40,8 +43,25 @@ def charts(run: RunFiles) -> list[Chart]:
     return [chart for chart in found if chart is not None]
 
 
-def _thinned(rows: Sequence[Row]) -> list[Row]:
-    return list(rows[:: -(-len(rows) // MAX_POINTS) or 1])
+def averaged(rows: Sequence[Row], *, limit: int) -> Sequence[Row]:
+    """Return at most `limit` rows: the means of as many neighbours as that takes, each with the
+    number of the last step in it.
+    """
+    size = -(-len(rows) // limit)
+    if size <= 1:
+        return rows
+    blocks = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+    return [{**_means(block), "step": block[-1]["step"]} for block in blocks]
+
+
+def _means(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Return the mean of every key over the rows that have it."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            if value is not None:
+                found.setdefault(key, []).append(value)
+    return {key: sum(values) / len(values) for key, values in found.items()}
 
 
 def phase_seconds(row: Row) -> dict[str, float]:
@@ -58,20 +78,20 @@ def _time(steps: Sequence[Row]) -> Chart | None:
     names = [*(name for name, _ in PHASES), REST]
     values = [
         {"step": row["step"], "phase": name, "seconds": seconds, "order": names.index(name)}
-        for row in steps
+        for row in averaged(steps, limit=MAX_BARS)
         for name, seconds in phase_seconds(row).items()
     ]
     return Chart(
         id="time",
         title="Where the time of a step goes",
         caption="Seconds of each phase. They add up to the step; evaluations and checkpoints come "
-        "between steps and are not in it.",
+        f"between steps and are not in it.{_of_bars(len(steps))}",
         spec=base(
             values,
             mark={"type": "bar", "tooltip": True},
             encoding={
-                "x": {**STEP, "bin": {"maxbins": 60}} if len(steps) > 60 else _bars(),
-                "y": axis("seconds", "seconds", aggregate="mean" if len(steps) > 60 else "sum"),
+                "x": axis("step", "step", "ordinal", axis={"labelAngle": 0, "labelOverlap": True}),
+                "y": axis("seconds", "seconds"),
                 "color": axis("phase", "", "nominal", sort=names, legend=legend()),
                 "order": {"field": "order"},
             },
@@ -79,9 +99,9 @@ def _time(steps: Sequence[Row]) -> Chart | None:
     )
 
 
-def _bars() -> Spec:
-    """Return a step axis for bars."""
-    return axis("step", "step", "ordinal", axis={"labelAngle": 0, "labelOverlap": True})
+def _of_bars(num_steps: int) -> str:
+    size = -(-num_steps // MAX_BARS)
+    return f" Each bar is the mean of {size} steps." if size > 1 else ""
 
 
 def _lengths(steps: Sequence[Row]) -> Chart | None:
@@ -106,7 +126,7 @@ def _length_histogram(run: RunFiles) -> Chart | None:
             "tokens": sample["num_tokens"],
             "pieces": "in one step" if len(sample["ages"]) < 2 else "over several steps",
         }
-        for sample in samples[: 10 * MAX_POINTS]
+        for sample in samples[:_MAX_LENGTHS]
     ]
     if not values:
         return None
@@ -129,7 +149,7 @@ def _length_histogram(run: RunFiles) -> Chart | None:
 def _ages(steps: Sequence[Row]) -> Chart | None:
     pattern = re.compile(r"staleness/token_frac_age_(\d+)")
     values: list[Spec] = [
-        {"step": row["step"], "age": f"age {found[1]}", "share": value}
+        {"step": row["step"], "age": f"age {found[1]}", "order": int(found[1]), "share": value}
         for row in steps
         for key, value in row.items()
         if (found := pattern.fullmatch(key)) and value is not None
@@ -151,41 +171,44 @@ def _ages(steps: Sequence[Row]) -> Chart | None:
                 "color": axis(
                     "age", "", "ordinal", sort=ages, scale=age_scale(ages), legend=legend(6)
                 ),
-                "order": {"field": "age"},
+                "order": {"field": "order"},
             },
         ),
     )
 
 
-def _ledger(steps: Sequence[Row]) -> Chart | None:
-    totals = ("opened", "trained", "rejected", "dropped")
-    values: list[Spec] = []
-    before = dict.fromkeys(totals, 0.0)
+def _flows(steps: Sequence[Row]) -> list[Row]:
+    """Return the groups opened, trained and lost in each step, and what the buffer has at its end:
+    the ledger counts from the beginning of the run.
+    """
+    totals = {f"{name} in the step": f"ledger/{name}" for name in _TOTALS}
+    stocks = {f"{name} at its end": f"ledger/{name}" for name in ("parked", "ready")}
+    rows: list[Row] = []
+    before: Row = {}  # a run that goes on in another folder has no row before its first
     for row in steps:
-        now = {name: row.get(f"ledger/{name}") or 0.0 for name in totals}
-        flow: dict[str, float] = {f"{name} in the step": now[name] - before[name] for name in now}
-        flow |= {
-            f"{name} at its end": row.get(f"ledger/{name}") or 0.0 for name in ("parked", "ready")
+        is_known = row["step"] == 1 or before
+        flows = {
+            name: (row.get(key) or 0.0) - (before.get(key) or 0.0)
+            for name, key in totals.items()
+            if is_known
         }
-        before = now
-        values += [{"step": row["step"], "name": n, "groups": count} for n, count in flow.items()]
-    shown = {v["name"] for v in values if v["groups"]}
-    if not shown:
+        rows.append(
+            {"step": row["step"], **flows, **{n: row.get(key) for n, key in stocks.items()}}
+        )
+        before = row
+    return rows
+
+
+def _ledger(flows: Sequence[Row]) -> Chart | None:
+    names = sorted({name for row in flows for name, groups in row.items() if groups} - {"step"})
+    if not names:
         return None
     return Chart(
         id="ledger",
         title="Flow of groups",
         caption="Groups that were opened and trained in each step, and those that wait in the "
         "buffer at its end, parked (unfinished) or ready.",
-        spec=base(
-            [v for v in values if v["name"] in shown],
-            mark={"type": "line", "tooltip": True, "strokeWidth": 1.8},
-            encoding={
-                "x": STEP,
-                "y": axis("groups", "groups"),
-                "color": axis("name", "", "nominal", legend=legend(2)),
-            },
-        ),
+        spec=lines(flows, {name: name for name in names}, title="groups"),
     )
 
 

@@ -18,6 +18,7 @@ from april_rl.timeline import Timeline
 
 _FACTORS = (1.5, 2.0, 3.0)
 _NUM_STEPS, _WARMUP_STEPS = 6, 4
+_NUM_FILES = 4  # of samples: those of a large model take hundreds of megabytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Prediction:
 def predict(run: RunFiles) -> Prediction | None:
     """Simulate the synchronous loop and some α; None where the run did not record enough."""
     try:
-        recorded = read_recorded_run(run.run_dir)
+        recorded = read_recorded_run(run.run_dir, num_files=_NUM_FILES)
     except RecordedRunError:
         return None
     scenario, lengths = _scenario(run, recorded), recorded.lengths

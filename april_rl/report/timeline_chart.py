@@ -38,14 +38,22 @@ def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> S
             "color": axis("age", "", "ordinal", scale=age_scale(ages), legend=legend(6)),
         },
     }
-    spec = base(values, height=height, layer=[bar, _marks(bars, y)])
+    spec = base(
+        values, height=height, layer=[bar, _marks(bars, y, size=_mark_size(values, height))]
+    )
     spec["resolve"] = {"scale": {"color": "independent"}}
     if len(values) > _CANVAS_FROM:
         spec["usermeta"] = {"renderer": "canvas"}
     return spec
 
 
-def _marks(bars: Sequence[Bar], y: Spec) -> Spec:
+def _mark_size(values: Sequence[Spec], height: int) -> float:
+    """Return the pixels of a mark, nearly as high as a bar."""
+    num_slots = 1 + max((value["slot"] for value in values), default=0)
+    return max(3.0, 0.8 * height / num_slots)
+
+
+def _marks(bars: Sequence[Bar], y: Spec, *, size: float) -> Spec:
     """Return the layer that marks where samples finish, are parked and are resumed."""
     marks = [
         {"at": round(at_s, 4), "middle": bar.slot + 0.45, "state": state}
@@ -60,7 +68,7 @@ def _marks(bars: Sequence[Bar], y: Spec) -> Spec:
     scale = {"domain": found, "range": [_STATES[state] for state in found]}
     return {
         "data": {"values": marks},
-        "mark": {"type": "tick", "orient": "vertical", "thickness": 2, "height": 4},
+        "mark": {"type": "tick", "orient": "vertical", "thickness": 2, "height": size},
         "encoding": {
             "x": axis("at", "seconds"),
             "y": {**y, "field": "middle"},

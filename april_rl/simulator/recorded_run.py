@@ -32,8 +32,8 @@ class RecordedRun:
     rest_s: float  # of a step besides the rollout, mean over the second half
 
 
-def read_recorded_run(run_dir: Path) -> RecordedRun:
-    """What was recorded in `run_dir`.
+def read_recorded_run(run_dir: Path, *, num_files: int | None = None) -> RecordedRun:
+    """What was recorded in `run_dir`; lengths from its last `num_files` files of samples, or all.
 
     Raises RecordedRunError when it is no run directory, no step's samples were saved, or no step
     has the engine's cost.
@@ -53,7 +53,7 @@ def read_recorded_run(run_dir: Path) -> RecordedRun:
         )
     late = costed[len(costed) // 2 :]
     return RecordedRun(
-        lengths=_lengths(run_dir),
+        lengths=_lengths(run_dir, num_files=num_files),
         cost=EngineCost(**{name: _mean(late, key) for name, key in _COST_KEYS.items()}),
         no_signal_frac=_mean(rows, "reward/no_signal_frac"),
         prompt_tokens=max(1, round(_mean(late, "rollout/prompt_tokens_mean"))),
@@ -62,9 +62,10 @@ def read_recorded_run(run_dir: Path) -> RecordedRun:
     )
 
 
-def _lengths(run_dir: Path) -> tuple[tuple[int, ...], ...]:
+def _lengths(run_dir: Path, *, num_files: int | None) -> tuple[tuple[int, ...], ...]:
     groups: dict[tuple[str, int], list[int]] = {}
-    for path in sorted((run_dir / "samples").glob("step_*.jsonl")):
+    paths = sorted((run_dir / "samples").glob("step_*.jsonl"))
+    for path in paths[-(num_files or len(paths)) :]:
         for prompt_id, num_tokens in _samples(path):
             groups.setdefault((path.name, prompt_id), []).append(num_tokens)
     if not groups:
