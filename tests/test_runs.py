@@ -17,7 +17,8 @@ from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
 
 from april_rl.checkpointing.manifest import read_manifest
 from april_rl.commands import checkpoint
-from april_rl.tracking.keys import missing, undescribed
+from april_rl.tracking.keys import matches, missing, undescribed
+from april_rl.tracking.panels import SECTIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # of DAPO's overlong punishment
@@ -58,6 +59,18 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
     # Test files run two at a time: no other file may make names of these two kinds.
     left = two_workers.shared_memory
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
+
+
+# Of several sources, a reference, math_verify and long enough steps; these runs have none.
+ELSEWHERE = ("source/*", "loss/reference_kl", "reward/verify_*", "reward/*/mean", "engine/*")
+
+
+def test_every_panel_of_the_dashboard_shows_a_metric_of_a_run(first):
+    """Fails when a stage no longer returns what a panel shows."""
+    logged = {key for row in rows_of(first) for key in row}
+    shown = {key for section in SECTIONS for panel in section.panels for key in panel.keys}
+    empty = {key for key in shown if not any(matches(key, one) for one in logged)}
+    assert {key for key in empty if not any(matches(e, key) for e in ELSEWHERE)} == set()
 
 
 def test_parked_samples_go_on_with_their_kv_cache_or_without(first, together):

@@ -1,0 +1,167 @@
+"""What the dashboards show: sections of panels, and the metrics that no panel has, with the reason.
+
+A key with a `*` stands for all metrics of its family (april_rl/tracking/keys.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from april_rl.tracking.keys import RUN_TIME, TRAINED_TOKENS
+
+STEP = "step"
+SWEPT = "rollout.over_sampling_factor"  # the setting that the sweep dashboard compares
+
+
+class Panel(NamedTuple):
+    """A line plot of metrics over an axis."""
+
+    title: str
+    keys: tuple[str, ...]
+    axis: str = STEP
+
+
+class PanelSection(NamedTuple):
+    """A titled row of panels."""
+
+    name: str
+    panels: tuple[Panel, ...]
+
+
+def _under(stage: str, *quantities: str) -> tuple[str, ...]:
+    return tuple(f"{stage}/{quantity}" for quantity in quantities)
+
+
+SECTIONS = (
+    PanelSection(
+        "overview",
+        (
+            Panel("reward", ("reward/mean",)),
+            Panel("reward over trained tokens", ("reward/mean",), TRAINED_TOKENS),
+            Panel("reward over time", ("reward/mean",), RUN_TIME),
+            Panel("held-out accuracy", _under("eval", "*/avg_at_k", "*/pass_at_k", "*/maj_at_k")),
+            Panel("held-out accuracy over time", ("eval/*/avg_at_k",), RUN_TIME),
+            Panel("trained tokens per second", ("throughput/trained_tokens_per_s",)),
+            Panel("reward by function and source", ("reward/*/mean", "source/*/reward_mean")),
+        ),
+    ),
+    PanelSection(
+        "rollout",
+        (
+            Panel(
+                "response tokens",
+                _under("rollout", *(f"response_tokens_{q}" for q in ("mean", "p50", "p95", "p99"))),
+            ),
+            Panel("longest response", ("rollout/response_tokens_max",)),
+            Panel("truncated", ("rollout/truncated_frac",)),
+            Panel("held-out response tokens", ("eval/*/response_tokens_mean",)),
+            Panel("generated tokens per second", ("rollout/generated_tokens_per_s",)),
+            Panel("finished samples per second", ("rollout/finished_samples_per_s",)),
+            Panel("over-sampling factor", ("rollout/over_sampling_factor",)),
+            Panel("resumed samples", _under("rollout", "resumed_samples", "kept_samples")),
+            Panel("re-prefilled tokens", ("rollout/reprefill_tokens",)),
+            Panel(
+                "groups rejected and dropped",
+                _under("rollout", "rejected_groups", "dropped_groups"),
+            ),
+            Panel("prompt tokens", ("rollout/prompt_tokens_mean",)),
+        ),
+    ),
+    PanelSection(
+        "staleness",
+        (
+            Panel("age of trained tokens", _under("staleness", "age_mean", "age_max")),
+            Panel("off-policy tokens", ("staleness/off_policy_token_frac",)),
+            Panel("tokens by age", ("staleness/token_frac_age_*",)),
+            Panel("tokens beyond the cap", ("staleness/masked_tokens",)),
+            Panel("age by length of response", ("staleness/age_mean_len_*",)),
+            Panel("off-policy by length", ("staleness/off_policy_token_frac_len_*",)),
+            Panel(
+                "length bias", _under("length_bias", "opened_tokens_mean", "trained_tokens_mean")
+            ),
+            Panel(
+                "reward bias", _under("length_bias", "scored_reward_mean", "trained_reward_mean")
+            ),
+        ),
+    ),
+    PanelSection(
+        "learning",
+        (
+            Panel("loss", ("loss/total",)),
+            Panel("entropy", ("loss/entropy",)),
+            Panel("gradient norm", ("loss/grad_norm",)),
+            Panel("learning rate", ("loss/lr",)),
+            Panel("KL", _under("loss", "behaviour_kl", "reference_kl")),
+            Panel("ratio", _under("loss", "ratio_mean", "is_weight_mean", "age_weight_mean")),
+            Panel("largest ratio", ("loss/ratio_max",)),
+            Panel("clipped and masked tokens", _under("loss", "clip_frac", "masked_frac")),
+            Panel(
+                "engine against learner", _under("mismatch", "logprob_abs_mean", "logprob_abs_max")
+            ),
+            Panel("spread of rewards", ("reward/std",)),
+            Panel("groups without a signal", ("reward/no_signal_frac", "source/*/no_signal_frac")),
+            Panel("trained groups by source", ("source/*/groups",)),
+        ),
+    ),
+    PanelSection(
+        "time",
+        (
+            Panel("step", ("time/step_s",)),
+            Panel("phases", _under("time", "rollout_s", "update_s", "weight_sync_s", "score_s")),
+            Panel("beside the step", _under("time", "checkpoint_s", "evaluation_s", "tracking_s")),
+            Panel("rollout", _under("rollout", "engine_s", "controller_s", "stop_s", "abort_s")),
+        ),
+    ),
+    PanelSection(
+        "ledger",
+        (
+            Panel("prompts opened and trained", _under("ledger", "opened", "trained")),
+            Panel("groups waiting", _under("ledger", "parked", "ready")),
+            Panel("groups lost", _under("ledger", "rejected", "dropped")),
+            Panel("parked tokens", ("rollout/parked_tokens",)),
+            Panel(
+                "failed rewards",
+                _under("reward", "errors", "timeouts", "crashes", "no_scores", "soft_timeouts"),
+            ),
+            Panel("disagreement of math checkers", ("reward/verify_disagreement_frac",)),
+        ),
+    ),
+    PanelSection(
+        "engines",
+        (
+            Panel("occupied slots", ("rollout/occupancy",)),
+            Panel("samples in flight", ("rollout/in_flight_mean",)),
+            Panel("preempted samples", ("rollout/preempted_samples",)),
+            Panel("preempted tokens", ("rollout/preempted_tokens",)),
+            Panel("cost of an engine step", _under("engine", "step_s", "sample_s")),
+            Panel("cost of a token", _under("engine", "context_token_s", "prefill_token_s")),
+            Panel("bytes in a weight sync", ("sync/bytes",)),
+        ),
+    ),
+)
+
+# Metrics, or families, without a panel.
+LEFT_OUT: Mapping[str, str] = {
+    RUN_TIME: "an axis",
+    TRAINED_TOKENS: "an axis",
+    "throughput/trained_tokens": "the rate and the total have it",
+    "rollout/time_s": "time/rollout_s has it",
+    "rollout/parked_groups": "ledger/parked has it",
+    "rollout/ready_groups": "ledger/ready has it",
+    "ledger/in_flight": "0 between steps",
+    "reward/retries": "a retry that succeeds changes nothing; one that fails is in reward/errors",
+    "eval/*/*_low": "the ends of intervals; tables of an evaluation have them",
+    "eval/*/*_high": "the ends of intervals; tables of an evaluation have them",
+    "source/*/reward/*/mean": "one line per source and function is too many for a panel",
+    "checkpoint/*": "told in a line of the terminal when a checkpoint is written",
+    "restart/*": "told in a line of the terminal when a run restarts",
+    "histogram/*": "W&B draws histograms by itself, in a section of their own",
+    **{
+        f"eval/*/{quantity}": "told by the evaluation when it is not 0"
+        for quantity in (
+            *("truncated_frac", "errors", "left_out_prompts", "timeouts", "crashes", "no_scores"),
+            *("soft_timeouts", "retries", "verify_disagreement_frac"),
+        )
+    },
+}
