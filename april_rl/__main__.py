@@ -1,4 +1,6 @@
-"""The door: `python -m april_rl` lists the commands, `python -m april_rl COMMAND ...` runs one."""
+"""Entry point: `python -m april_rl` lists the commands, `python -m april_rl COMMAND ...` runs
+one.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ _TRAINING = "Training is python -m april_rl.train +recipe=NAME; see --help there
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command that `arguments` begin with and return its exit status; without one, or with
-    --help, list the commands; 2 for a command that there is not.
+    """Run the command that `arguments` begin with and return its exit status.
+
+    Without a command, or with --help, list the commands; return 2 for an unknown one.
     """
     known = commands()
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -38,7 +41,7 @@ def _unknown(name: str, known: Mapping[str, Command]) -> str:
     if name == _TRAIN:
         return _TRAINING
     close = get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
     return f"{name} is not a command of python -m april_rl; {hint}"
 
 

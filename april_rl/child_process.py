@@ -1,4 +1,4 @@
-"""What a child process of the controller does first."""
+"""Start-up of child processes of the controller."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import signal
 
 
 def die_with_controller() -> None:
-    """Let the kernel kill this process when the controller ends, however either of them ends.
+    """Have the kernel kill this process when the controller ends, however either of them ends.
 
     The controller holds the other end of a pipe, whose hang-up sends SIGKILL. A thread would not
-    do, since this process may be in C code for long, nor would PR_SET_PDEATHSIG, since the parent
-    may be the fork server, or a thread of the controller that ends earlier.
+    work, because this process may be in C code for long, nor would PR_SET_PDEATHSIG, because the
+    parent may be the fork server, or a thread of the controller that ends earlier.
     """
     # Die at once: pebble's own handler waits until the interpreter leaves C code.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

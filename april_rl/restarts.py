@@ -1,4 +1,4 @@
-"""Whether a run whose worker was lost goes on from its last checkpoint, in the same process."""
+"""Restart a run from its last checkpoint, in the same process, after it lost a worker."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from april_rl.runtime.supervision.failures import WorkerDiedError, WorkerMemoryE
 
 
 class Restarts:
-    """Counts restarts. Everything is built anew: after a failure nothing of the workers is left."""
+    """Counts restarts. Each rebuilds the whole run, because no worker state survives a failure."""
 
     def __init__(self, most: int) -> None:
-        """Allow at most so many."""
+        """Allow at most `most` restarts."""
         self._left, self._most = most, most
-        self._version: Callable[[], int] | None = None  # None: the run has not begun
-        self._failed_at = -1  # the version at the failure before
-        self._failed_s: float | None = None  # when
+        self._version: Callable[[], int] | None = None  # None before the run begins
+        self._failed_at = -1  # policy version at the previous failure
+        self._failed_s: float | None = None  # time of the last failure
 
     def begin(self, version: Callable[[], int]) -> None:
-        """The run has been built, and is at the policy version that `version` returns."""
+        """Note that the run has been built; `version` returns its current policy version."""
         self._version = version
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Swallow the failure of a worker when the run may go on; any other error passes.
+        """Suppress the failure of a worker if the run may restart; any other error passes.
 
-        A run that cannot even be built is not tried again, nor one that has made no step since the
-        failure before, nor one that lacks memory: it would again.
+        A run is not restarted if it could not be built, made no step since the previous failure, or
+        ran out of memory: it would fail again.
         """
         self._version = None
         try:
@@ -44,7 +44,7 @@ class Restarts:
             self._failed_at, self._failed_s = self._version(), time.monotonic()
             print(
                 f"{error}\nrestart {self._most - self._left} of runtime.max_restarts="
-                f"{self._most}: the run goes on from its last checkpoint",
+                f"{self._most}: resuming from the last checkpoint",
                 flush=True,
             )
 

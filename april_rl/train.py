@@ -1,5 +1,5 @@
-"""Command line: `python -m april_rl.train +recipe=tiny_cpu key=value ...`; Hydra composes, the
-trainer runs.
+"""Command line: `python -m april_rl.train +recipe=tiny_cpu key=value ...`; Hydra composes the
+settings, the trainer runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ register()
 
 
 def run_directory(resume: str | None, name: str, fresh: str) -> str:
-    """Return the run directory where hydra.run.dir is not given: `fresh`, or with resume=auto that
-    of the newest unfinished run of this name.
+    """Return the run directory for runs without hydra.run.dir.
+
+    It is `fresh`, or with resume=auto the directory of the newest unfinished run of this name.
     """
     from april_rl.checkpointing.resume import AUTO, unfinished_run
 
@@ -51,7 +52,7 @@ def main(composed: DictConfig) -> None:
         _report(run_dir, since_s=started_s)
         print(f"error: {error}", file=sys.stderr, flush=True)
         with suppress(OSError):
-            run_dir.rmdir()  # unless there is something in it
+            run_dir.rmdir()  # fails if it holds anything, which is fine
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
@@ -68,7 +69,7 @@ def _labels(config: TrainConfig) -> RunLabels:
 def run(
     config: TrainConfig, run_dir: Path, plain: object, *, labels: RunLabels | None = None
 ) -> None:
-    """Train. What is heavy is imported here, so that --help and --cfg job answer at once."""
+    """Train. Heavy imports are here, so that --help and --cfg job answer at once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
     with cycle_search_put_off():

@@ -201,23 +201,18 @@ class Group:
 
 
 class Score(NamedTuple):
-    """What the reward says of one finished sample.
+    """The reward of one finished sample, or why it has none.
 
-    `soft_timeout`: the reward itself gave up on this response in time; its value counts.
-    `no_score`: a reward function had no value for it, `timeout` and `crash`: the reward process had
-    to be killed or died, also when tried again; there is no value and the group is dropped.
+    `scored` and `soft_timeout` have a value; with `soft_timeout` the reward itself gave up on this
+    response in time. `no_score` (a reward function had no value for it), `timeout` and `crash` (the
+    reward process was killed or died twice) have none.
     """
 
     sample_id: SampleId
-    value: float
+    value: float | None  # None: there is no reward, and the group is dropped
     outcome: ScoreOutcome
     message: str = ""  # for people: why there is no value
-    parts: Parts = ()  # of several reward functions; the value is their weighted sum
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether `value` means anything."""
-        return self.outcome in ("scored", "soft_timeout")
+    parts: Parts = ()  # values of several reward functions; `value` is their weighted sum
 
 
 @dataclass(slots=True, kw_only=True)

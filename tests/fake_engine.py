@@ -256,7 +256,7 @@ class FakeScorer:
         is_lost = sample_id.prompt_id in self._failing and sample_id.index == 0
         return Score(
             sample_id=sample_id,
-            value=float("nan") if is_lost else reward(sample_id),
+            value=None if is_lost else reward(sample_id),
             outcome="crash" if is_lost else "scored",
             message=f"no value for {sample_id}" if is_lost else "",
             parts=() if is_lost else (("a", reward(sample_id)), ("b", 0.0)),

@@ -12,7 +12,7 @@ from april_rl.commands import checkpoint
     [
         (["show", "nowhere"], 1, "nowhere has no folder checkpoints"),
         (["show"], 2, "one PATH"),
-        (["burn", "nowhere"], 2, "give one of show"),
+        (["burn", "nowhere"], 2, "give one command (show"),
         (["prune", "nowhere", "keep_last=0"], 2, "keep_last must be a number >= 1, got 0"),
     ],
 )

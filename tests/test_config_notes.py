@@ -90,7 +90,7 @@ def test_of_every_setting_it_is_known_which_devices_read_it() -> None:
     [
         ("engine.sleep=always", "cpu", "no effect on CPU, where no engine sleeps; remove it"),
         ("engine.gpu_memory_utilization=0.3", "cpu", "where engine.kv_cache_gib is the size"),
-        ("learner.offload=optimizer", "cpu", "the learner is in the host's memory already"),
+        ("learner.offload=optimizer", "cpu", "the learner is already in host memory"),
         ("engine.kv_cache_gib=2", "cuda", "what engine.gpu_memory_utilization leaves"),
         ("runtime.threads=2", "cuda", "for workers that compute on CPU"),
     ],

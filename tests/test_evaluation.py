@@ -280,7 +280,7 @@ def test_the_function_that_decides_is_the_named_one_or_the_first_that_scores_the
     named = replace(config, evaluation=replace(config.evaluation, function="math"))
     assert the_set(named).function == "math"
     assert the_set(named).answer_of is not None
-    with pytest.raises(ValueError, match=r"evaluation.function=maths is no name"):
+    with pytest.raises(ValueError, match=r"evaluation.function=maths is not a name"):
         replace(config, evaluation=replace(config.evaluation, function="maths"))
     sources = {"web": SourceConfig(path="web")}
     mixture = replace(config, data=DataConfig(path="", sources=sources))

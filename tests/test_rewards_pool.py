@@ -119,7 +119,7 @@ def test_a_failed_reward_is_tried_again_then_reported_and_takes_no_neighbour_alo
         scores = scorer.collect(None)
         others = [(n, "scored") for n in (0, 2, 3)]
         assert outcomes(scores) == sorted([(1, outcome), *others])
-        assert not scores[1].is_valid
+        assert scores[1].value is None
         metrics = scorer.metrics().read()
         assert metrics["reward/errors"] == metrics["reward/retries"] == 1
         assert metrics["reward/timeouts"] == (outcome == "timeout")

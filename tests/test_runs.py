@@ -133,7 +133,7 @@ def test_the_checkpoint_of_a_run_can_be_looked_into(first, capsys):
     for state in ("parked", "ready"):
         assert f"{state:11}{len(live[state])} groups with " in shown
     assert checkpoint.main(["verify", str(last)]) == 0
-    assert "files are as they were written" in capsys.readouterr().out
+    assert "files match the manifest" in capsys.readouterr().out
     assert checkpoint.main(["prune", str(first), "keep_last=1"]) == 0
     assert [path.name for path in (first / "checkpoints").glob("step_*")] == ["step_5"]
 

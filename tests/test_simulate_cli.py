@@ -216,7 +216,7 @@ def test_a_run_that_lacks_something_is_refused_by_name(capsys, recorded, tmp_pat
     status, found = message_of(capsys, "--run", str(tmp_path))
     assert (status, "has no step with engine/step_s" in found) == (1, True)
     own = (*PRESET[2:4], "--run", str(run_dir))
-    assert "a recorded run has lengths of its own" in message_of(capsys, *own)[1]
+    assert "have no effect with --run" in message_of(capsys, *own)[1]
 
 
 def test_help_answers_at_once():

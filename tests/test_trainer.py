@@ -65,7 +65,7 @@ class CountingScorer(FakeScorer):
 
     def collect(self, timeout_s):
         scores = super().collect(timeout_s)
-        failed = [score.sample_id.prompt_id for score in scores if not score.is_valid]
+        failed = [score.sample_id.prompt_id for score in scores if score.value is None]
         self.counts["errors"] += len(failed)
         self.failed += failed
         if timeout_s is None and all(score.sample_id.prompt_id >= 0 for score in scores):

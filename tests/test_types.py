@@ -12,7 +12,7 @@ import pytest
 
 from april_rl.checkpointing.columns import read_state, write_state
 from april_rl.rollout.codec import restore_sample, save_sample
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
+from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 PROMPT = Prompt(id=3, token_ids=(1, 2), text="", answer="", source="")
 PART = Completion(
@@ -108,12 +108,6 @@ def test_a_group_of_equal_rewards_has_no_signal():
     group = Group(prompt=PROMPT, samples=())
     assert ScoredGroup(group=group, rewards=(0.0, 1.0)).has_signal
     assert not ScoredGroup(group=group, rewards=(1.0, 1.0)).has_signal
-
-
-def test_a_killed_reward_has_no_value_but_one_that_gave_up_has():
-    outcomes = ("scored", "soft_timeout", "timeout", "crash")
-    scores = [Score(sample_id=SampleId(0, 0), value=0.0, outcome=outcome) for outcome in outcomes]
-    assert [score.is_valid for score in scores] == [True, True, False, False]
 
 
 def test_nouns_do_not_change():

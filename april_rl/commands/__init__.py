@@ -1,8 +1,8 @@
-"""Commands beside training, one module each: what `python -m april_rl NAME ...` runs.
+"""Commands besides training, one module each: `python -m april_rl NAME ...` runs them.
 
 A command is a module of this folder with `SUMMARY`, one line for the list, and `main(arguments)`,
-which returns the exit status. It imports what is heavy inside `main`: the list imports every
-command. A new one is a module here and a name in `NAMES`.
+which returns the exit status. Heavy imports belong inside `main`, because the list imports every
+command. To add one, write a module here and add its name to `NAMES`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ NAMES = ("evaluate", "rehearse", "data", "simulate", "checkpoint", "dashboard", 
 
 
 class Command(NamedTuple):
-    """What the list shows of a command, and how it is run."""
+    """The summary of a command and its main function."""
 
     summary: str
     main: Callable[[Sequence[str]], int]
 
 
 def commands() -> dict[str, Command]:
-    """Return the commands there are, by name."""
+    """Return the available commands by name."""
     return {name: _command(name) for name in NAMES if find_spec(f"{__name__}.{name}")}
 
 

@@ -18,7 +18,7 @@ _USAGE = """usage: python -m april_rl checkpoint show|verify PATH
   list     all checkpoints of a run, the oldest first
   prune    remove all but the newest N (2 unless keep_last=N is given)
 
-PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last checkpoint is meant. A
+PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last checkpoint is used. A
 run goes on with: python -m april_rl.train ... resume=PATH"""
 
 _KEEP = "keep_last="
@@ -35,7 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if wanted not in (*actions, "prune") or len(paths) != 1 or (kept and wanted != "prune"):
         print(
-            f"error: give one of show, verify, list, prune and one PATH\n{_USAGE}", file=sys.stderr
+            f"error: give one command (show, verify, list or prune) and one PATH\n{_USAGE}",
+            file=sys.stderr,
         )
         return 2
     if kept and not (kept[-1].isdecimal() and int(kept[-1]) > 0):
@@ -106,7 +107,7 @@ def _verify(path: Path) -> None:
 
     folder = _checkpoint(path)
     manifest = verify(folder, on_file=lambda name: print(f"  {name}", flush=True))
-    print(f"{folder}: {len(manifest.files)} files are as they were written")
+    print(f"{folder}: all {len(manifest.files)} files match the manifest")
 
 
 def _list(path: Path) -> None:
@@ -134,7 +135,7 @@ def _prune(path: Path, *, keep_last: int) -> None:
 
 
 def _checkpoint(path: Path) -> Path:
-    """Return the checkpoint that is meant; raises CheckpointError when there is none."""
+    """Return the checkpoint that `path` names; raises CheckpointError if there is none."""
     from april_rl.checkpointing.folder import latest
     from april_rl.checkpointing.manifest import FILE, CheckpointError
 
@@ -142,7 +143,9 @@ def _checkpoint(path: Path) -> Path:
         return path
     found = latest(_root(path))
     if found is None:
-        raise CheckpointError(f"{path} is neither a checkpoint nor a run with one")
+        raise CheckpointError(
+            f"{path} is neither a checkpoint nor the directory of a run that has one"
+        )
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from april_rl.config import TrainConfig
 
-SUMMARY = "look at a data set: rows, duplicates, lengths, prompts, overlap with evaluation sets"
+SUMMARY = "inspect a data set:  rows, duplicates, lengths, prompts, overlap with evaluation sets"
 
 _USAGE = """usage: python -m april_rl data PATH... [+recipe=NAME] [data.KEY=VALUE ...] [write=FILE]
 
@@ -20,12 +20,11 @@ _USAGE = """usage: python -m april_rl data PATH... [+recipe=NAME] [data.KEY=VALU
   python -m april_rl data train.jsonl '+evaluation.sets.test={path: test.jsonl}' write=clean.jsonl
 
 PATH is what data.path takes: a .jsonl, .json or .parquet file, a data set id, reasoning_gym:NAME.
-Of each: rows, duplicates, prompts that are too long, their lengths in tokens, three prompts as the
-model sees them, what the reward says to right and wrong answers in each form, and which prompts
-share 13 consecutive words with an evaluation set. write=FILE writes what a run would train on,
-without those, as rendered (data.path=FILE data.template=plain). Settings are those of training;
-without model.path lengths are in tokens of Qwen3."""
-
+For each set it shows rows, duplicates, prompts that are too long, lengths in tokens, three prompts
+as the model sees them, what the reward gives right and wrong answers in each form, and which
+prompts share 13 consecutive words with an evaluation set. write=FILE writes the prompts that a run
+would train on, without those, as rendered (data.path=FILE data.template=plain). Settings are those
+of training; without model.path lengths are in tokens of Qwen3."""
 _WRITE = "write="
 _DEFAULT_MODEL = "Qwen/Qwen3-4B"
 
@@ -70,7 +69,7 @@ def _show(arguments: Sequence[str]) -> int:
 
 
 def _configs(paths: Sequence[str], overrides: Sequence[str]) -> list[TrainConfig]:
-    """Return a configuration for each path; without paths, that of the recipe."""
+    """Return a configuration for each path, or the recipe's own one if no path is given."""
     from april_rl.config.store import compose_overrides, to_config
 
     names = {override.lstrip("+").partition("=")[0] for override in overrides}

@@ -1,5 +1,5 @@
-"""`python -m april_rl evaluate model.path=PATH +recipe=NAME`: a model on the sets of a recipe, or
-on sets that the command line names, with the engine and reward of training and without a learner.
+"""`python -m april_rl evaluate model.path=PATH +recipe=NAME`: evaluate a model on held-out sets
+with the engine and the reward of training, without a learner.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ those of training (april_rl/config/); data.path is not needed. See docs/evaluati
       prompt_column: question, answer_pattern: "####\\s*(.+)"}' evaluation.num_samples=4
 """
 _OUTPUT = "output="
-# Sections of the configuration that an evaluation reads: what evaluation.json says of it.
+# Sections of the configuration that an evaluation reads; evaluation.json records them.
 _SECTIONS = ("seed", "deterministic", "model", "data", "rollout", "engine", "reward", "evaluation")
 _READ = (*_SECTIONS, "runtime", "recipe")
 _ROLLOUT_READ = ("temperature", "max_response_tokens", "tick_steps")
@@ -53,8 +53,9 @@ _NOT_READ = ("data.path", "data.sources", "evaluation.every")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Evaluate as the command line asks, print a table and return the exit status; a mistake ends
-    in one message and status 1, or in SystemExit(2).
+    """Evaluate as the command line asks, print a table and return the exit status.
+
+    A mistake ends in one message and status 1, or in SystemExit(2).
     """
     options = _parser().parse_intermixed_args(arguments)
     folder = _folder(options.settings)
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         return 0
     with suppress(OSError):
-        folder.rmdir()  # unless there is something in it
+        folder.rmdir()  # fails if it holds anything, which is fine
     return status
 
 
@@ -98,12 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# What is asked.
+# Settings.
 
 
 def _configured(settings: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
-    """Return the settings as composed and as checked. Raises ConfigError for one that is wrong, or
-    has no effect here.
+    """Return the settings as composed and as checked.
+
+    Raises ConfigError for one that is wrong, or has no effect here.
     """
     overrides = [given for given in settings if not given.startswith(_OUTPUT)]
     for override in overrides:
@@ -118,7 +120,7 @@ def _configured(settings: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
 
 
 def _checked(composed: DictConfig) -> TrainConfig:
-    """Return the configuration; its checks of what only training reads are given what passes."""
+    """Return the checked configuration; settings that only training reads get values that pass."""
     composed = copy.deepcopy(composed)
     OmegaConf.set_struct(composed, False)
     # A path that is there stays: a set with the same one has `data.args`, too.
@@ -127,7 +129,7 @@ def _checked(composed: DictConfig) -> TrainConfig:
     elif OmegaConf.is_missing(composed.data, "path"):
         composed.data.path = "none"
     composed.learner.max_tokens = sys.maxsize
-    # Held against the budgets of the sets instead, where the engine is set up.
+    # Checked against the sets' budgets instead, when the engine is set up.
     max_model_len, composed.engine.max_model_len = composed.engine.max_model_len, 0
     config = to_config(composed)
     config.engine.max_model_len = max_model_len
@@ -142,13 +144,13 @@ def _refuse_without_effect(override: str) -> None:
         is_read = rest in _ROLLOUT_READ
     if section == "hydra":
         raise ConfigError(f"{key} has no effect here; give {_OUTPUT}FOLDER")
-    # What is no setting at all is for the check of all settings to name.
+    # Unknown keys are reported by the check of all settings.
     if not is_read and section in TrainConfig.__dataclass_fields__:
         raise ConfigError(f"{key} has no effect on an evaluation; remove it")
 
 
 def _folder(settings: Sequence[str]) -> Path:
-    """Return the folder for what is written."""
+    """Return the output folder."""
     given = [value.removeprefix(_OUTPUT) for value in settings if value.startswith(_OUTPUT)]
     return Path(given[-1] if given else time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
 
@@ -160,7 +162,7 @@ def _refuse_used(folder: Path) -> None:
 
 
 def _refuse_without_common_set(other: Report, config: TrainConfig) -> None:
-    """Raise ConfigError when there will be nothing to compare."""
+    """Raise ConfigError if the two evaluations have no set in common."""
     if not other.sets.keys() & config.evaluation.sets.keys():
         raise ConfigError(
             f"--compare: no set in common; it has {', '.join(other.sets)}, this evaluation "
@@ -168,11 +170,11 @@ def _refuse_without_common_set(other: Report, config: TrainConfig) -> None:
         )
 
 
-# What is done.
+# Evaluation.
 
 
 def _evaluated(config: TrainConfig, composed: DictConfig, folder: Path) -> Report:
-    """Return the evaluation of every set, written to `folder`, shown as a table."""
+    """Evaluate every set, write the report to `folder`, print a table and return the report."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
     from april_rl.assembly.evaluation_run import EvaluationRun
@@ -197,7 +199,7 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
     """Return the settings that an evaluation depends on, as plain values."""
     found = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
     assert isinstance(found, dict)
-    del found["data"]["path"], found["data"]["sources"]  # of training
+    del found["data"]["path"], found["data"]["sources"]  # for training only
     return {key: found[key] for key in _SECTIONS}
 
 

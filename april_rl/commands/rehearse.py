@@ -1,4 +1,6 @@
-"""`python -m april_rl rehearse +recipe=NAME`: all that a recipe does, in small, on this machine."""
+"""`python -m april_rl rehearse +recipe=NAME`: try out a whole recipe at small size on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ The same settings as python -m april_rl.train. On the CPU, in about two minutes:
 and prompts, what its reward says to right and wrong answers, the memory plan of the real model on
 the real GPUs, the gain of over-sampling by the simulator, and two steps (rollout, reward, update,
 weight sync, checkpoint, evaluation) of a model of the same architecture with tiny random layers.
-Without a network, rows and models of the hub are replaced by stand-ins, which is said.
+Without a network, rows and models of the hub are replaced by stand-ins, and the report says so.
 
-quick=true leaves out the simulator and the two steps: seconds.
+quick=true skips the simulator and the two steps, and takes seconds.
 
-Exit status 0: nothing to object to; 1: something is flagged, by name. What is meant to be so is
-accepted by that name: 'rehearsal.accept=[one_update]'."""
+Exit status 0: no findings; 1: findings, each with a name. Accept an intended one by its name:
+'rehearsal.accept=[one_update]'."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,5 +1,5 @@
-"""`python -m april_rl simulate --run DIR` or `--preset NAME`: what an over-sampling factor would
-do, on the real collector and simulated engines.
+"""`python -m april_rl simulate --run DIR` or `--preset NAME`: simulate over-sampling factors with
+the production collector and simulated engines.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from april_rl.simulator.tables import comparison_table, paper_table
 if TYPE_CHECKING:
     from april_rl.config import TrainConfig
 
-SUMMARY = "what an over-sampling factor would gain, offline, from a recorded run or a preset"
+SUMMARY = "simulate over-sampling factors, without a GPU, from a recorded run or a preset"
 
 # Options that replace a field of the scenario: its name, type and meaning.
 _FIELDS: tuple[tuple[str, type, str], ...] = (
-    ("num_groups", int, "N, groups a step trains"),
+    ("num_groups", int, "N, groups trained in a step"),
     ("group_size", int, "G, samples of one prompt"),
-    ("max_response_tokens", int, "budget of a response"),
-    ("prompt_tokens", int, "of every prompt"),
-    ("num_engines", int, "engines side by side"),
+    ("max_response_tokens", int, "longest response in tokens"),
+    ("prompt_tokens", int, "tokens of every prompt"),
+    ("num_engines", int, "number of engines"),
     ("tick_steps", int, "engine steps between two decisions; more simulate faster"),
-    ("max_batched_tokens", int, "of one engine step"),
+    ("max_batched_tokens", int, "tokens of one engine step"),
     ("max_staleness", int, "cap on the age of a trained token"),
     ("no_signal_frac", float, "share of groups with equal rewards"),
     ("score_s", float, "seconds from a sample's end to its reward"),
-    ("rest_s", float, "seconds of a step besides the rollout"),
-    ("seed", int, "of lengths and rewards"),
+    ("rest_s", float, "seconds of a step outside the rollout"),
+    ("seed", int, "seed of lengths and rewards"),
 )
 
 
@@ -52,7 +52,7 @@ class SimulationError(RunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A scenario and where it comes from."""
+    """A scenario and its origin."""
 
     scenario: Scenario
     refill: bool
@@ -84,13 +84,21 @@ def _parser() -> argparse.ArgumentParser:
         "factors, without a GPU. See docs/simulator.md.",
     )
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--run", type=Path, metavar="DIR", help="a run directory: all is as in it")
+    where.add_argument(
+        "--run", type=Path, metavar="DIR", help="a run directory: its lengths, settings and costs"
+    )
     where.add_argument("--preset", choices=sorted(PRESETS), help="a model on a GPU")
-    where.add_argument("--paper", action="store_true", help="the table of the APRIL paper")
+    where.add_argument("--paper", action="store_true", help="simulate the table of the APRIL paper")
     parser.add_argument("--alpha", type=_alpha, nargs="+", default=[1.5, 2.0, 3.0])
-    parser.add_argument("--mean-tokens", type=float, help="of a response; with a preset: 6000")
-    parser.add_argument("--sigma", type=float, help="of the lengths' logarithm; preset: 0.8")
-    parser.add_argument("--correlation", type=float, help="of lengths within a group; preset: 0.3")
+    parser.add_argument(
+        "--mean-tokens", type=float, help="with --preset: mean length (default 6000)"
+    )
+    parser.add_argument(
+        "--sigma", type=float, help="with --preset: deviation of log length (default 0.8)"
+    )
+    parser.add_argument(
+        "--correlation", type=float, help="with --preset: of lengths in a group (default 0.3)"
+    )
     yes_no = argparse.BooleanOptionalAction
     parser.add_argument("--refill", action=yes_no, help="fill a finished sample's slot at once")
     parser.add_argument("--filter", action=yes_no, help="reject groups without signal")
@@ -98,9 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--on-stale", choices=("finish", "mask"))
     for name, kind, meaning in _FIELDS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=meaning)
-    parser.add_argument("--steps", type=_count, default=12, help="counted (default 12)")
-    parser.add_argument("--warmup-steps", type=int, default=6, help="not counted (default 6)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there too")
+    parser.add_argument("--steps", type=_count, default=12, help="steps to count (default 12)")
+    parser.add_argument(
+        "--warmup-steps", type=int, default=6, help="steps before these (default 6)"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
     return parser
 
 
@@ -118,11 +128,8 @@ def _count(text: str) -> int:
     return count
 
 
-# Where a scenario comes from.
-
-
 def _source(options: argparse.Namespace) -> Source:
-    """The run's or the preset's scenario, with what the command line replaces."""
+    """Return the scenario of the run or the preset, with the command line's changes."""
     source = _recorded(options.run) if options.run else _preset(options)
     given = {name: getattr(options, name) for name, _, _ in _FIELDS}
     if options.resume:
@@ -134,8 +141,8 @@ def _source(options: argparse.Namespace) -> Source:
     scenario = replace(source.scenario, **chosen)
     if options.run and (options.mean_tokens or options.sigma or options.correlation):
         raise SimulationError(
-            "a recorded run has lengths of its own: --mean-tokens, --sigma and --correlation go "
-            "with --preset"
+            "--mean-tokens, --sigma and --correlation have no effect with --run, which uses the "
+            "run's recorded lengths; remove them"
         )
     scenario = replace(scenario, law=_law(options, scenario))
     refill = source.refill if options.refill is None else options.refill
@@ -143,7 +150,7 @@ def _source(options: argparse.Namespace) -> Source:
 
 
 def _law(options: argparse.Namespace, scenario: Scenario) -> Lognormal | Recorded:
-    """With the scenario's seed and budget."""
+    """Return the length distribution with the scenario's seed and budget."""
     if isinstance(scenario.law, Recorded):
         return replace(scenario.law, seed=scenario.seed)
     sigma = 0.8 if options.sigma is None else options.sigma
@@ -167,7 +174,7 @@ def _preset(options: argparse.Namespace) -> Source:
 
 
 def _recorded(run_dir: Path) -> Source:
-    """Lengths, rewards and cost of a run, and its configuration."""
+    """Return the scenario of a recorded run: its lengths, rewards, cost and configuration."""
     from april_rl.assembly.collector import scenario_of
     from april_rl.simulator.recorded_run import read_recorded_run
 
@@ -193,7 +200,6 @@ def _recorded(run_dir: Path) -> Source:
 
 
 def _config(path: Path) -> TrainConfig:
-    """Of a run; settings that are newer than it have their defaults."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -209,11 +215,8 @@ def _config(path: Path) -> TrainConfig:
     return to_config(merged)
 
 
-# What is simulated, and how it is shown.
-
-
 def _compare(source: Source, options: argparse.Namespace) -> list[dict[str, object]]:
-    """Synchronous, then every α; prints the table and returns its rows."""
+    """Simulate the synchronous loop and every α; print the table and return its rows."""
     scenario = source.scenario
     modes = [("synchronous", 1.0, False)]
     name = "refill" if source.refill else "one-shot"
@@ -256,7 +259,7 @@ def _compare(source: Source, options: argparse.Namespace) -> list[dict[str, obje
 
 
 def _check_cap(scenario: Scenario, factor: float) -> None:
-    """As the configuration does: a sample stays about α steps."""
+    """Refuse a cap below α - 1, as the configuration does."""
     if scenario.max_staleness < factor - 1:
         raise SimulationError(
             f"--max-staleness must be >= {factor - 1:g} with --alpha {factor:g} (a sample stays "
@@ -265,7 +268,7 @@ def _check_cap(scenario: Scenario, factor: float) -> None:
 
 
 def _paper() -> list[dict[str, object]]:
-    """The paper's table beside the simulated one; prints it and returns its rows."""
+    """Simulate the paper's table; print it beside the paper's figures and return its rows."""
     cases = list(paper_cases())
     console = Console(stderr=True)
     found = [simulate_case(case) for case in track(cases, "simulating", console=console)]
@@ -274,7 +277,6 @@ def _paper() -> list[dict[str, object]]:
 
 
 def _console() -> Console:
-    """As wide as the tables also where the output is no terminal."""
     return Console(width=120)
 
 

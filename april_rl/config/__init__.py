@@ -1,4 +1,6 @@
-"""A run's configuration: schema, checks, and how Hydra finds it. Imports neither torch nor vllm."""
+"""The configuration of a run: schema, checks, and registration with Hydra. Imports neither torch
+nor vLLM.
+"""
 
 from april_rl.config.schema import TrainConfig
 from april_rl.config.store import config_dir, register, to_config

@@ -1,4 +1,4 @@
-"""From rewards to the loss: the algorithm's settings and which of them go together."""
+"""Settings of the algorithm, from rewards to the loss, and which of them go together."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class AlgorithmConfig:
 
     advantage: Advantage = Advantage.grpo
     loss: Loss = Loss.ppo_clip
-    ratio: Ratio = Ratio.proximal  # what the loss's ratio is taken against
-    # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token want 3e-4, 4e-4
+    ratio: Ratio = Ratio.proximal  # denominator of the loss's ratio
+    # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token need 3e-4, 4e-4
     clip_low: float = 0.2
     clip_high: float = 0.28  # DAPO's clip-higher
-    dual_clip: float | None = None  # ppo_clip: bad tokens of a ratio above it no longer count
-    sapo_positive_temperature: float = 1.0  # of tokens with a positive advantage
-    sapo_negative_temperature: float = 1.05  # of the others; larger fades faster
+    dual_clip: float | None = None  # ppo_clip: no gradient for A < 0 and a ratio above it
+    sapo_positive_temperature: float = 1.0  # for tokens with a positive advantage
+    sapo_negative_temperature: float = 1.05  # for the others; a larger one fades faster
     aggregation: Aggregation = Aggregation.token_mean
-    kl: Kl = Kl.none  # estimator of the KL divergence to the frozen start of the run
-    kl_coefficient: float = 0.0  # of that term in the loss, > 0 with any kl
-    entropy_coefficient: float = 0.0  # of the entropy bonus; 0: off
-    correction: Correction = Correction.truncate  # importance weights, engine to learner
-    tis_cap: float = 2.0  # truncate, sequence_truncate: upper bound of a weight
-    mask_low: float = 0.5  # mask: tokens whose weight lies outside get no gradient
+    kl: Kl = Kl.none  # estimator of the KL divergence to the initial, frozen policy
+    kl_coefficient: float = 0.0  # weight of the KL term in the loss; > 0 unless kl=none
+    entropy_coefficient: float = 0.0  # weight of the entropy bonus; 0: off
+    correction: Correction = Correction.truncate  # importance weights between engine and learner
+    tis_cap: float = 2.0  # for truncate and sequence_truncate: upper bound of a weight
+    mask_low: float = 0.5  # for mask: tokens with a weight outside get no gradient
     mask_high: float = 5.0
-    # [low, high]: responses whose weights have a product outside get no gradient; null: off
+    # [low, high]: a response gets no gradient if its product of weights is outside; null: off
     sequence_mask: list[float] | None = None
-    geometric_mask: list[float] | None = None  # the same of their geometric mean
+    geometric_mask: list[float] | None = None  # the same for the geometric mean
     # reject groups whose rewards are all equal and refill their slots; as in DAPO (Yu et al. 2025,
     # eq. 11: between 0 and G right answers, both excluded) it looks at the raw rewards, before the
     # overlong penalty
     dynamic_sampling: bool = False
-    # DAPO's soft overlong punishment over the last so large a share of rollout.max_response_tokens,
-    # DAPO: 4,096 of 20,480 = 0.2; 0: off
+    # DAPO's soft overlong punishment: the last share of rollout.max_response_tokens, in which a
+    # penalty rises; DAPO: 4,096 of 20,480 = 0.2; 0: off
     overlong_buffer_frac: float = 0.0
-    # reward taken off at the end of that buffer; DAPO: 1 of rewards of -1 and 1, which is half of
-    # their span, as 0.5 is of rewards of 0 and 1
+    # the penalty at the end of that buffer; DAPO takes 1 off rewards of -1 and 1, half of their
+    # span, as 0.5 is for rewards of 0 and 1
     overlong_penalty: float = 0.5
 
     def __post_init__(self) -> None:
@@ -70,16 +70,17 @@ class AlgorithmConfig:
         require(
             self.loss is not Loss.gspo or self.correction is not Correction.mask,
             "algorithm.loss=gspo cannot leave out single tokens as algorithm.correction=mask does, "
-            "the gradient of each goes to its whole response: take algorithm.loss=gspo_token",
+            "because it spreads a gradient over the whole response: set algorithm.loss=gspo_token",
         )
         require(
             self.kl is Kl.none or self.kl_coefficient > 0,
-            f"algorithm.kl_coefficient must be > 0 with algorithm.kl={self.kl.name}, got 0",
+            f"algorithm.kl_coefficient must be > 0 with algorithm.kl={self.kl.name}, got "
+            f"{self.kl_coefficient:g}",
         )
         require(
             self.overlong_buffer_frac > 0 or self.overlong_penalty == 0.5,
             f"algorithm.overlong_penalty={self.overlong_penalty:g} has no effect with "
-            "algorithm.overlong_buffer_frac=0: leave it at 0.5",
+            "algorithm.overlong_buffer_frac=0; remove it",
         )
 
     def _check_ranges(self) -> None:
@@ -114,7 +115,9 @@ class AlgorithmConfig:
         )
 
     def _check_masks(self) -> None:
-        """A weight of 1, engine and learner at one, must lie within every pair of bounds."""
+        """Require that a weight of 1, where engine and learner agree, lies within every pair of
+        bounds.
+        """
         require(
             0 <= self.mask_low < 1, f"algorithm.mask_low must be in [0, 1), got {self.mask_low}"
         )
@@ -139,7 +142,7 @@ class AlgorithmConfig:
             )
 
     def _unread(self) -> Iterator[tuple[str, str]]:
-        """Yield a choice and a setting that nothing reads because of it."""
+        """Yield pairs of a choice and a setting that it leaves unused."""
         for key in _missing(LOSS_SETTINGS.values(), LOSS_SETTINGS[self.loss]):
             yield f"loss={self.loss.name}", key
         for key in _missing(CORRECTION_SETTINGS.values(), CORRECTION_SETTINGS[self.correction]):
@@ -149,5 +152,5 @@ class AlgorithmConfig:
 
 
 def _missing(settings: Iterable[tuple[str, ...]], read: tuple[str, ...]) -> list[str]:
-    """Return what is in one of `settings` and not in `read`, each once."""
+    """Return the names in `settings` that are not in `read`, each once."""
     return [key for key in dict.fromkeys(chain.from_iterable(settings)) if key not in read]

@@ -9,16 +9,16 @@ from april_rl.config.checks import above, at_least
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointConfig:
-    """What a run leaves on the disk: checkpoints to go on from, exports to use.
+    """What a run writes to disk: checkpoints to resume from, exports to use.
 
-    The last step has both, whatever is set here.
+    The last step always writes both.
     """
 
-    every_steps: int = 0  # steps between checkpoints; 0: by time alone
-    every_minutes: float = 30.0  # between checkpoints; 0: by steps alone
+    every_steps: int = 0  # steps between checkpoints; 0: by time only
+    every_minutes: float = 30.0  # minutes between checkpoints; 0: by steps only
     keep_last: int = 2  # checkpoints; older ones are removed
-    export_every_steps: int = 0  # steps between Hugging Face folders; 0: only the last
-    # seconds a run has to write a checkpoint and end after Ctrl-C, SIGTERM or SIGUSR1
+    export_every_steps: int = 0  # steps between Hugging Face exports; 0: only at the end
+    # seconds that a run has to write a checkpoint and end after Ctrl-C, SIGTERM or SIGUSR1
     stop_deadline_s: float = 120.0
 
     def __post_init__(self) -> None:

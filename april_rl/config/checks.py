@@ -1,4 +1,4 @@
-"""Checks of values; the message names the key."""
+"""Checks of values; every message names the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings that are one of a few words; Hydra takes the member's name."""
+"""Settings that take one of a few words; Hydra expects the member's name."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Advantage(Enum):
 
 
 class Loss(Enum):
-    """What is minimised; formulas and sources stand in april_rl/algorithm/losses.py."""
+    """The policy loss; april_rl/algorithm/losses.py has formulas and sources."""
 
     ppo_clip = "ppo_clip"  # the clipped surrogate
-    gspo = "gspo"  # the same with the ratio of the whole response
-    gspo_token = "gspo_token"  # gspo whose tokens answer for themselves
+    gspo = "gspo"  # the same with one ratio for a whole response
+    gspo_token = "gspo_token"  # gspo with a gradient for each token alone
     cispo = "cispo"  # the weight is clipped, not the update
-    sapo = "sapo"  # a soft gate for the clip
+    sapo = "sapo"  # a soft gate in place of the clip
     policy_gradient = "policy_gradient"  # neither ratio nor clip
 
 
-# The settings of `algorithm` that bound the ratio of a loss. One that a loss does not read is
-# refused with it, unless it has its default.
+# The settings of `algorithm` that bound the ratio of a loss. A setting that the chosen loss does
+# not read must have its default.
 LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {
     Loss.ppo_clip: ("clip_low", "clip_high", "dual_clip"),
     Loss.gspo: ("clip_low", "clip_high"),
@@ -53,31 +53,31 @@ LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {
 
 
 class Aggregation(Enum):
-    """What a token counts in the loss of a batch."""
+    """How the losses of a batch's tokens are averaged."""
 
-    token_mean = "token_mean"  # every token the same
-    sequence_mean = "sequence_mean"  # every response the same
-    constant_length = "constant_length"  # every token 1 / rollout.max_response_tokens of a response
+    token_mean = "token_mean"  # every token counts the same
+    sequence_mean = "sequence_mean"  # every response counts the same
+    constant_length = "constant_length"  # a token counts 1 / rollout.max_response_tokens
 
 
 class Kl(Enum):
     """Schulman's estimators of a KL divergence."""
 
     none = "none"
-    k2 = "k2"  # its gradient is that of KL(policy, reference)
-    k3 = "k3"  # GRPO's; its gradient is that of KL(reference, policy)
+    k2 = "k2"  # its gradient is the gradient of KL(policy, reference)
+    k3 = "k3"  # GRPO's; its gradient is the gradient of KL(reference, policy)
 
 
 class Correction(Enum):
-    """What a token counts for being sampled by the engine, perhaps with older weights."""
+    """The weight of a token for being sampled by the engine, perhaps with older weights."""
 
-    none = "none"  # the same as any other
+    none = "none"  # 1
     truncate = "truncate"  # its importance weight, at most tis_cap
     mask = "mask"  # its importance weight, 0 outside mask_low and mask_high
-    sequence_truncate = "sequence_truncate"  # that of its whole response, at most tis_cap
+    sequence_truncate = "sequence_truncate"  # its response's importance weight, at most tis_cap
 
 
-# The settings of `algorithm` that a correction reads; others are refused as those of a loss are.
+# The settings of `algorithm` that a correction reads; all others must have their defaults.
 CORRECTION_SETTINGS: dict[Correction, tuple[str, ...]] = {
     Correction.none: (),
     Correction.truncate: ("tis_cap",),
@@ -87,14 +87,14 @@ CORRECTION_SETTINGS: dict[Correction, tuple[str, ...]] = {
 
 
 class Ratio(Enum):
-    """What the ratio of a loss is taken against; the other off-policy settings follow from it."""
+    """The denominator of the loss's ratio; the other off-policy settings depend on it."""
 
-    proximal = "proximal"  # decoupled: the learner at the start of the step; correction: the rest
-    behaviour = "behaviour"  # bypass: the engine's own; correction only with policy_gradient
+    proximal = "proximal"  # decoupled: the learner at the start of the step, and a correction
+    behaviour = "behaviour"  # bypass: the engine; a correction only with policy_gradient
 
 
 class Schedule(Enum):
-    """How the learning rate goes on after the warm-up."""
+    """How the learning rate changes after the warm-up."""
 
     constant = "constant"
     linear = "linear"
@@ -102,11 +102,11 @@ class Schedule(Enum):
 
 
 class Offload(Enum):
-    """What of the learner leaves the accelerator while the engine generates."""
+    """Which part of the learner moves to host memory while the engine generates."""
 
     none = "none"
-    optimizer = "optimizer"  # its moments, 8 bytes a parameter, also but for optimizer steps
-    all = "all"  # the float32 masters too: 12 bytes a parameter
+    optimizer = "optimizer"  # optimizer state, 8 bytes a parameter, on the GPU for steps only
+    all = "all"  # float32 master weights too: 12 bytes a parameter
 
 
 class Template(Enum):
@@ -117,7 +117,9 @@ class Template(Enum):
 
 
 class Extract(Enum):
-    """Where the answer of a response is read, after the end of its thinking (`</think>`)."""
+    """Where in a response the answer is read; text before the end of thinking (`</think>`) is
+    skipped.
+    """
 
     auto = "auto"  # boxed or answer_line, whichever comes last in the response
     boxed = "boxed"  # the last \\boxed{...}
@@ -134,7 +136,7 @@ class TrackingBackend(Enum):
 
 
 class WandbMode(Enum):
-    """Weights & Biases."""
+    """How Weights & Biases is used."""
 
     online = "online"
     offline = "offline"
@@ -142,16 +144,16 @@ class WandbMode(Enum):
 
 
 class Device(Enum):
-    """What a worker computes on."""
+    """The device that workers compute on."""
 
-    auto = "auto"  # a GPU where there is one
+    auto = "auto"  # a GPU if there is one
     cpu = "cpu"
     gpu = "gpu"
 
 
 class ComputeDtype(Enum):
-    """The precision of the learner's forward and backward pass; masters and optimizer are float32
-    always.
+    """The precision of the learner's forward and backward pass; master weights and optimizer state
+    are always float32.
     """
 
     bfloat16 = "bfloat16"
@@ -161,23 +163,25 @@ class ComputeDtype(Enum):
 class KvCacheDtype(Enum):
     """The precision of the engine's keys and values."""
 
-    auto = "auto"  # that of its weights
+    auto = "auto"  # the precision of its weights
     fp8_e4m3 = "fp8_e4m3"
     fp8_e5m2 = "fp8_e5m2"
 
 
 class Sleep(Enum):
-    """Whether engines on GPUs give up their weights and KV cache while the learner updates."""
+    """Whether engines on GPUs release their weights and KV cache while the learner updates."""
 
-    auto = "auto"  # they do unless the memory plan has room for both, and a tenth of the GPU left
+    auto = "auto"  # they do, unless both fit with a tenth of the GPU to spare
     always = "always"  # the learner has the whole GPU; parked samples lose their KV cache
     never = "never"  # the learner updates beside the engine's share, engine.gpu_memory_utilization
 
 
 class Speculation(Enum):
-    """How the engine guesses tokens ahead. A draft model is no choice: it would have to follow the
-    policy, and no weight sync reaches it (docs/design.md says what that would take).
+    """How the engine guesses tokens ahead.
+
+    There is no draft model: it would have to follow the policy, and no weight sync updates it
+    (docs/design.md says what that would take).
     """
 
     none = "none"
-    ngram = "ngram"  # what followed the last few tokens where they stood before in the sample
+    ngram = "ngram"  # copy what followed the last few tokens earlier in the sample

@@ -1,4 +1,4 @@
-"""Checks that need more than one section of a configuration, or all of it."""
+"""Checks that involve more than one section of a configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_consistency(config: TrainConfig) -> None:
-    """Raise ValueError naming the first key that does not go with another, or is no number."""
+    """Raise ValueError naming the first key that contradicts another or is not a finite number."""
     finite(_settings(config))
     require(0 <= config.seed < 2**32, f"seed must be in [0, 2**32), got {config.seed}")
     _check_groups(config)
@@ -40,7 +40,6 @@ def check_consistency(config: TrainConfig) -> None:
 
 
 def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Every key and its value."""
     assert is_dataclass(section), section
     for entry in fields(section):
         value = getattr(section, entry.name)
@@ -51,7 +50,6 @@ def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]
 
 
 def _check_groups(config: TrainConfig) -> None:
-    """Who is compared with whom."""
     size, algorithm = config.rollout.group_size, config.algorithm
     require(
         size >= 2 or algorithm.advantage is Advantage.reinforce_pp,
@@ -66,7 +64,7 @@ def _check_groups(config: TrainConfig) -> None:
 
 
 def _check_masked_tokens(config: TrainConfig) -> None:
-    """Whether the loss can leave out single tokens where settings ask for it."""
+    """Check that the loss can leave out single tokens if a setting needs that."""
     is_whole = config.algorithm.loss is Loss.gspo
     settings = {
         "rollout.on_stale=mask does": config.rollout.on_stale is OnStale.mask,
@@ -81,14 +79,14 @@ def _check_masked_tokens(config: TrainConfig) -> None:
 
 
 def _check_samples(config: TrainConfig) -> None:
-    """What is in flight, and how old it gets."""
+    """Check how many samples are in flight and how old they get."""
     rollout = config.rollout
     factor = rollout.over_sampling_factor
     is_auto = isinstance(factor, str)
     require(
         not (is_auto and config.deterministic),
         "rollout.over_sampling_factor=auto follows the seconds that the engines take, which "
-        "differ from run to run: give a number, or deterministic=false",
+        "differ from run to run: give a number, or set deterministic=false",
     )
     residence = 1.0 if isinstance(factor, str) else max(1.0, factor - 1)
     partial = rollout.refill or is_auto or factor != 1
@@ -101,7 +99,6 @@ def _check_samples(config: TrainConfig) -> None:
 
 
 def _check_lengths(config: TrainConfig) -> None:
-    """In tokens, of a prompt and its response."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     require(
         config.learner.max_tokens >= longest,
@@ -116,20 +113,19 @@ def _check_lengths(config: TrainConfig) -> None:
 
 
 def _check_evaluation(config: TrainConfig) -> None:
-    """Whether the function that says which samples are right is one of the reward's."""
+    """Check that evaluation.function is one of the reward's functions."""
     name, functions = config.evaluation.function, config.reward.functions
     require(
         name is None or bool(functions),
-        f"evaluation.function={name} has no effect without reward.functions: remove it",
+        f"evaluation.function={name} has no effect without reward.functions; remove it",
     )
     require(
         name is None or name in functions,
-        f"evaluation.function={name} is no name in reward.functions ({', '.join(functions)})",
+        f"evaluation.function={name} is not a name in reward.functions ({', '.join(functions)})",
     )
 
 
 def _check_steps(config: TrainConfig) -> None:
-    """What is due when."""
     num_steps, drain = config.trainer.num_steps, config.rollout.drain_steps
     num_updates, warmup = num_steps * config.trainer.num_minibatches, config.optimizer.warmup_steps
     require(
@@ -144,7 +140,7 @@ def _check_steps(config: TrainConfig) -> None:
 
 
 def _check_workers(config: TrainConfig) -> None:
-    """How the workers divide the weights and form engines; nothing is known of auto here."""
+    """Check how workers share weights and form engines, unless runtime.num_workers=auto."""
     size, workers = config.learner.shard_size, config.runtime.num_workers
     if isinstance(workers, str):
         return
@@ -163,7 +159,7 @@ def _check_workers(config: TrainConfig) -> None:
 
 
 def _check_engine(config: TrainConfig) -> None:
-    """Options of the engine that ask something of the rest."""
+    """Check engine options that depend on other sections."""
     engine, algorithm = config.engine, config.algorithm
     is_corrected = algorithm.correction is not Correction.none or algorithm.ratio is Ratio.behaviour
     require(
@@ -193,7 +189,7 @@ def _check_engine(config: TrainConfig) -> None:
 
 
 def _check_reward_sources(config: TrainConfig) -> None:
-    """Whether reward functions name data sets that there are, and every set is scored."""
+    """Check that reward functions name existing data sets, and that every set is scored."""
     functions = config.reward.functions
     known = {*config.data.sources, *config.evaluation.sets}
     for name, function in functions.items():

@@ -1,6 +1,4 @@
-"""The engine's settings: vLLM's precision, memory and parallelism, and which of its options go with
-exact log-probabilities.
-"""
+"""Settings of the engine: vLLM's precision, memory and parallelism."""
 
 from __future__ import annotations
 
@@ -18,19 +16,19 @@ class EngineConfig:
     max_model_len: int = (
         0  # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
     )
-    max_num_seqs: int = 0  # samples computed together in one engine; 0: the slots of one engine
+    max_num_seqs: int = 0  # requests that one engine computes together; 0: the slots of one engine
     max_batched_tokens: int = 8192  # tokens of one engine step
-    kv_cache_gib: float = 1.0  # on CPU
-    gpu_memory_utilization: float = 0.6  # on GPU: share of the device for weights and KV cache
+    kv_cache_gib: float = 1.0  # size of the KV cache on CPU
+    gpu_memory_utilization: float = 0.6  # on GPU: the engine's share of GPU memory
     # on GPU: whether weights and KV cache leave the device while the learner updates. An engine
     # that stays awake spares the time of sleeping and waking and can keep parked samples
     # (rollout.resume=keep), where its share and the learner's peak fit together. auto: the memory
     # plan decides, and the run says why
     sleep: Sleep = Sleep.auto
-    tensor_parallel_size: int = 1  # workers that compute one engine together, on one node
+    tensor_parallel_size: int = 1  # workers that share one engine, on one node
     # on GPU; false: eager, without a compiler too, which starts in seconds and samples more slowly
     cuda_graphs: bool = True
-    prefix_caching: bool = True  # the samples of a group share the KV cache of their prompt
+    prefix_caching: bool = True  # samples of a group share their prompt's KV cache
     # auto: that of engine.dtype; fp8 holds twice the tokens, and samples from another distribution
     # than the learner's, which algorithm.correction or algorithm.ratio=behaviour has to make good;
     # mismatch/ shows how far, learner.max_mismatch may have to be higher
@@ -66,7 +64,7 @@ class EngineConfig:
         self._check_options()
 
     def _check_options(self) -> None:
-        """What vLLM can do and a run cannot use."""
+        """Refuse options that vLLM has but a run cannot use."""
         require(
             self.speculation is not Speculation.none or self.speculative_tokens == 4,
             f"engine.speculative_tokens={self.speculative_tokens} has no effect with "

@@ -1,4 +1,4 @@
-"""Low-rank adapters: whether they are trained in place of the model, and which layers have one."""
+"""Settings of low-rank adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LoraConfig:
     """W + (alpha / rank) · B · A with W frozen (Hu et al. 2022, eq. 3)."""
 
     rank: int = 0  # r, rows of A and columns of B; 0: no adapters, the whole model is trained
-    alpha: float = 32.0  # the adapters' product is multiplied by alpha / rank
+    alpha: float = 32.0  # B · A is multiplied by alpha / rank
     # linear layers of the decoder, by the end of their name (q_proj); null: all of them
     target_modules: list[str] | None = None
 
@@ -25,7 +25,8 @@ class LoraConfig:
         names = self.target_modules
         require(
             names is None or (len(names) > 0 and all(map(_MODULE.fullmatch, names))),
-            f"lora.target_modules must be null or names of layers as [q_proj,v_proj], got {names}",
+            f"lora.target_modules must be null or names of layers, such as "
+            f"[q_proj,v_proj], got {names}",
         )
         if self.rank == 0:
             self._check_nothing_is_ignored()

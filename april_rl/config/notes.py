@@ -1,4 +1,4 @@
-"""What is said once at the start of a run about settings that are allowed and do nothing."""
+"""Notes at the start of a run about settings that are allowed but have no effect."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from april_rl.config.schema import TrainConfig
 
 
 def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
-    """Yield a line for each setting that never acts because of another one or the device (cpu or
-    cuda), with the remedy where there is one.
+    """Yield a line for each setting that has no effect because of another one or of the device (cpu
+    or cuda), with the remedy if there is one.
     """
     algorithm = config.algorithm
     bounds = LOSS_SETTINGS[algorithm.loss]
@@ -38,8 +38,8 @@ def _ignored_on_cpu(config: TrainConfig) -> Iterator[str]:
         )
     if offload is not Offload.none:
         yield (
-            f"learner.offload={offload.value} has no effect on CPU, where the learner is in the "
-            "host's memory already; remove it"
+            f"learner.offload={offload.value} has no effect on CPU, where the learner is "
+            "already in host memory; remove it"
         )
 
 
@@ -47,8 +47,8 @@ def _ignored_on_gpu(config: TrainConfig) -> Iterator[str]:
     cache_gib, threads = config.engine.kv_cache_gib, config.runtime.threads
     if cache_gib != EngineConfig().kv_cache_gib:
         yield (
-            f"engine.kv_cache_gib={cache_gib:g} has no effect on a GPU, where the KV cache is what "
-            "engine.gpu_memory_utilization leaves beside the weights; remove it"
+            f"engine.kv_cache_gib={cache_gib:g} has no effect on a GPU, where the KV cache gets "
+            "what engine.gpu_memory_utilization leaves beside the weights; remove it"
         )
     if threads:
         yield (

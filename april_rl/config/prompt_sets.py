@@ -1,4 +1,4 @@
-"""The prompt sets of a run, with every setting filled in."""
+"""The prompt sets of a run, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from april_rl.config.task import (
     vars_of,
 )
 
-_TEST_SPLIT = "test"  # of an evaluation set that names none: never the rows of training
+_TEST_SPLIT = "test"  # default split of an evaluation set, so that it never has training rows
 
 
 def training_sets(data: DataConfig) -> dict[str, PromptSetConfig]:
-    """Return the sources of a mixture by name; of a single set, that one with the name ""."""
+    """Return the sources of a mixture by name; a single set has the name ""."""
     if not data.sources:
         return {"": _filled(data, PromptSetOverrides(path=data.path))}
     return {name: _filled(data, source) for name, source in data.sources.items()}
 
 
 def evaluation_set(data: DataConfig, chosen: EvaluationSetConfig) -> PromptSetConfig:
-    """Return the set of `evaluation.sets`; what it leaves out is as in `data`."""
+    """Return an entry of `evaluation.sets` with missing settings taken from `data`."""
     filled = _filled(data, chosen)
     filled.split = chosen.split or _TEST_SPLIT
     return filled
@@ -33,5 +33,5 @@ def _filled(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:
     given = {name: value for name, value in vars_of(chosen).items() if value is not None}
     general = {entry.name: getattr(data, entry.name) for entry in fields(PromptSetConfig)}
     if chosen.path != data.path:
-        general["args"] = {}  # of another task
+        general["args"] = {}  # they belong to another task
     return PromptSetConfig(**{**general, **given})

@@ -1,5 +1,6 @@
-"""Checks before Hydra makes a run directory: Hydra itself would end in a traceback, or ignore a
-sweep that was chosen without --multirun.
+"""Checks before Hydra creates a run directory.
+
+Hydra itself would end in a traceback, or ignore a sweep that was chosen without --multirun.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from omegaconf import DictConfig
 
 
 class CheckRunDir(Callback):
-    """A Hydra callback; ends the program with one message when the directory cannot be written, or
-    a sweep was chosen for a single run.
+    """A Hydra callback that ends the program with one message when the directory is not writable,
+    or a sweep was chosen for a single run.
     """
 
     def on_run_start(self, config: DictConfig, **_: object) -> None:
-        """Called once before a single run."""
+        """Check before a single run; called by Hydra."""
         _refuse_sweep(config)
         _check("hydra.run.dir", Path(config.hydra.run.dir))
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
-        """Called once before a sweep."""
+        """Check before a sweep; called by Hydra."""
         _check("hydra.sweep.dir", Path(config.hydra.sweep.dir))
 
 
 def _refuse_sweep(config: DictConfig) -> None:
-    """End the program when a single run has chosen a sweep, whose values nothing would read."""
+    """End the program if a single run has chosen a sweep, whose values would be ignored."""
     params = config.hydra.sweeper.params
     if params:
         _end(f"{', '.join(params)} is swept over several values: add --multirun")
@@ -46,6 +47,6 @@ def _check(key: str, path: Path) -> None:
 
 
 def _end(message: str) -> NoReturn:
-    # Hydra turns what a callback raises into a warning; SystemExit it lets pass.
+    # Hydra turns exceptions of a callback into warnings, except SystemExit.
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(1)

@@ -1,4 +1,4 @@
-"""Settings of the processes: how many workers, where, and when one counts as lost."""
+"""Settings of processes: how many workers there are, where, and when one counts as hung."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 @dataclass(slots=True, kw_only=True)
 class RuntimeConfig:
-    """Who runs where."""
+    """Processes and devices."""
 
     # a worker is one GPU (or one CPU slot) with a learner shard and an engine, or a share of one
     # (engine.tensor_parallel_size); auto: every GPU, on CPU one engine
     num_workers: int | str = "auto"
-    # host:port of a running cluster; auto: the one this machine is a node of; null: Ray starts on
-    # this machine by itself
+    # host:port of a running cluster; auto: the cluster that this machine has joined; null: start
+    # Ray on this machine alone
     ray_address: str | None = None
     device: Device = Device.auto
-    threads: int = 0  # of each worker on CPU; 0: the cores of the machine over the workers
-    # a worker without a sign of progress (tick, micro-batch, synced tensor) for so long is stuck
+    threads: int = 0  # of each worker on CPU; 0: cores of the machine / workers
+    # seconds without progress (tick, micro-batch, tensor) after which a worker counts as hung
     stall_timeout_s: float = 600.0
-    # the same for what shows none while it runs: the start of model and engine, a checkpoint
+    # the same for calls that report no progress: the start of model and engine, a checkpoint
     call_timeout_s: float = 3600.0
-    # how often a run whose worker has died or hangs goes on from its last checkpoint by itself
+    # times that a run restarts from its last checkpoint by itself after a worker has died or hung
     max_restarts: int = 3
 
     def __post_init__(self) -> None:

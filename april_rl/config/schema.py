@@ -1,8 +1,8 @@
-"""Every setting of a run: its default, its unit and its check, once, here.
+"""Every setting of a run: its default, its unit and its check.
 
-A setting's description is the comment behind it. `slots=True` is load-bearing: with it an unknown
-key is refused. Checks that need more than one section stand in `april_rl.config.consistency`;
-checks that need files, the model or the machine stand in `april_rl.runtime.preflight`.
+The description of a setting is the comment behind or above it. `slots=True` is required: it makes
+an unknown key an error. Checks that involve several sections are in `april_rl.config.consistency`;
+checks that need files, the model or the machine are in `april_rl.runtime.preflight`.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 @dataclass(slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with warm-up, a schedule and gradient clipping."""
+    """AdamW with warm-up, a learning-rate schedule and gradient clipping."""
 
     lr: float = 1e-6
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    weight_decay: float = 0.01  # of matrices; norms and biases do not decay
+    weight_decay: float = 0.01  # for matrices; norms and biases do not decay
     max_grad_norm: float = 1.0
-    # optimizer steps (trainer.num_minibatches a step), linear, from lr / warmup_steps
+    # optimizer steps (trainer.num_minibatches a step) of a linear rise from lr / warmup_steps
     warmup_steps: int = 0
     schedule: Schedule = Schedule.constant  # over trainer.num_steps, after the warm-up
 
@@ -63,9 +63,9 @@ class TrainerConfig:
     """The outer loop."""
 
     num_steps: int = 100
-    num_groups: int = 32  # N, groups a step trains
-    num_minibatches: int = 1  # optimizer steps a batch
-    # hours after which the run writes a checkpoint and ends, resumed ones counted anew; 0: no limit
+    num_groups: int = 32  # N, groups trained in a step
+    num_minibatches: int = 1  # optimizer steps for each batch
+    # hours after which the run writes a checkpoint and ends, counted from each start; 0: no limit
     max_hours: float = 0.0
 
     def __post_init__(self) -> None:
@@ -86,26 +86,26 @@ class TrainerConfig:
 
 @dataclass(slots=True, kw_only=True)
 class RolloutConfig:
-    """Over-provisioned, partial rollouts."""
+    """Partial rollouts with over-sampling."""
 
     group_size: int = 8  # G, samples of one prompt
-    # α: samples in flight ÷ samples a step needs; auto: learned while the run goes on
+    # α: samples in flight ÷ samples that a step needs; auto: learned during the run
     over_sampling_factor: int | float | str = 1.5
-    max_off_policy_frac: float = 1.0  # of the trained tokens; a budget of over_sampling_factor=auto
+    max_off_policy_frac: float = 1.0  # share of trained tokens; limits over_sampling_factor=auto
     refill: bool = True  # fill a finished sample's slot at once; false: one-shot over-provisioning
     max_staleness: int = 5  # policy versions between a token's sampling and its training
     on_stale: OnStale = OnStale.finish
-    resume: Resume = Resume.reprefill  # what a parked sample goes on with
+    resume: Resume = Resume.reprefill  # how a parked sample continues
     max_response_tokens: int = 16384
     temperature: float = 1.0
-    drain_steps: int = 0  # last steps that open no new prompts
-    # engine steps between two decisions of the controller; auto: 8, more with over 64 engines
+    drain_steps: int = 0  # number of last steps that open no new prompts
+    # engine steps between two decisions of the controller; auto: 8, more above 64 engines
     tick_steps: int | str = "auto"
     abort_timeout_s: float = (
-        60.0  # an engine that has not given its samples back by then is stalled
+        60.0  # an engine that has not returned its samples by then counts as hung
     )
     max_rejected_groups: int = (
-        0  # a step stops with an error after so many without signal; 0: 20 · num_groups
+        0  # groups without signal after which a step ends with an error; 0: 20 · num_groups
     )
 
     def __post_init__(self) -> None:
@@ -141,28 +141,28 @@ class RolloutConfig:
         )
         require(
             off_policy == 1 or factor == "auto",
-            f"rollout.max_off_policy_frac={off_policy:g} is a budget of "
-            f"rollout.over_sampling_factor=auto, which is {factor}",
+            f"rollout.max_off_policy_frac={off_policy:g} has no effect with "
+            f"rollout.over_sampling_factor={factor}; it needs auto",
         )
 
 
 @dataclass(slots=True, kw_only=True)
 class LearnerConfig:
-    """The training side."""
+    """The training side: FSDP2."""
 
     max_tokens: int = 32768  # tokens of one packed micro-batch
-    age_decay: float = 1.0  # a token's loss is multiplied by age_decay ** age; 1: off
-    # module:function from an age in steps to what a token's loss is multiplied by; null: age_decay
+    age_decay: float = 1.0  # multiplies a token's loss by age_decay ** age; 1: off
+    # module:function that maps an age in steps to a token's loss weight; null: age_decay
     age_weight: str | None = None
-    # nats; a mean |logprob - behaviour_logprob| of age-0 tokens above it is warned of, and above 5
-    # times it ends the run
+    # nats; the run warns if the mean |logprob - behaviour_logprob| of age-0 tokens is above it, and
+    # ends if it is above 5 times it
     max_mismatch: float = 0.05
     compute_dtype: ComputeDtype = ComputeDtype.bfloat16
     activation_checkpointing: bool = False
-    # workers that share one copy of the weights, and of gradients and optimizer state, one behind
-    # the other; runtime.num_workers is a multiple of it (hybrid sharding); 0: all of them
+    # consecutive workers that share one copy of weights, gradients and optimizer state;
+    # runtime.num_workers is a multiple of it (hybrid sharding); 0: all workers
     shard_size: int = 0
-    # on GPU; a checkpoint needs what is away for as long as it is written
+    # on GPU; a checkpoint reads what has been moved to the host
     offload: Offload = Offload.none
 
     def __post_init__(self) -> None:
@@ -188,19 +188,17 @@ class TrainConfig:
     """A whole run.
 
     With `deterministic`, equal settings and an equal seed give equal samples, metrics and weights,
-    on CPU to the last bit, unless a reward gives up by the clock. It costs the time that the
-    slowest engine, or the score of a sample that has just finished, takes longer than a tick
-    (`rollout.tick_steps` engine steps): the next tick is already being computed while they are
-    waited for.
+    on CPU to the last bit, unless a reward times out. It costs the time by which the slowest
+    engine, or the score of a sample that has just finished, exceeds a tick (`rollout.tick_steps`
+    engine steps); the next tick is already running during that wait.
     """
 
     name: str = "run"
     seed: int = 0  # in [0, 2**32)
-    # a checkpoint to go on from: its path, or auto: the last one in hydra.run.dir, or where that is
-    # not given of the newest unfinished run of this name; where there is none, and with null, the
-    # run begins anew
+    # checkpoint to resume from: a path, or auto: the last one in hydra.run.dir or, if that is not
+    # given, in the newest unfinished run of this name; null, or auto without one: a new run
     resume: str | None = None
-    deterministic: bool = False  # engines and scores are waited for at every tick, in a fixed order
+    deterministic: bool = False  # wait for engines and scores at every tick, in a fixed order
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

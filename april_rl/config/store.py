@@ -1,8 +1,8 @@
-"""How Hydra finds the schema, the configs and the recipes: in a checkout or an installed package.
+"""Register schema, configs and recipes with Hydra, in a checkout or an installed package.
 
 A Hydra config group is a directory name, so a top-level `recipes/` cannot serve `+recipe=` by
-itself: every `recipes/**/*.yaml` is registered in the ConfigStore under the group
-`recipe`, package `_global_`.
+itself: every `recipes/**/*.yaml` is registered in the ConfigStore under the group `recipe`, package
+`_global_`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from april_rl.config.schema import TrainConfig
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
 from april_rl.errors import RunError
 
-# Mappings whose names the user gives, and what each entry is.
+# Mappings whose names the user gives, and the type of each entry.
 _NAMED_BY_USERS: dict[str, type] = {
     "data.sources": SourceConfig,
     "reward.functions": RewardFunctionConfig,
@@ -36,22 +36,22 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class ConfigError(RunError):
-    """A setting is wrong; the message names its key and what to do."""
+    """A setting is wrong; the message names its key and the remedy."""
 
 
 def _folder(name: str) -> Path:
-    """The folder inside the package when installed, beside it in a checkout."""
+    """Return a folder inside the installed package, or beside the package in a checkout."""
     installed = _PACKAGE / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
 def config_dir() -> str:
-    """The absolute path of `configs/`, as Hydra's `config_path` wants it."""
+    """Return the absolute path of `configs/`, for Hydra's `config_path`."""
     return str(_folder("configs"))
 
 
 def recipes() -> dict[str, Path]:
-    """Every recipe's name (its path under `recipes/` without the ending) and file."""
+    """Return the file of every recipe by name (its path under `recipes/` without the suffix)."""
     root = _folder("recipes")
     return {
         path.relative_to(root).with_suffix("").as_posix(): path
@@ -61,7 +61,7 @@ def recipes() -> dict[str, Path]:
 
 @cache
 def register() -> None:
-    """Put the schema and every recipe into Hydra's ConfigStore, once in a process."""
+    """Register the schema and every recipe in Hydra's ConfigStore, once for each process."""
     store = ConfigStore.instance()
     store.store(name="schema", node=_open_schema())
     for name, path in recipes().items():
@@ -70,10 +70,10 @@ def register() -> None:
 
 
 def _open_schema() -> DictConfig:
-    """Return the schema with mappings of any content where a person names the entries.
+    """Return the schema with untyped mappings where the user names the entries.
 
-    Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config`
-    gives them theirs. New names are set without a plus, too, as any other setting is.
+    Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config` adds
+    it. New names can also be set without a plus, as any other setting.
     """
     schema: DictConfig = OmegaConf.structured(TrainConfig)
     for key in _NAMED_BY_USERS:
@@ -97,7 +97,7 @@ def compose_overrides(overrides: Sequence[str]) -> DictConfig:
 
 
 def to_config(composed: DictConfig) -> TrainConfig:
-    """The composed configuration as checked dataclasses.
+    """Return the composed configuration as checked dataclasses.
 
     Raises ConfigError naming the key for a missing value, a wrong type or a value out of range.
     """
@@ -120,7 +120,7 @@ def to_config(composed: DictConfig) -> TrainConfig:
 
 
 def plain_config(config: TrainConfig) -> dict[str, object]:
-    """Return a checked configuration as plain data, as `config.yaml` of a run shows it."""
+    """Return a checked configuration as plain data, as in `config.yaml` of a run."""
     plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
@@ -136,7 +136,7 @@ def _plain(composed: DictConfig) -> DictConfig:
 
 
 def _refuse_unknown(section: DictConfig, schema: DictConfig, prefix: str = "") -> None:
-    """Raise ConfigError for the first key that `+key=value` has added to the schema."""
+    """Raise ConfigError for the first key that `+key=value` added to the schema."""
     kind = OmegaConf.get_type(schema)
     if not is_dataclass(kind):
         return
@@ -156,7 +156,7 @@ def _refuse_unknown(section: DictConfig, schema: DictConfig, prefix: str = "") -
 
 
 def _refuse_unknown_entries(entries: DictConfig, entry_type: type, key: str) -> None:
-    """The same for each entry of a mapping whose names the user gives."""
+    """Do the same for each entry of a mapping whose names the user gives."""
     for name in map(str, entries):
         if not OmegaConf.is_dict(entries[name]):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What is learned: model, data, reward, evaluation."""
+"""Settings of the task: model, data, reward, evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from april_rl.config.checks import above, at_least, require
 from april_rl.config.choices import Extract, Template
 
-MISSING = "???"  # OmegaConf's mark for a value the user must give
+MISSING = "???"  # OmegaConf's marker for a value that the user must give
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 BUILTIN_REWARDS = (
@@ -28,7 +28,7 @@ BUILTIN_REWARDS = (
 
 @dataclass(slots=True, kw_only=True)
 class ModelConfig:
-    """The policy."""
+    """The model to train."""
 
     path: str = MISSING  # Hugging Face folder or hub id, or builtin:tiny
 
@@ -38,17 +38,17 @@ class ModelConfig:
 
 @dataclass(slots=True, kw_only=True)
 class PromptSetConfig:
-    """Where rows come from and how they become prompts and answers."""
+    """Where rows come from, and how they become prompts and answers."""
 
     # .jsonl, .json or .parquet file, Hugging Face data set id (OWNER/NAME, or
-    # OWNER/NAME:CONFIGURATION of a set with several: openai/gsm8k:main), reasoning_gym:NAME, or
+    # OWNER/NAME:CONFIGURATION if there are several: openai/gsm8k:main), reasoning_gym:NAME, or
     # builtin:arithmetic
     path: str = ""
-    split: str = "train"  # of a data set id
+    split: str = "train"  # for a data set id
     prompt_column: str = "prompt"  # a dotted path descends into structs; text or chat messages
     answer_column: str = "answer"
-    # regular expression with one group: the question within the text of the prompt column, to leave
-    # out the instructions that a data set writes around it
+    # regular expression with one group: the question within the text of the prompt column, if the
+    # data set writes instructions around it
     prompt_pattern: str | None = None
     # regular expression with one group: the answer within the text of the answer column; of several
     # matches the last one counts. GSM8K's is '####\s*(.+)'
@@ -57,15 +57,15 @@ class PromptSetConfig:
     template: Template = Template.chat
     plain_template: str = "{prompt}"
     system_prompt: str = ""  # chat only; empty: none
-    # of the tokenizer's chat template, such as {enable_thinking: false} of Qwen3
+    # variables of the tokenizer's chat template, such as {enable_thinking: false} for Qwen3
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    # of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows
+    # settings of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows
     args: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class PromptSetOverrides:
-    """The same settings of a source or an evaluation set; null: as in `data`."""
+    """The same settings for a source or an evaluation set; null: as in `data`."""
 
     path: str = MISSING
     split: str | None = None
@@ -78,14 +78,14 @@ class PromptSetOverrides:
     plain_template: str | None = None
     system_prompt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    args: dict[str, Any] | None = None  # null: as in `data` if the path is, too; otherwise none
+    args: dict[str, Any] | None = None  # null: as in `data` if the path is the same, otherwise none
 
 
 @dataclass(slots=True, kw_only=True)
 class SourceConfig(PromptSetOverrides):
     """One source of a mixture."""
 
-    weight: float = 1.0  # share of the prompts that are drawn from it, relative to the others'
+    weight: float = 1.0  # share of prompts drawn from it, relative to the others
 
     def __post_init__(self) -> None:
         above("data.sources.*", 0, weight=self.weight)
@@ -95,12 +95,12 @@ class SourceConfig(PromptSetOverrides):
 class DataConfig(PromptSetConfig):
     """The training prompts: one set (`path`), or a mixture (`sources`)."""
 
-    path: str = MISSING  # left alone with `sources`
-    # name: {path: ..., weight: ...}; what a source does not say is as in `data`
+    path: str = MISSING  # leave unset with `sources`
+    # name: {path: ..., weight: ...}; settings that a source leaves out are as in `data`
     sources: dict[str, SourceConfig] = field(default_factory=dict)
-    max_prompt_tokens: int = 1024  # longer prompts are left out, and counted
+    max_prompt_tokens: int = 1024  # longer prompts are left out and counted
     deduplicate: bool = True  # rows with the same prompt and answer are used once
-    num_processes: int = 0  # that render and tokenize; 0: one per core
+    num_processes: int = 0  # processes that render and tokenize; 0: one per core
 
     def __post_init__(self) -> None:
         at_least("data", 1, max_prompt_tokens=self.max_prompt_tokens)
@@ -126,30 +126,32 @@ class RewardFunctionConfig:
     """One of several reward functions."""
 
     function: str = MISSING  # a built-in or module:function, as reward.function
-    weight: float = 1.0  # of its value in the sum that trains; may be negative
-    sources: list[str] | None = None  # names in data.sources that it scores; null: all
+    weight: float = 1.0  # weight of its value in the reward; may be negative
+    sources: list[str] | None = (
+        None  # names in data.sources (or evaluation.sets) that it scores; null: all
+    )
     args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the function
 
 
 @dataclass(slots=True, kw_only=True)
 class RewardConfig:
-    """What a response is worth."""
+    """How a response is scored."""
 
     # math_verify, exact, last_number, format, length, code, judge, reward_model, reasoning_gym; or
     # module:function, called with (prompts, responses, answers) and any data column it names
     function: str = "math_verify"
     args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of `function`
-    # name: {function: ..., weight: ...}, in place of `function`; their weighted sum trains
+    # name: {function: ..., weight: ...}, in place of `function`; the reward is their weighted sum
     functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
     extract: Extract = Extract.auto  # where math_verify, exact and last_number find the answer
     num_processes: int = 2
-    soft_timeout_s: int = 3  # whole seconds; math_verify gives up on a response: value 0, counted
+    soft_timeout_s: int = 3  # whole seconds; after it math_verify gives a response 0, counted
     hard_timeout_s: float = (
-        10.0  # a response; the process is killed, scored once more, then the group dropped
+        10.0  # for a response: the process is killed, the score tried again, then the group dropped
     )
-    # what a process may take to start and to load its functions; a large reward model needs more
+    # seconds for a process to start and load its functions; a large reward model needs more
     start_timeout_s: float = 60.0
-    memory_gib: float = 4.0  # address space of one process; its libraries count too
+    memory_gib: float = 4.0  # address space of one process, libraries included
 
     def __post_init__(self) -> None:
         at_least(
@@ -178,7 +180,7 @@ class RewardConfig:
 
 @dataclass(slots=True, kw_only=True)
 class EvaluationSetConfig(PromptSetOverrides):
-    """One held-out set; null: as in `evaluation`, or in `data`, but for `split`: test."""
+    """One held-out set; null: as in `evaluation`, or in `data`; `split` is test by default."""
 
     num_samples: int | None = None
     temperature: float | None = None
@@ -189,7 +191,7 @@ class EvaluationSetConfig(PromptSetOverrides):
 
 @dataclass(slots=True, kw_only=True)
 class EvaluationConfig:
-    """Held-out accuracy along the way."""
+    """Evaluation on held-out sets during training."""
 
     sets: dict[str, EvaluationSetConfig] = field(default_factory=dict)  # name: {path: ..., ...}
     every: int = 10  # steps; also before the first step and after the last
@@ -198,7 +200,7 @@ class EvaluationConfig:
     top_p: float = 1.0
     max_response_tokens: int = 0  # 0: rollout.max_response_tokens
     max_prompts: int = 0  # of each set; 0: all
-    # name in reward.functions whose value says whether a sample is right; null: the first of them
+    # name in reward.functions whose value decides whether a sample is right; null: the first one
     # that scores the set
     function: str | None = None
 
@@ -234,7 +236,7 @@ def _check_sets(section: str, sets: Mapping[str, PromptSetOverrides]) -> None:
 
 
 def vars_of(chosen: PromptSetOverrides) -> dict[str, Any]:
-    """Return the settings by name; slots leave no `__dict__`."""
+    """Return the settings of a dataclass by name; a class with slots has no `__dict__`."""
     return {name: getattr(chosen, name) for name in PromptSetOverrides.__dataclass_fields__}
 
 

@@ -1,7 +1,7 @@
-"""What the k samples of each prompt say: avg@k, pass@k and maj@k, a value a prompt.
+"""avg@k, pass@k and maj@k: one value for each prompt, from its k samples.
 
-A prompt is the unit that is drawn anew in another test set, so each estimator returns one value for
-each, and an interval is taken over them (`april_rl.evaluation.intervals`).
+A new test set would draw new prompts, so each estimator returns one value for each prompt, and
+intervals are taken over prompts (`april_rl.evaluation.intervals`).
 
 Legend: [P] prompts, [n] samples of a prompt. A sample is right when its reward is above 0.5.
 """
@@ -27,8 +27,8 @@ def averages(rewards: ArrayLike) -> NDArray[np.float64]:
 def passes(rewards: ArrayLike, *, k: int) -> NDArray[np.float64]:
     """Return the chance that at least one of k samples is right, for each prompt [P].
 
-    Without bias from n >= k samples of which c are right: 1 - C(n - c, k) / C(n, k) (Chen et al.
-    2021, arXiv 2107.03374, eq. 1). `rewards` [P, n]. Raises ValueError when n < k.
+    The estimate is unbiased for n >= k samples of which c are right: 1 - C(n - c, k) / C(n, k)
+    (Chen et al. 2021, arXiv 2107.03374, eq. 1). `rewards` [P, n]. Raises ValueError when n < k.
     """
     right = np.asarray(rewards, dtype=np.float64) > _RIGHT_ABOVE
     n = right.shape[1]
@@ -41,16 +41,16 @@ def majorities(rewards: ArrayLike, answers: Sequence[Sequence[str | None]]) -> N
     """Return whether the most frequent answer of each prompt is right [P]: 0, 1, or a share.
 
     `rewards` [P, n], `answers` [P][n]; a sample without an answer (None) has no vote, and a prompt
-    without any counts 0. Answers that tie share the prompt equally. Samples with equal answers
-    whose rewards differ are right as often as they say. All n samples vote once (Wang et al. 2022,
-    arXiv 2203.11171): maj@n is of n votes, no estimate for fewer.
+    without votes counts 0. Answers that tie share the prompt equally. If samples with equal answers
+    have different rewards, the answer counts as their mean. All n samples vote once (Wang et al.
+    2022, arXiv 2203.11171): maj@n uses n votes and estimates nothing for fewer.
     """
     right = (np.asarray(rewards, dtype=np.float64) > _RIGHT_ABOVE).astype(np.float64)
     return np.array([_majority(*of_prompt) for of_prompt in zip(right, answers, strict=True)])
 
 
 def _majority(right: NDArray[np.float64], answers: Sequence[str | None]) -> float:
-    """Of one prompt: the mean, over the answers with most votes, of how often each is right."""
+    """Return, for one prompt, the mean correctness of the answers with the most votes."""
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return 0.0

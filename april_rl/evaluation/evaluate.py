@@ -1,4 +1,4 @@
-"""Evaluates held-out sets: samples, their figures, and a record of every sample."""
+"""Evaluate held-out sets: figures and a record of every sample."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ def evaluate(
     decode: Callable[[Sequence[int]], str],
     on_progress: Callable[[int], None],
 ) -> Evaluated:
-    """Sample, score and estimate a held-out set; `on_progress` gets the number of samples so far.
+    """Sample, score and estimate a held-out set; call `on_progress` with the number of finished
+    samples.
 
-    Raises EvaluationError when samples are missing or no prompt has a reward for each of its own.
+    Raises EvaluationError when samples are missing or no prompt has a reward for each of its
+    samples.
     """
     outcome = evaluator.run(held_out, on_progress)
     responses = [decode(sample.token_ids) for sample in outcome.samples]
@@ -57,9 +59,9 @@ def evaluate_all(
     policy_version: int,
     show: Callable[[Phase, int], None],
 ) -> Metrics:
-    """Evaluate every set and have `tracker` keep its samples; returns `eval/*` and the time.
+    """Evaluate every set, save its samples with `tracker`, and return `eval/*` and the time.
 
-    `show` gets the phase that is shown, and the number of samples so far.
+    `show` is called with the phase and the number of finished samples.
     """
     values: dict[str, Metric] = {}
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Responses to held-out prompts, with the run's own engines and reward."""
+"""Sample and score responses to held-out prompts, with the run's own engines and reward."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
 from april_rl.metrics import Metrics
 from april_rl.rollout.ports import Engines, Scorer
 from april_rl.rollout.requests import Requests
-from april_rl.types import Completion, Prompt, Sample, SampleId, Sampling, Score
+from april_rl.types import Completion, Prompt, Sample, SampleId, Sampling
 
 
 class CountingScorer(Scorer, Protocol):
-    """A scorer that counts what goes wrong."""
+    """A scorer that also counts failures."""
 
     def metrics(self) -> Metrics:
-        """`reward/*`, counted since the last call."""
+        """Return `reward/*`, counted since the last call."""
 
 
 class Evaluator:
@@ -38,9 +38,11 @@ class Evaluator:
         tick_timeout_s: float,
         seed: int,
     ) -> None:
-        """`temperature` is the engines' own; `num_slots`: requests computed together over all
-        engines. Engines and scorer must be idle at each call, and what the scorer has counted
-        taken.
+        """Store the settings.
+
+        `temperature` is the engines' own; `num_slots` is the number of requests computed together
+        over all engines. Engines and scorer must be idle at each call, and the scorer's counts
+        already taken.
         """
         self._engines, self._scorer = engines, scorer
         self._temperature = temperature
@@ -49,13 +51,14 @@ class Evaluator:
         self._seed = seed
 
     def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> Outcome:
-        """Return every response with its reward; `on_progress` gets the number of finished samples.
+        """Return every response with its reward; call `on_progress` with the number of finished
+        samples.
 
-        The same seeds every time, so two evaluations differ by the policy alone. A sample whose
-        reward failed has none; whatever else the scorer counted stands beside it, and not in the
-        next step of training. Raises EvaluationError when samples are missing.
+        Seeds are the same every time, so two evaluations differ by the policy alone. A failed
+        reward is NaN; the scorer's other counts are in the result, not in the next training step.
+        Raises EvaluationError when samples are missing.
         """
-        # Ids below zero, so that no held-out prompt is taken for one of the stream.
+        # Negative ids, so that no held-out prompt is mistaken for a training prompt.
         prompts = {-1 - i: replace(prompt, id=-1 - i) for i, prompt in enumerate(held_out.prompts)}
         samples = self._generate(held_out, prompts, on_progress)
         _check_whole(held_out, samples)
@@ -63,9 +66,10 @@ class Evaluator:
             self._scorer.submit(sample, group_size=held_out.sampling.num_samples)
         rewards = np.full((len(prompts), held_out.sampling.num_samples), math.nan)
         for score in self._scorer.collect(None):
-            if score.is_valid:
+            if score.value is not None:
                 row, column = -1 - score.sample_id.prompt_id, score.sample_id.index
-                rewards[row, column] = _deciding_value(score, held_out)
+                parts = dict(score.parts)  # empty with a single reward function
+                rewards[row, column] = parts[held_out.function] if parts else score.value
         return Outcome(
             held_out=held_out,
             samples=tuple(samples),
@@ -93,7 +97,7 @@ class Evaluator:
     def _completions(
         self, waiting: deque[SampleId], prompts: dict[int, Prompt], blank: Requests
     ) -> Iterable[Completion]:
-        """Everything to the end: each engine is given as many as it has slots for."""
+        """Yield all completions; each engine gets as many requests as it has slots."""
         room = [self._slots] * self._engines.num_engines
         while waiting or min(room) < self._slots:
             for engine, free in enumerate(room):
@@ -114,7 +118,7 @@ class Evaluator:
                     yield from tick.finished
 
     def _blank_requests(self, held_out: HeldOut) -> Requests:
-        """What all requests of a set have in common."""
+        """Return a request batch with what all requests of a set have in common."""
         chosen = held_out.sampling
         is_as_in_training = chosen.temperature == self._temperature and chosen.top_p == 1
         return Requests(
@@ -127,7 +131,7 @@ class Evaluator:
 def _requests(
     sample_ids: Sequence[SampleId], prompts: Mapping[int, Prompt], blank: Requests
 ) -> Requests:
-    """For samples that are empty; `prompts` by id."""
+    """Return the requests of samples without tokens; `prompts` by id."""
     return blank._replace(
         prompt_ids=[prompt_id for prompt_id, _ in sample_ids],
         indices=[index for _, index in sample_ids],
@@ -139,7 +143,7 @@ def _requests(
 def _check_whole(held_out: HeldOut, samples: Sequence[Sample]) -> None:
     """Raise EvaluationError unless every prompt has its k finished samples.
 
-    A missing one would count as wrong, and the figure would fall with k.
+    A missing sample would count as wrong and lower the figure.
     """
     wanted = held_out.sampling.num_samples
     finished = Counter(sample.id for sample in samples if sample.is_finished)
@@ -148,12 +152,5 @@ def _check_whole(held_out: HeldOut, samples: Sequence[Sample]) -> None:
         if found != [1] * wanted:
             raise EvaluationError(
                 f"evaluation.sets.{held_out.name}: the engines gave {sum(found)} of {wanted} "
-                f"samples of the prompt at {prompt.source}; no figure is taken from it"
+                f"samples of the prompt at {prompt.source}; the set is not evaluated"
             )
-
-
-def _deciding_value(score: Score, held_out: HeldOut) -> float:
-    """Return what the function that says which samples are right gave."""
-    if not score.parts:
-        return score.value
-    return dict(score.parts)[held_out.function]

@@ -13,41 +13,43 @@ from april_rl.evaluation.held_out import EvaluationError, Outcome
 from april_rl.evaluation.intervals import Estimate, estimate
 from april_rl.metrics import Metrics
 
-Values = NDArray[np.float64]  # of each prompt with k rewards [S]
+Values = NDArray[np.float64]  # [S], one value for each prompt with k rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What an evaluated set says. Prompts of which a sample has no reward are left out of the
-    estimates, as a reward that failed says nothing of the model.
+    """The figures of an evaluated set.
+
+    Prompts with a sample without a reward are left out, because a failed reward says nothing about
+    the model.
     """
 
-    scored: tuple[int, ...]  # places of the prompts with k rewards [S]
+    scored: tuple[int, ...]  # [S], indices of the prompts with k rewards
     averages: Values
     passes: Values
-    majorities: Values | None  # None: nothing reads an answer from a response
+    majorities: Values | None  # None: no function reads an answer from a response
     num_prompts: int
     errors: int  # samples without a reward
-    response_tokens_mean: float  # of all samples
-    truncated_frac: float  # of all samples
+    response_tokens_mean: float  # over all samples
+    truncated_frac: float  # over all samples
     counts: Metrics
 
     @property
     def num_left_out(self) -> int:
-        """Prompts that the estimates leave out."""
+        """Return the number of prompts left out of the estimates."""
         return self.num_prompts - len(self.scored)
 
     def values(self) -> dict[str, Values]:
-        """avg_at_k, pass_at_k and maj_at_k of each scored prompt, those that there are."""
+        """Return avg_at_k, pass_at_k and, if there are votes, maj_at_k of each scored prompt."""
         found = {"avg_at_k": self.averages, "pass_at_k": self.passes, "maj_at_k": self.majorities}
         return {key: values for key, values in found.items() if values is not None}
 
     def estimates(self) -> dict[str, Estimate]:
-        """The mean of each of `values`, with its interval."""
+        """Return the mean of each of `values`, with its interval."""
         return {key: estimate(values) for key, values in self.values().items()}
 
     def metrics(self, name: str) -> Metrics:
-        """`eval/<name>/*`, the low and high end of each estimate beside it."""
+        """Return `eval/<name>/*`, each estimate with the ends of its interval."""
         prefix = f"eval/{name}"
         found: dict[str, float] = {}
         for key, (value, low, high) in self.estimates().items():
@@ -63,10 +65,10 @@ class Figures:
 
 
 def figures(outcome: Outcome, answers: Sequence[str | None] | None) -> Figures:
-    """Return the figures of a set; `answers` [P · k] are what the responses state, None: nothing
-    reads them.
+    """Return the figures of a set.
 
-    Raises EvaluationError when no prompt has a reward for each of its samples.
+    `answers` [P · k] are read from the responses; None if no function reads them. Raises
+    EvaluationError when no prompt has a reward for each of its samples.
     """
     rewards, held_out = outcome.rewards, outcome.held_out
     is_missing = np.isnan(rewards)

@@ -1,4 +1,4 @@
-"""A held-out set, and what was sampled from it."""
+"""A held-out set and the outcome of sampling it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class EvaluationError(RunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Held-out prompts and how responses to them are drawn."""
+    """Held-out prompts and how to sample responses to them."""
 
     name: str
     prompts: Sequence[Prompt]  # [P]
     sampling: SetSampling
-    function: str  # name of the reward function that says whether a sample is right
-    answer_of: AnswerOf | None  # reads the answer of a response; None: there is no vote
+    function: str  # name of the reward function that decides whether a sample is right
+    answer_of: AnswerOf | None  # reads the answer of a response; None: no majority vote
 
     @property
     def num_responses(self) -> int:
-        """P · k."""
+        """Return P · k."""
         return len(self.prompts) * self.sampling.num_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Every response to a held-out set and what the reward said of it."""
+    """Every response to a held-out set with its reward."""
 
     held_out: HeldOut
-    samples: tuple[Sample, ...]  # [P · k], by prompt and place in the group
-    rewards: NDArray[np.float64]  # [P, k]; NaN: the reward failed, also when tried again
-    counts: Metrics  # of the reward, `reward/*`
+    samples: tuple[Sample, ...]  # [P · k], by prompt and index in the group
+    rewards: NDArray[np.float64]  # [P, k]; NaN: the reward failed twice
+    counts: Metrics  # `reward/*`

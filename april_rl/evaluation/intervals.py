@@ -1,8 +1,8 @@
-"""How sure a figure over prompts is: 95 % intervals, and differences of two evaluations.
+"""95 % intervals of figures over prompts, and differences of two evaluations.
 
-The k samples of a prompt are one cluster: they share its difficulty, so prompts are resampled and
-not samples (Miller 2024, arXiv 2411.00640). More samples make the value of a prompt
-steadier; only more prompts make the set larger.
+The k samples of a prompt are one cluster: they share its difficulty, so prompts are resampled, not
+samples (Miller 2024, arXiv 2411.00640). More samples make the value of a prompt steadier; only more
+prompts make the set larger.
 
 Legend: [P] prompts.
 """
@@ -29,16 +29,16 @@ class Estimate(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        """Three decimals, as 0.512 [0.430, 0.591]."""
+        """Return three decimals, as in 0.512 [0.430, 0.591]."""
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def estimate(values: ArrayLike) -> Estimate:
     """Return the mean of the prompts' values [P] with its interval.
 
-    Values that are all 0 or 1, as with one sample a prompt, are a proportion and have Wilson's
-    interval, which also holds for few prompts and at the ends, where resampling finds no width
-    (Bowyer et al. 2025, arXiv 2503.01747). All others have the percentile bootstrap.
+    Values that are all 0 or 1, as with one sample a prompt, are a proportion and get Wilson's
+    interval, which also holds for few prompts and at the ends, where resampling gives zero width
+    (Bowyer et al. 2025, arXiv 2503.01747). All others get the percentile bootstrap.
     """
     found = np.asarray(values, dtype=np.float64)
     if np.all((found == 0) | (found == 1)):
@@ -49,8 +49,8 @@ def estimate(values: ArrayLike) -> Estimate:
 def paired_difference(first: ArrayLike, second: ArrayLike) -> Estimate:
     """Return the mean of second - first over the same prompts [P], by the paired bootstrap.
 
-    What makes a prompt hard for both cancels, so it sees less than two intervals beside each other
-    show (Miller 2024).
+    The difficulty of a prompt cancels, so this detects smaller differences than a comparison of two
+    intervals (Miller 2024).
     """
     differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
     return Estimate(float(differences.mean()), *bootstrap(differences))

@@ -1,4 +1,4 @@
-"""What an evaluation leaves in evaluation.json, and the difference of two of them."""
+"""Read and write evaluation.json, and compare two of them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from april_rl.evaluation.settings import SetSampling
 FILE_NAME = "evaluation.json"
 _COMPARISON_NAME = "comparison.json"
 _FORMAT = 1
-# Depend on k: not compared between evaluations with different numbers of samples.
+# These depend on k: they are not compared between evaluations with different numbers of samples.
 _OF_K = ("pass_at_k", "maj_at_k")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptValues:
-    """One prompt of a set with what its k samples say."""
+    """The values of one prompt of a set."""
 
     source: str
     answer: str
-    values: Mapping[str, float]  # of avg_at_k, pass_at_k and maj_at_k, those that there are
+    values: Mapping[str, float]  # avg_at_k, pass_at_k and, if voted, maj_at_k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class SetReport:
     response_tokens_mean: float
     truncated_frac: float
     errors: int  # samples without a reward
-    left_out_prompts: int  # without a reward for each sample
-    prompts: tuple[PromptValues, ...]  # those with a reward for each sample
+    left_out_prompts: int  # prompts without a reward for each sample
+    prompts: tuple[PromptValues, ...]  # prompts with a reward for each sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +53,15 @@ class Report:
 
 
 class Difference(NamedTuple):
-    """How far two evaluations of a set are apart, over the prompts they have in common."""
+    """The difference between two evaluations of a set, over their common prompts."""
 
     num_prompts: int
-    changes: Mapping[str, Estimate]  # of avg_at_k and, where k is the same, the others
-    notes: tuple[str, ...]  # settings of the sampling that differ
+    changes: Mapping[str, Estimate]  # avg_at_k and, if k is the same, the others
+    notes: tuple[str, ...]  # sampling settings that differ
 
 
 def set_report(held_out: HeldOut, figures: Figures, *, path: str) -> SetReport:
-    """Return the report of a set whose prompts are those at `path`."""
+    """Return the report of a set; `path` is the file or id of its prompts."""
     values = figures.values()
     prompts = [held_out.prompts[place] for place in figures.scored]
     return SetReport(
@@ -94,8 +94,8 @@ def write_report(report: Report, folder: Path) -> Path:
 
 
 def write_differences(differences: Mapping[str, Difference], folder: Path) -> Path:
-    """Write `folder`/comparison.json, the differences of the sets by name, and return its path.
-    Raises OSError.
+    """Write the sets' differences to `folder`/comparison.json and return its path. Raises
+    OSError.
     """
     plain = {
         name: {
@@ -114,16 +114,16 @@ def _write(path: Path, plain: object) -> Path:
 
 
 def read_report(path: Path) -> Report:
-    """Return the report in a file, or in the evaluation.json of a folder.
+    """Read the report in a file, or in the evaluation.json of a folder.
 
-    Raises EvaluationError when it cannot be read, or is of another format.
+    Raises EvaluationError when it cannot be read or has another format.
     """
     path = path / FILE_NAME if path.is_dir() else path
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain["format"] != _FORMAT:
             raise EvaluationError(
-                f"{path} has format {plain['format']}, this version reads {_FORMAT}: evaluate again"
+                f"{path} has format {plain['format']}, this version reads {_FORMAT}; evaluate again"
             )
         sets = {name: _set_from(of_set) for name, of_set in plain["sets"].items()}
         return Report(settings=plain["settings"], sets=sets)
@@ -131,7 +131,7 @@ def read_report(path: Path) -> Report:
         raise EvaluationError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EvaluationError(
-            f"{path} is not what `python -m april_rl evaluate` writes ({type(error).__name__}: "
+            f"{path} was not written by `python -m april_rl evaluate` ({type(error).__name__}: "
             f"{error})"
         ) from error
 
@@ -146,8 +146,8 @@ def _set_from(plain: Mapping[str, Any]) -> SetReport:
 def difference(first: SetReport, second: SetReport) -> Difference:
     """Return second - first over the prompts of both.
 
-    A prompt is known by its file's name, its place there and its answer: folders and templates may
-    differ. Raises EvaluationError when there is none in common.
+    Prompts are matched by file name, row and answer; folders and templates may differ. Raises
+    EvaluationError when they have none in common.
     """
     before, after = _by_identity(first.prompts), _by_identity(second.prompts)
     common = [identity for identity in before if identity in after]

@@ -1,4 +1,4 @@
-"""How each set of `evaluation.sets` is sampled, with every setting filled in."""
+"""How each set of `evaluation.sets` is sampled, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from april_rl.config.task import EvaluationSetConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetSampling:
-    """How responses to a held-out set are drawn; every figure depends on all of it."""
+    """How responses to a held-out set are sampled; every figure depends on all of it."""
 
     num_samples: int  # k, of each prompt
     temperature: float
@@ -20,7 +20,7 @@ class SetSampling:
 
 
 def set_sampling(config: TrainConfig, chosen: EvaluationSetConfig) -> SetSampling:
-    """Return the set's own settings; what it leaves out is as in `evaluation`, then `rollout`."""
+    """Return a set's settings; missing ones come from `evaluation`, then from `rollout`."""
     general, rollout = config.evaluation, config.rollout
     temperature = _first(chosen.temperature, general.temperature, rollout.temperature)
     budget = _first(chosen.max_response_tokens, general.max_response_tokens)
@@ -34,8 +34,8 @@ def set_sampling(config: TrainConfig, chosen: EvaluationSetConfig) -> SetSamplin
 
 
 def longest_response(config: TrainConfig, *, is_training: bool) -> tuple[int, str]:
-    """Return the most tokens a response may have, and the setting that says so: of an evaluation,
-    or of training as well.
+    """Return the longest response in tokens, of evaluations and optionally of training, and the
+    setting that allows it.
     """
     general = (config.rollout.max_response_tokens, "rollout.max_response_tokens")
     budgets = [general] if is_training else []
@@ -48,9 +48,9 @@ def longest_response(config: TrainConfig, *, is_training: bool) -> tuple[int, st
             budgets.append((config.evaluation.max_response_tokens, key))
         else:
             budgets.append(general)
-    return max(budgets, key=lambda budget: budget[0])  # of equal ones the first
+    return max(budgets, key=lambda budget: budget[0])  # the first one of a tie
 
 
 def _first(*values: float | None) -> float:
-    """Return the first value that is given; the last one always is."""
+    """Return the first value that is not None; the last one never is."""
     return next(value for value in values if value is not None)

@@ -36,7 +36,11 @@ def check_reward(
                     f"{function} {verdict.message}, which was the data set's own answer "
                     f"{example.answer!r:.60} ({example.source}); a run would drop every group"
                 )
-            if function.function in _READ_ANSWERS and verdict.value < 1.0:
+            if (
+                verdict.value is not None
+                and function.function in _READ_ANSWERS
+                and verdict.value < 1
+            ):
                 notes.append(
                     f"{function} gives {verdict.value:g} to the data set's own answer "
                     f"{example.answer!r:.60} in the form reward.extract={reward.extract.value} "

@@ -6,7 +6,6 @@ Legend: [n] responses of a job, [R] tokens of a response.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,14 +88,9 @@ class Verdict:
 
     outcome: Outcome
     name: str = ""  # of the function
-    value: float = math.nan
+    value: float | None = None  # None: there is none
     message: str = ""
     disagreement: Disagreement | None = None
-
-    @property
-    def has_value(self) -> bool:
-        """Return whether `value` is a score."""
-        return self.outcome in ("scored", "soft_timeout")
 
     @property
     def reason(self) -> str:

@@ -200,7 +200,7 @@ class RewardPool:
         function is at fault.
         """
         pending = self._pending[number]
-        failed = next((v for of_one in verdicts for v in of_one if not v.has_value), None)
+        failed = next((v for of_one in verdicts for v in of_one if v.value is None), None)
         if failed is not None:
             if failed.outcome in ("refused", "undecoded"):
                 raise fault(self._functions, failed)

@@ -129,13 +129,13 @@ class Scorebook:
 
     def _score(self, sample: _PendingSample) -> Score:
         """Return the weighted sum of the functions' values, or the failure."""
-        failed = next((v for v in sample.verdicts if not v.has_value), None)
+        failed = next((v for v in sample.verdicts if v.value is None), None)
         if failed is not None:
             assert failed.outcome != "refused"
             assert failed.outcome != "undecoded"
-            return Score(sample.sample_id, math.nan, failed.outcome, failed.reason)
-        by_name = {verdict.name: verdict for verdict in sample.verdicts}
-        parts = [(f, by_name[f.name].value) for f in self._functions if f.name in by_name]
+            return Score(sample.sample_id, None, failed.outcome, failed.reason)
+        values = {v.name: v.value for v in sample.verdicts if v.value is not None}
+        parts = [(f, values[f.name]) for f in self._functions if f.name in values]
         gave_up = any(verdict.outcome == "soft_timeout" for verdict in sample.verdicts)
         return Score(
             sample_id=sample.sample_id,

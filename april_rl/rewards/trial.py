@@ -91,10 +91,9 @@ class RewardTrial:
         return found
 
     def _total(self, verdicts: Sequence[Verdict]) -> float | None:
-        if not all(verdict.has_value for verdict in verdicts):
-            return None
         weights = {function.name: function.weight for function in self._functions}
-        return sum(weights[verdict.name] * verdict.value for verdict in verdicts)
+        values = [weights[v.name] * v.value for v in verdicts if v.value is not None]
+        return sum(values) if len(values) == len(verdicts) else None
 
     def _needed_by(self, functions: Sequence[RewardFunction]) -> tuple[str, ...]:
         by_name = self._ask_or_raise(needed_columns)

@@ -4,7 +4,6 @@ for tokens and log-probabilities (`checkpointing/columns.py` writes them).
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -153,7 +152,7 @@ def _array(typecode: str, numbers: Iterable[float]) -> array[Any]:
 def _save_score(score: Score) -> Plain:
     return {
         "index": score.sample_id.index,
-        "value": score.value if score.is_valid else None,
+        "value": score.value,
         "outcome": score.outcome,
         "message": score.message,
         "parts": dict(score.parts),
@@ -163,7 +162,7 @@ def _save_score(score: Score) -> Plain:
 def _restore_score(state: Plain, *, prompt_id: int) -> Score:
     return Score(
         sample_id=SampleId(prompt_id, state["index"]),
-        value=math.nan if state["value"] is None else state["value"],
+        value=state["value"],
         outcome=state["outcome"],
         message=state["message"],
         parts=tuple(state["parts"].items()),

@@ -153,17 +153,18 @@ class OpenGroup:
             return
         self.move(index, SampleState.scored)
         self.scores[index] = score
-        if self.failure is None and not score.is_valid:
+        if self.failure is None and score.value is None:
             self.failure = score
 
     def scored(self) -> ScoredGroup:
         """Return the group as a value, once every sample is scored and has a reward."""
-        scores = [score for score in self.scores if score is not None and score.is_valid]
-        assert len(scores) == len(self.scores), self.prompt.id
+        scores = [score for score in self.scores if score is not None]
+        rewards = tuple(score.value for score in scores if score.value is not None)
+        assert len(rewards) == len(self.scores), self.prompt.id
         parts = tuple(score.parts for score in scores)
         return ScoredGroup(
             group=Group(prompt=self.prompt, samples=tuple(self.samples)),
-            rewards=tuple(score.value for score in scores),
+            rewards=rewards,
             parts=parts if any(parts) else (),
         )
 
