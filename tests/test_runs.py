@@ -61,8 +61,12 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
 
 
-# Of several sources, a reference, math_verify and long enough steps; these runs have none.
-ELSEWHERE = ("source/*", "loss/reference_kl", "reward/verify_*", "reward/*/mean", "engine/*")
+# Metrics of several sources or functions, of a reference, of rewards that read an answer, and of
+# steps long enough to fit an engine's cost.
+ELSEWHERE = (
+    *("source/*", "source/*/*", "loss/reference_kl", "reward/verify_*", "reward/*/mean"),
+    *("eval/*/maj_at_k", "engine/*"),
+)
 
 
 def test_every_panel_of_the_dashboard_shows_a_metric_of_a_run(first):
