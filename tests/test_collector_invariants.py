@@ -94,19 +94,22 @@ def test_only_complete_scored_groups_are_trained_and_none_twice(setup, steps):
 
 @quick
 @given(SETUPS, STEPS)
-def test_every_step_has_its_groups_the_oldest_ready_ones(setup, steps):
-    """Fails when the newest ready groups are taken."""
+def test_every_step_has_its_groups_and_leaves_none_that_becomes_too_old(setup, steps):
+    """Fails when lots are drawn among groups that are due."""
     run = Run(setup)
-    for _ in range(steps):
+    for version in range(steps):
         groups = run.step().groups
         assert len(groups) == setup.num_groups
         ages = [(scored.group.oldest_version, scored.group.prompt.id) for scored in groups]
         assert ages == sorted(ages)
-        left = [
-            (scored.group.oldest_version, scored.group.prompt.id)
-            for scored in run.groups.buffer.ready_groups()
-        ]
-        assert all(age < other for age in ages for other in left)
+        if not setup.finish_stale:
+            continue
+        buffer = run.groups.buffer
+        left = buffer.open_versions(policy_version=version) + buffer.ready_versions()
+        for steps_left in range(setup.max_staleness + 1):
+            latest = version - setup.max_staleness + steps_left
+            due = sum(count for oldest, count in left.items() if oldest <= latest)
+            assert due <= steps_left * setup.num_groups
 
 
 @quick

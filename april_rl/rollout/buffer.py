@@ -83,12 +83,9 @@ class Buffer:
         self.remove(scored.group.prompt.id)
         self._ready[scored.group.prompt.id] = scored
 
-    def take_ready(self, num_groups: int) -> tuple[ScoredGroup, ...]:
-        """Remove and return at most `num_groups` ready groups, oldest first."""
-        taken = tuple(self.ready_groups()[:num_groups])
-        for scored in taken:
-            del self._ready[scored.group.prompt.id]
-        return taken
+    def remove_ready(self, prompt_id: int) -> None:
+        """Remove a ready group."""
+        del self._ready[prompt_id]
 
     def open_versions(self, *, policy_version: int) -> Counter[int]:
         """Count open groups by the version of their oldest token; a group without tokens counts for

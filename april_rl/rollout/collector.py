@@ -6,7 +6,7 @@ rest, resume it first.
             next step: │ │ tokens of        │ abort                                ▼
               resume   │ └─ unfinished ◀────┘                     ready │ rejected │ dropped
                        │    samples                                 │
-                       └── parked groups                            └──▶ N oldest: trained
+                       └── parked groups                            └──▶ N of them: trained
 
 The method (APRIL, arXiv 2509.18521, section 3; instance-level refill as in CoPRIS): C =
 round(α·N·G) sample slots are kept in flight. A step fills them with the unfinished samples of
@@ -14,14 +14,14 @@ parked groups, the oldest first, then with new prompts. Finished samples are sco
 goes on. When N groups are ready (complete, scored, kept by the filter) and none of the others would
 be trained beyond the staleness cap, every request is aborted; an unfinished sample keeps its
 tokens, behaviour log-probabilities and versions and goes on in the next step with what is left of
-its budget.
+its budget. Of the ready groups those that have to be are trained now, and others by lot.
 
 `over_sampling_factor=1, refill=False` is the plain synchronous loop. Engines are driven in ticks
 bounded by engine steps, so with `deterministic` the schedule is a function of configuration and
 seed.
 
 Where to read on: `step` (the loop of one step), `groups` (what becomes of a group), `open_group`
-(states of its samples), `dispatch` and `slots` (which engine gets what), `stop_rule`.
+(states of its samples), `dispatch` and `slots` (which engine gets what), `stop_rule`, `batch_draw`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from dataclasses import dataclass
 
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
+from april_rl.rollout.batch_draw import draw_batch
 from april_rl.rollout.codec import FORMAT, Plain, check_state
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength
 from april_rl.rollout.gc_pause import cycle_search_put_off
@@ -51,7 +52,7 @@ _NUM_PROBES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """What a step has collected: at most N groups, the oldest ready ones, and how it went."""
+    """What a step has collected: at most N ready groups, and how it went."""
 
     groups: tuple[ScoredGroup, ...]
     probes: Sequence[Sample]  # short samples that this step's weights sampled, trained or not
@@ -94,7 +95,7 @@ class Collector:
     ) -> Collection:
         """Generate one step's groups with the weights of `policy_version`.
 
-        Returns the N oldest ready groups; fewer only when `may_open` is false and nothing is left
+        Returns N ready groups; fewer only when `may_open` is false and nothing is left
         to finish, or when the bound on rejected groups was reached. Every group not returned is
         parked or ready, with all its tokens. Raises NoSignalError when that bound was reached with
         no group ready, EngineStalledError when an engine does not answer, and any RunError of
@@ -138,7 +139,7 @@ class Collector:
     def _end(self, stats: StepStats, *, change: str | None) -> Collection:
         """Take the groups that are trained, and what else there is to say of the step."""
         buffer, length_bias = self._groups.buffer, self._groups.length_bias
-        groups = self._groups.take(self._rules.num_groups)
+        groups = self._draw_batch(stats.policy_version)
         stats.end(groups, buffer=buffer)
         length_bias.train(groups, num_tokens=int(stats.trained_lengths.sum()))
         notes = notes_of(
@@ -156,6 +157,20 @@ class Collector:
             metrics=Metrics({**self._groups.ledger.metrics(), **length_bias.metrics(buffer)}),
             notes=(*notes, *([change] if change else [])),
         )
+
+    def _draw_batch(self, policy_version: int) -> tuple[ScoredGroup, ...]:
+        """Take the groups that the step trains."""
+        buffer, rules = self._groups.buffer, self._rules
+        groups = draw_batch(
+            buffer.ready_groups(),
+            buffer.open_versions(policy_version=policy_version),
+            num_groups=rules.num_groups,
+            max_staleness=rules.max_staleness,
+            policy_version=policy_version,
+            seed=rules.requests.seed,
+        )
+        self._groups.take(groups)
+        return tuple(groups)
 
     def settle_scores(self) -> None:
         """Wait for every outstanding score between two steps, so that the scorer is free; groups

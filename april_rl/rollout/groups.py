@@ -152,17 +152,16 @@ class Groups:
         stats.rejected_groups = self.ledger.count(State.rejected) - self._rejected_before
         stats.dropped_groups = self.ledger.count(State.dropped) - self._dropped_before
 
-    def take(self, num_groups: int) -> tuple[ScoredGroup, ...]:
-        """Remove and return at most `num_groups` ready groups, oldest first, to be trained now.
-        Raise LedgerError when ledger and buffer disagree.
+    def take(self, groups: Iterable[ScoredGroup]) -> None:
+        """Remove ready groups that are trained now. Raise LedgerError when ledger and buffer
+        disagree.
         """
-        groups = self.buffer.take_ready(num_groups)
         for scored in groups:
+            self.buffer.remove_ready(scored.group.prompt.id)
             self.ledger.move(scored.group.prompt.id, State.trained)
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
         self._rejected_before = self.ledger.count(State.rejected)
         self._dropped_before = self.ledger.count(State.dropped)
-        return groups
 
     def save(self) -> Plain:
         """Return buffer, ledger and length bias as plain data; only between steps."""

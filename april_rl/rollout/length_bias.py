@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from april_rl.types import ScoredGroup
 
 # More steps than a group may live, so that the longest responses in the window are known.
 _WINDOW_STEPS = 20
+_FEWEST_BATCHES = 10  # of which a variance is given
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +40,9 @@ class _Step:
     num_trained: int = 0  # samples
     trained_reward: float = 0.0
     trained_tokens: int = 0
+    # Of each trained group, the mean of its samples: response tokens, and rewards.
+    group_lengths: list[float] = field(default_factory=list)
+    group_rewards: list[float] = field(default_factory=list)
     # All lengths in `opened`: millions with hundreds of engines, and every step reads them.
     lengths: array[int] = field(init=False)
 
@@ -89,6 +94,8 @@ class LengthBias:
         for scored in groups:
             step.num_trained += len(scored.rewards)
             step.trained_reward += sum(scored.rewards)
+            step.group_lengths.append(fmean(s.num_tokens for s in scored.group.samples))
+            step.group_rewards.append(fmean(scored.rewards))
 
     def metrics(self, buffer: Buffer) -> Metrics:
         """Return `length_bias/*` over the window; `buffer` holds the open groups.
@@ -103,6 +110,10 @@ class LengthBias:
 
         Without a filter each pair agrees unless something is biased, except in the first steps. A
         filter selects by reward, so with one they differ by that selection.
+
+        `dispersion`: how much the mean response length of a batch varies from step to step, as a
+        multiple of what batches drawn at random from all trained groups would (`dispersion`);
+        `reward_dispersion`: the same of the mean reward.
         """
         window = {id(step) for step in self._steps}
         before = [id_ for id_, step in self._opened_in.items() if id(step) not in window]
@@ -122,6 +133,10 @@ class LengthBias:
                 ),
                 "trained_reward_mean": Mean(
                     sum(step.trained_reward for step in self._steps), num_trained
+                ),
+                "dispersion": _mean(dispersion([step.group_lengths for step in self._steps])),
+                "reward_dispersion": _mean(
+                    dispersion([step.group_rewards for step in self._steps])
                 ),
             }
         )
@@ -153,6 +168,26 @@ def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
     survival = np.cumprod(1 - num_ended / at_risk)
     edges = np.concatenate([[0.0], ends, [longest]])
     return float((np.concatenate([[1.0], survival]) * np.diff(edges)).sum())
+
+
+def dispersion(batches: Sequence[Sequence[float]]) -> float | None:
+    """Return the variance of the batches' means, divided by what it is expected to be if every
+    batch were drawn at random: the variance of all values over the size of a batch. 1 is a random
+    draw. None with too few batches to tell, or when all values are equal.
+    """
+    filled = [np.asarray(batch, float) for batch in batches if batch]
+    if len(filled) < _FEWEST_BATCHES:
+        return None
+    values = np.concatenate(filled)
+    size = len(values) / len(filled)
+    expected = values.var(ddof=1) / size
+    if expected == 0:
+        return None
+    return float(np.var([batch.mean() for batch in filled], ddof=1) / expected)
+
+
+def _mean(value: float | None) -> Mean:
+    return Mean(0.0, 0.0) if value is None else Mean(value, 1.0)
 
 
 def _counted(lengths: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -13,6 +13,9 @@ from april_rl.rollout.stats import StepStats
 from april_rl.rollout.stop_rule import is_reached, must_wait, nothing_to_train
 from april_rl.types import Score
 
+# With fewer, long groups wait in so many places that slots stay empty (docs/experiments.md).
+_FEWEST_ALIVE, _FEWEST_BATCHES_ALIVE = 40, 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRules:
@@ -29,12 +32,18 @@ class StepRules:
     tick_timeout_s: float
     deterministic: bool  # wait for all scores before continuing
 
-    @property
-    def max_alive(self) -> int:
-        """Return how many groups may be open or ready: more could not be trained within the
-        staleness cap. It also keeps a slow reward from letting a run open prompts without end.
+    def max_alive(self, num_slots: int) -> int:
+        """Return how many groups may be open or ready: half of what can be trained within the
+        staleness cap, or what keeps `num_slots` samples in flight if that is more.
+
+        With more, steps would take turns: one waits for groups that are due while others become
+        ready, and the next ones train those at once, short responses all. It also keeps a slow
+        reward from letting a run open prompts without end.
         """
-        return self.num_groups * (self.max_staleness + 1)
+        most = self.num_groups * (self.max_staleness + 1)
+        needed = num_slots // self.group_size + self.num_groups
+        fewest = max(_FEWEST_ALIVE, _FEWEST_BATCHES_ALIVE * self.num_groups)
+        return min(most, max(most // 2, needed, fewest))
 
 
 class Step:
@@ -147,7 +156,7 @@ class Step:
         buffer, rules = self._groups.buffer, self._rules
         return (
             self._may_open
-            and buffer.num_open + buffer.num_ready < rules.max_alive
+            and buffer.num_open + buffer.num_ready < rules.max_alive(self._stats.num_slots)
             and buffer.num_ready < rules.num_groups
             and not is_reached(rules.max_rejected_groups, self._stats)
         )

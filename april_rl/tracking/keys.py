@@ -213,6 +213,8 @@ _OTHERS = (
             "trained_tokens_mean | tokens | mean length of the samples trained in the same steps",
             "scored_reward_mean | reward | mean reward of the groups scored in the same steps",
             "trained_reward_mean | reward | mean reward of the samples trained in the same steps",
+            "dispersion | ratio | how much the mean length of a batch varies; 1: like random draws",
+            "reward_dispersion | ratio | the same of the mean reward of a batch",
         ),
     ),
     *_stage(

@@ -83,6 +83,7 @@ SECTIONS = (
             Panel(
                 "reward bias", _under("length_bias", "scored_reward_mean", "trained_reward_mean")
             ),
+            Panel("dispersion", _under("length_bias", "dispersion", "reward_dispersion")),
         ),
     ),
     PanelSection(

@@ -1,0 +1,126 @@
+"""Which ready groups a step trains: none too late, and otherwise as if drawn at random."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from april_rl.rollout.batch_draw import draw_batch
+from april_rl.rollout.length_bias import dispersion
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.simulator.presets import PRESETS
+from april_rl.simulator.simulation import Scenario, simulate
+from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+
+CAP, NOW, N = 3, 10, 4
+
+
+def group(prompt_id: int, *, version: int) -> ScoredGroup:
+    """A ready group of one sample whose tokens are of `version`."""
+    prompt = Prompt(id=prompt_id, token_ids=(1,), text="", answer="", source="")
+    sample_id = SampleId(prompt_id, 0)
+    completion = Completion(
+        sample_id=sample_id,
+        start=0,
+        token_ids=(2,),
+        logprobs=(-1.0,),
+        policy_version=version,
+        context_version=version,
+        finish_reason="stop",
+    )
+    sample = Sample(prompt, 0, (completion,))
+    return ScoredGroup(group=Group(prompt=prompt, samples=(sample,)), rewards=(0.0,))
+
+
+def drawn(ready: list[ScoredGroup], open_versions: Counter[int], *, seed: int = 0) -> list[int]:
+    """The prompt ids of the batch at version NOW."""
+    batch = draw_batch(
+        ready,
+        open_versions,
+        num_groups=N,
+        max_staleness=CAP,
+        policy_version=NOW,
+        seed=seed,
+    )
+    return [scored.group.prompt.id for scored in batch]
+
+
+@given(
+    st.lists(st.integers(NOW - CAP, NOW), max_size=20),
+    st.lists(st.integers(NOW - CAP, NOW), max_size=10),
+)
+def test_what_later_steps_cannot_train_in_time_is_trained_now(ready_versions, open_versions):
+    """As far as a batch holds. Fails when a due group waits though one that is not is trained."""
+    ready = [group(i, version=v) for i, v in enumerate(sorted(ready_versions))]
+    opened = Counter(open_versions)
+    chosen = drawn(ready, opened)
+    assert len(chosen) == min(N, len(ready))
+    assert chosen == sorted(chosen)
+    for left in range(CAP + 1):
+        latest = NOW - CAP + left
+        early = {scored.group.prompt.id for scored in ready if _version(scored) <= latest}
+        waiting = len(early - set(chosen)) + sum(opened[v] for v in opened if v <= latest)
+        if waiting > left * N:
+            assert set(chosen) <= early or not early - set(chosen)
+
+
+def _version(scored: ScoredGroup) -> int:
+    assert scored.group.oldest_version is not None
+    return scored.group.oldest_version
+
+
+def test_the_others_are_drawn_by_lot():
+    """Each as often. Fails when the oldest are preferred, or the lot ignores the seed."""
+    ready = [group(i, version=NOW) for i in range(8)]
+    counts = Counter(i for seed in range(800) for i in drawn(ready, Counter(), seed=seed))
+    assert drawn(ready, Counter(), seed=5) == drawn(ready, Counter(), seed=5)
+    assert sum(counts.values()) == 800 * N
+    assert all(340 < counts[i] < 460 for i in range(8))  # 400 expected, 14 is one sigma
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_batches_of_a_run_are_nearly_like_random_draws(alpha):
+    """By the variance of their mean lengths, where 1 is a random draw. It is above 4 when a step
+    trains the oldest ready groups, and as many are open as the staleness cap allows.
+    """
+    scenario = Scenario(
+        cost=PRESETS["h100_qwen3_4b"].cost,
+        law=Lognormal(median_tokens=64, sigma=1.0, correlation=0.6),
+        num_groups=16,
+        group_size=8,
+        max_response_tokens=640,
+        prompt_tokens=64,
+        max_staleness=5,
+    )
+    batches: list[list[float]] = []
+    simulate(
+        scenario,
+        over_sampling=FixedFactor(alpha),
+        refill=True,
+        num_steps=80,
+        warmup_steps=20,
+        on_step=lambda _, collected: batches.append([*map(mean_length, collected.groups)]),
+    )
+    found = dispersion(batches[20:])
+    assert found is not None
+    assert found < 1.8
+
+
+def mean_length(scored: ScoredGroup) -> float:
+    return float(np.mean([sample.num_tokens for sample in scored.group.samples]))
+
+
+def test_dispersion_is_one_for_random_batches_and_counts_what_varies_together():
+    """Fails when the variance of the values is not divided by the size of a batch."""
+    values = np.random.default_rng(0).lognormal(3, 1, (400, 16))
+    random = dispersion(values.tolist())
+    assert random == pytest.approx(1, abs=0.2)
+    alike = dispersion(np.sort(values.ravel()).reshape(400, 16).tolist())
+    assert alike == pytest.approx(16, rel=0.1)
+    assert dispersion(values[:9].tolist()) is None
+    assert dispersion([[1.0, 1.0]] * 20) is None
