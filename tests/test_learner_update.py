@@ -241,6 +241,10 @@ def test_a_step_that_is_not_finite_is_named_and_not_made(path, advantage, named)
     with pytest.raises(NonFiniteError, match=f"the {named} is"):
         learner.update([pack_minibatch([examples])])
     assert are_equal(before, weights_of(learner))
+    other, good = make_learner(path), [pack_minibatch([make_examples(path, noise=0.0, age=0)])]
+    metrics = [each.update(good).read() for each in (learner, other)]
+    assert metrics[0] == metrics[1], "the next update is as if there had been none before"
+    assert are_equal(weights_of(learner), weights_of(other))
 
 
 def test_the_learning_rate_rises_then_follows_its_schedule(path):

@@ -138,9 +138,16 @@ class KillAnywhere:
         for process in left:
             self._fail(f"left behind: {process.pid} {_name(process)}")
             process.kill()
-        for name in sorted(set(os.listdir(_SHARED)) - self._shared - _mapped()):
+        # Those of other programs may be in the middle of their beginning or end.
+        while (names := self._unused_names()) and time.monotonic() < deadline:
+            time.sleep(1.0)
+        for name in sorted(names):
             self._fail(f"left behind: {_SHARED}/{name}")
         self._shared |= set(os.listdir(_SHARED))
+
+    def _unused_names(self) -> set[str]:
+        """Return the names in shared memory that came with this life and that nobody has open."""
+        return set(os.listdir(_SHARED)) - self._shared - _mapped()
 
     def _check_checkpoints(self) -> None:
         for one in saved(self.run_dir / "checkpoints"):

@@ -32,7 +32,8 @@ def write_state(state: Plain, folder: Path, name: str) -> None:
     """Write `state` as `name`.json and `name`.safetensors into `folder`."""
     columns: dict[str, list[array[Any]]] = {column: [] for column in _TYPECODES}
     sizes = dict.fromkeys(columns, 0)
-    text = json.dumps(_without_arrays(state, columns, sizes), allow_nan=False)
+    # A metric of a step that was stopped may be infinite: Python writes and reads Infinity.
+    text = json.dumps(_without_arrays(state, columns, sizes))
     (folder / f"{name}.json").write_text(text, encoding="utf-8")
     save_file(
         {column: _joined(parts, column) for column, parts in columns.items()},

@@ -67,6 +67,8 @@ class TrainerConfig:
     num_minibatches: int = 1  # optimizer steps for each batch
     # hours after which the run writes a checkpoint and ends, counted from each start; 0: no limit
     max_hours: float = 0.0
+    # steps in a row whose loss or gradient is not finite: they are skipped, the last ends the run
+    max_bad_steps: int = 3
 
     def __post_init__(self) -> None:
         at_least(
@@ -75,6 +77,7 @@ class TrainerConfig:
             num_steps=self.num_steps,
             num_groups=self.num_groups,
             num_minibatches=self.num_minibatches,
+            max_bad_steps=self.max_bad_steps,
         )
         at_least("trainer", 0, max_hours=self.max_hours)
         require(

@@ -133,14 +133,13 @@ class Learner:
         return sum(parameter.numel() for parameter in self._policy.trained())
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
-        """Make one optimizer step a minibatch; this rank's metrics, to be merged over ranks.
-
+        """Make one optimizer step a minibatch; return this rank's metrics, to be merged over ranks.
         A collective; all ranks have the same number of micro-batches in each minibatch. The loss is
-        the objective's, over the tokens of all ranks.
-        Raises, with weights untouched by the step it concerns: MismatchError before the first step
-        when engine and learner are several times `max_mismatch` apart on tokens of age 0, and
-        NonFiniteError when a loss or a gradient norm is not finite.
+        the objective's, over the tokens of all ranks. Raises, with weights untouched by the step it
+        concerns: MismatchError before the first step when engine and learner are several times
+        `max_mismatch` apart on tokens of age 0; NonFiniteError for a loss or gradient norm.
         """
+        self._num_updates += 1
         self._masters.reload()
         rows = [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
         mismatch = Mismatch(device=self._device)
@@ -156,10 +155,9 @@ class Learner:
                 mismatch.check(
                     self._max_mismatch,
                     model_type=self._policy.model_type,
-                    has_synced=self._num_updates > 0,
+                    has_synced=self._num_updates > 1,
                 )
             steps.append(self._step(done.loss))
-        self._num_updates += 1
         self._optimizer.zero_grad()
         return_cached_memory(self._device)
         return merge([*steps, statistics.metrics(), mismatch.metrics()])
@@ -289,8 +287,10 @@ class Learner:
                 "step's rewards and advantages, and at mismatch/ and loss/ of the steps before"
             )
         self._moments.reload()
-        report = self._optimizer.step()
-        self._moments.offload()  # the next minibatch needs their room for its activations
+        try:
+            report = self._optimizer.step()
+        finally:
+            self._moments.offload()  # the next minibatch needs their room for its activations
         return Metrics(
             {
                 "loss/total": total.item(),

@@ -38,7 +38,8 @@ class MismatchWarning:
         return (
             f"warning: engine and learner disagree by {mean:.3g} nats on average about tokens of "
             f"the same weights, more than learner.max_mismatch={self._max_mismatch:g}; at "
-            f"{END_FACTOR:g} times it, {END_FACTOR * self._max_mismatch:g}, the run ends"
+            f"{END_FACTOR:g} times it, {END_FACTOR * self._max_mismatch:g}, the step is "
+            "skipped and the weights are synced again"
         )
 
 
@@ -78,7 +79,7 @@ class Mismatch:
             f"engine and learner disagree by {mean:.4g} nats on average (largest "
             f"{largest.item():.4g}, over {count:.0f} tokens) about tokens sampled with the weights "
             f"the learner has now; the limit is {END_FACTOR:g} times learner.max_mismatch = "
-            f"{max_mismatch:g}. No step was made. About 0.01 is rounding, NaN means that one of "
+            f"{max_mismatch:g}. About 0.01 is rounding, NaN means that one of "
             f"them has no numbers. {_causes(model_type, has_synced=has_synced)} Raise the limit "
             "only when the difference is precision"
         )

@@ -93,6 +93,7 @@ SECTIONS = (
             Panel("entropy", ("loss/entropy",)),
             Panel("gradient norm", ("loss/grad_norm",)),
             Panel("learning rate", ("loss/lr",)),
+            Panel("skipped steps", ("loss/bad_step",)),
             Panel("KL", _under("loss", "behaviour_kl", "reference_kl")),
             Panel("ratio", _under("loss", "ratio_mean", "is_weight_mean", "age_weight_mean")),
             Panel("largest ratio", ("loss/ratio_max",)),

@@ -1,0 +1,102 @@
+"""The update of each step, and what a run does when its numbers have gone bad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from april_rl.batch.packing import Batch
+from april_rl.config import TrainConfig
+from april_rl.learner.mismatch import MEAN, MismatchError, MismatchWarning
+from april_rl.learner.optimizer import NonFiniteError
+from april_rl.metrics import Metrics
+from april_rl.tracking.samples_file import SampleRecord, write_samples
+
+BAD_STEP = "loss/bad_step"
+
+
+class Learners(Protocol):
+    """The workers, as far as an update concerns them."""
+
+    def update(self, batch: Batch) -> Metrics:
+        """Take the optimizer steps of a batch. Raise NonFiniteError or MismatchError with the
+        weights as they were before the step that failed.
+        """
+
+
+class Updates:
+    """The updates of a run.
+
+    A step whose loss or gradient is not finite is skipped: the weights stay, its groups are written
+    to a file, and they count as trained, for they are not trained again. So is a step whose tokens
+    engine and learner disagree about; the weight sync that follows may cure that.
+    """
+
+    def __init__(
+        self,
+        learners: Learners,
+        config: TrainConfig,
+        *,
+        folder: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        """`folder` gets the groups of skipped steps; `tell` gets one line for each such step."""
+        self._learners, self._max_bad_steps = learners, config.trainer.max_bad_steps
+        self._folder, self._tell = folder, tell
+        self._warning = MismatchWarning(config.learner.max_mismatch)
+        self._num_bad = 0  # non-finite steps in a row
+        self._disagreed_in = 0  # the step, until engine and learner have been compared again
+
+    def make(
+        self, batch: Batch, *, step: int, records: Callable[[], Iterable[SampleRecord]]
+    ) -> Metrics:
+        """Take the optimizer steps of a batch, or skip them; return the update's metrics. `records`
+        makes what is written of the batch if it is skipped.
+
+        Raise NonFiniteError after too many such steps in a row, and MismatchError when another
+        weight sync did not help.
+        """
+        try:
+            update = self._learners.update(batch)
+        except NonFiniteError as error:
+            self._skip_non_finite(error, step, self._written(step, records()))
+            return Metrics({BAD_STEP: 1.0})
+        except MismatchError as error:
+            self._skip_mismatch(error, step, self._written(step, records()))
+            return Metrics({BAD_STEP: 1.0})
+        self._num_bad = 0
+        if MEAN in update:
+            self._disagreed_in = 0
+        warning = self._warning.of(update)
+        if warning is not None:
+            self._tell(warning)
+        return Metrics({**update, BAD_STEP: 0.0})
+
+    def _skip_non_finite(self, error: NonFiniteError, step: int, groups: str) -> None:
+        self._num_bad += 1
+        if self._num_bad >= self._max_bad_steps:
+            raise NonFiniteError(
+                f"{error}. {groups}. {self._num_bad} steps in a row were skipped "
+                "(trainer.max_bad_steps)"
+            ) from error
+        self._tell(f"step {step} is skipped: {error}. {groups}")
+
+    def _skip_mismatch(self, error: MismatchError, step: int, groups: str) -> None:
+        if self._disagreed_in:
+            raise MismatchError(
+                f"{error}. {groups}. The weights were synced again after step "
+                f"{self._disagreed_in}, which did not help"
+            ) from error
+        self._disagreed_in = step
+        self._tell(
+            f"step {step} is skipped: {error}. {groups}. The weights are synced again; the run "
+            "ends if that does not help"
+        )
+
+    def _written(self, step: int, records: Iterable[SampleRecord]) -> str:
+        """Write the groups of a skipped step; return where they are, or why they are not."""
+        try:
+            return f"Its groups are in {write_samples(self._folder, step, records)}"
+        except OSError as error:
+            return f"Its groups could not be written: {error}"
