@@ -137,7 +137,7 @@ class Learner:
         A collective; all ranks have the same number of micro-batches in each minibatch. The loss is
         the objective's, over the tokens of all ranks. Raises, with weights untouched by the step it
         concerns: MismatchError before the first step when engine and learner are several times
-        `max_mismatch` apart on tokens of age 0; NonFiniteError for a loss or gradient norm.
+        `max_mismatch` apart on fresh tokens, NonFiniteError when a loss or gradient is not finite.
         """
         self._num_updates += 1
         self._masters.reload()
