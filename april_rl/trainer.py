@@ -72,8 +72,7 @@ class Trainer:
             self.collector, self.workers = self._parts.collector, self._parts.workers
             self.packer, self.tracker = self._parts.packer, self._parts.tracker
             self._checkpointer = self._parts.checkpointer
-            tell, folder = self.tracker.message, run_dir / "bad_steps"
-            self._updates = Updates(self.workers, config, folder=folder, tell=tell)
+            self._updates = Updates(self.workers, config, run_dir, tell=self.tracker.message)
             if resumed is not None:
                 self._restore(resumed)
             self._exits = stack.pop_all()
@@ -284,7 +283,7 @@ class Trainer:
         self.collector.settle_scores()
         self._counted = merge([self._counted, self._parts.rewards.metrics()])
         self._evaluated = self._version
-        return evaluate_all(
+        metrics = evaluate_all(
             self._parts.held_out.values(),
             self._parts.evaluator,
             decode=self._parts.tokenizer.decode,
@@ -292,6 +291,8 @@ class Trainer:
             policy_version=self._version,
             show=self._show,
         )
+        self._checkpointer.evaluated(self._version, metrics)
+        return metrics
 
     def _export(self) -> float:
         """Write the policy as a Hugging Face folder; returns the seconds it took."""

@@ -37,13 +37,13 @@ class Updates:
         self,
         learners: Learners,
         config: TrainConfig,
+        run_dir: Path,
         *,
-        folder: Path,
         tell: Callable[[str], None],
     ) -> None:
-        """`folder` gets the groups of skipped steps; `tell` gets one line for each such step."""
+        """`run_dir`/bad_steps gets the groups of skipped steps; `tell` gets one line for each."""
         self._learners, self._max_bad_steps = learners, config.trainer.max_bad_steps
-        self._folder, self._tell = folder, tell
+        self._folder, self._tell = run_dir / "bad_steps", tell
         self._warning = MismatchWarning(config.learner.max_mismatch)
         self._num_bad = 0  # non-finite steps in a row
         self._disagreed_in = 0  # the step, until engine and learner have been compared again

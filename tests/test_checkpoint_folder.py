@@ -84,12 +84,13 @@ def test_latest_that_leads_elsewhere_is_not_followed(tmp_path):
     assert latest(tmp_path / "run") == good
 
 
-def test_old_checkpoints_go_and_chosen_ones_stay(tmp_path):
+def test_old_checkpoints_go_and_the_best_stay(tmp_path):
     """Fails when the count is off by one, or the newest go."""
-    for step in (1, 2, 10, 20):
-        write(tmp_path, step)
-    assert [one.step for one in prune(tmp_path, keep_last=2, keep={1})] == [2]
+    for step, score in ((1, 0.5), (2, 0.25), (3, None), (10, 0.75), (20, None)):
+        write(tmp_path, step, **({} if score is None else {"score": score}))
+    assert [one.step for one in prune(tmp_path, keep_last=2, keep_best=2)] == [2, 3]
     assert [one.step for one in saved(tmp_path)] == [1, 10, 20]
+    assert [one.step for one in prune(tmp_path, keep_last=1, keep_best=1)] == [1]
 
 
 def test_a_file_that_only_the_workers_machine_has_is_said(tmp_path):

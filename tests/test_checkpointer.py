@@ -8,9 +8,10 @@ import pytest
 
 from april_rl.checkpointing.checkpointer import Checkpointer, Written
 from april_rl.checkpointing.folder import latest, saved
-from april_rl.checkpointing.manifest import record, verify
+from april_rl.checkpointing.manifest import read_manifest, record, verify
 from april_rl.checkpointing.resume import load
 from april_rl.config.checkpoint import CheckpointConfig
+from april_rl.metrics import Metrics
 
 
 class Workers:
@@ -137,6 +138,18 @@ def test_old_checkpoints_are_removed(setup):
     for step in range(1, 5):
         run.save(step)
     assert [one.step for one in saved(run.root)] == [3, 4]
+
+
+def test_the_best_checkpoints_stay_by_what_was_measured_at_their_step(setup):
+    """Fails when a score is that of another step, or another run's rule."""
+    metric = "eval/held_out/avg_at_k"
+    run = setup(keep_last=1, keep_best=2, best_metric=metric)
+    for step, score in enumerate((0.2, 0.9, 0.5, 0.7, None, 0.1), start=1):
+        if score is not None:
+            run.checkpointer.evaluated(step, Metrics({metric: score}))
+        run.save(step)
+    assert [one.step for one in saved(run.root)] == [2, 4, 6]
+    assert read_manifest(run.root / "step_4").about["score"] == 0.7
 
 
 def test_a_worker_whose_disk_is_full_costs_this_checkpoint_only(setup):

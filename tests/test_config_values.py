@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 
 import pytest
-from test_config import SECTIONS, load
+from test_config import SECTIONS, load, refusal
 
 from april_rl.config import TrainConfig
 from april_rl.config.store import ConfigError
@@ -111,3 +111,21 @@ SOURCES = (
 def test_reward_functions_that_miss_a_data_set_are_refused(overrides, message) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         load(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["checkpoint.keep_best=2"], "checkpoint.keep_best and checkpoint.best_metric go together"),
+        (
+            ["checkpoint.keep_best=2", "checkpoint.best_metric=eval/helt_out/avg_at_k"],
+            "eval/helt_out/avg_at_k is not measured; there are: eval/held_out/avg_at_k",
+        ),
+        (["trainer.max_bad_steps=0"], "trainer.max_bad_steps must be >= 1, got 0"),
+    ],
+)
+def test_a_metric_that_no_evaluation_measures_keeps_no_checkpoints(
+    overrides: list[str], message: str
+) -> None:
+    """Fails when the run finds out after hours that it kept none of the best."""
+    assert message in refusal("+recipe=tiny_cpu", *overrides)

@@ -180,7 +180,11 @@ def _checkpointer(
         config.checkpoint,
         workers=workers,
         config_text=config_text(plain),
-        about={**about, "num_steps": config.trainer.num_steps},
+        about={
+            **about,
+            "num_steps": config.trainer.num_steps,
+            "best_metric": config.checkpoint.best_metric,
+        },
         tell=tell,
     )
 

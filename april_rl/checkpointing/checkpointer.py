@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from safetensors import SafetensorError
 
 from april_rl.checkpointing.columns import Plain, write_state
-from april_rl.checkpointing.folder import begin, commit, discard, latest, prune
+from april_rl.checkpointing.folder import SCORE, begin, commit, discard, latest, prune
 from april_rl.checkpointing.manifest import CheckpointError, FileRecord
 from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.metrics import Metrics, Sum
@@ -82,6 +82,12 @@ class Checkpointer:
         self._last_s = clock()  # when one was begun last
         self._has_failed = False  # the last one
         self._metrics = Metrics()
+        self._scored_step, self._score = -1, 0.0
+
+    def evaluated(self, step: int, metrics: Metrics) -> None:
+        """Remember how good the policy of `step` is, if the best checkpoints are kept."""
+        if self._config.best_metric in metrics:
+            self._scored_step, self._score = step, metrics.number(self._config.best_metric)
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint should be written after `step`."""
@@ -117,8 +123,9 @@ class Checkpointer:
             target=_write, args=(state, partial, errors), name="checkpoint", daemon=True
         )
         thread.start()
+        score = {SCORE: self._score} if step == self._scored_step else {}
         self._under_way = _UnderWay(
-            step, partial, {**self._about, **about}, started, thread, errors
+            step, partial, {**self._about, **about, **score}, started, thread, errors
         )
         return self._clock() - started
 
@@ -153,12 +160,13 @@ class Checkpointer:
 
     def _commit(self, under_way: _UnderWay, written: Written) -> list[str]:
         """Make the checkpoint appear; returns why it could not."""
+        config = self._config
         records = {f"{LEARNER}/{name}": of for name, of in written.records.items()}
         try:
             path = commit(
                 under_way.partial, step=under_way.step, about=under_way.about, records=records
             )
-            prune(self._root, keep_last=self._config.keep_last, keep=set())
+            prune(self._root, keep_last=config.keep_last, keep_best=config.keep_best)
         except (OSError, CheckpointError) as error:
             return [str(error)]
         write_s = self._clock() - under_way.started

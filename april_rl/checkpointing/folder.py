@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,7 @@ from april_rl.checkpointing.manifest import (
 )
 
 LATEST = "latest"  # a file with the name of the last checkpoint
+SCORE = "score"  # in a manifest: the value of checkpoint.best_metric at the step
 _PREFIX, _PARTIAL, _REMOVED = "step_", ".partial", ".removed"
 
 
@@ -123,15 +125,27 @@ def latest(root: Path) -> Path | None:
     return None
 
 
-def prune(root: Path, *, keep_last: int, keep: set[int]) -> list[Saved]:
-    """Remove all but the `keep_last` newest checkpoints and those of the steps in `keep`; returns
-    what was removed.
+def prune(root: Path, *, keep_last: int, keep_best: int) -> list[Saved]:
+    """Remove all but the `keep_last` newest checkpoints and the `keep_best` with the highest score;
+    return what was removed.
     """
     found = saved(root)
-    removed = [one for one in found[: max(0, len(found) - keep_last)] if one.step not in keep]
+    best = best_of(found)[:keep_best]
+    removed = [one for one in found[: max(0, len(found) - keep_last)] if one not in best]
     for one in removed:
         _remove(one.path)
     return removed
+
+
+def best_of(found: Iterable[Saved]) -> list[Saved]:
+    """Return the checkpoints that have a score, the highest first; of equal ones the later."""
+    scored = []
+    for one in found:
+        with suppress(CheckpointError):
+            score = read_manifest(one.path).about.get(SCORE)
+            if score is not None:
+                scored.append((float(score), one))
+    return [one for _, one in sorted(scored, reverse=True)]
 
 
 def sync(path: Path) -> None:

@@ -11,24 +11,27 @@ from typing import Any
 SUMMARY = "look into a run's checkpoints, check their files, remove old ones"
 
 _USAGE = """usage: python -m april_rl checkpoint show|verify PATH
-       python -m april_rl checkpoint list|prune RUN [keep_last=N]
+       python -m april_rl checkpoint list RUN
+       python -m april_rl checkpoint prune RUN [keep_last=N] [keep_best=N]
 
   show     step, ledger, groups by state and age, sizes, and what is needed to go on
   verify   every file against the size and the hash in manifest.json
   list     all checkpoints of a run, the oldest first
-  prune    remove all but the newest N (2 unless keep_last=N is given)
+  prune    remove all but the newest (2 unless keep_last=N is given) and the best (0 unless
+           keep_best=N is given) by the metric checkpoint.best_metric
 
 PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last checkpoint is used. A
 run goes on with: python -m april_rl.train ... resume=PATH"""
 
-_KEEP = "keep_last="
+_KEEP = {"keep_last": 2, "keep_best": 0}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run what `arguments` name and return the exit status."""
     actions = {"show": _show, "verify": _verify, "list": _list}
-    paths = [a for a in arguments[1:] if not a.startswith(_KEEP)]
-    kept = [a.removeprefix(_KEEP) for a in arguments[1:] if a.startswith(_KEEP)]
+    given = [a.partition("=") for a in arguments[1:]]
+    paths = [a for a, (key, _, _) in zip(arguments[1:], given, strict=True) if key not in _KEEP]
+    kept = {key: value for key, _, value in given if key in _KEEP}
     wanted = arguments[0] if arguments else ""
     if wanted in ("", "-h", "--help"):
         print(_USAGE)
@@ -39,14 +42,16 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    if kept and not (kept[-1].isdecimal() and int(kept[-1]) > 0):
-        print(f"error: keep_last must be a number >= 1, got {kept[-1]}", file=sys.stderr)
-        return 2
+    for key, value in kept.items():
+        fewest = 1 if key == "keep_last" else 0
+        if not (value.isdecimal() and int(value) >= fewest):
+            print(f"error: {key} must be a number >= {fewest}, got {value}", file=sys.stderr)
+            return 2
     from april_rl.errors import RunError
 
     try:
         if wanted == "prune":
-            _prune(Path(paths[0]), keep_last=int(kept[-1]) if kept else 2)
+            _prune(Path(paths[0]), **(_KEEP | {key: int(value) for key, value in kept.items()}))
         else:
             actions[wanted](Path(paths[0]))
     except (RunError, OSError) as error:
@@ -111,7 +116,7 @@ def _verify(path: Path) -> None:
 
 
 def _list(path: Path) -> None:
-    from april_rl.checkpointing.folder import latest, saved
+    from april_rl.checkpointing.folder import SCORE, latest, saved
     from april_rl.checkpointing.manifest import CheckpointError, read_manifest
 
     root = _root(path)
@@ -124,13 +129,15 @@ def _list(path: Path) -> None:
             continue
         size = sum(of.bytes for of in manifest.files.values()) / 2**20
         mark = "  latest" if one.path == last else ""
+        if SCORE in manifest.about:
+            mark += f"  {manifest.about['best_metric']} {manifest.about[SCORE]:.3f}"
         print(f"{one.path}  {manifest.created}  {size:.1f} MiB{mark}")
 
 
-def _prune(path: Path, *, keep_last: int) -> None:
+def _prune(path: Path, *, keep_last: int, keep_best: int) -> None:
     from april_rl.checkpointing.folder import prune
 
-    for one in prune(_root(path), keep_last=keep_last, keep=set()):
+    for one in prune(_root(path), keep_last=keep_last, keep_best=keep_best):
         print(f"removed {one.path}")
 
 

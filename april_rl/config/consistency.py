@@ -112,8 +112,13 @@ def _check_lengths(config: TrainConfig) -> None:
     )
 
 
+_ESTIMATES = ("avg_at_k", "pass_at_k", "maj_at_k")
+
+
 def _check_evaluation(config: TrainConfig) -> None:
-    """Check that evaluation.function is one of the reward's functions."""
+    """Check that evaluation.function is one of the reward's functions, and that the metric of the
+    best checkpoints is measured.
+    """
     name, functions = config.evaluation.function, config.reward.functions
     require(
         name is None or bool(functions),
@@ -122,6 +127,13 @@ def _check_evaluation(config: TrainConfig) -> None:
     require(
         name is None or name in functions,
         f"evaluation.function={name} is not a name in reward.functions ({', '.join(functions)})",
+    )
+    metric = config.checkpoint.best_metric
+    known = [f"eval/{key}/{one}" for key in config.evaluation.sets for one in _ESTIMATES]
+    require(
+        not metric or metric in known,
+        f"checkpoint.best_metric={metric} is not measured; there are: {', '.join(known) or 'none'} "
+        "(evaluation.sets)",
     )
 
 
