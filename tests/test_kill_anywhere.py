@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import environment
+from command_line import environment, write_task
 from source_tree import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -17,7 +17,17 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(tmp_pa
     """Fails when a checkpoint is half written, a step is there twice, a prompt is lost or trained
     twice, or a process stays.
     """
+    task = write_task(tmp_path)
     args = ["--kills", str(num_kills), "--seed", "3", "--output", str(tmp_path / "killed")]
+    args += [
+        "~evaluation.sets.held_out",  # a model of its own takes less time than the tiny task's
+        f"model.path={task / 'model'}",
+        f"data.path={task / 'sums.jsonl'}",
+        "data.template=plain",
+        "reward.function=reward_functions:even_length",
+        "trainer.num_groups=4",
+        "rollout.group_size=4",
+    ]
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "kill_anywhere.py"), *args],
         capture_output=True,

@@ -1,6 +1,6 @@
 """Ends real runs with SIGKILL at random moments, resumes them, and checks that nothing is lost.
 
-    python tools/kill_anywhere.py --kills 50 --seed 7 [--output FOLDER]
+    python tools/kill_anywhere.py --kills 50 --seed 7 [--output FOLDER] [key=value ...]
 
 The run is the tiny recipe: real Ray, vLLM and FSDP2, a checkpoint after every step. Each life
 begins with resume=auto and ends with SIGKILL to the controller or to the worker: while it starts,
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -42,9 +43,10 @@ _LIFE_S = 600.0  # a life that has not made a step by then hangs
 class KillAnywhere:
     """One run, its lives, and what was wrong with it."""
 
-    def __init__(self, folder: Path, *, kills: int, seed: int) -> None:
-        """Use the run directory `folder` / run."""
+    def __init__(self, folder: Path, given: Sequence[str], *, kills: int, seed: int) -> None:
+        """Use the run directory `folder` / run, and the settings `given` as key=value."""
         self.run_dir, self.failures = folder / "run", list[str]()
+        self._given = given
         self._random, self._kills = random.Random(seed), kills
         self._num_steps = kills * _STEPS_PER_KILL + 2
         self._log = folder / "output.txt"
@@ -87,7 +89,7 @@ class KillAnywhere:
         args = [sys.executable, "-m", "april_rl.train", "+recipe=tiny_cpu"]
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [*args, *(f"{key}={value}" for key, value in settings.items())],
+                [*args, *(f"{key}={value}" for key, value in settings.items()), *self._given],
                 env={**os.environ, _MARK: str(self.run_dir)},
                 stdout=log,
                 stderr=log,
@@ -228,11 +230,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="keep the run here")
+    parser.add_argument("settings", nargs="*", help="key=value, beside those of the tiny recipe")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         output = (args.output or Path(folder)).resolve()
         output.mkdir(parents=True, exist_ok=True)
-        test = KillAnywhere(output, kills=args.kills, seed=args.seed)
+        test = KillAnywhere(output, args.settings, kills=args.kills, seed=args.seed)
         test.go()
     print(f"{args.kills} kills, seed {args.seed}: {len(test.failures)} checks failed")
     return 1 if test.failures else 0
