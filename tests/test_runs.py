@@ -4,6 +4,8 @@ setting shows in what only it leaves behind; test_runs_soak.py combines all of t
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from equal_runs import check_equal
 from safetensors.torch import load_file
 from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
 
+from april_rl.checkpointing.checkpointer import STATE
+from april_rl.checkpointing.columns import read_state
 from april_rl.checkpointing.manifest import read_manifest
 from april_rl.commands import checkpoint
 from april_rl.tracking.keys import matches, missing, undescribed
@@ -213,12 +217,19 @@ def test_adapters_are_written_beside_the_weights_they_are_merged_into(two_worker
         torch.testing.assert_close(weight.float(), expected, atol=1e-4, rtol=2e-2)
 
 
-def test_a_learned_over_sampling_factor_moves_and_says_why(two_workers, together):
-    """It begins at 1. Fails when the run keeps a factor, or changes it without a word."""
+def test_a_learned_over_sampling_factor_begins_at_one_and_says_what_it_changes(
+    two_workers, together
+):
+    """Fails when it learns nothing from a step, never asks, or changes without a word. Whether an
+    answer comes within eight short steps is the machine's affair (test_runs_soak.py waits for one).
+    """
     factors = [row["rollout/over_sampling_factor"] for row in steps_of(together)]
     assert factors[0] == 1
-    assert factors[-1] > 1
-    assert "rollout.over_sampling_factor" in two_workers.done["together"].stdout
+    state = read_state(together / "checkpoints" / "step_8", STATE)
+    assert state["collector"]["over_sampling"]["num_looks"] >= 1
+    changes = sum(before != after for before, after in pairwise(factors))
+    told = re.findall(r"rollout.over_sampling_factor [\d.]+ →", two_workers.done["together"].stdout)
+    assert len(told) == changes
 
 
 def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, first, tmp_path):
@@ -248,9 +259,11 @@ def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, firs
         assert [row["step"] for row in steps] == [1, 2, 3]
         assert [row["rollout/over_sampling_factor"] for row in steps] == [factor] * 3
         assert steps[0]["mismatch/logprob_abs_mean"] <= 0.02
-        assert sum(row["source/sums/groups"] for row in steps) == 9
-        assert sum(row["source/asked/groups"] for row in steps) == 3
         is_one_shot = factor == 2
+        num_sums = sum(row["source/sums/groups"] for row in steps)
+        assert num_sums + sum(row["source/asked/groups"] for row in steps) == 12
+        # Of 24 groups that were opened, 12 are drawn; the synchronous run trains all it opens.
+        assert 6 <= num_sums < 12 if is_one_shot else num_sums == 9
         left = sum(row["rollout/parked_groups"] + row["rollout/ready_groups"] for row in steps)
         assert (left > 0) == is_one_shot
         assert (max(row["staleness/age_max"] for row in steps) > 0) == is_one_shot

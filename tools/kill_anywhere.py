@@ -21,7 +21,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -51,15 +52,30 @@ class KillAnywhere:
         self._num_steps = kills * _STEPS_PER_KILL + 2
         self._log = folder / "output.txt"
         self._shared = set(os.listdir(_SHARED))
+        self._num_lives = 0
 
     def go(self) -> None:
-        """Live and be killed, then live to the end; adds to `failures`."""
+        """Live as often as it says, and check everything; adds to `failures`."""
+        with ThreadPoolExecutor(max_workers=self._kills + 1) as threads:
+            checks = [threads.submit(self._check_processes, life) for life in self._lives()]
+        for check in checks:
+            check.result()
+        self._check_shared_memory()
+        self._check_rows()
+        self._check_samples()
+
+    def _lives(self) -> Iterator[int]:
+        """Live and be killed, then live to the end; yields the number of each life that has ended.
+
+        The next one begins at once, as a person would begin it, while processes of the last one
+        may still be ending.
+        """
         for number in range(1, self._kills + 1):
             started = time.monotonic()
             program = self._start()
             target, moment = self._kill(program)
             program.wait()
-            self._check_processes()
+            yield self._num_lives
             self._check_checkpoints()
             print(
                 f"kill {number}/{self._kills}: {target} {moment}, after "
@@ -70,10 +86,8 @@ class KillAnywhere:
                 break
         if self._start().wait() != 0:
             self._fail(f"the last life did not end well; see {self._log}")
-        self._check_processes()
+        yield self._num_lives
         self._check_checkpoints()
-        self._check_rows()
-        self._check_samples()
 
     def _start(self) -> subprocess.Popen[bytes]:
         settings = {
@@ -87,10 +101,11 @@ class KillAnywhere:
             "tracking.save_samples_every": 1,
         }
         args = [sys.executable, "-m", "april_rl.train", "+recipe=tiny_cpu"]
+        self._num_lives += 1
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [*args, *(f"{key}={value}" for key, value in settings.items()), *self._given],
-                env={**os.environ, _MARK: str(self.run_dir)},
+                env={**os.environ, _MARK: self._mark(self._num_lives)},
                 stdout=log,
                 stderr=log,
             )
@@ -112,7 +127,8 @@ class KillAnywhere:
             moment = "in a save" if is_saving else "in a step"
         target = "controller"
         if self._random.random() < _WORKER_FRAC:
-            workers = [p for p in _processes(self.run_dir) if "ray::Worker" in _name(p)]
+            ours = _processes(self._mark(self._num_lives))
+            workers = [process for process in ours if "ray::Worker" in _name(process)]
             for worker in workers:
                 worker.kill()
                 target = "worker"
@@ -132,24 +148,32 @@ class KillAnywhere:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def _check_processes(self) -> None:
-        """Check that nothing of the run is left: processes, names in shared memory."""
+    def _mark(self, life: int) -> str:
+        return f"{self.run_dir} {life}"
+
+    def _check_processes(self, life: int) -> None:
+        """Wait until no process of a life is left; those that stay are ended and reported."""
         deadline = time.monotonic() + _GONE_S
-        while (left := _processes(self.run_dir)) and time.monotonic() < deadline:
-            time.sleep(0.2)
+        while (left := _processes(self._mark(life))) and time.monotonic() < deadline:
+            time.sleep(1.0)
         for process in left:
-            self._fail(f"left behind: {process.pid} {_name(process)}")
+            self._fail(f"left behind by life {life}: {process.pid} {_name(process)}")
             process.kill()
-        # Those of other programs may be in the middle of their beginning or end.
+
+    def _check_shared_memory(self) -> None:
+        """Check that no name in shared memory is left. Those of other programs may be in the middle
+        of their beginning or end.
+        """
+        deadline = time.monotonic() + _GONE_S
         while (names := self._unused_names()) and time.monotonic() < deadline:
             time.sleep(1.0)
         for name in sorted(names):
             self._fail(f"left behind: {_SHARED}/{name}")
-        self._shared |= set(os.listdir(_SHARED))
 
     def _unused_names(self) -> set[str]:
-        """Return the names in shared memory that came with this life and that nobody has open."""
-        return set(os.listdir(_SHARED)) - self._shared - _mapped()
+        """Return the names in shared memory that are new and that nobody has open."""
+        new, used = set(os.listdir(_SHARED)) - self._shared, _mapped()
+        return {name for name in new if _inode(name) not in used}
 
     def _check_checkpoints(self) -> None:
         for one in saved(self.run_dir / "checkpoints"):
@@ -192,12 +216,12 @@ class KillAnywhere:
         print(f"FAILED: {what}", flush=True)
 
 
-def _processes(run_dir: Path) -> list[psutil.Process]:
-    """Return every process that a life of the run has started and that has not ended."""
+def _processes(mark: str) -> list[psutil.Process]:
+    """Return every process with this mark in its environment that has not ended."""
     found = []
     for process in psutil.process_iter():
         try:
-            is_ours = process.environ().get(_MARK) == str(run_dir)
+            is_ours = process.environ().get(_MARK) == mark
             if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
@@ -205,15 +229,26 @@ def _processes(run_dir: Path) -> list[psutil.Process]:
     return found
 
 
-def _mapped() -> set[str]:
-    """Return the names in shared memory that some living process uses: not ours, which are dead."""
-    names = set()
-    for process in psutil.process_iter():
+def _mapped() -> set[int | None]:
+    """Return the inodes in shared memory that some living process uses: not ours, which are dead.
+    By inode, because a semaphore is mapped under the temporary name that it was made with.
+    """
+    inodes: set[int | None] = {None}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            names |= {Path(one.path).name for one in process.memory_maps() if _SHARED in one.path}
-        except psutil.Error:
+            lines = [line.split() for line in maps.read_text().splitlines() if _SHARED in line]
+        except OSError:
             continue
-    return names
+        inodes |= {int(line[4]) for line in lines}
+    return inodes
+
+
+def _inode(name: str) -> int | None:
+    """Return the inode of a name in shared memory; None if it is gone by now."""
+    try:
+        return os.stat(f"{_SHARED}/{name}").st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _name(process: psutil.Process) -> str:
