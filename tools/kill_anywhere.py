@@ -51,8 +51,8 @@ class KillAnywhere:
         self._random, self._kills = random.Random(seed), kills
         self._num_steps = kills * _STEPS_PER_KILL + 2
         self._log = folder / "output.txt"
-        self._shared = set(os.listdir(_SHARED))
         self._num_lives = 0
+        self._inodes = set[int]()  # of the shared memory that was open when something was killed
 
     def go(self) -> None:
         """Live as often as it says, and check everything; adds to `failures`."""
@@ -127,7 +127,7 @@ class KillAnywhere:
             moment = "in a save" if is_saving else "in a step"
         target = "controller"
         if self._random.random() < _WORKER_FRAC:
-            ours = _processes(self._mark(self._num_lives))
+            ours = self._processes_to_kill()
             workers = [process for process in ours if "ray::Worker" in _name(process)]
             for worker in workers:
                 worker.kill()
@@ -135,8 +135,15 @@ class KillAnywhere:
             if workers:  # the run goes on by itself for a while
                 time.sleep(self._random.uniform(0, 2 * _STARTING_S))
                 moment += ", then the controller"
+        self._processes_to_kill()
         program.send_signal(signal.SIGKILL)
         return target, moment
+
+    def _processes_to_kill(self) -> list[psutil.Process]:
+        """Return the processes of this life, and remember what shared memory they have open."""
+        found = _processes(self._mark(self._num_lives))
+        self._inodes |= {inode for process in found for inode in _shared_inodes(process.pid)}
+        return found
 
     def _last_step(self) -> int:
         rows = self._rows()
@@ -161,19 +168,16 @@ class KillAnywhere:
             process.kill()
 
     def _check_shared_memory(self) -> None:
-        """Check that no name in shared memory is left. Those of other programs may be in the middle
-        of their beginning or end.
-        """
+        """Check that what was open at a kill has no name any more: nobody would ever remove it."""
         deadline = time.monotonic() + _GONE_S
-        while (names := self._unused_names()) and time.monotonic() < deadline:
+        while (names := self._names_left()) and time.monotonic() < deadline:
             time.sleep(1.0)
         for name in sorted(names):
             self._fail(f"left behind: {_SHARED}/{name}")
 
-    def _unused_names(self) -> set[str]:
-        """Return the names in shared memory that are new and that nobody has open."""
-        new, used = set(os.listdir(_SHARED)) - self._shared, _mapped()
-        return {name for name in new if _inode(name) not in used}
+    def _names_left(self) -> list[str]:
+        with os.scandir(_SHARED) as entries:
+            return [entry.name for entry in entries if entry.inode() in self._inodes]
 
     def _check_checkpoints(self) -> None:
         for one in saved(self.run_dir / "checkpoints"):
@@ -229,26 +233,15 @@ def _processes(mark: str) -> list[psutil.Process]:
     return found
 
 
-def _mapped() -> set[int | None]:
-    """Return the inodes in shared memory that some living process uses: not ours, which are dead.
-    By inode, because a semaphore is mapped under the temporary name that it was made with.
+def _shared_inodes(pid: int) -> set[int]:
+    """Return the inodes of the shared memory that a process has open. Its names will not do, for a
+    semaphore is mapped under the temporary name that it was made with.
     """
-    inodes: set[int | None] = {None}
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            lines = [line.split() for line in maps.read_text().splitlines() if _SHARED in line]
-        except OSError:
-            continue
-        inodes |= {int(line[4]) for line in lines}
-    return inodes
-
-
-def _inode(name: str) -> int | None:
-    """Return the inode of a name in shared memory; None if it is gone by now."""
     try:
-        return os.stat(f"{_SHARED}/{name}").st_ino
-    except FileNotFoundError:
-        return None
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended
+        return set()
+    return {int(line.split()[4]) for line in lines if f"{_SHARED}/" in line}
 
 
 def _name(process: psutil.Process) -> str:
