@@ -262,15 +262,14 @@ class Trainer:
             return self._checkpointer.start(self._version, state, about=about)
 
     def _restore(self, resumed: Resumed) -> None:
-        """Go on where a checkpoint was written. Raises RunError for a setting, a model or data with
-        which it cannot be gone on.
+        """Go on where a checkpoint was written; the prompts do so already. Raises RunError for a
+        setting or a model that the checkpoint does not fit.
         """
         state = resumed.state
         self._version = state["version"]
         self._evaluated, self._exported = state["evaluated"], state["exported"]
         self._counted = Metrics.restore(state["counted"])
         self._row = Metrics.restore(state["row"]) if state["row"] else None
-        self._parts.prompts.restore(state["prompts"])
         self.collector.restore(state["collector"])
         with self.tracker.phase("restoring the checkpoint"):
             self.workers.restore(resumed.path.resolve() / LEARNER)

@@ -12,7 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from tiny_models import write_tiny_qwen3
+
+from april_rl.config import config_dir, register, to_config
+from april_rl.errors import RunError
+from april_rl.train import run as start
 
 LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
 
@@ -102,6 +109,18 @@ def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) ->
             assert time.monotonic() < deadline, "it took too long"
             time.sleep(0.02)
         program.kill()
+
+
+def refused(task: Path, cwd: Path, *overrides: str) -> str:
+    """Return the message of a run that must not start; in this process, to spare its imports."""
+    args = command(task, cwd / "run", "tracking.wandb=disabled", *overrides)[3:]
+    plain = [arg for arg in args if not arg.startswith("hydra.")]
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", overrides=plain)
+    with pytest.raises(RunError) as caught:
+        start(to_config(composed), cwd / "run", OmegaConf.to_container(composed, enum_to_str=True))
+    return str(caught.value)
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:

@@ -6,13 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import command, run, write_task
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-
-from april_rl.config import config_dir, register, to_config
-from april_rl.errors import RunError
-from april_rl.train import run as start
+from command_line import command, refused, run, write_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
@@ -20,18 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> Path:
     return write_task(tmp_path_factory.mktemp("task"))
-
-
-def refused(task: Path, cwd: Path, *overrides: str) -> str:
-    """The message of a run that must not start; in this process, to spare its imports."""
-    args = command(task, cwd / "run", "tracking.wandb=disabled", *overrides)[3:]
-    plain = [arg for arg in args if not arg.startswith("hydra.")]
-    register()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        composed = compose("train", overrides=plain)
-    with pytest.raises(RunError) as caught:
-        start(to_config(composed), cwd / "run", OmegaConf.to_container(composed, enum_to_str=True))
-    return str(caught.value)
 
 
 def refused_by_the_program(task: Path | None, cwd: Path, *overrides: str) -> str:

@@ -25,6 +25,7 @@ from april_rl.data import cache, tokenized
 from april_rl.data.errors import DataError
 from april_rl.data.prompts import load_prompts
 from april_rl.data.sets import PromptSets
+from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import load_tokenizer
 
 
@@ -109,6 +110,54 @@ def test_a_slice_is_a_table_of_its_own(tmp_path, tokenizer):
     assert (len(table[:0]), len(table)) == (0, 3)
     with pytest.raises(IndexError):
         part[2]
+
+
+def test_one_set_without_a_name_is_no_mixture(tmp_path, tokenizer):
+    table = load(jsonl(tmp_path / "data.jsonl", ROWS), tokenizer)
+    assert isinstance(stream_of({"": table}, {"": 1.0}, seed=0), PromptStream)
+    assert isinstance(stream_of({"a": table}, {"a": 1.0}, seed=0), MixedStream)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [*ROWS[:3], {**ROWS[3], "answer": 7}],
+        [*ROWS[:3], {**ROWS[3], "prompt": "three"}],
+        [ROWS[1], ROWS[0], *ROWS[2:]],
+    ],
+    ids=["answer", "prompt", "order"],
+)
+def test_a_file_that_has_changed_is_refused_when_a_run_goes_on(tmp_path, tokenizer, changed):
+    """Fails when only the number of prompts is compared."""
+
+    def stream():
+        return stream_of({"": load(path, tokenizer)}, {"": 1.0}, seed=0)
+
+    path = jsonl(tmp_path / "data.jsonl", ROWS)
+    state = stream().state()
+    stream().restore(state)
+    jsonl(tmp_path / "data.jsonl", changed)
+    with pytest.raises(DataError, match=rf"^data\.path={path} has changed .* gives 3 prompts, as"):
+        stream().restore(state)
+
+
+def test_a_fingerprint_depends_on_rows_only_not_on_files_or_chunks(tmp_path, tokenizer, kept):
+    """Fails when a kept table, a table in chunks or one of several files counts as another one."""
+    path = jsonl(tmp_path / "data.jsonl", ROWS)
+    made, read = load(path, tokenizer), load(path, tokenizer)
+    assert len(list(kept.iterdir())) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "KEEP_FROM_BYTES", 2**30)
+        in_memory = load(path, tokenizer)
+    assert made.fingerprint == read.fingerprint == in_memory.fingerprint
+    assert made[1:].fingerprint != made.fingerprint
+    columns = {"token_ids": [[n] * (n % 7) for n in range(9_000)], "answer": ["1"] * 9_000}
+    whole = datasets.Dataset.from_dict(columns)
+    parts = [whole.select(range(a, b)) for a, b in ((0, 5), (5, 8_000), (8_000, 9_000))]
+    assert tokenized.fingerprint(datasets.concatenate_datasets(parts)) == tokenized.fingerprint(
+        whole
+    )
+    assert tokenized.fingerprint(whole) != tokenized.fingerprint(parts[1])
 
 
 def test_a_second_start_finds_the_tokens_of_the_first(tmp_path, tokenizer, kept, monkeypatch):

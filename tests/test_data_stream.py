@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from april_rl.data.errors import DataError
 from april_rl.data.source_metrics import source_metrics
-from april_rl.data.stream import MixedStream, PromptStream, stream_of
+from april_rl.data.stream import MixedStream, Origin, PromptStream
 from april_rl.types import Group, Prompt, ScoredGroup
 
 
@@ -59,7 +59,7 @@ def test_the_order_of_a_seed_never_changes():
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [({"seed": 5}, "seed=0 is not"), ({"num_prompts": 4}, "data.path gives")],
+    [({"seed": 5}, "seed=0 is not"), ({"num_prompts": 4}, "data.path= gives")],
 )
 def test_a_state_of_another_stream_is_refused(changes, expected):
     with pytest.raises(DataError, match=expected):
@@ -125,13 +125,20 @@ def test_a_state_of_another_mixture_is_refused():
     state = mixture({"a": 4, "b": 9}, {"a": 2, "b": 1}).state()
     with pytest.raises(DataError, match=r"weights \{'a': 1, 'b': 1\} and .*\{'a': 2, 'b': 1\}"):
         mixture({"a": 4, "b": 9}, {"a": 1, "b": 1}).restore(state)
-    with pytest.raises(DataError, match=r"data\.sources\.b\.path gives 8 prompts"):
+    with pytest.raises(DataError, match=r"data\.sources\.b\.path= gives 8 prompts"):
         mixture({"a": 4, "b": 8}, {"a": 2, "b": 1}).restore(state)
 
 
-def test_one_set_without_a_name_is_no_mixture():
-    assert isinstance(stream_of({"": numbered("", 3)}, {"": 1.0}, seed=0), PromptStream)
-    assert isinstance(stream_of({"a": numbered("a", 3)}, {"a": 1.0}, seed=0), MixedStream)
+def test_a_source_of_a_mixture_that_has_changed_is_refused_by_its_path():
+    def mixture_of(fingerprint):
+        origins = {"a": Origin("a.jsonl", "1"), "b": Origin("b.jsonl", fingerprint)}
+        sources = {name: numbered(name, 3) for name in "ab"}
+        return MixedStream(sources, {"a": 1, "b": 1}, seed=0, origins=origins)
+
+    state = mixture_of("2").state()
+    mixture_of("2").restore(state)
+    with pytest.raises(DataError, match=r"^data\.sources\.b\.path=b\.jsonl has changed since"):
+        mixture_of("3").restore(state)
 
 
 def scored(name, *rewards):

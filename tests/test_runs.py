@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from command_line import LEDGER_STATES, command, groups_of, rows_of, run, steps_of
+from command_line import LEDGER_STATES, command, groups_of, refused, rows_of, run, steps_of
 from equal_runs import check_equal
 from safetensors.torch import load_file
 from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
@@ -103,6 +103,19 @@ def test_equal_settings_give_equal_samples_metrics_and_weights_also_after_a_kill
     lines = two_workers.done["second"].stdout.splitlines()
     assert any(line.startswith("resumed from ") for line in lines)
     check_equal(first, second, num_exports=3)
+
+
+def test_a_run_does_not_go_on_with_a_data_file_that_has_changed(two_workers, first, tmp_path):
+    """Fails when only the number of prompts is compared."""
+    lines = (two_workers.folder / "sums.jsonl").read_text().splitlines()
+    changed = tmp_path / "changed.jsonl"
+    checkpoint = f"resume={first / 'checkpoints' / 'step_5'}"
+    for number, text in ((60, [*lines[:-1], lines[-1].replace("14", "15")]), (59, lines[:-1])):
+        changed.write_text("\n".join(text))
+        message = refused(two_workers.folder, tmp_path, checkpoint, f"data.path={changed}")
+        assert message.startswith(f"data.path={changed} ")
+        assert f"gives {number} prompts" in message
+        assert "resume with the same data" in message
 
 
 def test_a_run_leaves_true_metrics_and_exports(first):

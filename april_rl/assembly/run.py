@@ -18,6 +18,7 @@ from april_rl.checkpointing.checkpointer import Checkpointer
 from april_rl.checkpointing.resume import AUTO, CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
 from april_rl.config.notes import inert_settings
+from april_rl.data.prompts import PromptTable
 from april_rl.data.sets import PromptSets
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
@@ -66,9 +67,9 @@ def assemble(
     resumed: Resumed | None,
     labels: RunLabels | None = None,
 ) -> Parts:
-    """Return everything a run needs, started; `stack` gets what ends it. `resumed`: the checkpoint
-    that the caller restores. Checks come before what they spare: machine, model, data, reward, and
-    only then processes. Raises RunError with one message.
+    """Return everything a run needs, started; `stack` gets what ends it. Prompts go on where the
+    checkpoint `resumed` left them; the caller restores the rest. Checks come before what they
+    spare: machine, model, data, reward, and only then processes. Raises RunError with one message.
     """
     stack.callback(stop_ray)
     requested, (config, layout) = config, settled(config)
@@ -85,6 +86,7 @@ def assemble(
         tell = tracker.message
         sets = PromptSets(config.data, tokenizer, seed=config.seed, columns=columns, tell=tell)
         training, held_out = sets.training(), held_out_sets(config, sets.load)
+        prompts = _stream(config, training, resumed)
     with tracker.phase("trying the reward"):
         examples = [rows[0] for rows in training.values()]
         rewards = build_rewards(config, tokenizer, examples, folder=folder, tell=tell)
@@ -100,7 +102,6 @@ def assemble(
     kv_cache_tokens = workers.kv_cache_tokens()
     kv_room.compare(kv_cache_tokens // layout.num_engines)
     engines = RayEngines(workers, deterministic=config.deterministic)
-    prompts = stream_of(training, _weights(config), seed=config.seed)
     return Parts(
         tracker=tracker,
         tokenizer=tokenizer,
@@ -161,9 +162,17 @@ def _tracker(
     )
 
 
-def _weights(config: TrainConfig) -> dict[str, float]:
-    """Return the share of each data source; one set has the name ""."""
-    return {name: source.weight for name, source in config.data.sources.items()} or {"": 1.0}
+def _stream(
+    config: TrainConfig, training: Mapping[str, PromptTable], resumed: Resumed | None
+) -> PromptStream | MixedStream:
+    """Return the stream of prompts where the checkpoint left it; raises DataError when the data
+    has changed since. One set has the name "".
+    """
+    weights = {name: source.weight for name, source in config.data.sources.items()} or {"": 1.0}
+    prompts = stream_of(training, weights, seed=config.seed)
+    if resumed is not None:
+        prompts.restore(resumed.state["prompts"])
+    return prompts
 
 
 def _checkpointer(

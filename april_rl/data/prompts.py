@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import overload
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
@@ -24,13 +25,19 @@ class PromptTable(Sequence[Prompt]):
     """
 
     def __init__(
-        self, tokenized: TokenizedTable, places: NDArray[np.int64], *, dataset: str, summary: str
+        self,
+        tokenized: TokenizedTable,
+        places: NDArray[np.int64],
+        *,
+        path: str,
+        dataset: str,
+        summary: str,
     ) -> None:
-        """`places` [prompts] are row indices in the tokenized table; `summary` is one line for
-        people: how many rows were read and left out.
+        """`places` [prompts] are row indices in the tokenized table; `path` is the source as the
+        settings name it; `summary` is one line for people: how many rows were read and left out.
         """
         self._tokenized, self._places = tokenized, places
-        self.dataset, self.summary = dataset, summary
+        self.path, self.dataset, self.summary = path, dataset, summary
 
     @property
     def num_rows(self) -> int:
@@ -56,6 +63,13 @@ class PromptTable(Sequence[Prompt]):
         """Return the number of tokens of each prompt [prompts]."""
         return self._tokenized.lengths[self._places]
 
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of the tokens and answers of all prompts, in order."""
+        digest = xxhash.xxh3_128(self._tokenized.fingerprint.encode())
+        digest.update(self._places.tobytes())
+        return digest.hexdigest()
+
     def __len__(self) -> int:
         return len(self._places)
 
@@ -66,7 +80,13 @@ class PromptTable(Sequence[Prompt]):
     def __getitem__(self, index: int | slice) -> Prompt | PromptTable:
         if isinstance(index, slice):
             places = self._places[index]
-            return PromptTable(self._tokenized, places, dataset=self.dataset, summary=self.summary)
+            return PromptTable(
+                self._tokenized,
+                places,
+                path=self.path,
+                dataset=self.dataset,
+                summary=self.summary,
+            )
         row = self._tokenized.table[int(self._places[index])]
         return Prompt(
             id=range(len(self))[index],
@@ -125,6 +145,7 @@ def load_prompts(
     return PromptTable(
         tokenized,
         places,
+        path=chosen.path,
         dataset=dataset,
         summary=f"{chosen.path}: {_counts(tokenized, len(places), limit=max_prompt_tokens)}",
     )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from april_rl.data.errors import DataError
+from april_rl.data.prompts import PromptTable
 from april_rl.types import Prompt
 
 
@@ -30,17 +31,38 @@ def epoch_order(num_prompts: int, *, seed: int, epoch: int, name: str = "") -> N
     return np.argsort(bits, kind="stable")
 
 
+class Origin(NamedTuple):
+    """Where the prompts of a stream come from."""
+
+    path: str = ""  # as the settings name it
+    fingerprint: str = ""  # of all prompts: another one means other prompts
+
+
+NO_ORIGIN = Origin()
+_HOW_TO_GO_ON = (
+    "resume with the same data, tokenizer, templates and data.max_prompt_tokens, or train on the "
+    "new data in a new run that starts from an export of this one (model.path=RUN/exports/step_N)"
+)
+
+
 class PromptStream:
     """A `rollout.ports.PromptSource` that yields every prompt once an epoch, in a new order each
     time.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], *, seed: int, name: str = "") -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        name: str = "",
+        origin: Origin = NO_ORIGIN,
+    ) -> None:
         """`prompts` are yielded with new ids; `seed` is not negative; `name` is the name of the
-        source.
+        source, and `origin` is what a saved stream is compared with.
         """
         assert prompts, "a stream needs at least one prompt"
-        self._prompts, self._name = prompts, name
+        self._prompts, self._name, self._origin = prompts, name, origin
         self._seed = seed
         self._move_to(epoch=0, cursor=0)
 
@@ -60,13 +82,14 @@ class PromptStream:
         self._cursor += 1
         return replace(prompt, id=position)
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> dict[str, int | str]:
         """Return the position of the stream as plain data."""
         return {
             "seed": self._seed,
             "epoch": self._epoch,
             "cursor": self._cursor,
             "num_prompts": len(self._prompts),
+            "fingerprint": self._origin.fingerprint,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -78,15 +101,21 @@ class PromptStream:
             )
         if state["num_prompts"] != len(self._prompts):
             raise DataError(
-                f"{self._key} gives {len(self._prompts)} prompts and the saved prompt stream had "
-                f"{state['num_prompts']}: resume with the same data, tokenizer and "
-                "data.max_prompt_tokens"
+                f"{self._setting} gives {len(self._prompts)} prompts and the saved prompt stream "
+                f"had {state['num_prompts']}: {_HOW_TO_GO_ON}"
+            )
+        if state.get("fingerprint", self._origin.fingerprint) != self._origin.fingerprint:
+            raise DataError(
+                f"{self._setting} has changed since the checkpoint was written: it gives "
+                f"{len(self._prompts)} prompts, as before, but other tokens, answers or another "
+                f"order: {_HOW_TO_GO_ON}"
             )
         self._move_to(epoch=state["epoch"], cursor=state["cursor"])
 
     @property
-    def _key(self) -> str:
-        return f"data.sources.{self._name}.path" if self._name else "data.path"
+    def _setting(self) -> str:
+        key = f"data.sources.{self._name}.path" if self._name else "data.path"
+        return f"{key}={self._origin.path}"
 
     def _move_to(self, *, epoch: int, cursor: int) -> None:
         self._order = epoch_order(len(self._prompts), seed=self._seed, epoch=epoch, name=self._name)
@@ -98,12 +127,22 @@ class MixedStream:
     """A `rollout.ports.PromptSource` over several sources, each with its share of the prompts."""
 
     def __init__(
-        self, sources: Mapping[str, Sequence[Prompt]], weights: Mapping[str, float], *, seed: int
+        self,
+        sources: Mapping[str, Sequence[Prompt]],
+        weights: Mapping[str, float],
+        *,
+        seed: int,
+        origins: Mapping[str, Origin] | None = None,
     ) -> None:
-        """`weights` [source] are positive; only their ratios matter."""
+        """`weights` [source] are positive; only their ratios matter. `origins` [source] are what a
+        saved stream is compared with.
+        """
         assert sources.keys() == weights.keys(), (sources.keys(), weights.keys())
         self._streams = {
-            name: PromptStream(prompts, seed=seed, name=name) for name, prompts in sources.items()
+            name: PromptStream(
+                prompts, seed=seed, name=name, origin=(origins or {}).get(name, NO_ORIGIN)
+            )
+            for name, prompts in sources.items()
         }
         self._weights = dict(weights)
 
@@ -141,9 +180,10 @@ class MixedStream:
 
 
 def stream_of(
-    sources: Mapping[str, Sequence[Prompt]], weights: Mapping[str, float], *, seed: int
+    sources: Mapping[str, PromptTable], weights: Mapping[str, float], *, seed: int
 ) -> PromptStream | MixedStream:
     """Return the stream of one set, which has the name "", or of a mixture."""
+    origins = {name: Origin(table.path, table.fingerprint) for name, table in sources.items()}
     if sources.keys() == {""}:
-        return PromptStream(sources[""], seed=seed)
-    return MixedStream(sources, weights, seed=seed)
+        return PromptStream(sources[""], seed=seed, origin=origins[""])
+    return MixedStream(sources, weights, seed=seed, origins=origins)

@@ -8,10 +8,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow.compute
+import xxhash
 from datasets import Features, List, Value
 from numpy.typing import NDArray
 
@@ -19,11 +21,19 @@ from april_rl.config.task import PromptSetConfig
 from april_rl.data.cache import kept_folder, publish
 from april_rl.data.rendering import EXTRA, BatchTokenizer, Renderer
 from april_rl.data.rows import RowReader, check_rows, first_places
-from april_rl.data.sources import RawTable, RowNames, open_source, quiet, row_names
+from april_rl.data.sources import (
+    RawTable,
+    RowNames,
+    mapped_anew,
+    open_source,
+    quiet,
+    row_names,
+)
 from april_rl.data.tokenizer import Tokenizer
 
 _ROWS_PER_PROCESS = 10_000  # fewer are tokenized before a second process has started
 _INFO = "info.json"
+_FINGERPRINT_ROWS = 4096  # rows of a table that are in memory at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,7 @@ class TokenizedTable:
     lengths: NDArray[np.int64]  # tokens of each row
     num_rows: int  # rows of the source
     names: RowNames
+    fingerprint: str  # of the tokens and answers of all rows, in order
 
 
 class TableMaker:
@@ -91,9 +102,10 @@ class TableMaker:
         tokenize = BatchTokenizer(reader, renderer, tokenizer=self._tokenizer, places=places)
         with quiet():
             table = self._mapped(raw, reader, tokenize=tokenize, places=places, into=into)
+        info: dict[str, Any] = {"num_rows": len(raw.table), "fingerprint": fingerprint(table)}
         if into is not None:
-            (into / _INFO).write_text(json.dumps({"num_rows": len(raw.table)}), encoding="utf-8")
-        return _with_lengths(table, num_rows=len(raw.table), names=raw.names)
+            (into / _INFO).write_text(json.dumps(info), encoding="utf-8")
+        return _with_lengths(table, names=raw.names, **info)
 
     def _mapped(
         self,
@@ -132,14 +144,36 @@ class TableMaker:
 
     def _read(self, folder: Path) -> TokenizedTable:
         """Return a finished table; its files stay memory-mapped while it is in use."""
-        num_rows = int(json.loads((folder / _INFO).read_text(encoding="utf-8"))["num_rows"])
+        info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
         shards = sorted(folder.glob("prompts*.arrow"))  # one for each process that wrote
         table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])
-        return _with_lengths(table, num_rows=num_rows, names=row_names(self._chosen, num_rows))
+        return _with_lengths(table, names=row_names(self._chosen, info["num_rows"]), **info)
 
 
-def _with_lengths(table: datasets.Dataset, *, num_rows: int, names: RowNames) -> TokenizedTable:
+def fingerprint(table: datasets.Dataset) -> str:
+    """Return the xxh3 hash of the tokens and answers of all rows, in order.
+
+    It does not depend on how the table is divided into files or chunks.
+    """
+    rows = mapped_anew(table).data.select(["token_ids", "answer"])
+    digest = xxhash.xxh3_128()
+    for start in range(0, len(rows), _FINGERPRINT_ROWS):
+        part = rows.slice(start, _FINGERPRINT_ROWS)
+        tokens = part.column("token_ids")
+        digest.update(pyarrow.compute.list_value_length(tokens).to_numpy().tobytes())
+        digest.update(pyarrow.compute.list_flatten(tokens).to_numpy().tobytes())
+        digest.update(json.dumps(part.column("answer").to_pylist()).encode())
+    return digest.hexdigest()
+
+
+def _with_lengths(
+    table: datasets.Dataset, *, num_rows: int, names: RowNames, fingerprint: str
+) -> TokenizedTable:
     lengths = pyarrow.compute.list_value_length(table.data.column("token_ids")).to_numpy()
     return TokenizedTable(
-        table=table, lengths=lengths.astype(np.int64), num_rows=num_rows, names=names
+        table=table,
+        lengths=lengths.astype(np.int64),
+        num_rows=num_rows,
+        names=names,
+        fingerprint=fingerprint,
     )
