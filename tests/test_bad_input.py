@@ -102,6 +102,7 @@ def test_a_row_without_the_mapped_column_is_named(task, tmp_path):
     assert "data.answer_column" in message
 
 
+@pytest.mark.soak
 def test_too_little_memory_for_the_kv_cache_names_the_setting(task, tmp_path):
     """The engine's own check, in the worker's process."""
     assert "engine.kv_cache_gib" in refused_by_the_program(

@@ -282,12 +282,12 @@ print(len(table), table.num_duplicates, time.process_time() - started, (peak() -
 """
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("tokenizer")
 def test_two_hundred_thousand_rows_load_in_seconds_and_without_becoming_objects(tmp_path):
-    """1.8 million rows are to load in 180 s and 2 GiB: 0.1 ms and 1.2 KiB a row. Half of that is
-    allowed here. Measured: 10 µs a row and 0.5 KiB, most of it the library and the mapped file.
-
-    Fails when a row becomes a Python object that stays, or a prompt is tokenized a hundred times.
+    """1.8 million rows are to load in 180 s and 2 GiB: 0.1 ms and 1.2 KiB a row; half of it here.
+    Measured: 10 µs a row and 0.5 KiB, most of it the library and the mapped file. Fails when a
+    row becomes a Python object that stays, or a prompt is tokenized a hundred times.
     """
     write_like_dapo(tmp_path / "data.parquet", 200_000, 2_000)
     program = [sys.executable, "-c", MEASURE, str(tmp_path / "words"), tmp_path / "data.parquet"]

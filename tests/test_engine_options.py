@@ -92,6 +92,7 @@ def test_nothing_is_guessed_unasked():
     assert (guessing["method"], guessing["num_speculative_tokens"]) == ("ngram", 3)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_the_ranks_of_an_engine_add_up_by_nccl_alone(tmp_path):
@@ -183,6 +184,7 @@ def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(mismatches), torch.cat(surprises)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_guessed_tokens_have_the_distribution_and_the_log_probabilities_of_the_model(folder):

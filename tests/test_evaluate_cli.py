@@ -167,15 +167,19 @@ def test_sets_without_a_common_prompt_are_refused() -> None:
 
 @pytest.mark.slow
 def test_the_command_reports_what_its_samples_say(tmp_path: Path) -> None:
-    """Two sets of their own, on a model whose folder is all there is: no data.path, no learner.
-    Then one of them again, at another temperature, compared. Fails when a figure is of other
-    samples than are written, a set is drawn as another, or the difference is of prompts that only
-    one has.
+    """Two sets of their own, on a model whose folder is all there is: no data.path, no learner. One
+    of them is compared with an earlier evaluation at another temperature. Fails when a figure is of
+    other samples than are written, a set is drawn as another, or the difference is of prompts that
+    only one has.
     """
     task = write_task(tmp_path)
     sums = task / "sums.jsonl"
+    earlier = earlier_evaluation(sums)
+    (tmp_path / "before").mkdir()
+    write_report(Report(settings={}, sets={"plain": earlier}), tmp_path / "before")
     own = f"{{path: {sums}, num_samples: 4, top_p: 0.000001, max_response_tokens: 5}}"
-    done = evaluated(task, "out", f"+evaluation.sets.greedy={own}", "evaluation.max_prompts=8")
+    arguments = [f"+evaluation.sets.greedy={own}", "evaluation.max_prompts=8"]
+    done = evaluated(task, "out", *arguments, "--compare", str(tmp_path / "before"))
     report = read_report(tmp_path / "out")
     for name, k, budget in (("plain", 3, 9), ("greedy", 4, 5)):
         records = samples_of(tmp_path / "out", name)
@@ -203,15 +207,21 @@ def test_the_command_reports_what_its_samples_say(tmp_path: Path) -> None:
     assert isinstance(report.sets["plain"].estimates["avg_at_k"], Estimate)
     assert report.settings["model"]["path"] == str(task / "model")
     assert not list(tmp_path.glob("**/metrics.jsonl"))
+    check_difference(done.stdout, earlier, tmp_path / "out")
 
-    compare = (
-        "--compare",
-        str(tmp_path / "out"),
-        "evaluation.temperature=0.5",
-        "evaluation.max_prompts=12",
+
+def earlier_evaluation(sums: Path) -> SetReport:
+    """Twelve prompts of `sums`, three samples each, at another temperature."""
+    averages = [prompt % 4 / 3 for prompt in range(12)]
+    report = set_report(averages)
+    prompts = [
+        replace(prompt, source=f"{sums}:{place + 1}", answer=str(place // 6 + place % 6))
+        for place, prompt in enumerate(report.prompts)
+    ]
+    sampling = SetSampling(
+        num_samples=3, temperature=0.5, top_p=1.0, max_response_tokens=9, max_prompts=12
     )
-    again = evaluated(task, "again", *compare)
-    check_difference(again.stdout, tmp_path / "out", tmp_path / "again")
+    return replace(report, path=str(sums), sampling=sampling, prompts=tuple(prompts))
 
 
 def evaluated(task: Path, output: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -240,27 +250,30 @@ def samples_of(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def check_difference(printed: str, before: Path, after: Path) -> None:
+def check_difference(printed: str, before: SetReport, after: Path) -> None:
     """What is printed and written is what the samples of the same prompts say."""
-    rewards: list[dict[str, list[float]]] = []
-    for folder in (before, after):
-        of_prompts: dict[str, list[float]] = {}
-        for record in samples_of(folder, "plain"):
-            of_prompts.setdefault(record["prompt"], []).append(record["reward"])
-        rewards.append(of_prompts)
-    first, second = rewards
-    averages = [[np.mean(of[prompt]) for prompt in first] for of in (first, second)]
-    some = [[float(max(of[prompt]) > 0.5) for prompt in first] for of in (first, second)]
-    assert averages[0] != averages[1]
-    expected = {"avg_at_k": paired_difference(*averages), "pass_at_k": paired_difference(*some)}
+    by_prompt: dict[str, list[float]] = {}
+    for record in samples_of(after, "plain"):
+        by_prompt.setdefault(record["prompt"], []).append(record["reward"])
+    rewards = list(by_prompt.values())
+    earlier = [prompt.values for prompt in before.prompts[: len(rewards)]]
+    expected = {
+        "avg_at_k": paired_difference(
+            [values["avg_at_k"] for values in earlier], [np.mean(of_one) for of_one in rewards]
+        ),
+        "pass_at_k": paired_difference(
+            [values["pass_at_k"] for values in earlier],
+            [float(max(of_one) > 0.5) for of_one in rewards],
+        ),
+    }
     written = json.loads((after / "comparison.json").read_text())
     assert written.keys() == {"plain"}
-    assert written["plain"]["num_prompts"] == len(first) == 8
-    assert written["plain"]["notes"] == ["temperature 1.0 → 0.5", "max_prompts 8 → 12"]
+    assert written["plain"]["num_prompts"] == len(rewards) == 8
+    assert written["plain"]["notes"] == ["temperature 0.5 → 1.0", "max_prompts 12 → 8"]
     for key, change in expected.items():
         found = written["plain"]["changes"][key]
         assert found == pytest.approx(change._asdict())
         shown = f"{key.partition('_')[0]}@k {change.value:+.3f} [{change.low:+.3f}, "
         assert f"{shown}{change.high:+.3f}]" in printed
     assert "plain, 8 common prompts: avg@k" in printed
-    assert "  not sampled alike: temperature 1.0 → 0.5, max_prompts 8 → 12" in printed
+    assert "  not sampled alike: temperature 0.5 → 1.0, max_prompts 12 → 8" in printed

@@ -250,6 +250,7 @@ def test_a_part_that_fails_is_on_the_page_and_a_second_start_does_nothing(tmp_pa
     assert (folder / "acceptance.json").stat().st_mtime_ns == written
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_without_vllm_the_learner_is_measured_and_the_rest_says_why_not(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDES_VLLM)

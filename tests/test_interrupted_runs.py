@@ -119,6 +119,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     assert all(row["loss/ratio_max"] > 1 for row in steps_of(run.run_dir))
 
 
+@pytest.mark.soak
 def test_a_run_that_loses_its_worker_goes_on_by_itself_as_often_as_it_may(task):
     """Once here. Fails when a restart loses a step or makes one twice, or says nothing of it; when
     the second loss does not end the run, its message is another than what happened, what is parked

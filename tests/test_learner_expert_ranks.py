@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from forked_ranks import run_ranks
 from learner_setup import (
     group_of_one,
     learner_logprobs,
@@ -61,19 +61,12 @@ def run_rank(rank: int, folder: str) -> None:
     os._exit(0)  # gloo's threads may outlive the interpreter
 
 
-def fork_ranks(_: int, folder: str) -> None:
-    """From a process that has imported everything and started no thread."""
-    torch.multiprocessing.start_processes(
-        run_rank, args=(folder,), nprocs=NUM_RANKS, start_method="fork"
-    )
-
-
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """Where the model is, what one rank saw, and what each of two saw by their shard size."""
     folder = tmp_path_factory.mktemp("experts")
     write_tiny_qwen3_moe(folder / "model", num_experts=NUM_EXPERTS)
-    torch.multiprocessing.spawn(fork_ranks, args=(str(folder),))
+    run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)
     with group_of_one():
         one = run(str(folder / "model"), shard_size=1)
     ranks = [torch.load(folder / f"rank{i}.pt", weights_only=False) for i in range(NUM_RANKS)]

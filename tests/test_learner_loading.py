@@ -110,6 +110,7 @@ def load_as_rank(rank: int, folder: str) -> None:
     os._exit(0)  # gloo's threads may outlive the interpreter
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_loading_takes_hardly_more_memory_than_the_shard(tmp_path):
     """Fails when a rank has its slice of a tensor in memory a second time, beside the shard that it

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
+from forked_ranks import run_ranks
 from learner_setup import (
     TIS_CAP,
     all_plain_logprobs,
@@ -28,8 +28,8 @@ from rank_worlds import (
     RUNS,
     all_of,
     batch,
-    fork_ranks,
     gradients_seen,
+    run_rank,
     saved_examples,
     write_models,
 )
@@ -65,12 +65,10 @@ def seen(tmp_path_factory):
     """Where the models are; by case or run what each of its ranks saw; by model plain torch."""
     folder = tmp_path_factory.mktemp("ranks")
     write_models(folder)
-    ranks = torch.multiprocessing.spawn(fork_ranks, args=(str(folder),), nprocs=1, join=False)
+    run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)
     with group_of_one():
         one = all_of(str(folder), RUNS[0][0], list(MODELS))
         plain = {name: plain_run(str(folder / name)) for name in MODELS}
-    while not ranks.join():
-        pass
     files = [[f"{name}2-rank{i}.pt" for i in range(2)] for name in MODELS]
     files.append([f"all4-rank{i}.pt" for i in range(NUM_RANKS)])
     found = {key: [value] for key, value in one.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from forked_ranks import run_ranks
 from learner_setup import (
     ALGORITHM,
     group_of_one,
@@ -90,7 +90,7 @@ def seen(tmp_path_factory):
     """Where the model and the exported folders are, and what each rank saw of each case."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "model", tied=False)
-    torch.multiprocessing.spawn(run_rank, args=(str(folder),), nprocs=NUM_RANKS)
+    run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)
     return folder, [torch.load(folder / f"rank{i}.pt") for i in range(NUM_RANKS)]
 
 

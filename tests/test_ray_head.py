@@ -170,6 +170,7 @@ def test_a_run_whose_head_process_is_killed_ends_with_one_message_and_no_process
         time.sleep(0.05)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_cleaning_up_does_not_hang_when_head_process_and_workers_end_together(tmp_path):

@@ -123,13 +123,15 @@ def test_the_answer_of_the_data_set_is_right_in_the_form_that_is_read(gold, how)
     ],
 )
 def test_a_hostile_response_takes_no_longer_than_its_length(how, hostile):
-    """A quadratic pattern needs minutes for this; these need a fraction of a second."""
+    """A quadratic pattern needs minutes for this; these need a second, also on a busy
+    machine.
+    """
     response = hostile * (100_000 // len(hostile))
     start_s = time.process_time()
     for text in stated_answers(response, how)[-1:]:
         normalised(text)
     stated_answers("Answer: " + response + "x", how)
-    assert time.process_time() - start_s < 2.0
+    assert time.process_time() - start_s < 20.0
 
 
 def test_normalising_keeps_what_an_answer_means():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from forked_ranks import run_ranks
 from learner_setup import group_of_one, make_examples, make_learner, num_tokens, pack, write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -91,7 +91,7 @@ def test_the_number_of_ranks_may_change(path, tmp_path):
         expected = [update(learner, path, 0)]
         learner.snapshot().write(tmp_path / "one")
         expected += [update(learner, path, seed) for seed in (1, 2)]
-    torch.multiprocessing.spawn(_run_rank, args=(path, str(tmp_path)), nprocs=2)
+    run_ranks(_run_rank, path, str(tmp_path), num_ranks=2)
     assert len(list((tmp_path / "two").glob("rank_*.safetensors"))) == 2
     with group_of_one():
         again = make_learner(path)

@@ -244,6 +244,7 @@ def test_a_killed_controller_leaves_no_worker_not_even_a_stopped_one(tmp_path):
     assert not alive, [p.status() for p in alive]
 
 
+@pytest.mark.soak
 def test_a_worker_on_another_node_is_watched_and_ended_through_that_nodes_monitor(tmp_path):
     """Two raylets. Fails when only the local node's workers are watched; when stacks and logs of
     the other node are missing; when a monitor that was killed and restarted looks like a stall; or

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from forked_ranks import run_ranks
 from learner_setup import Example, group_of_one, make_examples, make_learner, write_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -97,7 +98,7 @@ def test_two_workers_have_the_loss_of_one_on_the_same_groups(tmp_path: Path) -> 
     have moved. Fails when the loss is averaged over ranks, or a rank's share is weighed by itself.
     """
     write_model(tmp_path / "model")
-    torch.multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=NUM_RANKS)
+    run_ranks(run_rank, str(tmp_path), num_ranks=NUM_RANKS)
     with group_of_one():
         one, weights = updates(str(tmp_path / "model"), rank=0, num_ranks=1)
     ranks = [torch.load(tmp_path / f"rank{i}.pt", weights_only=False) for i in range(NUM_RANKS)]
@@ -165,6 +166,7 @@ def run_stream(rank: int, folder: str) -> None:
     leave()
 
 
+@pytest.mark.soak
 def test_streamed_weights_never_need_three_times_the_largest_tensor(tmp_path: Path) -> None:
     """Of a model more than six times its embedding, over two ranks. Fails when the stream keeps
     what it has given, or casts after the gather instead of before it.
