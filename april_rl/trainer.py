@@ -255,6 +255,7 @@ class Trainer:
             "row": row.save() if row else None,
             "prompts": self._parts.prompts.state(),
             "collector": collector,
+            "updates": self._updates.state(),
             "wandb_id": self.tracker.wandb_id,
         }
         about = {"is_finished": is_finished, "ledger": collector["ledger"]}
@@ -262,15 +263,14 @@ class Trainer:
             return self._checkpointer.start(self._version, state, about=about)
 
     def _restore(self, resumed: Resumed) -> None:
-        """Go on where a checkpoint was written; the prompts do so already. Raises RunError for a
-        setting or a model that the checkpoint does not fit.
-        """
+        """Go on where a checkpoint was written. Raises RunError for settings it does not fit."""
         state = resumed.state
         self._version = state["version"]
         self._evaluated, self._exported = state["evaluated"], state["exported"]
         self._counted = Metrics.restore(state["counted"])
         self._row = Metrics.restore(state["row"]) if state["row"] else None
         self.collector.restore(state["collector"])
+        self._updates.restore(state.get("updates", {}))
         with self.tracker.phase("restoring the checkpoint"):
             self.workers.restore(resumed.path.resolve() / LEARNER)
         with self.tracker.phase("weight sync"):

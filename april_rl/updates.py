@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +47,15 @@ class Updates:
         self._warning = MismatchWarning(config.learner.max_mismatch)
         self._num_bad = 0  # non-finite steps in a row
         self._disagreed_in = 0  # the step, until engine and learner have been compared again
+
+    def state(self) -> dict[str, int]:
+        """Return as plain data how many steps have gone bad in a row, and why."""
+        return {"num_bad": self._num_bad, "disagreed_in": self._disagreed_in}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Count on from what `state` returned."""
+        self._num_bad = state.get("num_bad", 0)
+        self._disagreed_in = state.get("disagreed_in", 0)
 
     def make(
         self, batch: Batch, *, step: int, records: Callable[[], Iterable[SampleRecord]]

@@ -197,7 +197,7 @@ def test_everything_is_annotated() -> None:
 
 
 def test_no_error_is_swallowed_unnamed() -> None:
-    """Trackers apart: what their libraries raise must not end a run, and is told in full."""
+    """But where a library raises anything: trackers, which must not end a run, and Ray's start."""
     wrong = [
         where(path, node.lineno)
         for path in package_files()
@@ -205,7 +205,8 @@ def test_no_error_is_swallowed_unnamed() -> None:
         if isinstance(node, ast.ExceptHandler)
         if node.type is None or {"Exception", "BaseException"} & names_in(node.type)
     ]
-    assert [line.partition(":")[0] for line in wrong] == ["april_rl/tracking/backends.py"], wrong
+    found = {line.partition(":")[0] for line in wrong}
+    assert found == {"april_rl/runtime/cluster.py", "april_rl/tracking/backends.py"}, wrong
 
 
 def test_nothing_is_asked_for_that_may_not_be_there() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from april_rl.config.runtime import RuntimeConfig
@@ -32,6 +33,17 @@ print("free", ray.available_resources().get("CPU", 0.0))
 if len(sys.argv) == 2:
     placement.remove()
 stop_ray()
+"""
+
+START = """
+import psutil, sys
+from april_rl.errors import RunError
+from april_rl.runtime.cluster import start_ray
+try:
+    start_ray(num_workers=1, address=None)
+except RunError as error:
+    print(*(child.pid for child in psutil.Process().children()))
+    sys.exit(str(error))
 """
 
 
@@ -132,6 +144,36 @@ def test_an_address_where_nothing_listens_is_named_at_once():
     port = free_port()
     with pytest.raises(JoinError, match=rf"runtime\.ray_address=127\.0\.0\.1:{port}: no Ray"):
         join(f"127.0.0.1:{port}")
+
+
+@pytest.mark.slow
+def test_a_start_of_ray_that_takes_too_long_ends_in_one_message_and_leaves_no_process():
+    """Ray gives its head process no time at all. Fails when Ray's error ends in a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", START],
+        env={**os.environ, "RAY_gcs_server_port_wait_time_s": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    [said] = done.stderr.splitlines()
+    assert said.startswith("Ray did not start on this machine (Timed out waiting for file")
+    assert "RAY_gcs_server_port_wait_time_s=300" in said
+    started = [int(pid) for pid in done.stdout.split()]
+    assert started
+    deadline = time.monotonic() + 20
+    while any(map(_is_running, started)):
+        assert time.monotonic() < deadline, "a process of Ray stays"
+        time.sleep(0.1)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("address", ["node1:6379", "10.0.0.1:6379", "[fd00::1]:6379", "auto", None])

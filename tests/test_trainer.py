@@ -21,7 +21,7 @@ from april_rl.assembly.collector import build_collector
 from april_rl.assembly.run import Parts
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
-from april_rl.checkpointing.resume import CHECKPOINTS
+from april_rl.checkpointing.resume import CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.checkpoint import CheckpointConfig
@@ -99,13 +99,14 @@ def run(
     *,
     advantages: BatchAdvantages | None = None,
     held_out: HeldOut | None = HELD_OUT,
+    resumed: Resumed | None = None,
 ) -> FakeWorkers:
     """A whole run; returns its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
     scorer = scorer or CountingScorer()
     workers = FakeWorkers(engines, run_dir)
 
-    def build(config, *, run_dir, plain, stack, resumed) -> Parts:  # noqa: ARG001
+    def build(config, *, run_dir, plain, stack, resumed) -> Parts:
         tracker = Tracker(
             run_dir=run_dir,
             name=config.name,
@@ -114,8 +115,11 @@ def run(
             num_groups=config.trainer.num_groups,
             tracking=replace(config.tracking, backends=[], print_samples_every=0),
             is_terminal=False,
+            resumed_step=resumed.manifest.step if resumed else None,
         )
         prompts = PromptStream([PROMPT], seed=0)
+        if resumed is not None:
+            prompts.restore(resumed.state["prompts"])
         return Parts(
             tracker=stack.enter_context(tracker),
             prompts=prompts,
@@ -158,7 +162,12 @@ def run(
         )
 
     with Trainer(
-        config, run_dir=run_dir, plain_config={}, interrupts=NoInterrupts(), build=build
+        config,
+        run_dir=run_dir,
+        plain_config={},
+        interrupts=NoInterrupts(),
+        resumed=resumed,
+        build=build,
     ) as trainer:
         trainer.run()
     return workers

@@ -11,6 +11,7 @@ import pytest
 from test_trainer import run, settings
 from trainer_fakes import FakeWorkers, rows_of
 
+from april_rl.checkpointing.resume import AUTO, load
 from april_rl.errors import RunError
 from april_rl.learner.mismatch import MismatchError
 from april_rl.learner.optimizer import NonFiniteError
@@ -60,6 +61,17 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(
     with pytest.raises(NonFiniteError, match=r"3 steps in a row .*\(trainer.max_bad_steps\)"):
         run(settings(num_steps=9), tmp_path)
     assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_steps_that_are_not_finite_count_on_after_a_resume(tmp_path: Path, monkeypatch) -> None:
+    """Two before, one after. Fails when a run that is resumed again and again may skip for ever."""
+    bad = NonFiniteError("the loss is inf")
+    with monkeypatch.context() as patch:
+        updates_that_raise(patch, {2: bad, 3: bad})
+        run(settings(num_steps=3), tmp_path)
+    updates_that_raise(monkeypatch, {1: bad})
+    with pytest.raises(NonFiniteError, match=r"3 steps in a row"):
+        run(settings(num_steps=9), tmp_path, resumed=load(AUTO, tmp_path))
 
 
 @pytest.mark.parametrize(("bad", "is_cured"), [([2], True), ([2, 5], True), ([2, 3], False)])

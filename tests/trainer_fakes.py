@@ -38,6 +38,9 @@ class FakeWorkers:
     def saved(self) -> Written:
         return Written(records={})
 
+    def restore(self, folder: Path) -> None:
+        assert (folder / "rank_00000.safetensors").read_bytes() == b"weights"
+
     def export(self, path: Path) -> None:
         self.exports.append((path.name, rows_of(self._run_dir)[-1]))
         path.mkdir(parents=True)

@@ -29,6 +29,10 @@ _PLACEMENT_TIMEOUT_S = 120.0
 _CONNECT_TIMEOUT_S = 10.0  # to the address of a running cluster
 
 
+class StartError(RunError):
+    """Ray does not start on this machine."""
+
+
 class JoinError(RunError):
     """The cluster of runtime.ray_address does not answer, or refuses this process."""
 
@@ -62,7 +66,8 @@ def object_store_bytes(batch_tokens: int, *, available: int) -> int:
 def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -> None:
     """Join the cluster at `address`, or start Ray embedded here: offline, no dashboard.
 
-    `batch_tokens` is the maximum number of prompt and response tokens that a step trains.
+    `batch_tokens` is the maximum number of prompt and response tokens that a step trains. Raise
+    StartError when Ray does not start, for example within its 30 seconds on a busy machine.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Do not hide GPUs from workers that reserve none: Ray would warn that it is going to.
@@ -73,18 +78,30 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
     # With Ray's default, 15, every other process of the machine would get the CPU before the
     # engine and the learner: the rewards, and whatever else runs there.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    with blocked_for_children():
-        ray.init(
-            address="local",  # otherwise Ray would join RAY_ADDRESS and refuse the other arguments
-            num_cpus=max(num_workers, os.cpu_count() or 1),
-            include_dashboard=False,
-            object_store_memory=object_store_bytes(
-                batch_tokens, available=psutil.disk_usage(_SHARED_MEMORY).free
-            ),
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            ignore_reinit_error=True,
-        )
+    try:
+        with blocked_for_children():
+            _init_here(num_workers=num_workers, batch_tokens=batch_tokens)
+    except Exception as error:  # Ray raises no other type when its processes start too slowly
+        raise StartError(
+            f"Ray did not start on this machine ({' '.join(str(error).split())}). If the machine "
+            "is busy, start again when other programs have ended, or let Ray wait longer with "
+            "RAY_gcs_server_port_wait_time_s=300 in the environment; if its disk is full, make "
+            "room in /tmp. Ray's logs are in /tmp/ray/session_latest/logs"
+        ) from error
+
+
+def _init_here(*, num_workers: int, batch_tokens: int) -> None:
+    ray.init(
+        address="local",  # otherwise Ray would join RAY_ADDRESS and refuse the other arguments
+        num_cpus=max(num_workers, os.cpu_count() or 1),
+        include_dashboard=False,
+        object_store_memory=object_store_bytes(
+            batch_tokens, available=psutil.disk_usage(_SHARED_MEMORY).free
+        ),
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        ignore_reinit_error=True,
+    )
 
 
 def join(address: str) -> None:
