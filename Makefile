@@ -32,8 +32,7 @@ train: $(STAMP)
 	@$(BIN)/python -m april_rl.train +recipe=$(RECIPE) $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m "not alone and not soak" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
-	@$(BIN)/python -m pytest -m "alone and not soak" $(ARGS)
+	@$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: $(STAMP)
 	@$(BIN)/python -m pytest -m soak --durations=0 $(ARGS)

@@ -94,7 +94,6 @@ def task(tmp_path_factory) -> Path:
     return write_task(tmp_path_factory.mktemp("task"))
 
 
-@pytest.mark.alone
 def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     """SIGINT to the whole foreground group, as a terminal sends it, while steps are running. Fails
     when what was generated is not in a checkpoint. The run trains with CISPO.
@@ -106,10 +105,10 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
         assert children
         started = time.monotonic()
         os.killpg(run.process.pid, signal.SIGINT)
-        run.process.communicate(timeout=60)
+        run.process.communicate(timeout=115)
         took_s = time.monotonic() - started
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert took_s < 60, "checkpoint.stop_deadline_s is 120, a tiny run needs some seconds"
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert took_s < 110, "checkpoint.stop_deadline_s is 120, a tiny run needs some seconds"
     assert [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
     assert run.process.returncode == 130
     assert checkpoint.main(["verify", str(run.run_dir)]) == 0
