@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.errors import RunError
+from april_rl.garbage_collection import garbage_collection_paused
 from april_rl.interrupts import EXIT_STATUS, Interrupts
-from april_rl.rollout.gc_pause import cycle_search_put_off
 from april_rl.tracking.labels import RunLabels, run_labels
 
 register()
@@ -72,7 +72,7 @@ def run(
     """Train. Heavy imports are here, so that --help and --cfg job answer at once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    with cycle_search_put_off():
+    with garbage_collection_paused():
         from april_rl.assembly.run import assemble
         from april_rl.checkpointing.resume import AUTO, load
         from april_rl.restarts import Restarts

@@ -28,7 +28,7 @@ from source_tree import (
 )
 
 LAYERS = (  # the floors of the house, the ground first
-    {"errors", "child_process"},
+    {"errors", "child_process", "garbage_collection"},
     {"types", "metrics", "config", "interrupts", "plugins"},
     {"ticks", "timeline", "checkpointing"},
     {"algorithm", "rollout", "batch", "tracking"},

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_runs import Run, Setup, constant, lognormal
 
-from april_rl.rollout.gc_pause import cycle_search_put_off
+from april_rl.garbage_collection import garbage_collection_paused
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.slots import Slots
 from april_rl.types import Group, SampleId
@@ -139,12 +139,12 @@ def test_the_search_for_cycles_goes_on_after_a_step_also_when_that_fails():
     assert gc.isenabled()
     assert inside
     assert not any(inside)
-    with pytest.raises(ValueError, match="as planned"), cycle_search_put_off():
+    with pytest.raises(ValueError, match="as planned"), garbage_collection_paused():
         raise ValueError("as planned")
     assert gc.isenabled()
     gc.disable()
     try:
-        with cycle_search_put_off():
+        with garbage_collection_paused():
             pass
         assert not gc.isenabled()
     finally:
@@ -155,7 +155,7 @@ def test_what_a_rollout_leaves_behind_is_not_searched_at_once():
     """Fails when the first object made after a step has Python look at all that the step made."""
     assert gc.isenabled()
     gc.collect()  # so that the next search is one of the youngest
-    with cycle_search_put_off():
+    with garbage_collection_paused():
         made = [[number] for number in range(2000)]
     old = {id(each) for each in gc.get_objects(generation=2)}
     assert old.issuperset(map(id, made))

@@ -32,11 +32,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from april_rl.errors import RunError
+from april_rl.garbage_collection import garbage_collection_paused
 from april_rl.metrics import Metrics
 from april_rl.rollout.batch_draw import draw_batch
 from april_rl.rollout.codec import FORMAT, Plain, check_state
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength
-from april_rl.rollout.gc_pause import cycle_search_put_off
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.leftovers import Leftovers
 from april_rl.rollout.over_sampling import OverSampling
@@ -85,7 +85,7 @@ class Collector:
         self._groups = Groups(scorer, group_size=rules.group_size, keep=keep)
         self._expected_length = ExpectedLength()
 
-    @cycle_search_put_off()
+    @garbage_collection_paused()
     def collect(
         self,
         policy_version: int,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
-from april_rl.rollout.gc_pause import cycle_search_put_off
+from april_rl.garbage_collection import garbage_collection_paused
 
 if TYPE_CHECKING:
     from april_rl.engine.vllm_engine import VllmEngine
@@ -36,7 +36,7 @@ def build_learner(
     """Load this rank's shard of the model; a collective. `on_forward` is called after each forward
     pass.
     """
-    with cycle_search_put_off():
+    with garbage_collection_paused():
         from april_rl.learner.learner import Learner
         from april_rl.learner.objective import Objective
 
@@ -56,7 +56,7 @@ def build_learner(
 
 def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
     """Start vLLM; with `sleeps` it gives up its memory for each update."""
-    with cycle_search_put_off():
+    with garbage_collection_paused():
         from april_rl.engine.vllm_engine import VllmEngine
 
     config = settings.config
