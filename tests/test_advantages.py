@@ -36,11 +36,11 @@ def test_grpo_divides_by_the_sample_standard_deviation():
     assert grpo(rewards) == pytest.approx([(r - 0.6) / scale for r in rewards])
 
 
-def test_dr_grpo_only_takes_the_mean_off():
+def test_dr_grpo_subtracts_the_mean_and_does_not_divide():
     assert dr_grpo([3.0, 0.0, 0.0, 1.0]) == pytest.approx([2.0, -1.0, -1.0, 0.0])
 
 
-def test_rloo_takes_off_the_mean_of_the_others():
+def test_rloo_subtracts_the_mean_of_the_other_samples():
     """Planted bug: the sample itself is in its baseline."""
     rewards = [1.0, 0.0, 0.25, 1.0]
     others = [statistics.mean(rewards[:i] + rewards[i + 1 :]) for i in range(4)]
@@ -75,7 +75,7 @@ def test_a_batch_keeps_its_groups_apart_and_in_order(name):
     assert [advantages.argmax() for advantages in found] == [0, 0, 0]
 
 
-def test_a_reward_that_is_no_number_is_refused():
+def test_a_nan_reward_is_refused():
     with pytest.raises(AssertionError, match="must be a number"):
         grpo([1.0, math.nan])
 
@@ -100,7 +100,7 @@ def test_the_overlong_penalty_falls_linearly_through_the_buffer_and_stays_at_its
     assert penalty == pytest.approx([0.0, 0.0, -0.025, -0.25, -0.5, -0.5])
 
 
-def test_a_buffer_of_no_share_turns_the_overlong_penalty_off():
+def test_an_overlong_buffer_of_zero_turns_the_penalty_off():
     penalty = soft_overlong_penalty(
         [1, 100, 150], max_response_tokens=100, buffer_frac=0, penalty=1.0
     )

@@ -21,7 +21,7 @@ def flat(loss_weights: list[np.ndarray]) -> list[float]:
     return [float(weight) for weights in loss_weights for weight in weights]
 
 
-def test_whole_fresh_responses_get_the_textbooks_weights():
+def test_complete_fresh_responses_get_the_textbook_weights():
     """Two responses of 1 and 4 tokens. Planted bugs: token mean per response; the longest response
     for the budget.
     """
@@ -40,7 +40,7 @@ def test_a_masked_token_and_a_masked_response_are_not_counted():
     assert flat(constant) == pytest.approx([1 / 8, 0, 1 / 8, 0, 0, 1 / 8])
 
 
-def test_age_weights_lower_stale_tokens_against_fresh_ones():
+def test_age_weights_give_stale_tokens_less_weight_than_fresh_ones():
     """A fresh and a stale response of two tokens, weight 1/2: two thirds and one third. Planted
     bug: each response divided by the sum of its own age weights, so that a wholly stale one loses
     nothing.
@@ -61,7 +61,7 @@ def test_mean_weights_add_up_to_one_unless_nothing_is_trained(aggregation, token
 
 
 @given(token_weights=WEIGHTS)
-def test_every_aggregation_is_zero_just_where_the_token_weight_is(token_weights):
+def test_loss_weights_are_zero_exactly_where_token_weights_are(token_weights):
     for aggregation in (
         token_mean,
         sequence_mean,
@@ -86,7 +86,7 @@ def test_age_weights_decay_by_a_power_or_as_a_function_says():
 
 
 @pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
-def test_an_age_weight_that_is_no_weight_is_refused_by_name(weight):
+def test_an_age_weight_that_is_negative_or_nan_is_refused_by_name(weight):
     with pytest.raises(ValueError, match="age 2"):
         age_weights(
             np.asarray([0, 2], np.int32), weight_of_age=lambda age: weight if age == 2 else 1.0

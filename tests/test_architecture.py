@@ -171,7 +171,7 @@ def test_functions_take_three_positional_arguments_at_most() -> None:
     assert wrong == []
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert [where(path, 1) for path in all_files() if not ast.get_docstring(tree_of(path))] == []
 
 
@@ -196,7 +196,7 @@ def test_everything_is_annotated() -> None:
     assert wrong == []
 
 
-def test_no_error_is_swallowed_unnamed() -> None:
+def test_no_broad_exception_is_swallowed() -> None:
     """But where a library raises anything: trackers, which must not end a run, and Ray's start."""
     wrong = [
         where(path, node.lineno)
@@ -209,7 +209,7 @@ def test_no_error_is_swallowed_unnamed() -> None:
     assert found == {"april_rl/runtime/cluster.py", "april_rl/tracking/backends.py"}, wrong
 
 
-def test_nothing_is_asked_for_that_may_not_be_there() -> None:
+def test_hasattr_and_getattr_are_not_used() -> None:
     """`hasattr` and `getattr` with a default: the type says what an object has."""
     wrong = [
         where(path, node.lineno)

@@ -39,7 +39,7 @@ def with_block_diagonal_mask(qkv: list[torch.Tensor], window: int = SIZE) -> tor
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 8, 9, None])
-def test_values_and_gradients_are_those_of_a_block_diagonal_mask(window, monkeypatch):
+def test_packed_attention_equals_a_block_diagonal_mask(window, monkeypatch):
     """Blocks of two queries or of the window, so that most sequences are several. Fails when a
     window is one token off, or ends at a block.
     """

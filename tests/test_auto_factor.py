@@ -51,7 +51,7 @@ def scripted(
     return submit
 
 
-def test_it_goes_up_for_three_percent_and_not_for_one() -> None:
+def test_alpha_goes_up_for_a_gain_of_three_percent_and_not_of_one() -> None:
     """Fails when any predicted gain is worth a change, or none is."""
     slow = tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.02)), num_steps=60)
     fast = tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.3)), num_steps=60)
@@ -59,7 +59,7 @@ def test_it_goes_up_for_three_percent_and_not_for_one() -> None:
     assert fast.factors[-1] == 4
 
 
-def test_after_a_change_downwards_it_goes_up_again_for_twice_the_gain_only() -> None:
+def test_after_going_down_alpha_goes_up_again_only_for_twice_the_gain() -> None:
     """Predictions that turn round: α = 1.5 seems to lose, then to gain 4 %. Fails when it follows
     them for ever.
     """
@@ -75,7 +75,7 @@ def test_after_a_change_downwards_it_goes_up_again_for_twice_the_gain_only() -> 
     assert len(run.changed_at) == 2
 
 
-def test_a_lone_high_prediction_counts_a_little() -> None:
+def test_a_single_high_prediction_does_not_change_alpha() -> None:
     """Fails when each look is taken as it is."""
     looks: list[float] = []
 
@@ -88,14 +88,14 @@ def test_a_lone_high_prediction_counts_a_little() -> None:
     assert max(run.factors) == 1.5
 
 
-def test_looks_get_rarer_while_nothing_changes() -> None:
+def test_comparisons_get_rarer_while_alpha_stays() -> None:
     """Fails when a look is at every step, or never again."""
     asked: list[Comparison] = []
     tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.02, asked=asked)), num_steps=100)
     assert 8 <= len(asked) <= 12
 
 
-def test_nothing_waits_for_predictions() -> None:
+def test_a_step_does_not_wait_for_predictions() -> None:
     """The old factor stays until it is there, and nothing else is asked. Fails when begin_step
     waits: then this test never ends.
     """
@@ -116,7 +116,7 @@ def test_nothing_waits_for_predictions() -> None:
     assert auto.begin_step() is None
 
 
-def test_a_failed_simulation_is_said_once_and_the_factor_stays() -> None:
+def test_a_failed_simulation_is_reported_once_and_alpha_stays() -> None:
     """Fails when the run ends with it, or asks again and again."""
     asked: list[Comparison] = []
 
@@ -135,7 +135,7 @@ def test_a_failed_simulation_is_said_once_and_the_factor_stays() -> None:
     ]
 
 
-def test_a_factor_that_breaks_a_budget_twice_in_a_row_is_left_for_good() -> None:
+def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> None:
     """Fails when a single look that errs is enough, when it is tried again, or when the budget is
     asked only on the way up.
     """
@@ -164,14 +164,14 @@ def test_a_factor_that_breaks_a_budget_twice_in_a_row_is_left_for_good() -> None
     assert "1.5 → 1.25: at 1.5 up to 210 tokens" in run.notes[-1]
 
 
-def test_no_factor_is_larger_than_the_staleness_cap_allows() -> None:
+def test_alpha_never_exceeds_what_the_staleness_cap_allows() -> None:
     """Fails when the largest α does not depend on the cap."""
     of = scenario(law=NARROW, max_staleness=1, keeps_parked=True)
     run = tune(of, tuner(of, submit=scripted(lambda α: α)), num_steps=30)
     assert max(run.factors) == largest_factor(1) == 2
 
 
-def test_a_step_in_which_nothing_happened_does_not_bring_the_next_look_closer() -> None:
+def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() -> None:
     """Fails when such a step counts: after two with work it would be due."""
     asked: list[Comparison] = []
     auto = tuner(SMALL, submit=scripted(asked=asked))
@@ -215,7 +215,7 @@ def test_what_was_learned_survives_a_save_and_a_restore() -> None:
     assert first_asked[-len(second_asked) :] == second_asked
 
 
-def test_the_collector_saves_and_restores_it_with_its_own_state() -> None:
+def test_the_collector_saves_and_restores_the_state_of_auto() -> None:
     """Fails when a restored run begins to learn anew."""
     setup = Setup(num_groups=2, group_size=2)
     factors = []
@@ -232,7 +232,7 @@ def test_the_collector_saves_and_restores_it_with_its_own_state() -> None:
     assert factors == [4, 4]
 
 
-def test_a_run_that_had_a_fixed_factor_begins_to_learn() -> None:
+def test_a_resume_may_change_a_fixed_alpha_to_auto() -> None:
     """And one that learned may get a fixed factor. Fails when either state is refused."""
     auto = tuner(SMALL, submit=scripted())
     auto.restore(FixedFactor(2.0).save())

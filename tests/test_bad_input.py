@@ -68,7 +68,7 @@ def test_a_setting_that_cannot_work_is_named(task, tmp_path, override, said):
     assert said in refused(task, tmp_path, override)
 
 
-def test_a_model_folder_is_told_to_the_workers_from_the_root(task, tmp_path, monkeypatch):
+def test_workers_get_the_model_folder_as_an_absolute_path(task, tmp_path, monkeypatch):
     """Those of a cluster start in another directory: they would take it for a name of the hub."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
@@ -76,7 +76,7 @@ def test_a_model_folder_is_told_to_the_workers_from_the_root(task, tmp_path, mon
     assert f"model.path={tmp_path}/model: " in refused(task, tmp_path, "model.path=model")
 
 
-def test_a_window_that_is_too_small_is_named_with_both_lengths(task, tmp_path):
+def test_a_context_length_that_is_too_small_is_refused_with_both_lengths(task, tmp_path):
     message = refused(
         task, tmp_path, "rollout.max_response_tokens=5000", "learner.max_tokens=10000"
     )

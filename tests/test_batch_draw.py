@@ -54,7 +54,9 @@ def drawn(ready: list[ScoredGroup], open_versions: Counter[int], *, seed: int = 
     st.lists(st.integers(NOW - CAP, NOW), max_size=20),
     st.lists(st.integers(NOW - CAP, NOW), max_size=10),
 )
-def test_what_later_steps_cannot_train_in_time_is_trained_now(ready_versions, open_versions):
+def test_groups_that_later_steps_cannot_train_in_time_are_trained_now(
+    ready_versions, open_versions
+):
     """As far as a batch holds. Fails when a due group waits though one that is not is trained."""
     ready = [group(i, version=v) for i, v in enumerate(sorted(ready_versions))]
     opened = Counter(open_versions)
@@ -74,7 +76,7 @@ def _version(scored: ScoredGroup) -> int:
     return scored.group.oldest_version
 
 
-def test_the_others_are_drawn_by_lot():
+def test_groups_that_are_not_due_are_drawn_at_random():
     """Each as often. Fails when the oldest are preferred, or the lot ignores the seed."""
     ready = [group(i, version=NOW) for i in range(8)]
     counts = Counter(i for seed in range(800) for i in drawn(ready, Counter(), seed=seed))
@@ -115,7 +117,7 @@ def mean_length(scored: ScoredGroup) -> float:
     return float(np.mean([sample.num_tokens for sample in scored.group.samples]))
 
 
-def test_dispersion_is_one_for_random_batches_and_counts_what_varies_together():
+def test_dispersion_is_one_for_random_batches_and_larger_for_correlated_ones():
     """Fails when the variance of the values is not divided by the size of a batch."""
     values = np.random.default_rng(0).lognormal(3, 1, (400, 16))
     random = dispersion(values.tolist())

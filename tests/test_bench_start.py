@@ -20,7 +20,7 @@ def test_a_busy_machine_is_warned_of_and_an_idle_one_is_not() -> None:
     assert not warning_of(OtherWork(cores=0.1, busiest="", busiest_cores=0.0), num_cores=2)
 
 
-def test_work_of_others_is_measured_and_its_own_is_not() -> None:
+def test_the_load_of_other_processes_is_measured() -> None:
     """Fails when the processor time of a process that spins is not found."""
     spinning = [sys.executable, "-c", "while True: pass"]
     with subprocess.Popen(spinning) as process:

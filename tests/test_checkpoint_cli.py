@@ -16,7 +16,7 @@ from april_rl.commands import checkpoint
         (["prune", "nowhere", "keep_last=0"], 2, "keep_last must be a number >= 1, got 0"),
     ],
 )
-def test_a_checkpoint_command_that_makes_no_sense_is_refused(arguments, status, message, capsys):
+def test_checkpoint_commands_with_wrong_arguments_are_refused(arguments, status, message, capsys):
     """Fails when a traceback answers."""
     assert checkpoint.main(arguments) == status
     assert message in capsys.readouterr().err

@@ -33,7 +33,7 @@ def typed(state: Any) -> Any:
 
 
 @given(STATES)
-def test_what_is_read_is_what_was_written_to_the_last_bit(tmp_path_factory, state):
+def test_state_is_read_back_exactly_as_it_was_written(tmp_path_factory, state):
     """Fails when two arrays share a slice, a type is lost, or a float is rounded."""
     folder = tmp_path_factory.mktemp("state")
     write_state(state, folder, "rollout")

@@ -40,7 +40,7 @@ def test_a_checkpoint_names_its_files_and_latest_names_the_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["write_manifest", "sync", "_point_to"])
-def test_a_save_that_does_not_end_leaves_the_one_before(tmp_path, monkeypatch, failing):
+def test_an_interrupted_save_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, failing):
     """Fails when a checkpoint has its name before all of it is there, or the next save trips over
     what was left.
     """
@@ -60,7 +60,7 @@ def test_a_save_that_does_not_end_leaves_the_one_before(tmp_path, monkeypatch, f
     assert not list(tmp_path.glob(".step_*"))
 
 
-def test_a_later_life_replaces_the_checkpoint_of_a_step(tmp_path):
+def test_a_resumed_run_replaces_the_checkpoint_of_the_same_step(tmp_path):
     """A run that went on from step 2 comes by step 4 again. Fails when the rename is refused."""
     write(tmp_path, 4, content=b"first")
     path = write(tmp_path, 4, content=b"second")
@@ -68,7 +68,7 @@ def test_a_later_life_replaces_the_checkpoint_of_a_step(tmp_path):
     verify(path)
 
 
-def test_without_latest_the_newest_whole_one_is_found(tmp_path):
+def test_without_latest_the_newest_complete_checkpoint_is_found(tmp_path):
     """Fails when a lost pointer loses the run."""
     good, bad = write(tmp_path, 10), write(tmp_path, 20)
     (tmp_path / "latest").unlink()
@@ -76,7 +76,7 @@ def test_without_latest_the_newest_whole_one_is_found(tmp_path):
     assert latest(tmp_path) == good
 
 
-def test_latest_that_leads_elsewhere_is_not_followed(tmp_path):
+def test_a_latest_file_that_names_another_folder_is_not_followed(tmp_path):
     """Fails when the pointer is trusted as a path."""
     good = write(tmp_path / "run", 1)
     write(tmp_path / "other", 7)
@@ -84,7 +84,7 @@ def test_latest_that_leads_elsewhere_is_not_followed(tmp_path):
     assert latest(tmp_path / "run") == good
 
 
-def test_old_checkpoints_go_and_the_best_stay(tmp_path):
+def test_old_checkpoints_are_removed_and_the_best_are_kept(tmp_path):
     """Fails when the count is off by one, or the newest go."""
     for step, score in ((1, 0.5), (2, 0.25), (3, None), (10, 0.75), (20, None)):
         write(tmp_path, step, **({} if score is None else {"score": score}))
@@ -93,7 +93,7 @@ def test_old_checkpoints_go_and_the_best_stay(tmp_path):
     assert [one.step for one in prune(tmp_path, keep_last=1, keep_best=1)] == [1]
 
 
-def test_a_file_that_only_the_workers_machine_has_is_said(tmp_path):
+def test_a_file_that_the_controller_cannot_see_fails_the_checkpoint(tmp_path):
     """Fails when a checkpoint without its shards looks whole."""
     partial = begin(tmp_path, 1)
     with pytest.raises(CheckpointError, match="shared file system"):
@@ -137,7 +137,7 @@ def test_a_flipped_bit_or_a_cut_end_is_found_wherever_it_is(tmp_path_factory, da
         ('{"format": 1, "files": {"a": 3}}', "cannot be read"),
     ],
 )
-def test_a_manifest_of_something_else_is_refused(tmp_path, text, message):
+def test_a_manifest_of_another_program_or_format_is_refused(tmp_path, text, message):
     """Fails when a library's error gets through, or a path may lead out of the folder."""
     path = write(tmp_path, 1)
     (path / "manifest.json").write_text(text)
@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_is_offered(tmp_
         load("auto", tmp_path)
 
 
-def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
+def test_a_path_that_is_not_a_checkpoint_is_refused(tmp_path):
     """Fails when a mistyped path begins a new run."""
     with pytest.raises(CheckpointError, match="is not a folder"):
         load(str(tmp_path / "nowhere"), tmp_path)
@@ -175,7 +175,7 @@ def test_the_newest_unfinished_run_is_found(tmp_path):
     assert unfinished_run(tmp_path / "nowhere") is None
 
 
-def test_the_manifest_is_what_people_read(tmp_path):
+def test_the_manifest_is_plain_json(tmp_path):
     """Fails when it is no longer plain JSON."""
     found = json.loads((write(tmp_path, 1) / "manifest.json").read_text())
     assert found["files"]["config.yaml"]["bytes"] == len("name: test\n")

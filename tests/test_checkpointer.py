@@ -66,7 +66,7 @@ def setup(tmp_path):
     return lambda **changes: Setup(tmp_path / "checkpoints", **changes)
 
 
-def test_everything_of_a_checkpoint_is_there_and_hashed(setup, tmp_path):
+def test_every_file_of_a_checkpoint_is_written_and_hashed(setup, tmp_path):
     """Fails when the controller's state, the workers' files or the settings are left out."""
     run = setup()
     run.save(3)
@@ -121,7 +121,7 @@ def test_a_checkpoint_appears_only_when_every_worker_has_written(setup):
     assert seen[-1]
 
 
-def test_the_one_before_is_finished_before_the_next_begins(setup):
+def test_a_checkpoint_begins_only_after_the_previous_one_is_finished(setup):
     """Fails when two are written at once, or the first is lost."""
     run = setup()
     run.workers.answers_after = 3
@@ -140,7 +140,7 @@ def test_old_checkpoints_are_removed(setup):
     assert [one.step for one in saved(run.root)] == [3, 4]
 
 
-def test_the_best_checkpoints_stay_by_what_was_measured_at_their_step(setup):
+def test_the_checkpoints_with_the_best_evaluations_are_kept(setup):
     """Fails when a score is that of another step, or another run's rule."""
     metric = "eval/held_out/avg_at_k"
     run = setup(keep_last=1, keep_best=2, best_metric=metric)
@@ -152,7 +152,7 @@ def test_the_best_checkpoints_stay_by_what_was_measured_at_their_step(setup):
     assert read_manifest(run.root / "step_4").about["score"] == 0.7
 
 
-def test_a_worker_whose_disk_is_full_costs_this_checkpoint_only(setup):
+def test_a_full_disk_of_a_worker_fails_only_that_checkpoint(setup):
     """Fails when the run ends, the message hides the reason, or half a checkpoint stays."""
     run = setup()
     run.save(1)
@@ -167,7 +167,7 @@ def test_a_worker_whose_disk_is_full_costs_this_checkpoint_only(setup):
     assert sorted(path.name for path in run.root.iterdir()) == ["latest", "step_1", "step_3"]
 
 
-def test_a_folder_that_cannot_be_made_costs_the_checkpoint_only(setup):
+def test_a_folder_that_cannot_be_created_fails_only_that_checkpoint(setup):
     """Fails when an OSError of the controller's own disk ends the run."""
     run = setup()
     run.root.parent.mkdir(exist_ok=True)
@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_made_costs_the_checkpoint_only(setup):
     assert "training goes on, and there is no earlier one" in run.told[-1]
 
 
-def test_a_folder_that_is_gone_in_the_middle_costs_the_checkpoint_only(setup):
+def test_a_folder_that_disappears_during_a_save_fails_only_that_checkpoint(setup):
     """Fails when the commit's error ends the run."""
     run = setup()
     run.save(1)

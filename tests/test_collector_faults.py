@@ -104,7 +104,7 @@ def test_a_stuck_engine_ends_the_step_with_everything_parked(num_engines, finish
     assert engines.generated == run.num_tokens_held()
 
 
-def test_after_a_replaced_engine_the_run_goes_on_where_it_was():
+def test_after_a_stalled_engine_is_replaced_its_samples_continue():
     """Fails when a stalled engine's samples stay counted in its slots, or start anew."""
     run, engines = faulty()
     run.steps(2)
@@ -117,7 +117,7 @@ def test_after_a_replaced_engine_the_run_goes_on_where_it_was():
     check_drained(run)
 
 
-def test_what_a_stalled_engine_reports_a_step_later_is_ignored():
+def test_completions_of_a_stalled_engine_are_ignored_a_step_later():
     """Fails when completions are matched by engine alone: the sample would get its tokens twice,
     those of the older version first.
     """
@@ -142,7 +142,7 @@ def test_what_a_stalled_engine_reports_a_step_later_is_ignored():
     assert_parked_and_accounted_for(run)
 
 
-def test_a_late_completion_does_not_stand_for_the_one_that_an_abort_brings():
+def test_a_late_completion_is_not_taken_for_the_one_from_the_abort():
     """Fails when the first completion of a sample is taken for what came back."""
     run, engines = faulty(law=lognormal(20, 0.9))
     engines.reports_twice = True
@@ -152,7 +152,7 @@ def test_a_late_completion_does_not_stand_for_the_one_that_an_abort_brings():
     assert any(sample.num_tokens and not sample.is_finished for sample in run.alive)
 
 
-def test_an_engine_that_loses_a_sample_is_found_out():
+def test_a_sample_that_an_engine_loses_ends_the_run_by_name():
     """Fails when the abort does not ask what is missing."""
     run, engines = faulty()
     engines.loses_samples = True
@@ -183,7 +183,7 @@ def test_a_stuck_reward_blocks_neither_generation_nor_the_abort():
     assert run.scorer.num_waits == 0
 
 
-def test_a_slow_reward_does_not_open_prompts_without_end():
+def test_a_slow_reward_limits_how_many_prompts_are_opened():
     """Fails when groups that wait for scores do not count as alive."""
     setup = Setup(delay=500, max_staleness=2, law=constant(1))
     run = Run(setup)
@@ -193,7 +193,7 @@ def test_a_slow_reward_does_not_open_prompts_without_end():
 
 
 @pytest.mark.parametrize("refill", [True, False])
-def test_rejected_groups_only_end_in_an_error_that_names_the_setting(refill):
+def test_a_step_with_only_rejected_groups_fails_and_names_the_setting(refill):
     """Fails when the bound on rejected groups is not looked at (the fake engine counts ticks)."""
     run = Run(Setup(reject_every=1, refill=refill, max_rejected_groups=7))
     with pytest.raises(NoSignalError, match=r"rollout\.max_rejected_groups"):
@@ -202,7 +202,7 @@ def test_rejected_groups_only_end_in_an_error_that_names_the_setting(refill):
     assert_parked_and_accounted_for(run)
 
 
-def test_at_the_bound_on_rejected_groups_a_step_returns_what_is_ready():
+def test_at_the_limit_on_rejected_groups_a_step_returns_its_ready_groups():
     """Fails when the bound is an error although there is something to train."""
     run = Run(Setup(num_groups=4, reject_every=2, max_rejected_groups=3, refill=False, alpha=1.0))
     groups = run.step().groups
@@ -241,7 +241,7 @@ def test_a_step_says_that_groups_were_dropped():
 
 
 @pytest.mark.parametrize("error", [RunError("the reward is broken"), KeyboardInterrupt()])
-def test_what_is_in_flight_is_parked_whatever_ends_the_step(error):
+def test_samples_in_flight_are_parked_whatever_ends_the_step(error):
     """Fails when a step ends by an error of the scorer, or by Ctrl-C, without its abort."""
     run = Run(Setup(law=lognormal(20, 0.5), delay=1))
     run.step()
@@ -260,7 +260,7 @@ def test_what_is_in_flight_is_parked_whatever_ends_the_step(error):
     assert_parked_and_accounted_for(run)
 
 
-def test_what_engines_gave_back_is_kept_when_the_scorer_takes_no_sample():
+def test_completions_are_kept_when_the_scorer_raises():
     """Fails when a scorer that raises loses the other completions of a tick, or of the abort, and
     its error with them.
     """
@@ -276,7 +276,7 @@ def test_what_engines_gave_back_is_kept_when_the_scorer_takes_no_sample():
     assert_parked_and_accounted_for(run)
 
 
-def test_a_step_cut_short_by_lost_groups_waits_for_what_the_next_could_not_train():
+def test_a_step_cut_short_by_lost_groups_still_waits_for_groups_that_are_due():
     """With cap 0 nothing may be left open. Fails when the step's own version is not looked at."""
     setup = Setup(
         num_groups=4,

@@ -20,7 +20,9 @@ quick = settings(max_examples=60, deadline=None)
 
 @quick
 @given(SETUPS, STEPS)
-def test_every_response_is_the_uninterrupted_one_with_a_logprob_and_a_version_each(setup, steps):
+def test_resumed_responses_equal_uninterrupted_ones_with_a_logprob_and_version_per_token(
+    setup, steps
+):
     """Invariant 1. Fails when a resumed request leaves out the response so far (the fake engine
     refuses it), or every token is given the version of the sample's last part.
     """
@@ -46,7 +48,7 @@ def test_no_token_is_generated_twice_or_thrown_away(setup, steps):
 
 @quick
 @given(SETUPS, STEPS)
-def test_every_request_asks_for_what_is_left_of_the_budget(setup, steps):
+def test_every_request_asks_for_the_rest_of_its_token_budget(setup, steps):
     """Invariant 2. Fails when a resumed sample gets the whole budget again."""
     run = Run(setup)
     run.steps(steps)
@@ -56,7 +58,7 @@ def test_every_request_asks_for_what_is_left_of_the_budget(setup, steps):
 
 @quick
 @given(SETUPS, STEPS)
-def test_the_ledger_agrees_with_the_tests_own_books_at_every_step(setup, steps):
+def test_the_ledger_agrees_with_independent_counts_at_every_step(setup, steps):
     """Invariant 3. Fails when a rejected or dropped group is not recorded, or ready ones count as
     parked.
     """
@@ -114,7 +116,7 @@ def test_every_step_has_its_groups_and_leaves_none_that_becomes_too_old(setup, s
 
 @quick
 @given(SETUPS, STEPS)
-def test_never_more_than_c_requests_are_computed_together(setup, steps):
+def test_at_most_c_requests_are_in_flight(setup, steps):
     """And never more than slots(e) on an engine, which the fake engine sees to. Fails when every
     engine is given C slots, or the share of each is rounded up.
     """
@@ -127,7 +129,7 @@ def test_never_more_than_c_requests_are_computed_together(setup, steps):
 @quick
 @given(SETUPS, STEPS)
 @example(replace(TIGHT, finish_stale=False), 10)
-def test_nothing_older_than_the_cap_has_loss_weight(setup, steps):
+def test_tokens_beyond_the_staleness_cap_have_no_loss_weight(setup, steps):
     """Invariant 7, to finish and to mask. Fails when the packer's cap is one too high."""
     run = Run(setup)
     for _ in range(steps):
@@ -165,7 +167,7 @@ def test_the_same_seed_gives_the_same_groups_token_for_token(setup, steps):
 
 @quick
 @given(SETUPS, STEPS)
-def test_a_drain_trains_everything_and_ends(setup, steps):
+def test_a_run_that_opens_no_more_prompts_trains_everything_and_ends(setup, steps):
     """Fails when the loop goes on with nothing to do (the fake engine counts), or ends although
     scores are missing.
     """
@@ -199,7 +201,7 @@ def test_parked_samples_are_submitted_before_new_prompts_the_oldest_first(setup,
         assert set(parked) <= later
 
 
-def test_the_setups_reach_what_they_are_meant_to_reach():
+def test_the_default_set_up_parks_and_resumes_samples():
     """A guard of the tests above: the default setup does park, resume and leave groups ready."""
     run = Run(Setup(refill=True, alpha=3))
     resumed = [run.step().stats.resumed_samples for _ in range(4)]

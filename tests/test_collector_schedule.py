@@ -74,7 +74,7 @@ def test_alpha_one_without_refill_is_the_plain_synchronous_loop(setup, steps):
         assert request.seed == request_seed(setup.seed, request.sample_id, 0)
 
 
-def test_a_resumed_sample_draws_other_numbers_and_neither_engine_nor_neighbours_matter():
+def test_request_seeds_depend_only_on_run_seed_sample_and_number_of_completions():
     """Fails when the number of completions, the index or the run's seed is left out."""
     seeds = {
         request_seed(run_seed, SampleId(prompt_id, index), completions)
@@ -109,7 +109,7 @@ def test_surplus_ready_groups_come_first_in_the_next_step():
 
 
 @pytest.mark.parametrize("num_engines", [1, 3])
-def test_a_kept_sample_goes_on_where_its_state_is(num_engines):
+def test_a_kept_sample_returns_to_the_engine_with_its_kv_cache(num_engines):
     """Fails when a step forgets which engine has a parked sample, or counts kept ones as prefilled
     again.
     """
@@ -137,7 +137,7 @@ def test_refill_keeps_every_slot_busy():
 
 
 @pytest.mark.parametrize("num_engines", [1, 2, 3])
-def test_c_requests_are_computed_together_and_not_one_more(num_engines):
+def test_exactly_c_requests_are_in_flight(num_engines):
     """Fails when every engine's share is rounded up or down."""
     run = Run(Setup(num_groups=7, group_size=1, alpha=1.0, num_engines=num_engines, tick_steps=1))
     run.step()
@@ -175,7 +175,7 @@ def test_one_shot_starts_c_samples_and_no_more():
 
 
 @pytest.mark.parametrize("refill", [True, False])
-def test_more_engines_than_slots_is_no_reason_to_wait_for_ever(refill):
+def test_a_step_ends_with_more_engines_than_slots(refill):
     """Fails when an engine without slots is given a request: it would never be computed."""
     run = Run(Setup(num_groups=1, group_size=2, alpha=1.0, num_engines=3, refill=refill))
     run.steps(5)

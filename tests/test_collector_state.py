@@ -177,7 +177,7 @@ def test_a_run_killed_at_any_point_goes_on_from_its_last_save_with_nothing_lost(
 @given(SETUPS, st.integers(1, 5))
 @example(LONG, 8)
 @example(replace(LONG, num_engines=3, delay=3), 8)
-def test_a_run_restored_before_every_step_is_the_uninterrupted_one_token_for_token(setup, steps):
+def test_a_run_restored_before_every_step_equals_the_uninterrupted_one(setup, steps):
     """The same groups, and the same requests with the same seeds to the same engines in the same
     order. Fails when versions, the parts of a sample, scores so far, a group's age, the expected
     length or the engine a sample was on are not restored.

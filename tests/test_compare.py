@@ -58,7 +58,7 @@ def test_runs_are_grouped_by_the_settings_in_which_they_differ(
     assert list(found.variants) == ["optimizer.lr=1e-05", "optimizer.lr=1e-06"]
 
 
-def test_all_runs_are_asked_for_what_all_can_answer(comparison: Comparison) -> None:
+def test_runs_are_compared_at_what_all_of_them_reach(comparison: Comparison) -> None:
     runs = [run for runs in comparison.variants.values() for run in runs]
     budget = comparison.budget
     assert budget.samples == STEPS * NUM_GROUPS * GROUP_SIZE
@@ -83,7 +83,9 @@ def test_time_to_an_accuracy_is_interpolated_between_evaluations(comparison: Com
     assert figure("seconds to the accuracy").value(run, budget) is None
 
 
-def test_equal_time_is_not_equal_samples(comparison: Comparison) -> None:
+def test_accuracy_after_equal_time_differs_from_that_after_equal_samples(
+    comparison: Comparison,
+) -> None:
     """Fails when a faster run is given the seconds of the slower one."""
     april = comparison.variants["α = 2.0"][1]
     budget = replace(comparison.budget, seconds=april.total("time/step_s") / 2)
@@ -133,7 +135,7 @@ def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
     assert comparison.mean(waiting, SYNCHRONOUS) > 2 * comparison.mean(waiting, "α = 2.0") > 0
 
 
-def test_a_run_that_never_reaches_the_accuracy_is_counted(folder: Path) -> None:
+def test_runs_that_never_reach_the_accuracy_are_counted(folder: Path) -> None:
     found = compare([folder], accuracy=0.75, evaluation_set="held_out")
     seconds = figure("seconds to the accuracy")
     assert (found.missing(seconds, SYNCHRONOUS), found.missing(seconds, "α = 2.0")) == (3, 2)

@@ -290,7 +290,7 @@ def test_a_setting_counts_as_read_where_it_is_read(source: str) -> None:
         "asdict(config.rollout)",
     ],
 )
-def test_a_setting_does_not_count_as_read_by_something_like_it(source: str) -> None:
+def test_a_setting_does_not_count_as_read_through_a_similar_name(source: str) -> None:
     assert keys_read(source) == set()
 
 

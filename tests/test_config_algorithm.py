@@ -89,7 +89,7 @@ def test_every_algorithm_group_composes_into_what_its_paper_says(group: str) -> 
         (["loss=gspo", "clip_low=1"], ["algorithm.clip_low", "algorithm.loss=gspo"]),
     ],
 )
-def test_settings_that_make_no_sense_together_are_refused_by_both_names(
+def test_contradicting_algorithm_settings_are_refused_with_both_names(
     overrides: list[str], named: list[str]
 ) -> None:
     """Fails when a setting that nothing reads is taken, or a loss that breaks invariant 7."""
@@ -115,7 +115,7 @@ def test_settings_that_make_no_sense_together_are_refused_by_both_names(
         (["learner.age_weight=a:b", "learner.age_decay=0.5"], "learner.age_decay=0.5"),
     ],
 )
-def test_settings_of_several_sections_are_refused_by_both_names(
+def test_contradicting_settings_of_two_sections_are_refused_with_both_names(
     overrides: list[str], named: str
 ) -> None:
     """Fails when GSPO may leave out single tokens, or a group of one be compared with itself."""
@@ -155,7 +155,7 @@ def test_an_algorithm_value_out_of_range_is_refused_by_its_key(override: str) ->
         ["algorithm.kl=k3", "algorithm.kl_coefficient=0.1"],
     ],
 )
-def test_settings_that_go_together_are_taken(overrides: list[str]) -> None:
+def test_settings_that_fit_together_are_accepted(overrides: list[str]) -> None:
     """And arrive. Fails when a check is stricter than its reason, or a value goes elsewhere."""
     config = load_tiny(*overrides)
     for key, _, given in (override.partition("=") for override in overrides):
@@ -203,7 +203,7 @@ def test_the_objective_can_be_built_for_every_choice(choice: Enum) -> None:
     assert objective.needs_proximal == (choice is not Ratio.behaviour)
 
 
-def test_a_function_of_age_is_asked_once_for_every_age_and_then_weighs_tokens() -> None:
+def test_an_age_weight_function_is_called_once_per_age_and_weighs_tokens() -> None:
     """Fails when the ages are counted from another one, or the last one is left out."""
     weights = load_age_weights("age_functions:half_each_step", max_staleness=3)
     found = weights(np.array([0, 3, 1, 1], np.int32))
@@ -226,9 +226,7 @@ def test_a_function_of_age_is_asked_once_for_every_age_and_then_weighs_tokens() 
         ("age_functions:age_itself", "gives age 0 the weight 0"),
     ],
 )
-def test_a_function_of_age_that_cannot_be_used_is_refused_by_its_key(
-    function: str, reason: str
-) -> None:
+def test_an_unusable_age_weight_function_is_refused_by_its_key(function: str, reason: str) -> None:
     """Before anything is started. Fails when it is tried for age 0 alone, or its error ends the
     program with a traceback.
     """

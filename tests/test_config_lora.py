@@ -24,9 +24,7 @@ from april_rl.config.store import ConfigError
         (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] has no effect with"),
     ],
 )
-def test_adapters_that_make_no_sense_are_refused_in_one_line(
-    overrides: list[str], message: str
-) -> None:
+def test_invalid_lora_settings_are_refused_in_one_line(overrides: list[str], message: str) -> None:
     """Fails when a setting that nothing reads is taken, or peft gets a regular expression."""
     with pytest.raises(ConfigError) as caught:
         load("+recipe=tiny_cpu", *overrides)

@@ -25,7 +25,7 @@ def notes(*overrides: str, device: str = "cpu") -> list[str]:
         (["algorithm.loss=sapo"], "sapo_negative_temperature never act"),
     ],
 )
-def test_one_update_a_batch_is_told_with_what_never_acts_and_what_to_set(
+def test_with_one_update_per_batch_the_start_says_that_no_clip_acts(
     overrides: list[str], named: str
 ) -> None:
     (line,) = notes(*overrides)
@@ -42,19 +42,19 @@ def test_one_update_a_batch_is_told_with_what_never_acts_and_what_to_set(
         ["algorithm.loss=policy_gradient"],
     ],
 )
-def test_nothing_is_said_where_ratios_differ_from_one_or_do_not_exist(
+def test_no_such_note_appears_when_ratios_differ_from_one_or_are_unused(
     overrides: list[str],
 ) -> None:
     assert notes(*overrides) == []
 
 
-def test_half_of_the_rewards_span_is_the_most_that_dapo_takes_off() -> None:
+def test_the_overlong_penalty_of_dapo_is_at_most_half_of_the_reward_span() -> None:
     """DAPO takes 1 off rewards of -1 and 1, in the last 4,096 of 20,480 tokens."""
     algorithm = load("+recipe=tiny_cpu", "algorithm=dapo").algorithm
     assert (algorithm.overlong_buffer_frac, algorithm.overlong_penalty) == (4096 / 20480, 0.5)
 
 
-def test_the_flagships_overlong_buffer_begins_at_the_expected_maximum() -> None:
+def test_the_overlong_buffer_of_qwen3_4b_dapo_begins_at_16384_tokens() -> None:
     config = load("+recipe=qwen3_4b_dapo")
     before = 1 - config.algorithm.overlong_buffer_frac
     assert before * config.rollout.max_response_tokens == 16384
@@ -77,7 +77,7 @@ READ_ON_BOTH = {
 }
 
 
-def test_of_every_setting_it_is_known_which_devices_read_it() -> None:
+def test_every_setting_is_listed_with_the_devices_that_read_it() -> None:
     """A new one has to be put in its place: one that a device ignores is told at the start."""
     sections = (EngineConfig, LearnerConfig, RuntimeConfig)
     names = (section.__name__.removesuffix("Config").lower() for section in sections)
@@ -95,12 +95,14 @@ def test_of_every_setting_it_is_known_which_devices_read_it() -> None:
         ("runtime.threads=2", "cuda", "for workers that compute on CPU"),
     ],
 )
-def test_a_setting_that_the_device_ignores_is_told(override: str, ignoring: str, why: str) -> None:
+def test_a_setting_that_the_device_ignores_is_named_at_the_start(
+    override: str, ignoring: str, why: str
+) -> None:
     for device in ("cpu", "cuda"):
         lines = notes(override, "trainer.num_minibatches=2", device=device)
         assert len(lines) == (device == ignoring), device
         assert all(line.startswith(f"{override} has no effect") and why in line for line in lines)
 
 
-def test_an_engine_that_never_sleeps_is_what_a_cpu_has() -> None:
+def test_on_cpu_engine_sleep_never_needs_no_note() -> None:
     assert notes("engine.sleep=never", "trainer.num_minibatches=2") == []

@@ -14,7 +14,7 @@ from april_rl.config.task import EvaluationConfig, EvaluationSetConfig
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "größe", ""])
-def test_an_evaluation_set_whose_name_is_no_part_of_a_key_is_refused(name: str) -> None:
+def test_an_evaluation_set_whose_name_cannot_be_part_of_a_key_is_refused(name: str) -> None:
     """Fails when only the metrics find out, after the first evaluation."""
     with pytest.raises(ValueError, match=f"^evaluation.sets.{name}: a name has"):
         EvaluationConfig(
@@ -26,7 +26,7 @@ def test_an_evaluation_set_whose_name_is_no_part_of_a_key_is_refused(name: str) 
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_no_setting_takes_what_is_not_a_number(value: float) -> None:
+def test_no_setting_accepts_nan_or_infinity(value: float) -> None:
     """Every float of the schema. Fails when the walk over the sections misses one."""
     taken = []
     for name, section in SECTIONS.items():
@@ -39,7 +39,7 @@ def test_no_setting_takes_what_is_not_a_number(value: float) -> None:
     assert taken == []
 
 
-def test_the_last_values_in_range_are_taken() -> None:
+def test_the_bounds_of_a_range_are_accepted() -> None:
     config = load(
         "+recipe=tiny_cpu",
         "seed=4294967295",
@@ -53,7 +53,7 @@ def test_the_last_values_in_range_are_taken() -> None:
     assert config.algorithm.overlong_buffer_frac == 1
 
 
-def test_what_a_person_names_is_set_with_and_without_a_plus() -> None:
+def test_names_that_users_choose_are_set_with_and_without_a_plus() -> None:
     named = [
         "data.args={max_digits: 1}",
         "data.chat_template_kwargs.enable_thinking=false",
@@ -124,7 +124,7 @@ def test_reward_functions_that_miss_a_data_set_are_refused(overrides, message) -
         (["trainer.max_bad_steps=0"], "trainer.max_bad_steps must be >= 1, got 0"),
     ],
 )
-def test_a_metric_that_no_evaluation_measures_keeps_no_checkpoints(
+def test_a_best_metric_that_no_evaluation_measures_is_refused(
     overrides: list[str], message: str
 ) -> None:
     """Fails when the run finds out after hours that it kept none of the best."""

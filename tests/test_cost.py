@@ -70,7 +70,7 @@ def ticks_of_a_run(*, noise: float, held_up: float, seed: int = 0) -> list[Tick]
 
 
 @pytest.mark.parametrize("held_up", [0.0, 0.2])
-def test_the_cost_is_found_again_in_noisy_ticks_whatever_held_some_of_them_up(held_up):
+def test_the_fit_recovers_the_cost_from_noisy_and_delayed_ticks(held_up):
     """Fails when a column is scaled twice, or ticks are not reweighted: the fifth that was held
     up then raises terms by a tenth.
     """
@@ -90,7 +90,7 @@ WORK = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(WORK)
-def test_no_term_is_ever_negative(work):
+def test_fitted_cost_coefficients_are_never_negative(work):
     """Fails when a subset with a negative coefficient may win."""
     found = fit_cost([tick(s, samples=n, context=c, prefill=p) for s, n, c, p in work])
     terms = (found.step_s, found.sample_s, found.context_token_s, found.prefill_token_s)
@@ -98,7 +98,7 @@ def test_no_term_is_ever_negative(work):
     assert np.isfinite(terms).all()
 
 
-def test_a_batch_of_one_size_is_explained_although_its_terms_cannot_be_told_apart():
+def test_the_fit_predicts_ticks_of_a_constant_batch_size():
     """Fails when proportional columns make the normal equations blow up."""
     rng = np.random.default_rng(1)
     works = [tick(0.0, samples=64, context=64 * int(rng.integers(100, 900))) for _ in range(50)]

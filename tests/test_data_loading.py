@@ -80,7 +80,7 @@ def test_rows_of_equal_prompt_and_answer_are_used_once_and_counted(tmp_path, tok
     assert len(load(path, tokenizer, deduplicate=False)) == 4
 
 
-def test_texts_that_are_equal_only_when_glued_together_are_different_rows(tmp_path, tokenizer):
+def test_rows_that_are_equal_only_when_concatenated_are_different(tmp_path, tokenizer):
     chats = [[("user", "one two")], [("user", "one"), ("user", "two")], [("system", "one two")]]
     rows = [
         {"prompt": [{"role": r, "content": c} for r, c in chat], "answer": "1"} for chat in chats
@@ -102,7 +102,7 @@ def test_extra_columns_reach_the_prompt_whatever_their_name(tmp_path, tokenizer)
     assert (table[1].columns["level"], table[1].columns["text"]) == (2, [])
 
 
-def test_a_slice_is_a_table_of_its_own(tmp_path, tokenizer):
+def test_a_slice_has_its_own_length_and_prompt_ids(tmp_path, tokenizer):
     table = load(jsonl(tmp_path / "data.jsonl", ROWS), tokenizer)
     part = table[1:]
     assert [(p.id, p.text, p.answer) for p in part] == [(0, "two", "1"), (1, "one", "2")]
@@ -112,7 +112,7 @@ def test_a_slice_is_a_table_of_its_own(tmp_path, tokenizer):
         part[2]
 
 
-def test_one_set_without_a_name_is_no_mixture(tmp_path, tokenizer):
+def test_a_single_data_set_is_not_a_mixture(tmp_path, tokenizer):
     table = load(jsonl(tmp_path / "data.jsonl", ROWS), tokenizer)
     assert isinstance(stream_of({"": table}, {"": 1.0}, seed=0), PromptStream)
     assert isinstance(stream_of({"a": table}, {"a": 1.0}, seed=0), MixedStream)

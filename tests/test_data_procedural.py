@@ -62,12 +62,12 @@ def test_a_task_that_cannot_train_is_refused_with_its_name_and_the_reason(name):
         drawn(task, **{"size": 20, **settings})
 
 
-def test_an_exception_on_a_wrong_answer_is_no_reason_to_refuse():
+def test_a_verifier_that_raises_on_wrong_answers_is_accepted():
     """`prime_factorization` raises on text that is no product."""
     assert len(drawn("prime_factorization", size=20)["prompt"]) == 20
 
 
-def test_every_tried_row_counts():
+def test_a_task_is_refused_if_any_tried_row_fails():
     """Fails when only the first row is scored."""
     rows = drawn("products", size=3)
     entries = [json.loads(entry) for entry in rows["entry"]]

@@ -253,7 +253,7 @@ def test_a_data_set_id_without_network_is_one_message(tmp_path):
         ("squad", ("squad", None)),
     ],
 )
-def test_a_configuration_of_a_data_set_stands_behind_a_colon(path, named):
+def test_the_configuration_of_a_data_set_follows_a_colon(path, named):
     assert hub_name(path) == named
 
 

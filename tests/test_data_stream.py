@@ -35,7 +35,7 @@ def test_every_epoch_has_every_prompt_once_and_ids_count_up(num_prompts, seed):
         assert sorted(p.text for p in part) == sorted(str(i) for i in range(num_prompts))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_every_epoch_and_every_seed_has_a_different_order():
     epochs = [[p.text for p in taken(stream(50, seed), 100)] for seed in (0, 1)]
     orders = [texts[start : start + 50] for texts in epochs for start in (0, 50)]
     assert all(a != b for a, b in pairwise(orders))
@@ -159,5 +159,5 @@ def test_each_source_of_a_mixture_has_figures_of_its_own():
     }
 
 
-def test_a_single_set_has_no_figures_beside_the_run_s_own():
+def test_a_single_data_set_has_no_metrics_by_source():
     assert source_metrics([scored("", 1.0, 0.0)]) == {}

@@ -191,7 +191,7 @@ def test_the_moves_of_a_lifecycle_are_those_the_code_allows(
     assert all(row.cells[1] and row.names(3) for row in table)
 
 
-def test_what_the_design_names_exists() -> None:
+def test_files_and_names_in_the_design_exist() -> None:
     """Fails when a file, a class, a function or a setting is renamed and the page is not."""
     assert [token for token in named(DESIGN) if not is_known(token)] == []
     spoken = re.findall(r"(?<![\w/.])[A-Z]\w+\.[a-z_]\w*(?!\w)", DESIGN)  # the drawing too
@@ -216,7 +216,7 @@ def uses_of(words: Iterable[str]) -> set[tuple[str, str]]:
     }
 
 
-def test_a_word_of_the_glossary_is_in_the_code_and_its_rivals_are_not() -> None:
+def test_glossary_words_are_in_the_code_and_forbidden_words_are_not() -> None:
     """Fails when a name of the code goes, or when a second word for the same thing comes."""
     table = rows(section(DESIGN, "Glossary"))
     assert len(table) > 25
@@ -246,7 +246,7 @@ def snake_case(name: str) -> str:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/usage.md"])
-def test_what_a_page_tells_a_user_to_type_exists(page: str) -> None:
+def test_commands_and_settings_on_the_pages_exist(page: str) -> None:
     """Commands, recipes, sweeps, tools, Makefile targets and settings."""
     text = (ROOT / page).read_text(encoding="utf-8")
     assert set(re.findall(r"python -m april_rl (\w+)", text)) <= commands().keys()

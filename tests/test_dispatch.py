@@ -27,7 +27,7 @@ def ids(prompt_id: int, *indices: int) -> list[SampleId]:
     return [SampleId(prompt_id, index) for index in indices]
 
 
-def test_what_is_sent_waits_no_more_and_says_what_it_has_to_compute():
+def test_a_sent_sample_no_longer_waits_and_adds_its_outstanding_tokens():
     """Fails when one is sent twice, more than may be started, the response so far is not among the
     tokens to prefill, or a sample goes to another engine than its sibling though that has room.
     """
@@ -59,7 +59,7 @@ def test_samples_return_to_their_engines_as_a_step_begins_the_oldest_first():
     assert sent.dispatch.num_waiting == 5
 
 
-def test_only_as_many_return_as_may_be_started():
+def test_no_more_samples_return_to_engines_than_may_be_started():
     """Fails when a younger sample returns to its engine, and an older one may not be started."""
     sent = Sent(group_size=4, num_slots=4)
     for group in (sent.open(1, engines=[0, None, 0, 0]), sent.open(2, engines=[1] * 4)):
@@ -135,7 +135,7 @@ def fill(sent: Sent, *tokens: float) -> None:
             sent.dispatch.slots.add(engine, tokens=total / 8)
 
 
-def test_new_samples_queue_behind_the_least_work():
+def test_new_samples_queue_at_the_engine_with_the_fewest_outstanding_tokens():
     """Fails when an engine with more to do gets them first, or more than it has room for."""
     sent = Sent(group_size=4, num_engines=3, num_slots=24)  # eight slots and two queued an engine
     fill(sent, 30.0, 10.0, 20.0)
@@ -148,7 +148,7 @@ def test_new_samples_queue_behind_the_least_work():
     assert sent.dispatch.num_waiting == 2
 
 
-def test_what_is_left_of_a_group_follows_its_queued_siblings():
+def test_the_rest_of_a_group_queues_at_the_same_engine_as_its_siblings():
     """Fails when it goes where the least work is, though their engine has a slot again."""
     sent = Sent(group_size=4, num_engines=2, num_slots=16)  # eight slots and two queued an engine
     fill(sent, 30.0, 10.0)
@@ -163,7 +163,7 @@ def test_what_is_left_of_a_group_follows_its_queued_siblings():
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
-def test_a_launch_that_fails_is_what_the_run_ends_with(number):
+def test_a_failed_launch_is_the_error_that_the_run_ends_with(number):
     """Fails when samples that were to be launched after it count as lost, or it loses any."""
     run = Run(Setup(law=lognormal(20, 0.5), group_size=2, num_engines=3, alpha=2.0))
     launch, launched = run.fakes.launch, 0
@@ -184,7 +184,7 @@ def test_a_launch_that_fails_is_what_the_run_ends_with(number):
 
 
 @pytest.mark.parametrize("number", range(1, 9))
-def test_a_prompt_that_cannot_be_read_is_what_the_run_ends_with(number):
+def test_an_unreadable_prompt_is_the_error_that_the_run_ends_with(number):
     """Fails when samples that were chosen for an engine and not yet launched count as lost."""
     run = Run(Setup(law=lognormal(20, 0.5), group_size=2, num_engines=2))
     take = run.prompts.take
@@ -201,7 +201,7 @@ def test_a_prompt_that_cannot_be_read_is_what_the_run_ends_with(number):
     assert run.groups.ledger.count(State.in_flight) == 0
 
 
-def test_the_outstanding_tokens_of_an_engine_go_as_they_came():
+def test_outstanding_tokens_return_to_zero_when_samples_end():
     """Fails when what an engine has to compute for samples that returned to it is not counted, or
     what comes back is taken off another engine.
     """

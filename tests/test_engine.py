@@ -125,7 +125,7 @@ def test_behaviour_logprobs_are_those_of_the_model_at_the_sampling_temperature(
     assert mean_mismatch(folders["tied"], completions) < 0.02
 
 
-def test_completions_are_arrays_without_room_to_grow(engine: VllmEngine) -> None:
+def test_completions_are_arrays_of_their_exact_length(engine: VllmEngine) -> None:
     """Finished ones and aborted ones: twelve bytes a token. Fails when they come as tuples, or as
     the arrays that grew with them.
     """
@@ -226,7 +226,7 @@ def test_the_same_seeds_give_the_same_tokens_and_others_do_not(engine: VllmEngin
     assert [c.token_ids for c in finish(engine, other)] != [c.token_ids for c in first]
 
 
-def test_the_engine_draws_each_request_as_it_asks(engine: VllmEngine) -> None:
+def test_each_request_is_sampled_with_its_own_temperature_and_top_p(engine: VllmEngine) -> None:
     """A tiny nucleus is greedy: the probability of each token is 1. Fails when all requests are
     drawn at the engine's own temperature, or those that follow at another.
     """

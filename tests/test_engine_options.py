@@ -86,7 +86,7 @@ def test_a_setting_of_the_engine_reaches_vllm(settings, expected):
         assert getattr(changed, name) == value != getattr(plain, name)
 
 
-def test_nothing_is_guessed_unasked():
+def test_speculation_is_off_by_default():
     assert arguments().speculative_config is None
     guessing = arguments(speculation=Speculation.ngram, speculative_tokens=3).speculative_config
     assert (guessing["method"], guessing["num_speculative_tokens"]) == ("ngram", 3)
@@ -95,7 +95,7 @@ def test_nothing_is_guessed_unasked():
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_the_ranks_of_an_engine_add_up_by_nccl_alone(tmp_path):
+def test_an_engine_of_several_gpus_reduces_with_nccl_only(tmp_path):
     """vLLM's other ways are on where a GPU has them. Fails when one of them is left on."""
     code = (
         "from april_rl.engine.tensor_parallel import parallel_args\n"
@@ -187,7 +187,7 @@ def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_guessed_tokens_have_the_distribution_and_the_log_probabilities_of_the_model(folder):
+def test_speculative_tokens_have_the_distribution_and_logprobs_of_the_model(folder):
     """Several tokens a step, some past the end of a response or its budget. Fails when vLLM's CPU
     kernel expands the temperatures, when a guess is taken as it is, or when log-probabilities of
     tokens behind the end are kept.

@@ -76,14 +76,14 @@ def settled(facts, inputs: MemoryInputs, *, device: float) -> EngineSleep:
 
 
 @pytest.mark.parametrize("chosen", [Sleep.never, Sleep.always])
-def test_a_choice_of_ones_own_is_taken_without_a_word(facts, chosen):
+def test_an_explicit_engine_sleep_is_used_without_a_note(facts, chosen):
     """Fails when the plan overrides never or always."""
     asked = changed(INPUTS, sleep=chosen)
     for device in (GPU, H200):
         assert settled(facts("8B"), asked, device=device) == (asked, "")
 
 
-def test_never_is_held_against_the_whole_gpu_and_told_what_helps(facts):
+def test_engine_sleep_never_is_checked_against_the_whole_gpu_with_remedies(facts):
     awake = changed(INPUTS, sleep=Sleep.never)
     assert check_plan(facts("8B"), awake, room(GPU))  # it fits, without auto's margin
     with pytest.raises(PreflightError, match="backward: a GPU would need") as caught:
@@ -93,7 +93,7 @@ def test_never_is_held_against_the_whole_gpu_and_told_what_helps(facts):
     assert "engine.gpu_memory_utilization=0.5" in message
 
 
-def test_kept_samples_without_room_are_refused_with_what_is_missing_and_what_helps(facts):
+def test_keep_without_room_is_refused_with_the_missing_gib_and_remedies(facts):
     """Each remedy alone. Fails when the share that is proposed is too large, or sleep is named,
     with which nothing is kept.
     """
@@ -117,13 +117,13 @@ def test_kept_samples_without_room_are_refused_with_what_is_missing_and_what_hel
     assert "engine.sleep=never" not in str(e.value), "it would not fit either"
 
 
-def test_kept_samples_with_room_go_on_on_a_gpu(facts):
+def test_keep_with_room_works_on_a_gpu(facts):
     keeps = changed(INPUTS, keeps_parked=True)
     found = settled(facts("8B"), keeps, device=H200)
     assert not found.inputs.engine_sleeps
 
 
-def test_a_sleeping_engine_and_kept_samples_exclude_each_other_on_a_gpu():
+def test_engine_sleep_always_with_keep_is_refused_on_a_gpu():
     """Also where only the machine says that it has GPUs. On CPU nothing sleeps."""
     both = ("engine.sleep=always", "rollout.resume=keep")
     assert "engine.sleep=always gives up the KV cache" in refusal("+recipe=tiny_gpu", *both)
@@ -148,7 +148,7 @@ def test_settings_reach_the_plan(overrides, expected):
     assert (inputs.engine_sleeps, inputs.keeps_parked) == expected
 
 
-def test_on_cpu_there_is_nothing_to_decide(facts):
+def test_on_cpu_the_plan_leaves_engine_sleep_as_it_is(facts):
     on_cpu = changed(INPUTS, device="cpu")
     assert settled(facts("8B"), on_cpu, device=0) == (on_cpu, "")
 

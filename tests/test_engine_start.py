@@ -37,7 +37,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
         (ValueError("shared memory name too long"), False),
     ],
 )
-def test_a_lack_of_memory_is_told_from_what_only_mentions_it(error, is_lack) -> None:
+def test_a_lack_of_memory_is_distinguished_from_messages_that_mention_memory(
+    error, is_lack
+) -> None:
     """Fails when any error that has the word is shown as a lack, without its traceback."""
     assert lacks_memory(error) is is_lack
 

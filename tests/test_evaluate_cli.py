@@ -95,7 +95,9 @@ def test_what_is_wrong_or_has_no_effect_ends_in_one_message(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_set_has_the_settings_of_its_task_as_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_gives_a_set_its_task_settings_as_training_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Fails when the path of the training data is forgotten: products of five digits are asked."""
     asked: list[PromptSetConfig] = []
 

@@ -184,7 +184,7 @@ def test_a_set_without_a_scored_prompt_ends_in_one_message() -> None:
         run(CountingScorer(failing={-1, -2, -3, -4}))
 
 
-def test_of_several_reward_functions_the_named_one_decides() -> None:
+def test_evaluation_function_chooses_which_reward_function_decides() -> None:
     """Fails when the weighted sum that trains is taken for accuracy."""
     scorer = CountingScorer()
     scorer.parts = ("format", "math")
@@ -201,7 +201,7 @@ def configured(chosen: EvaluationSetConfig, **evaluation) -> TrainConfig:
     )
 
 
-def test_what_a_set_leaves_out_is_as_in_evaluation_and_then_as_in_rollout() -> None:
+def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> None:
     bare = EvaluationSetConfig(path="aime")
     config = configured(bare)
     assert set_sampling(config, bare) == SetSampling(

@@ -95,7 +95,7 @@ def test_the_buffer_holds_no_more_than_the_groups_that_the_cap_allows(run):
     assert outcome.peak_kv_tokens <= long * LONG + short * SHORT + prompts + LONG
 
 
-def test_it_takes_less_than_half_of_the_synchronous_time(run):
+def test_a_long_tailed_run_takes_less_than_half_of_the_synchronous_time(run):
     """Fails when a long response holds every step up."""
     plain = simulate(
         SCENARIO, over_sampling=FixedFactor(1.0), refill=False, num_steps=5, warmup_steps=0

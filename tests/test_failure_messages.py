@@ -16,7 +16,7 @@ from april_rl.runtime.supervision.node_monitor import NO_ANSWER, WorkerTrace
 from april_rl.runtime.supervision.stall_report import report_text
 
 
-def test_workers_wait_for_the_dead_then_the_stopped_then_the_one_behind():
+def test_the_report_says_that_workers_wait_for_the_dead_then_the_stopped_then_the_slowest():
     """Fails when the order is another, or when a worker between two calls is said to wait."""
     even, behind, idle = status(), status(call_beats=2), status(is_running=False)
     stopped, dead = status("T"), status("")
@@ -60,7 +60,7 @@ def test_when_all_workers_of_a_node_are_dead_the_message_names_rays_process():
     assert "like all workers of its node: they end with" in str(death_error(both, 0))
 
 
-def test_memory_of_a_node_that_does_not_answer_is_unknown():
+def test_the_memory_of_a_silent_node_is_shown_as_unknown():
     """Fails when the message says 0.0 GiB."""
     no_answer = snapshot(status(NO_ANSWER, node_bytes=0))
     error = memory_error(no_answer, 0, "reason")

@@ -144,7 +144,7 @@ def test_without_a_gpu_only_what_holds_anywhere_is_compared():
         (KeyError("bytes"), "failed", "KeyError: 'bytes'"),
     ],
 )
-def test_whatever_ends_a_part_is_its_outcome(tmp_path, ends_with, status, reason):
+def test_any_error_in_a_part_becomes_its_outcome(tmp_path, ends_with, status, reason):
     def measure(_: Session) -> Measured:
         raise ends_with
 

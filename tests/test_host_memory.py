@@ -61,7 +61,7 @@ def test_in_a_container_the_group_is_the_mount_itself(tmp_path, version):
     assert (found.total, found.free) == (64 << 20, 0)
 
 
-def test_without_a_limit_it_is_the_machines(tmp_path):
+def test_without_a_limit_the_memory_is_that_of_the_machine(tmp_path):
     (tmp_path / "groups").mkdir()
     found = seen(tmp_path, "v2", path="/")
     assert found.total == psutil.virtual_memory().total
@@ -96,8 +96,6 @@ def test_kills_are_counted_in_the_group_of_a_process_where_it_counts_them(tmp_pa
         ({"PYTORCH_ALLOC_CONF": "pinned_max_round_threshold_mb:8"}, None),
     ],
 )
-def test_what_a_user_sets_of_the_allocators_stays_beside_pinned_memory_of_the_size_asked_for(
-    given, expected
-):
+def test_allocator_settings_of_the_user_are_kept(given, expected):
     """Fails when one variable hides the settings of another: torch reads the first that is set."""
     assert pinned_environment(given).get("PYTORCH_ALLOC_CONF") == expected

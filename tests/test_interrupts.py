@@ -48,7 +48,7 @@ def test_a_held_signal_raises_only_where_it_is_asked_for(interrupts):
         interrupts.check()
 
 
-def test_the_time_is_a_reason_to_stop(interrupts):
+def test_max_hours_stops_the_run(interrupts):
     """Fails when trainer.max_hours is not read where signals are."""
     interrupts.end_after(hours=1e-9)
     with pytest.raises(KeyboardInterrupt):

@@ -94,7 +94,7 @@ def test_the_flagship_as_it_is_fits(facts):
     assert kv_warning(demand(), planned_kv_tokens(facts("4B"), settings, device_bytes=GPU)) is None
 
 
-def test_a_factor_that_guards_the_cache_itself_is_not_warned():
+def test_over_sampling_auto_is_not_warned_about_the_kv_cache():
     config = load("+recipe=qwen3_4b_dapo", "rollout.over_sampling_factor=auto")
     assert kv_demand(config, EIGHT, num_slots=num_slots(config)) is None
     said: list[str] = []
@@ -114,7 +114,7 @@ def test_a_run_is_warned_once_by_the_plan_or_by_the_engines_as_built():
     assert f"{needed - 1:,}" in warning
 
 
-def test_a_cpu_engine_is_told_its_own_key():
+def test_the_kv_cache_warning_of_a_cpu_engine_names_the_cpu_setting():
     on_cpu = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
     found = kv_demand(load("+recipe=tiny_cpu"), on_cpu, num_slots=24)
     assert found is not None

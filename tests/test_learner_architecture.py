@@ -94,7 +94,7 @@ def learner_logprobs(policy: Policy, examples: Sequence[Example]) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # OPT's layers return a view
 @pytest.mark.parametrize("config", NOISY, ids=lambda config: config.model_type)
-def test_activation_checkpointing_brings_no_noise(config, tmp_path):
+def test_activation_checkpointing_does_not_switch_dropout_on(config, tmp_path):
     """Two passes are equal to the last bit. They were 1 to 3 nats apart with dropout left on."""
     policy = build(config, tmp_path / "model", activation_checkpointing=True)
     first, second = (learner_logprobs(policy, [example(37)]) for _ in range(2))
@@ -146,7 +146,9 @@ def test_a_threshold_with_a_name_like_noise_stays():
         ("nanochat", {"final_logit_softcapping": 15.0}, LogitShape(cap=15.0)),
     ],
 )
-def test_what_a_model_makes_of_its_logits_is_measured(model_type, changes, expected):
+def test_scales_and_soft_caps_of_the_logits_are_measured_on_the_model(
+    model_type, changes, expected
+):
     """The same setting divides in one architecture and multiplies in another."""
     config = AutoConfig.for_model(model_type, **SIZES, num_key_value_heads=4, **changes)
     shape = logit_shape(empty_model(config, dtype=torch.float32))

@@ -130,7 +130,7 @@ def test_an_update_is_that_of_plain_torch_and_leaves_the_sent_names_as_they_are(
 
 
 @in_a_group
-def test_an_expert_without_tokens_gets_no_gradient_and_no_harm(path):
+def test_an_expert_without_tokens_gets_a_zero_gradient(path):
     """Two tokens reach four of six experts at most."""
     policy = build(path)
     examples = make_examples(path, noise=0.0, age=0)[1:2]  # one token after one

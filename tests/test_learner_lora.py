@@ -161,7 +161,7 @@ def matrices(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in parameters(learner).items() if "lora_" in name}
 
 
-def test_a_is_drawn_from_the_seed_within_the_bound_of_peft_and_b_is_zero(path):
+def test_lora_a_is_drawn_from_the_seed_as_in_peft_and_lora_b_is_zero(path):
     drawn, again, other = (matrices(make_learner(path, lora=LORA, seed=seed)) for seed in (5, 5, 6))
     for name, matrix in drawn.items():
         assert torch.equal(matrix, again[name]), name
@@ -238,9 +238,7 @@ def test_the_reference_is_the_policy_without_its_adapters(path, compute_dtype):
     ("names", "culprit"),
     [(["q_proj", "c_attn"], "c_attn"), (["lm_head"], "lm_head"), (["embed_tokens"], "embed_")],
 )
-def test_a_name_of_no_layer_that_can_have_adapters_is_refused_with_those_that_can(
-    path, names, culprit
-):
+def test_a_wrong_target_module_is_refused_with_the_possible_ones(path, names, culprit):
     """The output layer computes no logits and the embedding multiplies nothing."""
     with pytest.raises(LoraError, match=rf"^lora\.target_modules=.*: {culprit}") as caught:
         make_learner(path, lora=replace(LORA, target_modules=names))

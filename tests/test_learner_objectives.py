@@ -244,7 +244,7 @@ def test_tokens_beyond_the_cap_get_no_gradient_in_any_aggregation(path, aggregat
 
 
 @pytest.mark.parametrize("num_minibatches", [1, 2])
-def test_grpo_and_gspo_token_part_with_the_second_optimizer_step(path, num_minibatches):
+def test_grpo_and_gspo_token_differ_from_the_second_optimizer_step_on(path, num_minibatches):
     """With one minibatch every ratio is 1 and the gradients are one. Fails when the first pass is
     not held against itself, or when GSPO's ratio is taken over a whole row.
     """

@@ -93,7 +93,7 @@ def test_updates_with_an_offload_between_them_are_those_without(path, offload):
         (Offload.all, (True, True)),
     ],
 )
-def test_what_the_setting_names_leaves_and_comes_back(path, offload, leaves):
+def test_offload_moves_what_the_setting_names_and_brings_it_back(path, offload, leaves):
     """Parameters at `offload`, moments by the end of an update; gradients are never kept."""
     learner = make_learner(path, offload=offload)
     size = bytes_of(masters(learner))
@@ -111,7 +111,7 @@ def test_what_the_setting_names_leaves_and_comes_back(path, offload, leaves):
 
 
 @pytest.mark.parametrize("offload", [Offload.none, Offload.optimizer])
-def test_moments_are_there_for_optimizer_steps_alone(path, offload):
+def test_offloaded_moments_are_on_the_device_only_during_optimizer_steps(path, offload):
     """Bytes of them in each forward pass: two before the first step, four behind it. Fails when
     those of the second minibatch share the device with moments that it does not need.
     """
@@ -128,7 +128,7 @@ def test_moments_are_there_for_optimizer_steps_alone(path, offload):
     assert set(seen) == {0, expected}
 
 
-def test_nothing_else_of_an_offloaded_learner_stays(path):
+def test_an_offloaded_learner_keeps_nothing_else_on_the_device(path):
     """Also when the last thing was a forward pass, after which a unit stays gathered. Fails when
     that unit is not given up, or when gradients or activations outlive their step.
     """

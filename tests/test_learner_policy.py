@@ -241,7 +241,7 @@ def test_a_file_that_is_cut_off_is_named(path, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "{}"])
-def test_an_index_that_is_none_is_named(path, tmp_path, text):
+def test_an_index_file_that_is_not_an_index_is_named(path, tmp_path, text):
     in_files(path, tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json cannot be read"):
@@ -265,12 +265,12 @@ def test_a_folder_without_safetensors_is_refused(path, tmp_path):
         make_learner(str(tmp_path))
 
 
-def test_a_path_that_is_no_model_is_refused_by_its_key():
+def test_a_path_without_a_model_is_refused_by_its_key():
     with pytest.raises(CheckpointError, match=r"model\.path=no/such/folder is neither"):
         make_learner("no/such/folder")
 
 
-def test_an_example_is_what_the_tests_take_it_for(path):
+def test_the_test_examples_have_the_logprobs_of_plain_torch(path):
     example: Example = make_examples(path, noise=0.0, age=0)[0]
     alone = plain_logprobs(plain_model(path), example)
     torch.testing.assert_close(torch.from_numpy(example.behaviour_logprobs), alone.detach())

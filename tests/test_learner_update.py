@@ -77,7 +77,7 @@ def test_three_updates_are_those_of_plain_torch(either_path):
 
 
 @pytest.mark.parametrize("ratio", ["proximal", "behaviour"])
-def test_two_minibatches_are_two_steps_against_one_start(path, ratio):
+def test_two_minibatches_are_two_steps_with_the_same_proximal_logprobs(path, ratio):
     examples = make_examples(path, noise=0.3, age=1)
     minibatches = [examples[:3], examples[3:]]
     model = plain_model(path)
@@ -95,7 +95,7 @@ def test_two_minibatches_are_two_steps_against_one_start(path, ratio):
 
 
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
-def test_several_micro_batches_are_one(path, activation_checkpointing):
+def test_several_micro_batches_give_the_update_of_one(path, activation_checkpointing):
     examples = make_examples(path, noise=0.3, age=1)
     whole = make_learner(path)
     parts = make_learner(path, activation_checkpointing=activation_checkpointing)
@@ -127,7 +127,7 @@ def test_every_loss_is_the_same_however_responses_are_spread_over_rows(path, los
     )
 
 
-def test_metrics_are_what_they_say(path):
+def test_loss_metrics_equal_their_definitions(path):
     examples = make_examples(path, noise=0.3, age=0)
     logprobs = all_plain_logprobs(plain_model(path), examples).numpy()
     behaviour = np.concatenate([e.behaviour_logprobs for e in examples])
@@ -153,7 +153,7 @@ def test_metrics_are_what_they_say(path):
     assert 0 < metrics["loss/entropy"] < math.log(98)
 
 
-def test_tokens_that_weigh_nothing_are_not_trained_and_not_counted(path):
+def test_tokens_with_zero_weight_are_not_trained_and_not_counted(path):
     examples = make_examples(path, noise=0.3, age=1)
     alone, beside = make_learner(path), make_learner(path)
     expected = alone.update([pack_minibatch([examples[:2]])]).read()
@@ -200,7 +200,7 @@ def test_after_a_step_that_agreed_the_weight_sync_is_named_first(path):
         learner.update([pack_minibatch([wrong])])
 
 
-def test_a_mismatch_below_five_times_the_limit_is_a_warning_and_not_the_end(path):
+def test_a_mismatch_below_five_times_the_limit_is_only_a_warning(path):
     """Fails when the run ends at the limit itself."""
     off = [
         replace(e, behaviour_logprobs=e.behaviour_logprobs - np.float32(0.2)) for e in agreed(path)
@@ -226,7 +226,7 @@ def test_a_mismatch_in_the_second_minibatch_is_seen_before_the_first_step(path):
     assert are_equal(before, weights_of(learner))
 
 
-def test_tokens_of_an_older_policy_are_no_mismatch(path):
+def test_tokens_of_an_older_policy_do_not_count_in_the_mismatch(path):
     metrics = make_learner(path).update(
         [pack_minibatch([make_examples(path, noise=0.5, age=1)])],
     )
@@ -258,7 +258,7 @@ def test_the_learning_rate_rises_then_follows_its_schedule(path):
     ("schedule", "last"),
     [(Schedule.constant, 1.0), (Schedule.linear, 0.1), (Schedule.cosine, 0.0245)],
 )
-def test_a_schedule_ends_where_it_says(schedule, last):
+def test_a_learning_rate_schedule_ends_at_its_final_value(schedule, last):
     settings = {"warmup_steps": 0, "num_steps": 10, "schedule": schedule}
     assert lr_factor(0, **settings) == 1.0
     assert lr_factor(9, **settings) == pytest.approx(last, abs=1e-4)

@@ -95,7 +95,7 @@ def test_in_steady_state_the_trained_lengths_are_distributed_as_the_opened_ones(
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_no_group_is_left_behind_for_newer_ones(alpha):
+def test_no_group_is_passed_over_for_ever(alpha):
     """After 36 steps, none that is alive is older than the cap allows in the next one. Fails when
     the newest ready groups are trained first: the others stay for ever.
     """
@@ -106,7 +106,7 @@ def test_no_group_is_left_behind_for_newer_ones(alpha):
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_the_first_steps_train_short_responses_and_the_echo_dies_out(alpha):
+def test_the_first_steps_train_short_responses_and_the_bias_fades(alpha):
     """How long the transient lasts, with a cap of five versions: mean trained length ÷ mean opened
     length of steps 1 to 6, and the root mean square of its distance from 1 over steps 1-6, 7-12,
     19-24 and 43-48 (24 seeds, of which 0.04 is noise):
@@ -218,7 +218,7 @@ def test_the_restricted_mean_is_the_area_under_the_product_limit_curve(finished,
     assert restricted_mean(finished, unfinished) == pytest.approx(area)
 
 
-def test_the_restricted_mean_finds_a_law_that_is_cut_off_at_random():
+def test_the_restricted_mean_is_right_under_random_censoring():
     """Exponential lengths of mean 50, cut off at exponential times of mean 100: 49.9 where the mean
     of the finished ones is 33.5. Fails when the unfinished ones are not at risk until they are cut.
     """

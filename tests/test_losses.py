@@ -85,7 +85,7 @@ def test_at_ratio_one_the_surrogates_are_minus_the_advantage():
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo_token", "gspo"])
-def test_tokens_called_clipped_are_those_a_surrogate_gives_no_gradient(name):
+def test_clipped_tokens_are_exactly_those_without_a_gradient(name):
     """Planted bug: tokens beyond the dual clip are not counted."""
     ratios = torch.tensor([0.5, 0.9, 1.0, 1.25, 2.0, 3.5], dtype=torch.float64)
     for advantage in (2.0, -1.0, 0.5):
@@ -115,7 +115,7 @@ def test_gspo_clips_a_response_as_a_whole():
         assert loss.clipped.tolist() == [False, False, True, True]
 
 
-def test_gspo_and_its_token_form_part_only_when_weights_differ_within_a_response():
+def test_gspo_and_gspo_token_differ_only_when_weights_differ_within_a_response():
     """With equal weights one gradient; otherwise GSPO's is spread evenly and the token form's stays
     with its token. Planted bug: the token form's ratio is not stopped.
     """

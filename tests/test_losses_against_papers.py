@@ -87,7 +87,7 @@ def finite_differences(
 @pytest.mark.parametrize("name", PAIRS)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5))
-def test_a_loss_is_its_papers_for_every_token(name, seed, lengths):
+def test_a_loss_equals_the_formula_of_its_paper_for_every_token(name, seed, lengths):
     """Planted bugs: the geometric mean over one token too many; bounds exchanged."""
     ours, reference = PAIRS[name]
     responses = random_responses(seed, lengths)

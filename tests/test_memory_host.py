@@ -20,7 +20,7 @@ def facts(tmp_path):
     return partial(facts_of, tmp_path)
 
 
-def test_the_worker_with_the_least_memory_decides_and_a_node_is_shared(facts):
+def test_host_memory_is_shared_by_a_node_and_the_smallest_node_decides(facts):
     """Fails when each worker counts on all host memory of its node."""
     model, offloads = facts("8B"), changed(INPUTS, offload=Offload.all)
     assert check_memory(model, INPUTS, [worker("a"), worker("b")])
@@ -61,7 +61,7 @@ def test_no_file_of_a_checkpoint_is_larger_than_the_model_or_smaller_than_a_tens
         ({"has_reference": True, "rank": 8}, "; no single setting is enough"),
     ],
 )
-def test_what_takes_less_host_memory_is_proposed_where_it_is_set(facts, changes, expected):
+def test_settings_that_lower_host_memory_are_proposed_if_they_are_set(facts, changes, expected):
     """Fails when a setting is proposed that the run has already, or that changes nothing."""
     with pytest.raises(PreflightError) as caught:
         check_memory(facts("8B"), changed(INPUTS, **changes), [worker("a", host=GIB)])

@@ -68,7 +68,7 @@ def test_token_weights_are_cut_and_masked_weights_are_dropped():
     assert mask.tolist() == [0, 1, 1, 1, 1, 0]
 
 
-def test_bounds_that_bound_nothing_change_nothing():
+def test_infinite_bounds_change_nothing():
     learner, behaviour = behaviour_of(RATIOS)
     responses = Responses.of([2, 4])
     assert token_mask(learner, behaviour, low=0.0, high=math.inf).tolist() == [1] * 6
@@ -102,7 +102,7 @@ def test_a_sequence_mask_looks_at_the_product_and_a_geometric_one_at_the_mean():
     assert narrow.tolist() == [0] * 10
 
 
-def test_a_product_beyond_any_number_is_masked_and_capped_not_turned_into_nan():
+def test_an_overflowing_product_is_masked_or_capped_and_never_nan():
     """2,000 tokens of ratio e, and of 1/e, in float32. Planted bug: bounds compared after exp with
     the product itself multiplied in.
     """

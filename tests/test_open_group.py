@@ -182,7 +182,7 @@ def test_a_restored_group_goes_on_as_the_saved_one():
     assert [s.policy_versions for s in again.samples] == [s.policy_versions for s in group.samples]
 
 
-def test_a_score_that_comes_after_its_group_is_closed_is_nobodys():
+def test_a_score_that_comes_after_its_group_is_closed_is_ignored():
     """Fails when it becomes the failure of another group."""
     buffer = Buffer(1)
     buffer.open(PROMPT)
@@ -203,7 +203,7 @@ def test_a_group_that_failed_is_restored_as_failed():
     assert again.indices(SampleState.scored) == [1]
 
 
-def test_of_several_failures_the_first_says_why():
+def test_the_first_of_several_failures_is_the_reason():
     """Fails when a later one stands for it."""
     buffer = Buffer(2)
     group = open_group(buffer, None, None)

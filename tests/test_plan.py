@@ -50,7 +50,7 @@ def searched(
 
 
 @given(few_or_many, st.integers(1, 20))
-def test_the_plan_is_that_of_a_search_through_all_bins(lengths, num_ranks):
+def test_the_plan_equals_an_exhaustive_search_over_bins(lengths, num_ranks):
     """Fails when a bin that was too full for one sequence is not asked again for a shorter one, or
     a bin with too little room is taken for its cost.
     """
@@ -89,7 +89,7 @@ def drawn(distribution: str, num_sequences: int) -> list[int]:
     ("num_sequences", "num_ranks", "max_tokens", "hidden_size"),
     [(256, 8, 32768, 2560), (11_000, 64, 32768, 2560), (2000, 512, 1 << 20, 16384)],
 )
-def test_the_plan_of_a_large_batch_is_that_of_the_search(
+def test_the_plan_of_a_large_batch_equals_the_exhaustive_search(
     distribution, num_sequences, num_ranks, max_tokens, hidden_size
 ):
     """So it is balanced as well as one that is made one by one. Fails when many sequences are

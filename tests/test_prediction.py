@@ -82,7 +82,7 @@ def test_a_scaled_down_scenario_takes_the_same_time(
     assert found.generated_tokens < 0.1 * real.generated_tokens
 
 
-def test_a_small_scenario_stays_what_it_is() -> None:
+def test_a_small_scenario_is_not_scaled_down() -> None:
     """Fails when anything but the law changes where nothing is large."""
     small = scaled_down(SHORT, lengths_of(SHORT))
     assert replace(small.scenario, law=SHORT.law) == SHORT
@@ -137,7 +137,7 @@ def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str
 # Evidence.
 
 
-def test_what_is_unfinished_counts_with_what_it_may_come_to() -> None:
+def test_unfinished_responses_count_with_the_lengths_they_may_reach() -> None:
     """An exponential law cut off at random: its mean is found within 8 %. Fails when unfinished
     samples are left out (-35 %) or taken for finished (-33 %).
     """
@@ -151,7 +151,7 @@ def test_what_is_unfinished_counts_with_what_it_may_come_to() -> None:
     assert (whole[is_finished] == natural[is_finished]).all()
 
 
-def test_without_anything_finished_there_is_still_a_law() -> None:
+def test_without_finished_responses_there_is_still_a_length_distribution() -> None:
     """Fails when a mean over no finished sample is taken, or all go on equally far."""
     whole = finished_lengths([7] * 8, [False] * 8, rng=Random(0))
     assert min(whole) > 7
@@ -199,7 +199,7 @@ def run_with(evidence: Evidence, *, factor: float, refill: bool = True) -> None:
     )
 
 
-def test_batches_of_one_size_do_not_tell_a_step_from_a_sample() -> None:
+def test_a_constant_batch_size_leaves_the_cost_unknown() -> None:
     """Until then samples are free, so that a larger batch is tried. Fails when any number of ticks
     will do, or the cost that is found is not the engine's.
     """
@@ -214,7 +214,7 @@ def test_batches_of_one_size_do_not_tell_a_step_from_a_sample() -> None:
     assert found.sample_s == pytest.approx(COST.sample_s, rel=0.01)
 
 
-def test_one_shot_batches_tell_it_at_once() -> None:
+def test_one_shot_batches_make_the_cost_known_at_once() -> None:
     """They shrink. Fails when a second number of slots is waited for."""
     evidence = Evidence(SHORT, refill=False)
     run_with(evidence, factor=1.0, refill=False)
@@ -223,7 +223,7 @@ def test_one_shot_batches_tell_it_at_once() -> None:
     assert found.sample_s == pytest.approx(COST.sample_s, rel=0.01)
 
 
-def test_rejected_groups_are_part_of_what_is_asked() -> None:
+def test_a_prediction_includes_rejected_groups() -> None:
     """Fails when the share is that of the first step, or of trained groups."""
     evidence = Evidence(replace(SHORT, is_filtered=True), refill=False)
     run_with(evidence, factor=1.0)

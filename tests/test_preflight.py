@@ -92,7 +92,7 @@ def test_every_expert_of_a_mixture_counts(tmp_path, name):
 
 
 @pytest.mark.parametrize("config", [GPT2Config, T5Config, MambaConfig, GPTNeoConfig])
-def test_a_model_that_is_no_dense_decoder_is_refused_by_its_type(tmp_path, config):
+def test_an_unsupported_model_type_is_refused_by_name(tmp_path, config):
     """Fails when a size that its config.json lacks is asked for without care."""
     config().save_pretrained(tmp_path)
     expected = rf"model\.path={re.escape(str(tmp_path))}: model_type {config.model_type} is not"
@@ -101,7 +101,7 @@ def test_a_model_that_is_no_dense_decoder_is_refused_by_its_type(tmp_path, confi
 
 
 @pytest.mark.parametrize("key", ["engine.max_model_len", "data.max_prompt_tokens + more"])
-def test_the_setting_that_makes_the_window_too_large_is_named(tmp_path, key):
+def test_the_setting_that_makes_the_context_too_long_is_named(tmp_path, key):
     """Fails when another setting is blamed; one token less is no more than the model reads."""
     path = small_qwen3(tmp_path)
     expected = f"context length: {re.escape(key)} = 513 exceeds the model's maximum, 512"
@@ -110,7 +110,7 @@ def test_the_setting_that_makes_the_window_too_large_is_named(tmp_path, key):
     assert start(path, window_tokens=512, window_key=key).window_tokens == 512
 
 
-def test_heads_that_cannot_be_shared_out_over_an_engine_name_the_setting(tmp_path):
+def test_a_tensor_parallel_size_that_does_not_divide_the_heads_is_refused(tmp_path):
     """Four heads. Fails when vLLM is left to find it in every worker."""
     path, size = small_qwen3(tmp_path), {"window_tokens": 1, "window_key": ""}
     assert start(path, **size, tensor_parallel_size=4).num_heads == 4
@@ -128,14 +128,14 @@ def test_what_the_learner_holds_counts_as_memory_beside_the_engine(learner_bytes
         start("no_such/Model-90000B", **size)
 
 
-def test_the_memory_of_this_machine_is_not_held_against_workers_elsewhere():
+def test_memory_of_this_machine_does_not_limit_workers_on_others():
     """A cluster's. Fails when a model that is not here is called too large for the head."""
     with pytest.raises(PreflightError, match="model: ") as caught:
         start("no_such/Model-90000B", window_tokens=1, window_key="", is_cluster=True)
     assert "memory" not in str(caught.value)
 
 
-def test_gpus_are_counted_without_asking_them(tmp_path, monkeypatch):
+def test_gpus_are_counted_from_device_files(tmp_path, monkeypatch):
     """Fails when the control files of NVIDIA's driver count, or processors among AMD's nodes."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)

@@ -111,7 +111,7 @@ def test_a_tick_is_over_when_every_rank_has_answered_and_what_came_early_is_kept
     assert [engine for engine, _ in engines.wait(1.0)] == [0]
 
 
-def test_ticks_that_end_a_little_later_come_along():
+def test_ticks_that_end_shortly_after_are_taken_together():
     """Fails when the first that ends is taken in by itself, though `gather_s` is given."""
     crew = crew_of(2, 1)
     engines = RayEngines(crew, deterministic=False)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_ticks_that_end_a_little_later_come_along():
     assert time.monotonic() - started >= 0.05
 
 
-def test_after_an_abort_nothing_of_the_ticks_before_is_waited_for():
+def test_after_an_abort_earlier_ticks_are_not_waited_for():
     """Fails when half a tick is left, or the ticks of a new step are not waited for."""
     crew = crew_of(2, 2)
     engines = RayEngines(crew, deterministic=False)  # type: ignore[arg-type]

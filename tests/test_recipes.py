@@ -139,7 +139,7 @@ def test_a_recipe_sets_nothing_that_its_own_device_ignores(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in OURS if load(f"+recipe={name}").algorithm.dynamic_sampling]
 )
-def test_dapo_recipes_of_ours_take_more_than_one_update_a_batch(name: str) -> None:
+def test_our_dapo_recipes_take_several_updates_per_batch(name: str) -> None:
     """Clip-higher is part of DAPO, and with one update a batch it never acts."""
     assert list(inert_settings(load(f"+recipe={name}"), device="cuda")) == []
 

@@ -55,7 +55,7 @@ def quick(tmp_path: Path, *overrides: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", DIFFERENT)
-def test_nothing_is_flagged_in_a_recipe(tmp_path, capsys, recipe):
+def test_no_recipe_is_flagged(tmp_path, capsys, recipe):
     status = quick(tmp_path, f"+recipe={recipe}")
     printed = capsys.readouterr().out
     assert "nothing is flagged" in printed, printed

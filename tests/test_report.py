@@ -184,13 +184,13 @@ def told(run: RunFiles, prediction: Prediction | None = None, **changes: object)
         ({"length_bias/dispersion": 2.4}, r"varies 2.4 times"),
     ],
 )
-def test_a_run_is_told_what_to_mend(run: RunFiles, changes: dict, sentence: str) -> None:
+def test_the_report_advises_what_to_change(run: RunFiles, changes: dict, sentence: str) -> None:
     healthy = {"staleness/age_max": 1, "rollout/truncated_frac": 0.0}
     assert told(run, None, **healthy) == ""
     assert re.search(sentence, told(run, None, **(healthy | changes)))
 
 
-def test_the_long_tail_is_told_with_what_another_factor_would_give(run: RunFiles) -> None:
+def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunFiles) -> None:
     found = predict(run)
     assert found is not None
     text = told(run, replace(found, gains={2.0: 1.2, 3.0: 1.8}))
@@ -256,7 +256,7 @@ def test_a_run_ends_with_the_place_of_its_report_or_why_there_is_none(
         ("long_run", 1400, False),
     ],
 )
-def test_a_browser_draws_every_chart_and_has_nothing_to_complain_of(
+def test_a_browser_draws_every_chart_without_errors(
     request: pytest.FixtureRequest, tmp_path: Path, which: str, width: int, dark: bool
 ) -> None:
     """Real Chromium, from file://, light and dark, on a phone and on a screen."""

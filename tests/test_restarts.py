@@ -23,7 +23,7 @@ def fail(restarts: Restarts, error: BaseException, *, version: int | None) -> No
 
 
 @pytest.mark.parametrize("kind", [WorkerDiedError, WorkerStalledError, EngineStalledError])
-def test_a_lost_worker_is_gone_on_from_and_said(capsys, kind):
+def test_a_lost_worker_restarts_the_run_with_a_message(capsys, kind):
     """Fails when the reason is swallowed, or the count is not in the metrics."""
     restarts = Restarts(3)
     assert restarts.metrics() == {}
@@ -35,7 +35,7 @@ def test_a_lost_worker_is_gone_on_from_and_said(capsys, kind):
     assert restarts.metrics().read()["restart/lost_s"] >= 0
 
 
-def test_no_more_than_the_setting_allows(capsys):
+def test_a_run_restarts_at_most_max_restarts_times(capsys):
     """Fails when a run that loses a worker every few steps goes on for ever."""
     restarts = Restarts(2)
     fail(restarts, WorkerDiedError("one"), version=1)
@@ -62,7 +62,7 @@ def test_a_run_that_makes_no_step_between_two_failures_ends():
         (WorkerDiedError("while it was built"), None),
     ],
 )
-def test_other_ends_are_ends(error, version):
+def test_other_errors_do_not_restart_the_run(error, version):
     """Fails when a restart hides what would only happen again, or a person who stops the run."""
     with pytest.raises(type(error)):
         fail(Restarts(3), error, version=version)

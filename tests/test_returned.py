@@ -24,7 +24,7 @@ def sent_to(engine: int) -> tuple[Sent, OpenGroup]:
     return sent, group
 
 
-def test_a_sample_grows_once_and_only_by_the_engine_that_has_it():
+def test_a_sample_grows_only_by_completions_of_its_own_engine():
     """Fails when a completion counts that comes from another engine, of an older version, for
     another place or a second time, or for a sample that no engine has.
     """
@@ -47,7 +47,7 @@ def test_a_sample_grows_once_and_only_by_the_engine_that_has_it():
     sent.groups.park(stalled=())
 
 
-def test_what_a_stalled_engine_had_is_asked_for_again_and_what_another_kept_is_lost():
+def test_samples_of_a_stalled_engine_are_parked_and_missing_samples_of_others_are_errors():
     """Fails when what a stalled engine has counts as lost or stays with it, or what another engine
     did not give back does not.
     """
@@ -78,7 +78,7 @@ def test_a_response_that_ends_without_a_token_is_finished():
     assert sent.groups.buffer.ready_versions() == {0: 1}, "as after it was saved"
 
 
-def test_what_is_resumed_is_counted_with_what_it_prefills():
+def test_resumed_samples_and_their_prefilled_tokens_are_counted():
     """Fails when the prompt or the response so far is left out."""
     sent, group = sent_to(1)
     group.lengths = [0, 5]

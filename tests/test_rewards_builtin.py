@@ -127,7 +127,7 @@ def test_reasoning_gym_asks_the_tasks_own_verifier():
     assert gym_value("gcd", r"\boxed{22}", **gcd) == 0.0
 
 
-def test_a_verifier_that_raises_takes_the_answer_for_wrong():
+def test_a_verifier_that_raises_gives_zero():
     """This one does so on what is no product."""
     pytest.importorskip("reasoning_gym")
     entry = {"question": "factor 6", "answer": "2 × 3", "metadata": {"factors": [2, 3]}}
@@ -177,6 +177,6 @@ def test_a_verdict_that_exact_comparison_disputes_is_kept_as_an_example(response
     ("response", "answer"),
     [(r"\boxed{0.5}", "1/2"), (r"\boxed{(x+1)^2}", "x^2+2x+1"), (r"\boxed{3}", "4"), ("3", "3")],
 )
-def test_verdicts_that_exact_comparison_shares_or_cannot_judge_are_no_examples(response, answer):
+def test_verdicts_that_exact_comparison_shares_or_cannot_judge_are_not_kept(response, answer):
     found = compare_math(response, answer, how="auto", soft_timeout_s=3.0)
     assert found.disagreement is None

@@ -72,7 +72,7 @@ def test_a_check_function_is_one_test() -> None:
         "```python\nimport os; os._exit(0)\n```",
     ],
 )
-def test_what_the_policy_did_wrong_is_worth_nothing(response: str) -> None:
+def test_broken_programs_are_worth_zero(response: str) -> None:
     assert score(response, ASSERTS, timeout_s=1.0) == 0.0
 
 
@@ -92,7 +92,7 @@ def test_the_column_of_the_tests_is_asked_for_by_name() -> None:
     assert build_code(column="asserts").columns == ("asserts",)
 
 
-def test_a_sandbox_that_breaks_is_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_breaks_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     built = build_code()
     monkeypatch.setattr(sandbox, "BOOTSTRAP", "raise SystemExit('the kernel said no')")
     assert built.reward([""], [DOUBLE], [""], tests=[ASSERTS]) == [None]
@@ -106,7 +106,7 @@ def test_code_is_refused_where_nothing_isolates(monkeypatch: pytest.MonkeyPatch)
         build_code(sandbox="auto")
 
 
-def test_the_strongest_level_scores_alike() -> None:
+def test_the_strongest_sandbox_gives_the_same_scores() -> None:
     try:
         built = build_code(sandbox="auto")
     except SandboxError as error:
@@ -115,7 +115,7 @@ def test_the_strongest_level_scores_alike() -> None:
     assert "stops writing files, reading files, the network" in built.note
 
 
-def test_the_note_says_that_nothing_is_hidden() -> None:
+def test_the_note_says_what_the_sandbox_does_not_stop() -> None:
     assert "does not stop writing files" in build_code().note
 
 
@@ -145,6 +145,6 @@ def test_statements_that_prepare_others_do_not_count() -> None:
     assert counts == [False, True, True]
 
 
-def test_white_space_at_line_ends_is_no_difference() -> None:
+def test_white_space_at_line_ends_is_ignored() -> None:
     assert Case(input="", output="1 2\n3\n").is_met("1 2  \r\n3\n\n")
     assert not Case(input="", output="1 2\n3\n").is_met("1  2\n3")

@@ -110,7 +110,7 @@ def test_characters_of_many_tokens_come_back_whole_and_special_tokens_do_not(tmp
     assert loaded.decoder()(ids[:1]) == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_only_a_tokenizer_that_needs_transformers_brings_it_along(tmp_path):
+def test_a_reward_process_imports_transformers_only_if_the_tokenizer_needs_it(tmp_path):
     light = {name: tokenizer(name, tmp_path / name).decoder() for name in TOKENIZERS}
     kept = {name for name, decode in light.items() if isinstance(decode, BackendDecoder)}
     assert kept == TOKENIZERS.keys() - {"words, spaces go"}
@@ -175,7 +175,7 @@ def test_responses_travel_as_arrays_however_many_parts_they_have():
         assert [score.value for score in scorer.collect(None)] == [1.0, 1.0]
 
 
-def test_a_response_that_cannot_be_decoded_is_not_the_functions_fault():
+def test_a_response_that_cannot_be_decoded_does_not_blame_the_function():
     """Fails when it becomes a crash of one sample, which drops its group and goes on."""
     with pool(printable) as scorer:
         scorer.submit(sample(0, (50, 7), "2"), group_size=1)

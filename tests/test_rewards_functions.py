@@ -61,7 +61,7 @@ TWO = functions(
 )
 
 
-def test_the_weighted_sum_trains_and_each_function_is_kept():
+def test_the_reward_is_the_weighted_sum_and_each_value_is_kept():
     with pool(functions=TWO) as scorer:
         for index, response in enumerate((r"\boxed{2}", r"so \boxed{2}", "no")):
             scorer.submit(sample(prompt(), index, response), group_size=3)
@@ -104,7 +104,7 @@ def test_functions_of_one_sample_do_not_wait_for_siblings():
     assert (score.value, score.parts) == (2.0, (("right", 1.0), ("form", 1.0)))
 
 
-def test_a_group_becomes_known_together_when_one_of_its_samples_fails():
+def test_scores_of_a_group_are_returned_together_even_if_one_fails():
     """Else whoever saves the samples without a score saves a part of a group, which is never
     complete again.
     """
@@ -243,7 +243,7 @@ def test_a_built_in_without_an_argument_that_it_needs_says_which():
         assert tried.columns
 
 
-def test_an_answer_that_its_own_reward_takes_for_wrong_is_said_at_the_start():
+def test_a_reward_that_rejects_the_data_sets_own_answer_is_named_at_the_start():
     reward = RewardConfig(function="exact")
     with RewardTrial(reward, decode=characters) as tried:
         assert check_reward(reward, tried, [prompt(answer="34")]) == ()

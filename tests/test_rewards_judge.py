@@ -64,7 +64,7 @@ def test_a_hanging_endpoint_is_given_up_without_a_score() -> None:
         hangs.set()
 
 
-def test_no_endpoint_is_no_score() -> None:
+def test_an_unreachable_endpoint_gives_no_score() -> None:
     with serving(lambda *_: says(YES)) as server:
         pass
     assert ask(server, ["2"], max_retries=0) == [None]
@@ -73,12 +73,12 @@ def test_no_endpoint_is_no_score() -> None:
 @pytest.mark.parametrize(
     "body", ["<html>", "{}", '{"choices": []}', "[1]", says("I cannot say.")[1], says("")[1]]
 )
-def test_garbage_is_no_score(body: str) -> None:
+def test_a_garbled_reply_gives_no_score(body: str) -> None:
     with serving(lambda *_: (200, body)) as server:
         assert ask(server, ["2"]) == [None]
 
 
-def test_why_there_is_no_score_is_told() -> None:
+def test_the_reason_for_a_missing_score_is_reported() -> None:
     with serving(lambda n, _: (500, "{}") if n == 1 else says("Hm.")) as server:
         judge = Judge(base_url=server.url, model="stub", max_retries=0)
         asyncio.run(judge.score(["?"], ["2"], ["2"]))
@@ -113,7 +113,7 @@ def test_the_last_verdict_of_a_reply_counts(reply: str, value: float | None) -> 
     assert Judge(base_url="", model="").read_verdict(reply) == value
 
 
-def test_a_verdict_pattern_of_ones_own() -> None:
+def test_a_custom_verdict_pattern_is_used() -> None:
     with serving(lambda *_: says("score 0.75 of 1")) as server:
         assert ask(server, ["2"], verdict=r"score (\S+)") == [0.75]
 
@@ -217,7 +217,7 @@ def test_a_reward_process_gets_the_judge_with_a_cache_in_the_run_directory(tmp_p
     assert (tmp_path / CACHE).exists()
 
 
-def test_a_question_of_its_own_is_shown_in_place_of_the_prompt() -> None:
+def test_prompt_column_replaces_the_prompt_that_the_judge_sees() -> None:
     question = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
     with serving(lambda *_: says(YES)) as server:
         judge = Judge(base_url=server.url, model="stub", template="{prompt}|{response}")

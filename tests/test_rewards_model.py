@@ -81,14 +81,16 @@ def test_the_sigmoid_is_of_the_same_score(model: RewardModel) -> None:
     assert value == pytest.approx(torch.tensor(logit).sigmoid().item())
 
 
-def test_other_templates(folder: Path, model: RewardModel) -> None:
+def test_concat_and_custom_templates_build_the_expected_text(
+    folder: Path, model: RewardModel
+) -> None:
     joined = scores(replace(model, template="concat"), ["a</think>2"])
     assert joined == pytest.approx([direct(folder, "1 + 1?a</think>2")], abs=1e-5)
     own = scores(replace(model, template="Q {prompt} A {response}"), ["a</think> {prompt}"])
     assert own == pytest.approx([direct(folder, "Q 1 + 1? A {prompt}")], abs=1e-5)
 
 
-def test_a_question_of_its_own_is_scored_in_place_of_the_prompt(
+def test_prompt_column_replaces_the_prompt_that_the_model_scores(
     folder: Path, model: RewardModel
 ) -> None:
     question = [{"role": "system", "content": "Brief."}, {"role": "user", "content": "1 + 1?"}]
@@ -103,14 +105,16 @@ def test_a_prompt_in_a_chat_template_is_not_put_into_another(model: RewardModel)
         model.score(["<|im_start|>user\n1 + 1?"], ["2"], ["2"])
 
 
-def test_what_is_too_long_is_no_score_and_does_not_stop_the_others(model: RewardModel) -> None:
+def test_a_text_that_is_too_long_gives_no_score_and_the_others_are_scored(
+    model: RewardModel,
+) -> None:
     short = replace(model, max_tokens=40)
     values = scores(short, ["2", "2" * 40, "3"])
     assert values[1] is None
     assert None not in (values[0], values[2])
 
 
-def test_a_score_that_is_not_finite_is_no_score(folder: Path) -> None:
+def test_a_logit_that_is_not_finite_gives_no_score(folder: Path) -> None:
     model = load_reward_model(path=str(folder))
     model.model.score.weight.data.fill_(torch.nan)
     assert scores(model, ["2"]) == [None]

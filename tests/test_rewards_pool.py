@@ -125,7 +125,7 @@ def test_a_failed_reward_is_tried_again_then_reported_and_takes_no_neighbour_alo
         assert metrics["reward/timeouts"] == (outcome == "timeout")
 
 
-def test_a_failure_that_does_not_come_again_costs_nothing(tmp_path):
+def test_a_failure_that_does_not_repeat_loses_nothing(tmp_path):
     with pool() as scorer:
         scorer.submit(sample(0, "first time exit", str(tmp_path / "a")), group_size=1)
         scorer.submit(sample(1, "first time raise", str(tmp_path / "b")), group_size=1)
@@ -153,7 +153,7 @@ def test_a_reward_process_gets_the_memory_it_is_given_and_no_more(memory_gib, ou
         assert ("reward.memory_gib = 1" in scorer.last_failure) == (outcome == "crash")
 
 
-def test_a_slow_reward_holds_no_other_back():
+def test_a_slow_reward_does_not_delay_others():
     with pool() as scorer:
         scorer.submit(sample(0, "fine"), group_size=1)
         scorer.collect(None)
@@ -287,7 +287,7 @@ def test_a_function_that_takes_too_long_to_load_fails_the_check(slow_to_load):
 
 
 @pytest.mark.slow
-def test_a_function_that_loads_slowly_scores_when_it_may(slow_to_load):
+def test_start_timeout_s_lets_a_slow_function_load(slow_to_load):
     """Fails when the time to start has another limit than its own."""
     settings = {"num_processes": 1, "hard_timeout_s": 1.2}
     with pool(slow_to_load, **settings, start_timeout_s=30.0) as scorer:

@@ -90,12 +90,12 @@ def test_the_description_names_what_is_stopped_and_what_is_not() -> None:
         "import resource, os; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
     ],
 )
-def test_ways_around_fail(attempt: str) -> None:
+def test_known_ways_around_the_sandbox_fail(attempt: str) -> None:
     assert LANDLOCK.run(attempt, timeout_s=5.0).exit_code != 0
 
 
 @needs_landlock
-def test_what_honest_code_needs_still_works() -> None:
+def test_ordinary_programs_run_in_the_sandbox() -> None:
     program = """
 import random, threading, tempfile, collections, decimal, sympy
 thread = threading.Thread(target=print, args=("in a thread",))
@@ -131,7 +131,7 @@ def test_tests_that_passed_before_the_time_was_over_count() -> None:
 @pytest.mark.parametrize(
     "code", ["import os; os._exit(0)", "raise SystemExit(0)", "import sys; sys.exit()"]
 )
-def test_leaving_early_passes_nothing(code: str) -> None:
+def test_a_program_that_exits_early_passes_no_test(code: str) -> None:
     assert RLIMITS.run(code, timeout_s=5.0, tests=[Check(source="assert False")]).num_passed == 0
     assert RLIMITS.run(code, timeout_s=5.0, tests=[Check(source="assert True")]).num_passed == 0
 

@@ -38,7 +38,7 @@ def test_a_ledger_refuses_what_cannot_happen(to):
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(State))))
-def test_a_ledger_adds_up_whatever_is_asked_of_it(moves):
+def test_a_ledger_adds_up_after_any_sequence_of_moves(moves):
     """Fails when a final state is not counted, or a refused move counts."""
     ledger, opened = Ledger(), 0
     for prompt_id, state in moves:
@@ -58,7 +58,7 @@ def test_a_ledger_adds_up_whatever_is_asked_of_it(moves):
     assert sum(ledger.drop_reasons.values()) == ledger.count(State.dropped)
 
 
-def test_a_ledger_moves_those_of_one_state_and_no_others():
+def test_a_ledger_moves_only_groups_in_the_given_state():
     """Fails when a ready prompt is parked with the rest, or resumed."""
     ledger = Ledger()
     for prompt_id in range(4):

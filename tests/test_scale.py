@@ -59,9 +59,7 @@ EVENTS = st.lists(
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 3), EVENTS)
-def test_the_chosen_engine_is_that_of_a_search_through_all(
-    num_engines, num_slots, queue_size, events
-):
+def test_the_chosen_engine_equals_an_exhaustive_search(num_engines, num_slots, queue_size, events):
     """Fails when an engine that was withdrawn is chosen, one that is offered again stays unknown, a
     sample that comes back leaves the old load, or a queue comes before a free slot.
     """

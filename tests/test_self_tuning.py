@@ -26,7 +26,7 @@ SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 
 
 @pytest.mark.parametrize("name", SET_UPS)
-def test_it_ends_within_five_percent_of_the_best_fixed_factor(name: str) -> None:
+def test_auto_ends_within_five_percent_of_the_best_fixed_alpha(name: str) -> None:
     """Fails when the cost of samples or of re-prefill is not fitted, when unfinished lengths are
     left out, or when α follows every single look. More seeds and steps: `make soak`.
     """
@@ -34,7 +34,7 @@ def test_it_ends_within_five_percent_of_the_best_fixed_factor(name: str) -> None
 
 
 @pytest.mark.parametrize("name", SET_UPS)
-def test_its_changes_are_few_and_small_and_each_says_why(name: str) -> None:
+def test_auto_changes_alpha_seldom_in_small_steps_with_a_reason(name: str) -> None:
     """Fails when it goes to the best place at once, or looks at every step."""
     run = tuned(name)
     places = [GRID.index(factor) for factor in run.factors]
@@ -47,7 +47,7 @@ def test_its_changes_are_few_and_small_and_each_says_why(name: str) -> None:
     assert all(": " in note for note in changes)
 
 
-def test_with_one_length_and_a_saturated_engine_it_goes_back_to_one() -> None:
+def test_with_one_length_and_a_saturated_engine_auto_returns_to_one() -> None:
     """There is no tail to hide and nothing to gain from larger batches. Fails when a larger α stays
     although it gains nothing.
     """
@@ -56,28 +56,28 @@ def test_with_one_length_and_a_saturated_engine_it_goes_back_to_one() -> None:
     assert run.notes[-1].endswith("1.5 → 1: as many samples/s, and fresher ones")
 
 
-def test_it_holds_the_budget_of_off_policy_tokens() -> None:
+def test_auto_holds_max_off_policy_frac() -> None:
     """Fails when the budget is not asked, or α only grows by two places at a time."""
     run = tuned("off-policy")
     assert 0.8 < run.outcome.off_policy_token_frac <= 0.88
     assert any("stays below 2: at 2 the off-policy share is 0." in note for note in run.notes)
 
 
-def test_it_holds_what_fits_the_kv_cache() -> None:
+def test_auto_keeps_samples_within_the_kv_cache() -> None:
     """Fails when the samples in flight are counted without their context."""
     run = tuned("kv")
     assert 4000 < run.outcome.peak_kv_tokens <= 6000
     assert any("tokens are in flight, the KV cache holds 6000" in note for note in run.notes)
 
 
-def test_it_holds_the_staleness_cap_where_old_tokens_are_masked() -> None:
+def test_auto_holds_the_staleness_cap_with_masking() -> None:
     """Nothing waits for old groups there. Fails when the largest α is not bound to the cap."""
     run = tuned("masked")
     assert 1 < np.mean(run.staleness) <= 2
     assert max(run.factors) <= 3
 
 
-def test_a_budget_that_cannot_be_held_is_said_once_and_costs_nothing_more() -> None:
+def test_a_budget_that_no_alpha_can_hold_is_reported_once() -> None:
     """Fails when the warning comes at every look, or α grows all the same."""
     of = scenario()
     run = tune(of, tuner(of, Budgets(max_off_policy_frac=0.2, kv_cache_tokens=10**9)), num_steps=20)
@@ -95,7 +95,7 @@ def test_a_budget_that_cannot_be_held_is_said_once_and_costs_nothing_more() -> N
         {"num_engines": 3, "num_groups": 2},
     ],
 )
-def test_it_survives_little_work(other: dict[str, object]) -> None:
+def test_auto_works_with_very_few_samples(other: dict[str, object]) -> None:
     """One group, one token, many rejected ones, steps that only train ready groups. Fails when a
     step without ticks is fitted, or a window without finished samples divides by their number.
     """

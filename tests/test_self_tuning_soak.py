@@ -48,7 +48,7 @@ def seeded(scenario: Scenario, seed: int) -> Scenario:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", SET_UPS)
-def test_it_finds_the_best_factor_and_turns_once_at_most(name: str, seed: int) -> None:
+def test_auto_finds_the_best_alpha_and_reverses_at_most_once(name: str, seed: int) -> None:
     """Over 120 steps, with noise of a fifth on every tick; budgets hold within 1 %."""
     set_up, run = SET_UPS[name], tuned(name, seed=seed, num_steps=120)
     print(name, seed, [(at, run.factors[at]) for at in run.changed_at])

@@ -130,7 +130,7 @@ def test_options_replace_what_the_run_was_configured_with(recorded, tmp_path):
 
 
 @pytest.mark.parametrize(("kept_samples", "does_keep"), [(0, False), (3, True)])
-def test_what_the_engines_did_with_parked_samples_counts(
+def test_simulate_reads_from_the_run_whether_kv_caches_were_kept(
     recorded, tmp_path, kept_samples, does_keep
 ):
     """An engine that sleeps prefills again whatever rollout.resume says. Fails when the setting is

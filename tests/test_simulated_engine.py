@@ -204,7 +204,7 @@ def test_the_mean_of_capped_lengths_is_what_was_asked_for(mean_tokens, sigma):
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6])
-def test_drawn_lengths_follow_their_law(correlation):
+def test_drawn_lengths_follow_their_distribution(correlation):
     """Mean under the cap, deviation and correlation within groups. Fails when samples of a group
     share their whole deviation, or it is added to theirs.
     """

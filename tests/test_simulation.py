@@ -55,7 +55,7 @@ def run(
     num_engines=st.integers(1, 3),
     tick_steps=st.integers(1, 40),
 )
-def test_every_trained_sample_is_as_long_as_the_law_and_the_budget_say(
+def test_simulated_lengths_follow_the_distribution_and_the_budget(
     factor, refill, keeps, num_engines, tick_steps
 ):
     """Fails when a resumed sample is given its whole length again."""
@@ -101,7 +101,7 @@ def test_over_sampling_gains_with_a_long_tail_and_nothing_without():
     assert gain == pytest.approx(run(free, 1, refill=False).trained_samples_per_s, rel=0.02)
 
 
-def test_kept_state_spares_every_second_prefill():
+def test_kept_kv_caches_avoid_every_second_prefill():
     """Fails when a kept sample pays its prefill, or memory forgets what is kept."""
     again = run(SMALL, 2.0, refill=True)
     kept = run(replace(SMALL, keeps_parked=True), 2.0, refill=True)
@@ -170,7 +170,7 @@ def test_presets_hold_what_the_data_sheet_gives():
         ({"num_engines": 2, "in_process": True}, "in_process is for one engine"),
     ],
 )
-def test_a_scenario_that_cannot_be_is_refused(change, message):
+def test_an_impossible_scenario_is_refused(change, message):
     """Fails when a check is missing: the simulation would loop or divide by zero."""
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **change)

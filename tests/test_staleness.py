@@ -95,7 +95,7 @@ def test_only_tokens_of_this_version_on_a_cache_of_this_version_are_compared(set
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_what_a_resumed_sample_adds_can_be_compared_only_after_another_prefill(keeps):
+def test_tokens_on_an_old_kv_cache_are_not_compared_with_the_learner(keeps):
     """On one engine, where every parked sample is gone on with or none is. Fails when the engine's
     version of the cache is not looked at.
     """

@@ -47,7 +47,7 @@ class Screen:
         ((523_456, 36_864), "policy: 0.5 million parameters, 0.0369 million trained"),
     ],
 )
-def test_the_size_of_the_policy_is_told_and_with_adapters_what_is_trained_of_it(counts, said):
+def test_the_start_shows_total_and_trained_parameters(counts, said):
     screen = Screen()
     workers = LoadedWorkers(*counts)
     _start(workers, screen, engines_sleep=False)

@@ -59,7 +59,7 @@ def test_a_hasty_solution_is_shorter_and_wrong() -> None:
             assert len(text) < len(task.solution(problem, len(problem.operands)))
 
 
-def test_both_manners_occur_as_often_as_promised() -> None:
+def test_thorough_and_hasty_solutions_have_their_stated_shares() -> None:
     random = Random(1)
     problems = drawn(4000)
     wrong = sum(boxed(task.worked_solution(p, random)) != p.answer for p in problems)
@@ -100,7 +100,7 @@ def test_the_tokenizer_returns_the_text_it_was_given(text: str) -> None:
     assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
 
 
-def test_other_paths_pass_resolve_unchanged() -> None:
+def test_paths_that_are_not_builtin_are_returned_unchanged() -> None:
     for path in ("Qwen/Qwen3-4B", "/data/train.jsonl", "builtin"):
         assert prepare.resolve(path) == path
 
@@ -155,7 +155,7 @@ def test_an_interrupted_build_leaves_nothing_and_the_next_one_starts_clean(tmp_p
     assert [file.name for file in folder.iterdir()] == ["whole"]
 
 
-def test_of_two_builders_one_builds_and_the_other_waits(tmp_path: Path) -> None:
+def test_concurrent_builders_build_once(tmp_path: Path) -> None:
     builds: list[Path] = []
 
     def slow(unfinished: Path) -> None:

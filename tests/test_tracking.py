@@ -44,7 +44,7 @@ def test_the_frozen_keys_are_those_of_the_design() -> None:
     assert list(keys.FROZEN_KEYS) == frozen_list()
 
 
-def test_missing_names_the_frozen_keys_that_nothing_stands_for() -> None:
+def test_missing_frozen_keys_are_named() -> None:
     logged = [key.replace("*", "held_out") for key in frozen_list()]
     assert keys.missing(logged) == []
     logged.remove("loss/behaviour_kl")

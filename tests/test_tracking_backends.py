@@ -234,7 +234,7 @@ def test_tensorboard_holds_every_step_in_event_files(tmp_path):
     assert "19 ✓" in text.tensor_proto.string_val[0].decode()
 
 
-def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(tmp_path, capsys):
+def test_a_tracker_that_fails_is_reported_once_and_the_run_goes_on(tmp_path, capsys):
     """TensorBoard cannot write where a file stands; W&B and metrics.jsonl have every step."""
     (tmp_path / "tensorboard").write_text("in the way")
     with make_tracker(tmp_path, backends=[*TENSORBOARD, *WANDB]) as tracker:

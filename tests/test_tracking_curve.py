@@ -38,7 +38,7 @@ def num_columns_with_ink(path: Path) -> int:
     return int(blue.any(axis=0).sum())
 
 
-def test_the_mean_of_seeds_covers_the_steps_that_all_have() -> None:
+def test_the_mean_over_seeds_covers_the_steps_that_all_runs_have() -> None:
     assert mean_series([{1: 0.0, 2: 1.0, 3: 5.0}, {2: 0.0, 1: 1.0}]) == {1: 0.5, 2: 0.5}
     assert mean_series([]) == {}
 

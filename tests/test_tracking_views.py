@@ -160,7 +160,7 @@ def test_a_phase_ends_with_the_error_that_ended_it() -> None:
         raise RuntimeError("stalled")
 
 
-def test_values_a_step_lacks_and_nan_are_dashes() -> None:
+def test_missing_values_and_nan_are_shown_as_dashes() -> None:
     line = figures.step_line(1, {"reward/mean": float("nan"), "time/step_s": 2.0}, left_s=None)
     assert line.split() == ["1", "-", "-", "-", "-", "-", "-", "2.0", "-"]
 
@@ -221,7 +221,7 @@ def test_the_time_left_follows_the_clock_between_steps_not_the_step_time_alone()
     assert Pace(10).left_s(0, step_s=None) is None
 
 
-def test_the_time_left_forgets_what_was_long_ago() -> None:
+def test_the_time_left_depends_on_recent_steps() -> None:
     times = iter([0.0, *(1000.0 + step for step in range(25))])
     pace = Pace(100, clock=lambda: next(times))
     left = [pace.left_s(step, step_s=None) for step in range(26)]

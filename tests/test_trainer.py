@@ -252,14 +252,14 @@ def test_failures_that_are_settled_before_an_evaluation_count_in_the_next_step(
     assert {row["eval/held_out/errors"] for row in rows} == {0}
 
 
-def test_a_checkpoint_of_another_run_is_no_reason_to_write_none(tmp_path: Path) -> None:
+def test_an_existing_export_folder_is_an_error(tmp_path: Path) -> None:
     """Fails when a folder that is there counts as written by this run."""
     (tmp_path / "exports" / "step_2").mkdir(parents=True)
     with pytest.raises(FileExistsError):
         run(settings(num_steps=2), tmp_path)
 
 
-def test_a_mismatch_above_the_limit_is_said_once_and_the_run_goes_on(
+def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_goes_on(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """Fails when nobody reads the figure, or it is said at every step."""

@@ -71,7 +71,7 @@ def ends(pid: int, *, within_s: float = 20) -> bool:
     return False
 
 
-def test_it_answers_what_this_process_would_and_what_goes_wrong(process: SimulationProcess) -> None:
+def test_the_simulation_process_returns_results_and_errors(process: SimulationProcess) -> None:
     """And goes on after an error. Fails when an error ends it, or hangs."""
     without_lengths = process.submit(replace(QUICK, lengths=()))
     answer = process.submit(QUICK)
@@ -86,7 +86,7 @@ def test_an_answer_that_dies_with_its_process_is_an_error(process: SimulationPro
     assert isinstance(answer.exception(timeout=60), ProcessExpired)
 
 
-def test_close_ends_it_whatever_it_is_doing() -> None:
+def test_close_ends_the_simulation_process_at_any_time() -> None:
     """Fails when it first computes to the end, half a minute."""
     process = SimulationProcess()
     process.submit(LONG)
@@ -97,7 +97,7 @@ def test_close_ends_it_whatever_it_is_doing() -> None:
     assert time.monotonic() - started < 10
 
 
-def test_it_goes_with_a_controller_that_is_killed(tmp_path: Path) -> None:
+def test_the_simulation_process_ends_when_the_controller_is_killed(tmp_path: Path) -> None:
     """Fails when it computes to the end, or for ever."""
     (tmp_path / "controller.py").write_text(CONTROLLER)
     controller = subprocess.Popen(
@@ -116,7 +116,7 @@ def test_it_goes_with_a_controller_that_is_killed(tmp_path: Path) -> None:
     assert ends(pid)
 
 
-def test_it_loads_nothing_heavy() -> None:
+def test_the_simulation_process_loads_nothing_heavy() -> None:
     """Fails when the simulator, or what it imports, needs torch, vllm or ray."""
     script = "import sys, april_rl.tuning.process; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -29,7 +29,7 @@ END = replace(
 )
 
 
-def test_a_sample_is_its_completions_one_behind_the_other():
+def test_a_sample_is_the_concatenation_of_its_completions():
     empty = Sample(prompt=PROMPT, index=0)
     assert (empty.num_tokens, empty.oldest_version, empty.is_finished) == (0, None, False)
     sample = empty.extended(PART).extended(END)
@@ -110,6 +110,6 @@ def test_a_group_of_equal_rewards_has_no_signal():
     assert not ScoredGroup(group=group, rewards=(1.0, 1.0)).has_signal
 
 
-def test_nouns_do_not_change():
+def test_data_types_are_immutable():
     with pytest.raises(FrozenInstanceError):
         PART.start = 3

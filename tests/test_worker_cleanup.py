@@ -46,7 +46,7 @@ class NoActor:
 
 
 @pytest.mark.usefixtures("embedded_ray")
-def test_a_worker_that_ray_does_not_end_is_ended_all_the_same(tmp_path):
+def test_a_worker_that_ray_does_not_end_is_killed(tmp_path):
     """Fails when Ray's error leaves the process behind; the error is still raised."""
     code = "import time; print(flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:

@@ -104,7 +104,7 @@ def test_ranks_follow_nodes_and_gpus_and_stay_as_they_are_on_cpu() -> None:
     assert rank_order(locations) == [3, 5, 2, 4, 1, 0]
 
 
-def test_ranks_of_an_engine_that_sampled_alike_pass() -> None:
+def test_ranks_that_sampled_the_same_tokens_pass_the_check() -> None:
     """Log-probabilities may differ in their last bits."""
     ours = [completion(0), completion(1)]
     theirs = [replace(each, logprobs=(-0.5, -0.5000001)) for each in ours]
@@ -123,7 +123,7 @@ def test_ranks_of_an_engine_that_sampled_alike_pass() -> None:
     ],
     ids=["token", "end", "version", "number"],
 )
-def test_a_rank_that_sampled_something_else_ends_the_run_by_name(theirs) -> None:
+def test_a_rank_that_sampled_other_tokens_is_named(theirs) -> None:
     """The second of three followers: worker 6 of an engine that begins with worker 4."""
     ours = [completion(0), completion(1)]
     same = fingerprint(ours)

@@ -106,7 +106,7 @@ def of_prompt(prompt_id: int, *indices: int) -> Requests:
 
 
 @pytest.mark.usefixtures("_cluster")
-def test_an_engine_of_several_ranks_gives_back_everything_once(tmp_path):
+def test_an_engine_of_several_ranks_returns_every_completion_once(tmp_path):
     """Fails when the ranks of an engine count as engines, or the followers' ticks stay behind."""
     engines = engines_of(tmp_path, 7, 7, 8, 8)
     assert engines.num_engines == 2
@@ -138,7 +138,7 @@ def test_a_rank_that_samples_other_tokens_ends_the_run_in_a_tick_and_in_an_abort
 
 
 @pytest.mark.usefixtures("_cluster")
-def test_an_engine_with_other_weights_than_the_controller_believes_ends_the_run(tmp_path):
+def test_an_engine_with_a_wrong_policy_version_ends_the_run(tmp_path):
     """As when a sync has brought nothing. Fails when the completions' versions are not looked at:
     their samples would wait for ever.
     """
