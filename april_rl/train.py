@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -41,8 +42,22 @@ OmegaConf.register_new_resolver("run_directory", run_directory, replace=True)
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
-def main(composed: DictConfig) -> None:
-    """Check the configuration and run it; a mistake in it ends in one message and status 1."""
+def main(composed: DictConfig) -> int:
+    """Run what was composed; a run that fails ends the program, but not a sweep."""
+    status = _status_of(composed)
+    if status and not _is_sweep():
+        sys.exit(status)
+    return status
+
+
+def _is_sweep() -> bool:
+    return HydraConfig.get().mode is RunMode.MULTIRUN
+
+
+def _status_of(composed: DictConfig) -> int:
+    """Check the configuration and train; return the exit status. A mistake in the configuration
+    ends in one message and status 1.
+    """
     run_dir, started_s = Path(HydraConfig.get().runtime.output_dir), time.time()
     try:
         config = to_config(composed)
@@ -53,16 +68,22 @@ def main(composed: DictConfig) -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
         with suppress(OSError):
             run_dir.rmdir()  # fails if it holds anything, which is fine
-        sys.exit(1)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
-        sys.exit(EXIT_STATUS)
+        sys.exit(EXIT_STATUS)  # ends a sweep, too
+    except Exception:  # whatever it is, other runs of a sweep may do better
+        if not _is_sweep():
+            raise
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def _labels(config: TrainConfig) -> RunLabels:
     """Return the labels of the run from the command line that Hydra has read."""
     job = HydraConfig.get()
-    sweep = Path(job.sweep.dir).name if job.mode is RunMode.MULTIRUN else ""
+    sweep = Path(job.sweep.dir).name if _is_sweep() else ""
     return run_labels(config.name, overrides=job.overrides.task, seed=config.seed, sweep=sweep)
 
 

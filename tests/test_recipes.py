@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from copy import deepcopy
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 from planned_models import facts_of
 from source_tree import ROOT
 from test_config import load
@@ -183,21 +184,31 @@ def test_every_run_of_a_sweep_is_a_checked_configuration(recipe: str, sweep: str
     chosen = [f"+recipe={recipe}", f"+sweep={sweep}"]
     with initialize_config_dir(config_dir(), version_base="1.3"):
         composed = compose("train", chosen, return_hydra_config=True)
-    params = OmegaConf.to_container(composed.hydra.sweeper.params)
-    assert isinstance(params, dict)
-    assert params
-    values = [
-        [f"{key}={value}" for value in str(listed).split(",")] for key, listed in params.items()
-    ]
-    for overrides in product(*values):
+    runs = runs_of(composed)
+    assert len(runs) > 1
+    for overrides in runs:
         load(f"+recipe={recipe}", *overrides)
 
 
-def test_the_sweep_over_alpha_has_the_factors_of_the_ablation() -> None:
+def runs_of(composed: DictConfig) -> list[list[str]]:
+    """The overrides of each run, by Hydra's own sweeper."""
+    params = [f"{key}={values}" for key, values in composed.hydra.sweeper.params.items()]
+    [runs] = BasicSweeper.split_arguments(
+        OverridesParser.create().parse_overrides(params), max_batch_size=None
+    )
+    return runs
+
+
+def test_the_sweep_over_alpha_has_the_synchronous_loop_and_every_factor_with_three_seeds() -> None:
     register()
     with initialize_config_dir(config_dir(), version_base="1.3"):
         composed = compose("train", ["+recipe=tiny_cpu", "+sweep=alpha"], return_hydra_config=True)
-    assert dict(composed.hydra.sweeper.params) == {"rollout.over_sampling_factor": "1,1.5,2,3"}
+    found = [load("+recipe=tiny_cpu", *overrides) for overrides in runs_of(composed)]
+    assert [(each.seed, each.rollout.over_sampling_factor) for each in found] == [
+        (seed, factor) for seed in (0, 1, 2) for factor in (1, 1.5, 2, 3)
+    ]
+    for each in found:
+        assert each.rollout.refill == (each.rollout.over_sampling_factor != 1)
 
 
 def test_a_sweep_without_multirun_is_refused_before_anything_is_made(
@@ -210,6 +221,6 @@ def test_a_sweep_without_multirun_is_refused_before_anything_is_made(
         composed = compose("train", chosen, return_hydra_config=True)
     with pytest.raises(SystemExit):
         CheckRunDir().on_run_start(composed)
-    assert "rollout.over_sampling_factor" in (said := capsys.readouterr().err)
+    assert "several values of seed and rollout" in (said := capsys.readouterr().err)
     assert "--multirun" in said
     assert not (tmp_path / "run").exists()

@@ -30,6 +30,15 @@ from april_rl.tracking.labels import RunLabels, run_labels, versions
             ),
         ),
         (
+            ["rollout={over_sampling_factor:1,refill:false}", "seed=3"],
+            "",
+            RunLabels(
+                name="tiny over_sampling_factor=1 refill=false seed=3",
+                group="tiny over_sampling_factor=1 refill=false",
+                tags=("tiny", "seed=3"),
+            ),
+        ),
+        (
             ["algorithm=gspo", "++engine.x=" + "9" * 200],
             "",
             RunLabels(

@@ -246,15 +246,16 @@ def test_a_learned_over_sampling_factor_begins_at_one_and_says_what_it_changes(
 
 
 def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, first, tmp_path):
-    """Synchronous and one-shot, one after the other, each in a folder of its own. Fails when what a
-    run exports cannot be loaded by vLLM or the learner, or sources do not get their shares.
+    """Synchronous and one-shot, one after the other, each in a folder of its own, and one between
+    them that is refused. Fails when what a run exports cannot be loaded by vLLM or the learner,
+    sources do not get their shares, or a run that fails ends the sweep.
     """
     swept = command(
         two_workers.folder,
         tmp_path / "unused",
         "hydra.sweep.dir=sweep",
         "rollout.refill=false",
-        "rollout.over_sampling_factor=1,2",
+        "rollout.over_sampling_factor=1,0.5,2",
         "algorithm=dr_grpo",
         "trainer.num_steps=3",
         f"model.path={first / 'exports' / 'step_5'}",
@@ -264,17 +265,21 @@ def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, firs
         "tracking.save_samples_every=1",
     )
     done = run([*swept, "--multirun"], tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 1
+    assert "error: rollout.over_sampling_factor must be" in done.stderr
+    assert done.stderr.endswith("sweep/1_run\n"), done.stderr[-3000:]
+    assert (tmp_path / "sweep" / "comparison.html").stat().st_size > 10_000
+    assert "α = 2 one-shot" in done.stdout
     folders = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
-    assert [path.name for path in folders] == ["0_run", "1_run"]
+    assert [path.name for path in folders] == ["0_run", "2_run"]
     for run_dir, factor in zip(folders, (1, 2), strict=True):
         steps = steps_of(run_dir)
         assert [row["step"] for row in steps] == [1, 2, 3]
         assert [row["rollout/over_sampling_factor"] for row in steps] == [factor] * 3
         assert steps[0]["mismatch/logprob_abs_mean"] <= 0.02
         is_one_shot = factor == 2
-        num_sums = sum(row["source/sums/groups"] for row in steps)
-        assert num_sums + sum(row["source/asked/groups"] for row in steps) == 12
+        num_sums = sum(row.get("source/sums/groups", 0) for row in steps)
+        assert num_sums + sum(row.get("source/asked/groups", 0) for row in steps) == 12
         # Of 24 groups that were opened, 12 are drawn; the synchronous run trains all it opens.
         assert 6 <= num_sums < 12 if is_one_shot else num_sums == 9
         left = sum(row["rollout/parked_groups"] + row["rollout/ready_groups"] for row in steps)

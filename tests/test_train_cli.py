@@ -80,8 +80,13 @@ def test_a_refused_run_takes_nothing_that_was_there(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "notes").read_text() == "mine"
 
 
-def test_a_refused_run_ends_the_sweep(tmp_path: Path) -> None:
-    """One message, and no folder of a run that never was."""
+def test_a_refused_run_ends_no_other_of_the_sweep(tmp_path: Path) -> None:
+    """One message for each, and no folder of a run that never was."""
     done = train(tmp_path, "--multirun", "+recipe=tiny_cpu", "seed=-1,-2", "hydra.sweep.dir=sweep")
-    assert (done.returncode, done.stderr) == (1, "error: seed must be in [0, 2**32), got -1\n")
+    assert done.returncode == 1
+    *errors, failed = done.stderr.splitlines()
+    assert errors == [f"error: seed must be in [0, 2**32), got {seed}" for seed in (-1, -2)]
+    assert failed.startswith("failed: ")
+    assert failed.endswith("1_tiny_cpu")
+    assert "comparison: not written (error: sweep is no run directory" in done.stdout
     assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["multirun.yaml"]

@@ -33,7 +33,7 @@ def _refuse_sweep(config: DictConfig) -> None:
     """End the program if a single run has chosen a sweep, whose values would be ignored."""
     params = config.hydra.sweeper.params
     if params:
-        _end(f"{', '.join(params)} is swept over several values: add --multirun")
+        _end(f"the sweep has several values of {' and '.join(params)}: add --multirun")
 
 
 def _check(key: str, path: Path) -> None:

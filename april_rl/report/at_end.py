@@ -1,5 +1,5 @@
-"""The report that a run writes at its end, in a process of its own: whatever goes wrong there, the
-run has ended as it did.
+"""The report that a run writes at its end, and the comparison at the end of a sweep, each in a
+process of its own: whatever goes wrong there, the run has ended as it did.
 """
 
 from __future__ import annotations
@@ -19,14 +19,29 @@ def report_line(run_dir: Path, *, since_s: float) -> str | None:
     metrics = run_dir / "metrics.jsonl"
     if not metrics.is_file() or metrics.stat().st_mtime < since_s:
         return None
-    command = [sys.executable, "-m", "april_rl", "report", str(run_dir)]
+    written, text = _run("report", str(run_dir))
+    return f"report: {text}" if written else f"report: not written ({text})"
+
+
+def comparison_lines(sweep_dir: Path) -> str:
+    """Write the comparison of the runs of a sweep, and return its table and where its page is, or
+    why there is none.
+    """
+    page = sweep_dir / "comparison.html"
+    written, text = _run("compare", str(sweep_dir), "--html", str(page))
+    return text if written else f"comparison: not written ({text})"
+
+
+def _run(*arguments: str) -> tuple[bool, str]:
+    """Run a command; return whether it ended well, and what it printed or why it did not."""
+    command = [sys.executable, "-m", "april_rl", *arguments]
     try:
         ran = subprocess.run(
             command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"report: not written ({error})"
+        return False, str(error)
     if ran.returncode == 0:
-        return f"report: {ran.stdout.strip()}"
+        return True, ran.stdout.strip()
     reason = (ran.stderr.strip().splitlines() or ["no message"])[-1]
-    return f"report: not written ({reason}); later: python {' '.join(command[1:])}"
+    return False, f"{reason}; again: python {' '.join(command[1:])}"

@@ -44,6 +44,8 @@ def _shown(override: str) -> str:
     key, _, value = override.lstrip("+~").partition("=")
     if key.partition(".")[0].partition("/")[0] in _NO_PART_OF_A_NAME:
         return ""
+    if value.startswith("{"):  # several settings of one section
+        return value.strip("{}").replace(",", " ").replace(":", "=")
     return f"{key.rpartition('.')[2]}={value}" if value else key
 
 
