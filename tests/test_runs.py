@@ -16,6 +16,7 @@ from command_line import LEDGER_STATES, command, groups_of, refused, rows_of, ru
 from equal_runs import check_equal
 from safetensors.torch import load_file
 from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
+from wandb_files import wandb_folders, wandb_records
 
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import read_state
@@ -116,6 +117,26 @@ def test_a_run_does_not_go_on_with_a_data_file_that_has_changed(two_workers, fir
         assert message.startswith(f"data.path={changed} ")
         assert f"gives {number} prompts" in message
         assert "resume with the same data" in message
+
+
+def test_a_resumed_run_is_the_same_run_of_wandb_and_sends_no_step_twice(two_workers):
+    """The row in whose moment it was killed may be missing. Fails when the id is not in the
+    checkpoint, or rows made again are sent again.
+    """
+    second = two_workers.dir_of("second")
+    assert len(wandb_folders(second)) == 2
+    records = wandb_records(second)
+    assert len({record["run"]["run_id"] for record in records if "run" in record}) == 1
+    items = [record["history"]["item"] for record in records if "history" in record]
+    rows = [item for item in items if "ledger/opened" in item]
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(set(steps))
+    assert len(steps) >= 4
+    assert {1, 2, 5} <= set(steps)
+    written = {row["step"]: row for row in steps_of(second)}
+    for row in rows:
+        assert row["ledger/opened"] == written[row["step"]]["ledger/opened"]
+        assert row["reward/mean"] == pytest.approx(written[row["step"]]["reward/mean"])
 
 
 def test_a_run_leaves_true_metrics_and_exports(first):

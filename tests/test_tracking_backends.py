@@ -15,6 +15,7 @@ import pytest
 from small_tracker import make_record, make_tracker
 from source_tree import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb_files import wandb_records
 
 from april_rl.config.choices import TrackingBackend, WandbMode
 from april_rl.config.tracking import TrackingConfig
@@ -42,18 +43,6 @@ def log_steps(tracker, steps=range(4)) -> None:
                 }
             ),
         )
-
-
-def wandb_folder(run_dir: Path) -> Path:
-    (folder,) = (run_dir / "wandb").glob("offline-run-*")
-    return folder
-
-
-def wandb_records(run_dir: Path) -> list[dict]:
-    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json"]
-    command.append(str(wandb_folder(run_dir)))
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [json.loads(line) for line in printed.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +93,7 @@ def test_wandb_has_name_group_tags_settings_and_versions(recorded):
 
 
 def test_wandb_has_a_table_of_samples_when_it_is_due(recorded):
-    tables = sorted((wandb_folder(recorded) / "files" / "media" / "table").glob("samples_*.json"))
+    tables = sorted(recorded.glob("wandb/offline-run-*/files/media/table/samples_*.json"))
     found = [json.loads(path.read_text()) for path in tables]
     assert {table["data"][0][0] for table in found} == {0, 2}
     row = dict(zip(found[0]["columns"], found[0]["data"][0], strict=True))
@@ -181,6 +170,27 @@ def test_an_online_run_without_a_key_asks_nothing_and_is_recorded_offline(tmp_pa
     assert text.count("W&B is not reachable (no API key") == 1
     assert "wandb sync" in text
     assert "0.25" in json.dumps(wandb_records(run_dir))
+
+
+@pytest.mark.slow
+def test_an_offline_run_of_wandb_that_is_killed_lacks_its_last_second_at_most(tmp_path):
+    """Fails when W&B writes every fifteen seconds, as it does by itself."""
+    script = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from april_rl.config.choices import TrackingBackend\n"
+        "from april_rl.metrics import Metrics\n"
+        "from small_tracker import make_tracker\n"
+        "tracker = make_tracker(Path(sys.argv[1]), backends=[TrackingBackend.wandb])\n"
+        "tracker.log(1, Metrics({'reward/mean': 0.25}))\n"
+        "time.sleep(2)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    subprocess.run(command, env=environment, timeout=60, check=False)
+    (record,) = [r["history"]["item"] for r in wandb_records(tmp_path) if "history" in r]
+    assert record["step"] == 1
 
 
 def test_a_disabled_run_leaves_nothing_of_wandb(tmp_path):
