@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from april_rl.types import Completion, FinishReason, SampleId
 
 # Why a completion ended, as a number that travels.
-_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
+_REASONS: tuple[FinishReason | None, ...] = (None, *get_args(FinishReason))
 
 
 class Completions(tuple[Completion, ...]):
@@ -90,6 +90,7 @@ class Tick:
     elapsed_s: float
     preempted_samples: int = 0  # times a running request lost its KV cache to another
     preempted_tokens: int = 0  # whose keys and values were thrown away by that
+    failed_attempts: int = 0  # requests that went wrong, and were tried again or given up
 
 
 @dataclass(slots=True)
@@ -103,3 +104,4 @@ class TickCounts:
     prefilled_tokens: int = 0
     preempted_samples: int = 0
     preempted_tokens: int = 0
+    failed_attempts: int = 0

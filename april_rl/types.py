@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, NamedTuple
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "nan_logprobs", "no_tokens", "engine_error"]
+# The finish reasons of a response that the engine failed to sample, in words. It has no reward.
+ENGINE_FAULTS: Mapping[str, str] = {
+    "nan_logprobs": "the engine's log-probabilities are not finite",
+    "no_tokens": "the engine ended the response without a token",
+    "engine_error": "the engine ended the request with an error",
+}
 ScoreOutcome = Literal["scored", "soft_timeout", "no_score", "timeout", "crash"]
 Parts = tuple[tuple[str, float], ...]  # what each reward function gave, by name, unweighted
 
@@ -80,8 +86,8 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine returns for one request: a whole response, or a part when `finish_reason` is
-    None.
+    """What an engine returns for one request: a whole response, a part when `finish_reason` is
+    None, or nothing when that is one of ENGINE_FAULTS.
 
     Engines give `array("i")` and `array("d")`: twelve or thirteen bytes a token wherever it is held
     or sent, where Python's numbers take seventy and are pickled one by one. Neither loses a bit.
@@ -99,6 +105,11 @@ class Completion:
     def is_kept(self) -> bool:
         """Whether the tokens were sampled on a cache that an earlier policy computed."""
         return self.context_version < self.policy_version
+
+    @property
+    def is_failed(self) -> bool:
+        """Return whether the engine has given up on the response."""
+        return self.finish_reason in ENGINE_FAULTS
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -162,6 +173,11 @@ class Sample:
     def is_finished(self) -> bool:
         """Whether the engine ended the response, or its budget did."""
         return self.finish_reason is not None
+
+    @property
+    def is_failed(self) -> bool:
+        """Return whether the engine has given up on the response: it must not be rewarded."""
+        return self.finish_reason in ENGINE_FAULTS
 
     @property
     def oldest_version(self) -> int | None:

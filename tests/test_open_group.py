@@ -108,7 +108,7 @@ def test_a_group_with_a_failed_score_says_why_and_has_no_rewards():
     group = open_group(buffer, None, None)
     failed = Score(SampleId(1, 1), None, "timeout")
     assert buffer.score([Score(SampleId(1, 0), 1.0, "scored"), failed]) == [group]
-    assert group.failure == failed
+    assert group.failure == (failed.sample_id, "reward timeout", "")
     with pytest.raises(AssertionError):
         group.scored()
 
@@ -199,8 +199,33 @@ def test_a_group_that_failed_is_restored_as_failed():
     failed = Score(SampleId(1, 1), None, "crash", "died")
     buffer.score([failed])
     again = restored(group)
-    assert again.failure == failed
+    assert again.failure == (failed.sample_id, "reward crash", "died")
     assert again.indices(SampleState.scored) == [1]
+
+
+def test_a_response_that_the_engine_failed_has_no_reward_also_when_it_is_restored():
+    """Fails when the reward of what the engine gave counts, or the reason is lost by a restart."""
+    buffer = Buffer(2)
+    group = buffer.open(PROMPT)
+    group.move_all(SampleState.waiting, to=SampleState.running)
+    failed = Completion(
+        sample_id=SampleId(1, 1),
+        start=0,
+        policy_version=3,
+        context_version=3,
+        token_ids=(),
+        logprobs=(),
+        finish_reason="nan_logprobs",
+    )
+    assert group.extend(failed) is not None
+    group.move_all(SampleState.running, to=SampleState.parked)
+    for one in (group, restored(group)):
+        one.score(Score(SampleId(1, 1), 1.0, "scored"))
+        assert one.failure == (
+            SampleId(1, 1),
+            "engine nan_logprobs",
+            "the engine's log-probabilities are not finite",
+        )
 
 
 def test_the_first_of_several_failures_is_the_reason():
@@ -209,4 +234,4 @@ def test_the_first_of_several_failures_is_the_reason():
     group = open_group(buffer, None, None)
     first, second = (Score(SampleId(1, index), None, "crash", str(index)) for index in (1, 0))
     buffer.score([first, second])
-    assert group.failure == first
+    assert group.failure == (first.sample_id, "reward crash", "1")

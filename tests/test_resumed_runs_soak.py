@@ -79,3 +79,37 @@ def test_a_run_goes_on_with_other_workers(task, tmp_path, lives, resume):
     trained = Counter(group[0]["prompt_id"] for group in groups_of(tmp_path / "run"))
     assert len(trained) == 36
     assert set(trained.values()) == {1}
+
+
+def test_a_run_whose_engine_raises_goes_on_by_itself(task, tmp_path):
+    """Planted into vLLM in the worker, in the third step or so. Fails when the run ends, or a step,
+    a prompt or a sample is lost or there twice.
+    """
+    here, fault = Path(__file__).parent, tmp_path / "fault"
+    done = run(
+        command(
+            task,
+            tmp_path / "run",
+            "trainer.num_steps=8",
+            "evaluation.every=100",
+            "checkpoint.every_steps=1",
+            "tracking.save_samples_every=1",
+        ),
+        tmp_path,
+        PYTHONPATH=f"{here / 'planted'}:{here}",
+        FAULT_STEP="300",
+        FAULT_FILE=str(fault),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert fault.exists()
+    assert "illegal memory access" in done.stdout
+    assert "restart 1 of runtime.max_restarts=3" in done.stdout
+    rows = steps_of(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert [row["restart/count"] for row in rows if "restart/count" in row] == [1]
+    for row in rows:
+        assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
+        assert row["ledger/trained"] == 4 * row["step"]
+    trained = Counter(group[0]["prompt_id"] for group in groups_of(tmp_path / "run"))
+    assert set(trained.values()) == {1}
+    assert len(trained) == 32

@@ -7,8 +7,11 @@ from array import array
 from dataclasses import dataclass, field
 
 from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine import FinishReason as EndOfRequest
 
 from april_rl.types import Completion, FinishReason, Request
+
+_ENDS: dict[EndOfRequest, FinishReason] = {EndOfRequest.STOP: "stop", EndOfRequest.LENGTH: "length"}
 
 
 @dataclass(slots=True)
@@ -21,14 +24,26 @@ class Attempt:
     logprobs: array[float] = field(default_factory=lambda: array("d"))  # [R of this completion]
     is_continued: bool = False  # with the KV cache of an earlier request
 
-    def take(self, output: EngineCoreOutput) -> int:
-        """Append the output of an engine step; return the number of tokens.
+    def take(self, output: EngineCoreOutput) -> FinishReason | None:
+        """Append the output of an engine step; return how the request ended, one of ENGINE_FAULTS
+        if it failed, or None while it goes on.
 
-        Raise RuntimeError when a sampled token has no finite log-probability.
+        Raise RuntimeError when vLLM does not report log-probabilities.
+        """
+        if output.new_token_ids and not self._append(output):
+            return "nan_logprobs"
+        if output.finish_reason is None:
+            is_full = len(self.token_ids) >= self.request.max_tokens
+            return "length" if is_full else None  # vLLM has not noticed
+        if output.finish_reason not in _ENDS:
+            return "engine_error"
+        return _ENDS[output.finish_reason] if self.token_ids else "no_tokens"
+
+    def _append(self, output: EngineCoreOutput) -> bool:
+        """Append the new tokens; append none and return False if one has no finite
+        log-probability.
         """
         token_ids = output.new_token_ids
-        if not token_ids:
-            return 0
         reported = output.new_logprobs
         if reported is None or reported.logprob_token_ids[:, 0].tolist() != token_ids:
             raise RuntimeError(
@@ -37,13 +52,10 @@ class Attempt:
             )
         logprobs = reported.logprobs[:, 0].tolist()
         if not all(map(math.isfinite, logprobs)):
-            raise RuntimeError(
-                f"sample {self.request.sample_id}: the log-probabilities of {token_ids} are "
-                f"{logprobs}; the engine's weights are broken"
-            )
+            return False
         self.token_ids.fromlist(token_ids)
         self.logprobs.fromlist(logprobs)
-        return len(token_ids)
+        return True
 
     @property
     def has_state(self) -> bool:

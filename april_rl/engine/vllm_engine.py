@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
 from vllm import SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.attempt import Attempt
@@ -19,7 +19,9 @@ from april_rl.engine.options import engine_args, stop_token_ids
 from april_rl.engine.parked import Parked
 from april_rl.engine.scheduler import CountingScheduler
 from april_rl.ticks import Completions, Tick, TickCounts
-from april_rl.types import Completion, Request, SampleId
+from april_rl.types import ENGINE_FAULTS, Completion, Request, SampleId
+
+_MAX_ATTEMPTS = 3  # of a request, when the engine fails it
 
 
 class VllmEngine:
@@ -27,8 +29,8 @@ class VllmEngine:
 
     Every submitted request comes back exactly once: finished from `advance`, or unfinished from
     `abort`. Requests wait in this object until a slot is free; vLLM never holds more than the
-    slots. It drives vLLM's engine core, below `LLMEngine`, whose text and statistics are not
-    needed.
+    slots. A request that vLLM fails (`ENGINE_FAULTS`) is tried again twice. It drives vLLM's engine
+    core, below `LLMEngine`, whose text and statistics are not needed.
 
     With engine.tensor_parallel_size > 1 it is one of that many consecutive ranks of the default
     process group; all make the same calls with the same arguments and get the same results.
@@ -78,6 +80,7 @@ class VllmEngine:
         self._queue: deque[Request] = deque()
         self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
         self._num_attempts = 0
+        self._failures: Counter[SampleId] = Counter()  # attempts in a row that failed
         self._policy_version = 0
 
     @property
@@ -131,6 +134,7 @@ class VllmEngine:
             elapsed_s=time.perf_counter() - started,
             preempted_samples=counts.preempted_samples,
             preempted_tokens=counts.preempted_tokens,
+            failed_attempts=counts.failed_attempts,
         )
 
     def abort(self) -> Completions:
@@ -144,6 +148,7 @@ class VllmEngine:
         if self._submitted:  # parked samples that were not submitted continue elsewhere, or never
             self._parked.release(but=self._submitted)
         self._submitted.clear()
+        self._failures.clear()
         attempts = [*self._running.values(), *map(self._attempt, self._queue)]
         if self._keeps_parked:
             self._parked.park(self._running)
@@ -223,10 +228,18 @@ class VllmEngine:
                     pooling_params=None,
                     arrival_time=time.time(),
                     lora_request=None,
-                    cache_salt=f"policy {self._policy_version}",
+                    cache_salt=self._cache_salt(request.sample_id),
                     data_parallel_rank=None,
                 )
             )
+
+    def _cache_salt(self, sample_id: SampleId) -> str:
+        """Return what the keys of the prefix cache depend on besides the tokens. A second attempt
+        does not use what may have been the fault of the first one.
+        """
+        failures = self._failures[sample_id]
+        attempt = f", attempt {1 + failures} of {sample_id}" if failures else ""
+        return f"policy {self._policy_version}{attempt}"
 
     def _attempt(self, request: Request) -> Attempt:
         return Attempt(request, context_version=self._policy_version)
@@ -247,19 +260,28 @@ class VllmEngine:
         """Take in the tokens of an engine step; yield the completions that it finished."""
         for output in outputs.outputs:
             attempt = self._running[output.request_id]
-            counts.generated_tokens += attempt.take(output)
+            reason = attempt.take(output)
+            counts.generated_tokens += len(output.new_token_ids)
             if output.prefill_stats is not None:
                 counts.prefilled_tokens += output.prefill_stats.num_computed_tokens
             counts.prefilled_tokens += self._scheduler.take_recomputed(output.request_id)
-            if output.finish_reason is not None:
-                del self._running[output.request_id]
-                yield self._finished(attempt, output)
+            if reason is None:
+                continue
+            del self._running[output.request_id]
+            if output.finish_reason is None:
+                self._core.abort_requests([output.request_id])
+            if reason in ENGINE_FAULTS:
+                counts.failed_attempts += 1
+                attempt = self._attempt(attempt.request)  # without the tokens
+                if self._try_again(attempt.request):
+                    continue
+            del self._failures[attempt.request.sample_id]
+            yield attempt.completion(self._policy_version, reason)
 
-    def _finished(self, attempt: Attempt, output: EngineCoreOutput) -> Completion:
-        reason = str(output.finish_reason)
-        if reason not in ("stop", "length"):
-            raise RuntimeError(
-                f"vLLM ended sample {attempt.request.sample_id} with {reason!r} "
-                f"(stop reason {output.stop_reason!r}) after {len(attempt.token_ids)} tokens"
-            )
-        return attempt.completion(self._policy_version, reason)  # type: ignore[arg-type]
+    def _try_again(self, request: Request) -> bool:
+        """Queue a request whose attempt has failed; return False if it has failed too often."""
+        self._failures[request.sample_id] += 1
+        is_due = self._failures[request.sample_id] < _MAX_ATTEMPTS
+        if is_due:
+            self._queue.appendleft(request)
+        return is_due

@@ -54,9 +54,9 @@ class Evaluator:
         """Return every response with its reward; call `on_progress` with the number of finished
         samples.
 
-        Seeds are the same every time, so two evaluations differ by the policy alone. A failed
-        reward is NaN; the scorer's other counts are in the result, not in the next training step.
-        Raises EvaluationError when samples are missing.
+        Seeds are the same every time, so two evaluations differ by the policy alone. Where the
+        reward or the engine failed, it is NaN; the scorer's other counts are in the result, not
+        in the next training step. Raises EvaluationError when samples are missing.
         """
         # Negative ids, so that no held-out prompt is mistaken for a training prompt.
         prompts = {-1 - i: replace(prompt, id=-1 - i) for i, prompt in enumerate(held_out.prompts)}
@@ -64,9 +64,10 @@ class Evaluator:
         _check_whole(held_out, samples)
         for sample in samples:
             self._scorer.submit(sample, group_size=held_out.sampling.num_samples)
+        failed = {sample.id for sample in samples if sample.is_failed}
         rewards = np.full((len(prompts), held_out.sampling.num_samples), math.nan)
         for score in self._scorer.collect(None):
-            if score.value is not None:
+            if score.value is not None and score.sample_id not in failed:
                 row, column = -1 - score.sample_id.prompt_id, score.sample_id.index
                 parts = dict(score.parts)  # empty with a single reward function
                 rewards[row, column] = parts[held_out.function] if parts else score.value

@@ -215,7 +215,7 @@ class Dispatch:
         engine = group.engines[index]
         assert engine is not None, completion.sample_id
         self.slots.remove(engine, tokens=group.outstanding_tokens[index])
-        if completion.finish_reason is not None:
+        if completion.finish_reason is not None and not completion.is_failed:
             self._expected.observe(completion.start + len(completion.token_ids))
 
     def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:

@@ -18,7 +18,7 @@ from april_rl.rollout.codec import (
 )
 from april_rl.rollout.ledger import Ledger, LedgerError, State
 from april_rl.rollout.length_bias import LengthBias
-from april_rl.rollout.open_group import OpenGroup, SampleState
+from april_rl.rollout.open_group import Failure, OpenGroup, SampleState
 from april_rl.rollout.ports import Scorer
 from april_rl.rollout.stats import StepStats
 from april_rl.types import Completion, Prompt, Sample, Score, ScoredGroup
@@ -34,7 +34,7 @@ class Groups:
         self.buffer = Buffer(group_size)
         self.ledger = Ledger()
         self.length_bias = LengthBias()
-        self.last_failure = ""  # why the last dropped group has no reward
+        self.last_failure = ""  # why the last group was dropped
         self._rejected_before = 0  # groups rejected until the last `take`
         self._dropped_before = 0
         self._scorer = scorer
@@ -137,10 +137,10 @@ class Groups:
         self.ledger.move(prompt_id, State.ready)
         return True
 
-    def _drop(self, group: OpenGroup, failure: Score) -> None:
+    def _drop(self, group: OpenGroup, failure: Failure) -> None:
         prompt_id = group.prompt.id
         self.buffer.remove(prompt_id)
-        self.ledger.move(prompt_id, State.dropped, reason=f"reward {failure.outcome}")
+        self.ledger.move(prompt_id, State.dropped, reason=failure.reason)
         self.last_failure = (
             f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
         )

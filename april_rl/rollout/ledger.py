@@ -17,7 +17,7 @@ class State(Enum):
     ready = "ready"  # complete and scored, waiting to be trained
     trained = "trained"
     rejected = "rejected"  # no signal
-    dropped = "dropped"  # a reward failed; counted by reason
+    dropped = "dropped"  # a reward or an engine failed; counted by reason
 
     # The hash of Enum is a Python function, and every event of a group looks up states.
     __hash__ = object.__hash__

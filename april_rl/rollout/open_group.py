@@ -14,8 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import NamedTuple
 
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
+from april_rl.types import (
+    ENGINE_FAULTS,
+    Completion,
+    FinishReason,
+    Group,
+    Prompt,
+    Sample,
+    SampleId,
+    Score,
+    ScoredGroup,
+)
 
 
 class SampleState(Enum):
@@ -41,6 +52,14 @@ class SampleStateError(AssertionError):
     """A sample was moved in an illegal way."""
 
 
+class Failure(NamedTuple):
+    """Why a group cannot be trained."""
+
+    sample_id: SampleId  # of the sample without a reward
+    reason: str  # for the ledger
+    message: str  # for people
+
+
 class OpenGroup:
     """The G samples of one prompt, from the first request until the group is scored.
 
@@ -56,7 +75,7 @@ class OpenGroup:
         self.engines: list[int | None] = [None] * group_size
         self.outstanding_tokens = [0.0] * group_size  # that its engine is expected to compute [G]
         self.scores: list[Score | None] = [None] * group_size  # [G]
-        self.failure: Score | None = None  # the first score without a reward
+        self.failure: Failure | None = None  # the first one
         self.oldest_version: int | None = None  # policy version of the group's oldest token
 
     @property
@@ -141,10 +160,16 @@ class OpenGroup:
         index = completion.sample_id.index
         if completion.finish_reason is None and not completion.token_ids:
             return  # the request never had a slot
+        self._note_fault(index, completion.finish_reason)
         self.completions[index] += (completion,)
         self.lengths[index] += len(completion.token_ids)
         if self.oldest_version is None and completion.token_ids:
             self.oldest_version = completion.policy_version  # later ones are not older
+
+    def _note_fault(self, index: int, reason: FinishReason | None) -> None:
+        if reason is not None and reason in ENGINE_FAULTS and self.failure is None:
+            sample_id = SampleId(self.prompt.id, index)
+            self.failure = Failure(sample_id, f"engine {reason}", ENGINE_FAULTS[reason])
 
     def score(self, score: Score) -> None:
         """Record the score of a finished sample; a second one changes nothing."""
@@ -154,7 +179,7 @@ class OpenGroup:
         self.move(index, SampleState.scored)
         self.scores[index] = score
         if self.failure is None and score.value is None:
-            self.failure = score
+            self.failure = Failure(score.sample_id, f"reward {score.outcome}", score.message)
 
     def scored(self) -> ScoredGroup:
         """Return the group as a value, once every sample is scored and has a reward."""
@@ -186,6 +211,7 @@ class OpenGroup:
             opened.states[sample.index] = (
                 SampleState.finished if sample.is_finished else SampleState.parked
             )
+            opened._note_fault(sample.index, sample.finish_reason)
         for score in scores:
             opened.score(score)
         return opened

@@ -64,6 +64,7 @@ class StepStats:
         self.reprefill_tokens = 0
         self.preempted_samples = 0  # times a running sample lost its place in a full KV cache
         self.preempted_tokens = 0  # whose KV cache was lost by that
+        self.failed_attempts = 0  # requests that an engine failed, and mostly tried again
         self.rejected_groups = 0
         self.dropped_groups = 0
         self._buffer_metrics = Metrics()
@@ -93,11 +94,12 @@ class StepStats:
         self.slot_steps += tick.slot_steps
         self.preempted_samples += tick.preempted_samples
         self.preempted_tokens += tick.preempted_tokens
+        self.failed_attempts += tick.failed_attempts
 
     def add_completion(self, completion: Completion, *, prompt_tokens: int) -> None:
         """Count a completion; `prompt_tokens` is the length of its prompt."""
         num_tokens = len(completion.token_ids)
-        is_finished = completion.finish_reason is not None
+        is_finished = completion.finish_reason is not None and not completion.is_failed
         if not (num_tokens or is_finished):
             return  # it never had a slot
         self.progress.append(
@@ -158,6 +160,7 @@ class StepStats:
                 "rollout/reprefill_tokens": Sum(self.reprefill_tokens),
                 "rollout/preempted_samples": Sum(self.preempted_samples),
                 "rollout/preempted_tokens": Sum(self.preempted_tokens),
+                "rollout/failed_attempts": Sum(self.failed_attempts),
                 "rollout/rejected_groups": Sum(self.rejected_groups),
                 "rollout/dropped_groups": Sum(self.dropped_groups),
                 "rollout/over_sampling_factor": self.num_slots / num_needed,

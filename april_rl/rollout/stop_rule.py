@@ -23,8 +23,8 @@ def nothing_to_train(stats: StepStats, last_failure: str) -> NoSignalError:
     """Return the error for a step that reached the limit with no group ready."""
     if stats.dropped_groups > stats.rejected_groups:
         return NoSignalError(
-            f"{stats.dropped_groups} groups were dropped because their reward failed, and none is "
-            f"ready (rollout.max_rejected_groups). The last failure: {last_failure}"
+            f"{stats.dropped_groups} groups were dropped because a reward or an engine failed, and "
+            f"none is ready (rollout.max_rejected_groups). The last failure: {last_failure}"
         )
     return NoSignalError(
         f"{stats.rejected_groups} groups had equal rewards for all their samples "
@@ -42,8 +42,8 @@ def notes_of(
     notes = []
     if stats.dropped_groups:
         notes.append(
-            f"{stats.dropped_groups} groups dropped because their reward failed; the last: "
-            f"{last_failure}"
+            f"{stats.dropped_groups} groups dropped because a reward or an engine failed; the "
+            f"last: {last_failure}"
         )
     if num_groups < num_wanted and is_reached(limit, stats):
         notes.append(

@@ -66,7 +66,8 @@ _ROLLOUT = _stage(
         "kept_samples | samples | resumed samples whose KV cache was kept, without a prefill",
         "preempted_samples | samples | times a running sample was evicted from a full KV cache",
         "preempted_tokens | tokens | tokens of KV cache lost by preemption and computed again",
-        "dropped_groups | groups | groups dropped because a reward failed",
+        "dropped_groups | groups | groups dropped because a reward or an engine failed",
+        "failed_attempts | samples | attempts at a request that an engine failed; it repeats most",
         "prompt_tokens_mean | tokens | mean prompt length of the trained groups",
     ),
 )
@@ -143,7 +144,7 @@ _LEDGER = _stage(
         "ready | groups | groups complete and scored that wait to be trained",
         "trained | groups | groups trained since the run began",
         "rejected | groups | groups without a signal since the run began",
-        "dropped | groups | groups whose reward failed since the run began",
+        "dropped | groups | groups lost to a failed reward or engine since the run began",
     ),
 )
 
@@ -186,8 +187,8 @@ _OTHERS = (
             "*/*_low | share | lower end of the estimate's 95 % interval",
             "*/*_high | share | upper end of the estimate's 95 % interval",
             "*/truncated_frac | share | responses that ended at the token budget",
-            "*/errors | samples | samples whose reward failed",
-            "*/left_out_prompts | prompts | prompts left out because a reward failed",
+            "*/errors | samples | samples without a reward, because it or the engine failed",
+            "*/left_out_prompts | prompts | prompts left out because a sample has no reward",
             "*/timeouts | samples | like reward/timeouts",
             "*/crashes | samples | like reward/crashes",
             "*/no_scores | samples | like reward/no_scores",

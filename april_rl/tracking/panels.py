@@ -135,6 +135,7 @@ SECTIONS = (
             Panel("occupied slots", ("rollout/occupancy",)),
             Panel("samples in flight", ("rollout/in_flight_mean",)),
             Panel("preempted samples", ("rollout/preempted_samples",)),
+            Panel("attempts that an engine failed", ("rollout/failed_attempts",)),
             Panel("preempted tokens", ("rollout/preempted_tokens",)),
             Panel("cost of an engine step", _under("engine", "step_s", "sample_s")),
             Panel("cost of a token", _under("engine", "context_token_s", "prefill_token_s")),
