@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from april_rl.checkpointing.manifest import read_manifest, record, verify
 from april_rl.checkpointing.resume import load
 from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.metrics import Metrics
+from april_rl.runtime.saving import BackgroundWrite
 
 
 class Workers:
@@ -189,3 +192,24 @@ def test_a_folder_that_disappears_during_a_save_fails_only_that_checkpoint(setup
     run.checkpointer.finish()
     assert "step 2 could not be written" in run.told[-1]
     assert latest(run.root) == run.root / "step_1"
+
+
+def test_a_worker_gives_up_its_copy_as_soon_as_it_is_written(tmp_path):
+    """Fails when the copy of the last checkpoint is still there while the next one is made."""
+
+    class Copy:
+        def write(self, folder: Path) -> list[Path]:
+            path = folder / "rank_00000.safetensors"
+            path.write_bytes(b"weights")
+            return [path]
+
+    copy = Copy()
+    is_there = weakref.ref(copy)
+    saving = BackgroundWrite(copy.write, tmp_path)
+    del copy
+    deadline = time.monotonic() + 10
+    while (written := saving.outcome()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert list(written.records) == ["rank_00000.safetensors"]
+    assert is_there() is None

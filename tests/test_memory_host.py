@@ -13,6 +13,8 @@ from april_rl.runtime.memory.check import check_memory
 from april_rl.runtime.memory.plan import GIB, plan_memory
 from april_rl.runtime.preflight import PreflightError
 
+MORE = "runtime.num_workers=16 on twice as many machines needs less"
+
 
 @pytest.fixture
 def facts(tmp_path):
@@ -34,19 +36,38 @@ def test_host_memory_is_shared_by_a_node_and_the_smallest_node_decides(facts):
         check_memory(model, offloads, [replace(each, node_id="a") for each in apart])
 
 
-def test_the_file_of_a_checkpoint_is_in_host_memory_once_a_node(facts):
+def test_the_copy_of_a_checkpoint_is_in_host_memory_while_it_is_written(facts):
+    """12 bytes of a trained parameter, over the workers that share one copy; on CPU beside all
+    else. Fails when the plan of a run fits that its first checkpoint would end.
+    """
+    model = facts("8B")
+    sizes = {
+        (8, 0): 12 * model.num_parameters / 8,
+        (8, 2): 12 * model.num_parameters / 2,
+        (1, 0): 12 * model.num_parameters,
+    }
+    for (num_workers, shard_size), expected in sizes.items():
+        settings = changed(INPUTS, num_workers=num_workers, shard_size=shard_size)
+        assert plan_memory(model, settings).host.items["checkpoint"] == expected
+    adapters = plan_memory(model, changed(INPUTS, rank=8)).host.items["checkpoint"]
+    assert 0 < adapters < model.num_parameters / 100
+    [whole] = plan_memory(model, changed(INPUTS, device="cpu", num_workers=1)).phases
+    assert whole.items["checkpoint"] == 12 * model.num_parameters
+
+
+def test_the_file_of_an_export_is_in_host_memory_once_a_node(facts):
     """Rank 0 alone writes. Fails when each worker has one, or none has."""
     model, offloads = facts("8B"), changed(INPUTS, offload=Offload.all)
     plan = plan_memory(model, offloads, device_bytes=GPU)
     assert plan.file_bytes == 2 * GIB
-    assert plan.host.total == 12 * model.num_parameters / 8
+    assert plan.host.total == (12 + 12) * model.num_parameters / 8
     enough = 3 * plan.host.total + plan.file_bytes
     assert check_memory(model, offloads, [worker("a", host=enough + 9)] * 3)
-    with pytest.raises(PreflightError, match=r"after 2\.0 GiB for a checkpoint's file"):
+    with pytest.raises(PreflightError, match=r"after 2\.0 GiB for an export's file"):
         check_memory(model, offloads, [worker("a", host=enough - 9)] * 3)
 
 
-def test_no_file_of_a_checkpoint_is_larger_than_the_model_or_smaller_than_a_tensor(facts):
+def test_no_file_of_an_export_is_larger_than_the_model_or_smaller_than_a_tensor(facts):
     small = replace(facts("8B"), num_parameters=1000, embedding_parameters=600)
     assert plan_memory(small, INPUTS).file_bytes == 2000
     wide = replace(facts("8B"), embedding_parameters=2 * GIB)
@@ -56,9 +77,10 @@ def test_no_file_of_a_checkpoint_is_larger_than_the_model_or_smaller_than_a_tens
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"offload": Offload.optimizer}, "; learner.offload=none needs less"),
-        ({"has_reference": True}, "; algorithm.kl=none needs no reference model"),
-        ({"has_reference": True, "rank": 8}, "; no single setting is enough"),
+        ({"offload": Offload.optimizer}, f"; learner.offload=none needs less, {MORE}"),
+        ({"has_reference": True}, f"; algorithm.kl=none needs no reference model, {MORE}"),
+        ({"shard_size": 4}, "; learner.shard_size=0 needs less"),
+        ({}, f"; {MORE}"),
     ],
 )
 def test_settings_that_lower_host_memory_are_proposed_if_they_are_set(facts, changes, expected):

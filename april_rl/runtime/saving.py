@@ -17,10 +17,13 @@ class BackgroundWrite:
 
     def __init__(self, write: Callable[[Path], Sequence[Path]], folder: Path) -> None:
         """Begin. `write` returns the files it has written."""
-        self._write, self._folder = write, folder
+        self._folder = folder
         self._records: dict[str, FileRecord] = {}
         self._error = ""
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        # What `write` holds is free when the thread has ended: the next one takes as much again.
+        self._thread = threading.Thread(
+            target=self._run, args=(write,), name="checkpoint", daemon=True
+        )
         self._thread.start()
 
     def outcome(self) -> Written | None:
@@ -29,9 +32,9 @@ class BackgroundWrite:
             return None
         return Written(records=self._records, error=self._error)
 
-    def _run(self) -> None:
+    def _run(self, write: Callable[[Path], Sequence[Path]]) -> None:
         try:
-            for path in self._write(self._folder):
+            for path in write(self._folder):
                 self._records[path.relative_to(self._folder).as_posix()] = record(path)
         except (OSError, SafetensorError) as error:
             self._error = str(error)

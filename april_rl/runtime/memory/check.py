@@ -34,14 +34,14 @@ def check_memory(
     if inputs.is_on_cpu:
         return check_plan(facts, inputs, Room(device=0, free=min(map(room, workers))))
     plan = check_plan(facts, inputs, least_room(workers))
-    # Any node may get rank 0, which writes the checkpoint's file: ranks are not assigned yet.
+    # Any node may get rank 0, which writes the export's file: ranks are not assigned yet.
     host_room = min(room(worker) - plan.file_bytes / on_node[worker.node_id] for worker in workers)
     if plan.host.total > host_room:
         raise PreflightError(
             f"host memory: a worker would need {plan.host.total / GIB:.1f} GiB ({plan.host}); its "
             f"part of its node's free memory is {max(0.0, host_room) / GIB:.1f} GiB, after "
-            f"{plan.file_bytes / GIB:.1f} GiB for a checkpoint's file; "
-            + (", ".join(_host_remedies(inputs)) or _LAST_RESORT)
+            f"{plan.file_bytes / GIB:.1f} GiB for an export's file; "
+            + ", ".join(_host_remedies(inputs))
         )
     return plan
 
@@ -54,6 +54,11 @@ def _host_remedies(inputs: MemoryInputs) -> Iterator[str]:
         yield f"learner.offload={less} needs less"
     if inputs.has_reference and not inputs.lora.rank:
         yield "algorithm.kl=none needs no reference model"
+    if inputs.shard_size < inputs.layout.num_workers:
+        yield "learner.shard_size=0 needs less"
+    else:
+        num_workers = 2 * inputs.layout.num_workers
+        yield f"runtime.num_workers={num_workers} on twice as many machines needs less"
 
 
 class Room(NamedTuple):

@@ -48,7 +48,7 @@ class MemoryPlan:
 
     phases: tuple[Phase, ...]
     host: Phase
-    file_bytes: float  # a checkpoint's file in the host memory of rank 0 while it is written
+    file_bytes: float  # an export's file in the host memory of rank 0 while it is written
 
     def __str__(self) -> str:
         """Return a table with a row per item that is large enough to show and a column per
@@ -148,7 +148,8 @@ class _Sizes:
 
     def host(self) -> Phase:
         """Return the host memory. Room for offloaded tensors is kept once it is taken; the
-        reference model is there between updates.
+        reference model is there between updates, and a copy of what a checkpoint holds while it is
+        written.
         """
         offload = self._inputs.learner.offload
         return Phase(
@@ -157,11 +158,12 @@ class _Sizes:
                 "master weights": self._masters() if offload is Offload.all else 0.0,
                 "optimizer state": 0.0 if offload is Offload.none else self._moments(),
                 "reference": self._reference(),
+                "checkpoint": self._checkpoint(),
             },
         )
 
     def file(self) -> float:
-        """Return the size of the largest file of a checkpoint: tensors are added to a file until it
+        """Return the size of the largest file of an export: tensors are added to a file until it
         is full.
         """
         c = self._inputs.compute_bytes
@@ -170,10 +172,9 @@ class _Sizes:
 
     def on_cpu(self) -> Phase:
         """Return the whole run as one phase: nothing sleeps or offloads, so that the peaks of
-        learner and engine add up.
+        learner and engine add up. A slow disk writes a checkpoint's copy during the next update.
 
-        A checkpoint is written when gradients and activations are gone, and its file takes their
-        place.
+        An export is written when gradients and activations are gone; its file takes their place.
         """
         return Phase(
             name="the run",
@@ -182,6 +183,7 @@ class _Sizes:
                 "reference": self._reference(),
                 "engine weights": self._engine_weights(),
                 "KV cache": self._inputs.engine.kv_cache_gib * GIB,
+                "checkpoint": self._checkpoint(),
             },
         )
 
@@ -228,6 +230,10 @@ class _Sizes:
 
     def _moments(self) -> float:
         return _MOMENTS * self._trained / self._inputs.shard_size
+
+    def _checkpoint(self) -> float:
+        """Return the copy that is written: trained weights in float32 and optimizer state."""
+        return (_MASTER + _MOMENTS) * self._trained / self._inputs.shard_size
 
     def _gradients(self) -> float:
         return _GRADIENT * self._trained / self._inputs.shard_size
