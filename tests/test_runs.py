@@ -16,7 +16,7 @@ from command_line import LEDGER_STATES, command, groups_of, refused, rows_of, ru
 from equal_runs import check_equal
 from safetensors.torch import load_file
 from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
-from wandb_files import wandb_folders, wandb_records
+from wandb_files import check_one_run
 
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import read_state
@@ -114,9 +114,8 @@ def test_a_run_does_not_go_on_with_a_data_file_that_has_changed(two_workers, fir
     for number, text in ((60, [*lines[:-1], lines[-1].replace("14", "15")]), (59, lines[:-1])):
         changed.write_text("\n".join(text))
         message = refused(two_workers.folder, tmp_path, checkpoint, f"data.path={changed}")
-        assert message.startswith(f"data.path={changed} ")
-        assert f"gives {number} prompts" in message
-        assert "resume with the same data" in message
+        said = rf"^data\.path={changed} .*gives {number} prompts.*resume with the same data"
+        assert re.search(said, message)
 
 
 def test_a_resumed_run_is_the_same_run_of_wandb_and_sends_no_step_twice(two_workers):
@@ -124,19 +123,8 @@ def test_a_resumed_run_is_the_same_run_of_wandb_and_sends_no_step_twice(two_work
     checkpoint, or rows made again are sent again.
     """
     second = two_workers.dir_of("second")
-    assert len(wandb_folders(second)) == 2
-    records = wandb_records(second)
-    assert len({record["run"]["run_id"] for record in records if "run" in record}) == 1
-    items = [record["history"]["item"] for record in records if "history" in record]
-    rows = [item for item in items if "ledger/opened" in item]
-    steps = [row["step"] for row in rows]
-    assert steps == sorted(set(steps))
-    assert len(steps) >= 4
-    assert {1, 2, 5} <= set(steps)
-    written = {row["step"]: row for row in steps_of(second)}
-    for row in rows:
-        assert row["ledger/opened"] == written[row["step"]]["ledger/opened"]
-        assert row["reward/mean"] == pytest.approx(written[row["step"]]["reward/mean"])
+    steps = check_one_run(second, steps_of(second), num_folders=2)
+    assert steps in ([1, 2, 3, 4, 5], [1, 2, 4, 5], [1, 2, 3, 5])
 
 
 def test_a_run_leaves_true_metrics_and_exports(first):

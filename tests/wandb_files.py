@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def wandb_folders(run_dir: Path) -> list[Path]:
     """Return the folders that W&B made in a run directory, oldest first."""
@@ -22,3 +24,21 @@ def wandb_records(run_dir: Path) -> list[dict[str, Any]]:
         for folder in wandb_folders(run_dir)
     ]
     return [json.loads(line) for text in printed for line in text.splitlines()]
+
+
+def check_one_run(run_dir: Path, rows: list[dict[str, Any]], *, num_folders: int) -> list[int]:
+    """Check that so many folders hold one run of W&B, with the values of `rows` and no step twice;
+    return the steps it has.
+    """
+    assert len(wandb_folders(run_dir)) == num_folders
+    records = wandb_records(run_dir)
+    assert len({record["run"]["run_id"] for record in records if "run" in record}) == 1
+    items = [record["history"]["item"] for record in records if "history" in record]
+    sent = [item for item in items if "ledger/opened" in item]
+    steps = [item["step"] for item in sent]
+    assert steps == sorted(set(steps))
+    written = {row["step"]: row for row in rows}
+    for item in sent:
+        for key in ("ledger/opened", "reward/mean"):
+            assert item[key] == pytest.approx(written[item["step"]][key]), key
+    return steps
