@@ -251,7 +251,7 @@ def test_an_engine_that_owes_a_response_and_computes_nothing_says_so(engine, pla
 
 
 def test_an_exception_in_a_step_passes_and_every_sample_comes_back(engine, monkeypatch):
-    """The worker's call then fails, which ends in a restart (test_interrupted_runs.py). Fails when
+    """The worker's call then fails, which ends in a restart (test_resumed_runs_soak.py). Fails when
     samples that wait for a slot, or their tokens, are lost by it.
     """
     computed, steps = engine._core.get_output, []

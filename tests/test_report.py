@@ -179,6 +179,7 @@ def told(run: RunFiles, prediction: Prediction | None = None, **changes: object)
         ({"staleness/age_max": 5}, r"The staleness cap binds: in 100 % .* age 5 was trained"),
         ({"staleness/masked_tokens": 10}, r"70 tokens were older than the cap"),
         ({"rollout/preempted_samples": 3}, r"lost their KV cache 21 times"),
+        ({"rollout/failed_attempts": 2}, r"Engines failed 14 attempts at a response"),
         ({"rollout/truncated_frac": 0.3}, r"30 % .* cut off by rollout.max_response_tokens=400"),
         ({"mismatch/logprob_abs_mean": 0.3}, r"disagree by 0.300 nats"),
         ({"length_bias/dispersion": 2.4}, r"varies 2.4 times"),

@@ -109,6 +109,12 @@ def _engines(run: RunFiles) -> Iterator[str]:
             f"Running samples lost their KV cache {preempted:,.0f} times: it is too small for the "
             "slots. Give it more memory or reduce α."
         )
+    failed = run.total("rollout/failed_attempts")
+    if failed:
+        yield (
+            f"Engines failed {failed:,.0f} attempts at a response, with log-probabilities that are "
+            "not finite, no token or an error (docs/reliability.md)."
+        )
     truncated = run.mean("rollout/truncated_frac", late=True) or 0.0
     if truncated > _TRUNCATED:
         yield (
