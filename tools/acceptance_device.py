@@ -41,7 +41,7 @@ _PINNED_BYTES = 2**30
 
 
 def probe() -> dict[str, Any]:
-    """Return the device, how many of them there are, and why an engine cannot run ("": it can)."""
+    """Return the device, how many there are, and why an engine cannot run ("" if it can)."""
     device = pick_device("auto")
     count = 1 if device.type == "cpu" else torch.accelerator.device_count()
     return {
@@ -106,7 +106,7 @@ def _version(package: str) -> str | None:
 
 
 def _pinned_bandwidth(device: torch.device) -> tuple[float, float]:
-    """Return GB/s from the device to pinned memory of the host, and back."""
+    """Return GB/s from the device to pinned host memory, and back."""
     here = torch.zeros(_PINNED_BYTES, dtype=torch.uint8, device=device)
     there = torch.empty_like(here, device="cpu", pin_memory=True)
     seconds = [
@@ -117,7 +117,7 @@ def _pinned_bandwidth(device: torch.device) -> tuple[float, float]:
 
 
 def hub() -> dict[str, Any]:
-    """Return why the model or the data set of the hub is out of reach; "": both can be loaded."""
+    """Return why the model or the data set cannot be loaded from the hub; "" if both can."""
     from datasets import load_dataset
     from huggingface_hub import snapshot_download
 
@@ -167,13 +167,13 @@ def _write_model_of_size(folder: Path, size: str, mean_tokens: int) -> None:
 
 
 def main() -> None:
-    """Do what was asked for and write what was found."""
+    """Run the piece that the command line names and write its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("probe", "environment", "hub", "model"))
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, help="of the model")
+    parser.add_argument("--folder", type=Path, help="folder of the model")
     parser.add_argument("--size", default="tiny", help="tiny, or one of tools/bench_models.py")
-    parser.add_argument("--mean-tokens", type=int, default=128, help="of a response")
+    parser.add_argument("--mean-tokens", type=int, default=128, help="mean tokens of a response")
     args = parser.parse_args()
     if args.what == "model":
         found = model(args.folder, args.size, args.mean_tokens)

@@ -43,23 +43,23 @@ _SYNC_LR = 1e-3
 
 
 def main() -> None:
-    """Measure what was asked for and write what was found."""
+    """Run the measurement that the command line names and write its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("sync", "ticks"))
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4, help="of sync")
-    parser.add_argument("--num-groups", type=int, default=8, help="of sync, of 8 samples")
-    parser.add_argument("--max-response-tokens", type=int, default=512, help="of sync")
+    parser.add_argument("--steps", type=int, default=4, help="steps of sync")
+    parser.add_argument("--num-groups", type=int, default=8, help="groups of 8 samples, for sync")
+    parser.add_argument("--max-response-tokens", type=int, default=512, help="for sync")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--eager", action="store_true", help="ticks without CUDA graphs")
+    parser.add_argument("--eager", action="store_true", help="measure ticks without CUDA graphs")
     args = parser.parse_args()
     found = sync(args) if args.what == "sync" else ticks(args)
     args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def start_engine(args: argparse.Namespace, *, slots: int, tokens: int, eager: bool) -> VllmEngine:
-    """An engine that never ends a response by itself; on CPU its cache has a fourth of a GiB."""
+    """Return an engine that never ends a response by itself; on CPU its KV cache has 1/4 GiB."""
     return VllmEngine(
         EngineConfig(kv_cache_gib=0.25, gpu_memory_utilization=0.4, cuda_graphs=not eager),
         model_path=str(args.model),
@@ -101,7 +101,7 @@ def _steps(args: argparse.Namespace, config: TrainConfig, device: torch.device) 
 
 
 class _WorkerByHand:
-    """What `april_rl.runtime.worker` does in a step, with a clock around every part."""
+    """The step of `april_rl.runtime.worker`, with each part timed."""
 
     def __init__(
         self, config: TrainConfig, learner: Learner, engine: VllmEngine, device: torch.device
@@ -151,12 +151,12 @@ class _WorkerByHand:
             yield name, tensor
 
     def _free_bytes(self) -> int:
-        """Of the device; 0 on CPU, where nothing is given up."""
+        """Return the free memory of the device; 0 on CPU, where sleeping frees nothing."""
         return 0 if self._device.type == "cpu" else torch.accelerator.get_memory_info()[0]
 
 
 def sampled(engine: VllmEngine, prompts: Sequence[Prompt], law: LengthLaw) -> list[ScoredGroup]:
-    """Return a group for each prompt; half of the rewards are 1, whatever the responses say."""
+    """Return a group for each prompt; half of the rewards are 1, whatever the responses are."""
     ids = [SampleId(prompt.id, i) for prompt in prompts for i in range(GROUP_SIZE)]
     tokens_of = {prompt.id: prompt.token_ids for prompt in prompts}
     requests = [_request(sample_id, tokens_of[sample_id.prompt_id], law) for sample_id in ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from acceptance_session import Measured, Row, Session
 
-_LEAST_GIB = 40.0  # of a device on which the learner's row is trained without recomputation
+_LEAST_GIB = 40.0  # device memory that trains the learner's row without recomputation
 _FORMULA = (
     "FLOPs of a step: 6 · weights · tokens + 6 · layers · heads · head size · Σ length² (PaLM, "
     "arXiv 2204.02311, appendix B, with half of the pairs: attention is causal)"

@@ -1,4 +1,4 @@
-"""What tools/gpu_acceptance.py leaves: the JSON, the page of Markdown, and the calibrated
+"""The results of tools/gpu_acceptance.py: the JSON, the page in Markdown, and the calibrated
 learner.max_mismatch.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from acceptance_session import Machine, Row
 
-# learner.max_mismatch is so many times the largest mismatch of a step that was measured: far enough
-# for a warning to mean something, and the run ends at five times the limit.
+# learner.max_mismatch is this many times the largest measured mismatch of a step: far enough above
+# it for a warning to mean something. A step above five times the limit is skipped.
 MISMATCH_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a part."""
+    """Result of one part."""
 
     status: str  # done, skipped or failed
     took_s: float
@@ -31,7 +31,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """How the page names a part."""
+    """Name, title and duration of a part, as the page shows them."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """The outcomes so far, in the folder of the program's starts."""
+    """All outcomes so far, kept in the output folder."""
 
     folder: Path
     machine: Machine
@@ -48,7 +48,7 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path, machine: Machine) -> Results:
-        """Return those of earlier starts; raises ValueError when another machine wrote them."""
+        """Return the results of earlier starts; raise ValueError if another machine wrote them."""
         results = cls(folder=folder, machine=machine)
         if not results.json_path.is_file():
             return results
@@ -65,16 +65,16 @@ class Results:
 
     @property
     def json_path(self) -> Path:
-        """Where the numbers are."""
+        """Return the path of the JSON file."""
         return self.folder / "acceptance.json"
 
     @property
     def page_path(self) -> Path:
-        """Where the page is."""
+        """Return the path of the page."""
         return self.folder / "acceptance.md"
 
     def write(self, parts: Sequence[Part]) -> None:
-        """Write both files anew."""
+        """Write both files."""
         everything = {
             "device": self.machine.name,
             "count": self.machine.count,
@@ -106,21 +106,23 @@ def calibrated(outcomes: Mapping[str, Outcome]) -> float | None:
 
 
 def _mismatches(outcomes: Mapping[str, Outcome]) -> list[float]:
-    """Of each step of the smoke recipe where its weights are real, else of every run."""
+    """Return the mismatch of each step: of the smoke recipe if it had real weights, else of every
+    run.
+    """
     if not _weights(outcomes).startswith("random"):
         outcomes = {"smoke": outcomes["smoke"]}
     return [value for outcome in outcomes.values() for value in outcome.values.get("mismatch", ())]
 
 
 def _weights(outcomes: Mapping[str, Outcome]) -> str:
-    """What the smoke recipe ran with."""
+    """Return which weights the smoke recipe ran with."""
     smoke = outcomes.get("smoke")
     weights: str = smoke.values.get("weights", "random") if smoke else "random"
     return weights
 
 
 def page(results: Results, parts: Sequence[Part]) -> Iterator[str]:
-    """The lines of the page."""
+    """Yield the lines of the page."""
     machine, outcomes = results.machine, results.outcomes
     shown = [part for part in parts if part.name in outcomes]
     yield f"# Acceptance of {machine.count} × {machine.name}"
@@ -164,7 +166,7 @@ def _summary(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> Iterator
 
 
 def _settings(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> Iterator[str]:
-    """What to set, and why."""
+    """Yield the settings to use, each with its reason."""
     lines = [
         f"- `{row.setting}` ({part.title}: {row.quantity}, {row.measured})"
         for part in parts
@@ -179,7 +181,9 @@ def _settings(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> Iterato
 
 
 def _limit_line(limit: float, outcomes: Mapping[str, Outcome]) -> str:
-    """The calibrated limit where the weights were real; where they were random, how to get one."""
+    """Return the line on learner.max_mismatch: the calibrated limit if weights were real, else how
+    to get one.
+    """
     values = _mismatches(outcomes)
     how = (
         f"{MISMATCH_FACTOR:g} × the largest mismatch of a step, {max(values):.4f} nats in "
@@ -194,8 +198,8 @@ def _limit_line(limit: float, outcomes: Mapping[str, Outcome]) -> str:
             f"{MISMATCH_FACTOR:g} × the largest mismatch/logprob_abs_mean of your own run"
         )
     return (
-        f"- `learner.max_mismatch={limit:g}`: {how}. A run warns above it and ends above five "
-        f"times it. Measured with {weights}; another model or precision needs its own"
+        f"- `learner.max_mismatch={limit:g}`: {how}. A run warns above it and skips a step above "
+        f"five times it. Measured with {weights}; another model or precision needs its own"
     )
 
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from acceptance_session import PROJECT, FailedError, Measured, Row, Session, SkippedError
 
-_MAX_MISMATCH = 0.05  # nats, the default of learner.max_mismatch
+_MAX_MISMATCH = 0.05  # nats; the default of learner.max_mismatch
 
 
 def environment(session: Session) -> Measured:
@@ -42,7 +42,7 @@ def _of_driver(found: dict[str, Any]) -> str:
 
 
 def _product_row(found: dict[str, Any]) -> Row:
-    """The bfloat16 product, against the data sheet where the device is listed."""
+    """Compare the bfloat16 product with the data sheet if the device is listed."""
     measured, sheet = found["product_tflops"], found["sheet_tflops"]
     quantity = "bfloat16 product"
     if sheet is None:
@@ -226,7 +226,9 @@ def _tick_row(row: dict[str, float], tick_steps: int) -> Row:
 
 
 def _graphs_row(eager: dict[str, Any], graphs: dict[str, Any]) -> Row:
-    """CUDA graphs against eager at the largest number in flight, and the cost at the start."""
+    """Compare CUDA graphs with eager at the largest number of samples in flight; show the extra
+    start time.
+    """
     gain = eager["rows"][-1]["tick_s"] / graphs["rows"][-1]["tick_s"]
     extra_s = graphs["start_s"] - eager["start_s"]
     return Row(

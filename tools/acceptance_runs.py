@@ -18,8 +18,8 @@ from april_rl.tracking.metrics_file import read_metrics
 
 _MISMATCH = "mismatch/logprob_abs_mean"
 _STEPS = 10
-_CLEAR_GAIN = 1.05  # of one run over another
-# What a run of tools/bench.py step is given besides; on a GPU the model has 0.6 B parameters.
+_CLEAR_GAIN = 1.05  # a smaller ratio of two runs is taken for noise
+# Extra settings of runs of tools/bench.py step; on a GPU the model has 0.6 B parameters.
 _ON_GPU = (
     *("runtime.device=gpu", "runtime.num_workers=1", "engine.cuda_graphs=false"),
     *("engine.gpu_memory_utilization=0.3", "learner.activation_checkpointing=true"),
@@ -68,7 +68,7 @@ def smoke(session: Session) -> Measured:
 
 
 def _smoke_settings(session: Session) -> tuple[list[str], str]:
-    """Return the recipe's overrides, and which weights they name."""
+    """Return the overrides of the recipe, and a description of its weights."""
     common = [f"trainer.num_steps={_STEPS}", "tracking.wandb=disabled"]
     hub: dict[str, str] = {"without_hub": "on CPU the model is tiny"}
     if session.is_gpu:
@@ -95,7 +95,7 @@ def _smoke_settings(session: Session) -> tuple[list[str], str]:
 
 
 def _sleep_rows(log: Path) -> list[Row]:
-    """What the run said of engine.sleep=auto, if anything."""
+    """Return what the run printed about engine.sleep=auto, if anything."""
     said = [line for line in log.read_text().splitlines() if line.startswith("engine.sleep=auto: ")]
     return [Row(quantity="engine.sleep=auto", measured=line.split(": ", 1)[1]) for line in said[:1]]
 
@@ -229,7 +229,7 @@ def _bench_step(
 def _against_first(
     rows: Sequence[dict[str, Any]], modes: Mapping[str, tuple[str, ...]]
 ) -> list[Row]:
-    """The other modes against the first, and the settings of the best one."""
+    """Compare the other modes with the first, and return the settings of the fastest."""
     first, *others = rows
     best = max(others, key=lambda row: row["of_first"])
     is_better = best["of_first"] >= _CLEAR_GAIN

@@ -1,5 +1,5 @@
-"""What every part of tools/gpu_acceptance.py works with: the machine, the folder, and commands in
-processes of their own.
+"""What the parts of tools/gpu_acceptance.py share: the machine, the output folder, and running
+commands in separate processes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from april_rl.config.store import ConfigError, compose_overrides, to_config
 
 TOOLS = Path(__file__).resolve().parent
 PROJECT = TOOLS.parent
-_TOO_SMALL = "does not fit into memory"  # says the memory plan of a run
-_PATIENCE_S = 20.0  # for a command that was told to end
+_TOO_SMALL = "does not fit into memory"  # in the memory plan's message
+_PATIENCE_S = 20.0  # for a terminated command to end
 
 
 class SkippedError(Exception):
@@ -40,12 +40,14 @@ class Row:
     measured: str
     expected: str = ""  # "": nothing
     meaning: str = ""
-    setting: str = ""  # what to set, as it is written on the command line
+    setting: str = ""  # the setting to use, as on the command line
     is_as_expected: bool | None = None  # None: nothing was expected
-    holds_anywhere: bool = False  # what is expected does not hang on the speed of a GPU
+    holds_anywhere: bool = False  # the expectation does not depend on the speed of a GPU
 
     def without_gpu(self) -> Row:
-        """Return the line without what only a GPU can fulfil, and what to set on one."""
+        """Return the line without expectations that only a GPU can meet, and without settings for
+        one.
+        """
         if self.holds_anywhere:
             return self
         return replace(self, expected="", is_as_expected=None, setting="")
@@ -53,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a part found: the lines of its table, and the numbers behind them."""
+    """Result of a part: the lines of its table, and the numbers behind them."""
 
     rows: Sequence[Row]
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What acceptance_device.py probe says."""
+    """Result of `acceptance_device.py probe`."""
 
     device: str  # cpu or gpu
     name: str
@@ -72,13 +74,13 @@ class Machine:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether expectations count."""
+        """Return whether expected values apply."""
         return self.device == "gpu"
 
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One start of the program."""
+    """One start of the program: machine, folder and how to run commands."""
 
     folder: Path
     machine: Machine
@@ -86,19 +88,19 @@ class Session:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether sizes are those of a GPU."""
+        """Return whether to use the sizes of a GPU."""
         return self.machine.is_gpu
 
     def found(self, name: str, script: str, *args: object) -> Any:  # noqa: ANN401 - JSON
-        """Return what a script of this folder writes to its --json."""
+        """Return the result that a script of this folder wrote to its --json."""
         path = self.folder / "logs" / f"{name}.json"
         path.unlink(missing_ok=True)
         self.run(name, sys.executable, TOOLS / script, *args, "--json", path)
         return json.loads(path.read_text(encoding="utf-8"))
 
     def run(self, name: str, *command: object) -> Path:
-        """Return the log of a command that ended well; raises FailedError with its last words, and
-        SkippedError where they are that the device is too small.
+        """Return the log of a command that succeeded. Raise FailedError with its last lines, or
+        SkippedError if these say that the device is too small.
         """
         log, status = self.run_any(name, *command)
         if status:
@@ -163,7 +165,7 @@ def _is_error(line: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the command, if it has not ended, and whatever it has left in its process group."""
+    """End the command, and everything left in its process group."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -1,5 +1,5 @@
-"""Benchmarks, each against something in the same run:
-`tools/bench.py rollout|step|learner|logprobs|scale|data|pressure`.
+"""Benchmarks; each compares with an alternative in the same run: `tools/bench.py
+rollout|step|learner|logprobs|scale|data|pressure|checkpoint`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench_step import add_step_arguments, bench_step
 
 
 class Benchmark(NamedTuple):
-    """A subcommand: its options, what it runs, and how many minutes that takes by default."""
+    """A subcommand: its options, what it runs, and its default duration in minutes."""
 
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
@@ -92,7 +92,7 @@ BENCHMARKS = {
 
 
 def main() -> None:
-    """Say how long a benchmark will take, run it, print its table, write its rows."""
+    """Print how long a benchmark will take, run it, print its table and write its rows."""
     args = arguments()
     benchmark = BENCHMARKS[args.command]
     say_start(benchmark.minutes)

@@ -1,4 +1,4 @@
-"""Packed attention against one call of scaled dot-product attention a sequence."""
+"""Packed attention against one call of scaled dot-product attention per sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 def attention_lines(
     size: ModelSize, lengths: tuple[int, ...], *, device: torch.device, rounds: int
 ) -> list[tuple[str, str]]:
-    """What was measured in words and numbers, for one layer over a row of these sequences."""
+    """Return what was measured, as pairs of label and value, for one layer over a row of these
+    sequences.
+    """
     packing = Packing.of(lengths, device=device)
     scaling = size.head_dim**-0.5
 
@@ -60,7 +62,7 @@ def _inputs(size: ModelSize, num_tokens: int, device: torch.device) -> list[Tens
 
 
 def _outcome(attention: Attention, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The output and the gradients of query, key and value, in float32."""
+    """Return the output and the gradients of query, key and value, in float32."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     out = attention(*leaves)
     slope = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
@@ -79,7 +81,7 @@ def _errors(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
 def _times(
     attentions: Sequence[Attention], inputs: Sequence[Tensor], *, rounds: int
 ) -> list[float]:
-    """Median seconds of a forward and backward pass of each; they take turns."""
+    """Return the median seconds of a forward and backward pass of each; they take turns."""
     seconds: list[list[float]] = [[] for _ in attentions]
     leaves = [x.detach().requires_grad_() for x in inputs]
     for _ in range(rounds):

@@ -1,8 +1,8 @@
-"""How long training stops for a checkpoint, against a save that it waits for.
+"""How long training pauses for a checkpoint, against a save that blocks training.
 
-A learner of one rank makes an optimizer step, so that its moments exist. Then it is saved as a run
-saves it: a copy in memory, for which training stops, and a thread that writes, syncs and hashes the
-files, for which it does not. A save that training waits for takes both.
+A learner of one rank makes an optimizer step, so that its moments exist. Then it is saved as in a
+run: training pauses for a copy in memory, and a thread writes, syncs and hashes the files while it
+goes on. A save that blocks training would take both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WORK = Work(
 
 
 class _Save(NamedTuple):
-    """Seconds of one checkpoint, from its beginning."""
+    """Times of one checkpoint, in seconds from its beginning."""
 
     pause_s: float  # until training may go on
     whole_s: float  # until all is on the disk and hashed
@@ -48,7 +48,9 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `checkpoint`."""
     parser.add_argument("--sizes", choices=SIZES, nargs="+", default=("tiny", "medium"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: temporary")
+    parser.add_argument(
+        "--folder", type=Path, help="folder on the disk to measure; default: temporary"
+    )
 
 
 def bench_checkpoint(args: argparse.Namespace) -> list[dict[str, Any]]:

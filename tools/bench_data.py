@@ -1,5 +1,5 @@
-"""Loading a prompt set in the schema of DAPO-Math-17k: time and memory against the number of rows,
-first start and second.
+"""Loading a prompt set in the schema of DAPO-Math-17k: time and memory by number of rows, for a
+first and a second start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What loading a file took."""
+    """Time and memory of loading a file."""
 
     num_prompts: int
     time_s: float
@@ -66,7 +66,7 @@ def bench_data(args: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def measure(num_rows: int, num_distinct: int, *, model: str, processes: int) -> list[Loaded]:
-    """Load a file twice, each time in a process of its own."""
+    """Load a file twice, each time in a new process."""
     with TemporaryDirectory() as work:
         path = Path(work) / "rows.parquet"
         write_rows(path, num_rows, num_distinct=num_distinct)

@@ -1,4 +1,4 @@
-"""The device a benchmark runs on: its name, its peak, and a clock that waits for it."""
+"""The device of a benchmark: its name, its peak FLOP/s, and a clock that waits for it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PEAK_TFLOPS = {
 }
 _COPIED_BYTES = {"cpu": 2**28, "accelerator": 2**31}
 FROM_DATA_SHEET = "data sheet"
-_GEMM_SIZE = 2048  # of the product that is timed where the peak is not known
+_GEMM_SIZE = 2048  # of the matrix product that is timed when the peak is unknown
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The accelerator for `auto` where there is one."""
+    """Return the device that --device names; `auto` is the accelerator if there is one."""
     found = torch.accelerator.current_accelerator()
     if wanted == "cpu" or (wanted == "auto" and found is None):
         return torch.device("cpu")
@@ -38,7 +38,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """What the device calls itself."""
+    """Return the name that the device reports."""
     if device.type == "cpu":
         return f"CPU, {torch.get_num_threads()} threads"
     name: str = torch.get_device_module(device).get_device_name()
@@ -46,7 +46,7 @@ def name_of(device: torch.device) -> str:
 
 
 def peak_tflops(device: torch.device, given: float | None) -> tuple[float, str]:
-    """TFLOP/s in bfloat16 and where the number comes from."""
+    """Return TFLOP/s in bfloat16 and the source of the number."""
     if given is not None:
         return given, "as given"
     sheet = None if device.type == "cpu" else sheet_tflops(name_of(device))
@@ -80,13 +80,13 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """Return when what was asked of `device` is done."""
+    """Wait until the device has finished all work."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
 
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
-    """Seconds until what `step` asked the device for is done."""
+    """Return the seconds until the device has finished the work of `step`."""
     wait(device)
     started = time.perf_counter()
     step()

@@ -68,7 +68,7 @@ class Line(NamedTuple):
 
 
 class Bench(NamedTuple):
-    """What every part is told."""
+    """Settings of every part."""
 
     device: torch.device
     size: ModelSize
@@ -80,7 +80,7 @@ class Bench(NamedTuple):
 
 
 def main() -> None:
-    """Measure what was asked for and write the table."""
+    """Run the parts that the command line names and write the table."""
     args = _arguments()
     device = pick_device(args.device)
     kind = "cpu" if device.type == "cpu" else "accelerator"
@@ -127,15 +127,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--size", choices=SIZES)
-    parser.add_argument("--num-groups", type=int, help="of 8 samples")
+    parser.add_argument("--num-groups", type=int, help="number of groups of 8 samples")
     parser.add_argument("--prompt-tokens", type=int, default=24)
-    parser.add_argument("--median-tokens", type=float, help="of the lognormal length law")
-    parser.add_argument("--sigma", type=float, default=1.0, help="of its logarithm")
+    parser.add_argument(
+        "--median-tokens", type=float, help="median of the response lengths (lognormal)"
+    )
+    parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of log length")
     parser.add_argument("--max-response-tokens", type=int)
-    parser.add_argument("--max-tokens", type=int, help="of a packed row")
+    parser.add_argument("--max-tokens", type=int, help="tokens of a packed row")
     parser.add_argument("--activation-checkpointing", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3, help="medians are over them")
-    parser.add_argument("--peak-tflops", type=float, help="of the device, dense bfloat16")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; medians are shown")
+    parser.add_argument("--peak-tflops", type=float, help="peak of the device, dense bfloat16")
     parser.add_argument("--output", type=Path, help="write the table here too")
     parser.add_argument("--json", type=Path, help="write part, quantity, value, number here")
     return parser.parse_args()
@@ -158,7 +160,7 @@ def _work(args: argparse.Namespace) -> Work:
 
 
 def step_flops(size: ModelSize, rows: Sequence[MicroBatch]) -> float:
-    """Model FLOPs of an optimizer step; the formula is this module's docstring."""
+    """Return the model FLOPs of an optimizer step, by the formula in this module's docstring."""
     responses = sum(int(row.response_mask.sum()) for row in rows)
     pairs = sum(length**2 for row in rows for length in row.lengths)
     of_layers = size.num_layers * size.layer_parameters * num_tokens(rows)
@@ -168,7 +170,9 @@ def step_flops(size: ModelSize, rows: Sequence[MicroBatch]) -> float:
 
 
 def update_lines(bench: Bench, learner: Learner) -> list[Line]:
-    """The learner's step, warmed up; peak memory is that of the first, weights not included."""
+    """Measure the learner's step after a warm-up; peak memory is that of the first step, without
+    weights.
+    """
     with PeakMemory(bench.device) as peak:
         learner.update([bench.rows])
     lines = _step_lines(bench, "update", lambda: learner.update([bench.rows]))
@@ -177,7 +181,7 @@ def update_lines(bench: Bench, learner: Learner) -> list[Line]:
 
 
 def plain_lines(bench: Bench) -> list[Line]:
-    """The hand-written loop's step."""
+    """Measure the step of the hand-written loop."""
     loop = packed_loop(bench.config, bench.rows, device=bench.device)
     loop.update()
     return _step_lines(bench, "plain", loop.update)
@@ -197,8 +201,8 @@ def _step_lines(bench: Bench, part: str, step: Callable[[], Any]) -> list[Line]:
 
 
 def offload_lines(bench: Bench, learner: Learner) -> list[Line]:
-    """Weights and moments to the host and back; the first time, which takes the host's memory, is
-    told apart.
+    """Measure weights and moments to the host and back; the first time, which allocates host
+    memory, is listed separately.
     """
     learner.reload()
     first = timed(learner.offload, bench.device)
@@ -218,7 +222,7 @@ def offload_lines(bench: Bench, learner: Learner) -> list[Line]:
 
 
 def logprob_lines(size: ModelSize, count: int, *, device: torch.device) -> list[Line]:
-    """Memory and time for as many tokens as a row has; on CPU in fresh processes."""
+    """Measure memory and time for as many tokens as a row has; on CPU in new processes."""
     layer = Size(num_tokens=count, hidden_size=size.hidden_size, vocabulary=size.vocabulary)
     found = {
         name: (

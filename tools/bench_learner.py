@@ -60,22 +60,22 @@ class Case:
 
 
 def add_learner_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `learner`."""
+    """Add the options of `learner`."""
     parser.add_argument("--sizes", choices=SIZES, nargs="+", default=("tiny", "small"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=2, help="of each mode in a round")
+    parser.add_argument("--updates", type=int, default=2, help="updates of each mode in a round")
     parser.add_argument("--num-groups", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=24)
-    parser.add_argument("--median-tokens", type=float, default=64.0, help="of the length law")
-    parser.add_argument("--sigma", type=float, default=1.0, help="of the length law's logarithm")
+    parser.add_argument("--median-tokens", type=float, default=64.0, help="median response length")
+    parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of log length")
     parser.add_argument("--max-response-tokens", type=int, default=640)
-    parser.add_argument("--max-tokens", type=int, default=4096, help="of a row")
+    parser.add_argument("--max-tokens", type=int, default=4096, help="tokens of a row")
     parser.add_argument("--compute-dtype", choices=("bfloat16", "float32"), default="bfloat16")
 
 
 def bench_learner(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure every mode at every size, print the table; returns its rows."""
+    """Measure every mode at every size and print the table; return its rows."""
     rows = []
     with tempfile.TemporaryDirectory() as folder, group_of_one(_CPU):
         for name in args.sizes:
@@ -118,7 +118,7 @@ def _bench_size(args: argparse.Namespace, name: str, folder: Path) -> list[dict[
 
 
 def update_of(case: Case, mode: str) -> Update:
-    """What makes one optimizer step in this mode; a process group is there."""
+    """Return a function that makes one optimizer step in this mode; needs a process group."""
     if mode == LEARNER:
         learner = build_learner(case.config, device=_CPU.type)
 
@@ -134,7 +134,7 @@ def update_of(case: Case, mode: str) -> Update:
 
 
 def peak_mib(case: Case, mode: str) -> float:
-    """Peak memory of this process over two updates, building included."""
+    """Return the peak memory of this process over two updates, building included."""
     with group_of_one(_CPU), PeakMemory(_CPU) as peak:
         update = update_of(case, mode)
         update()
@@ -143,7 +143,7 @@ def peak_mib(case: Case, mode: str) -> float:
 
 
 def _time(update: Update, count: int) -> float:
-    """Seconds of one update, mean of `count`."""
+    """Return the mean seconds of `count` updates."""
     started = time.perf_counter()
     for _ in range(count):
         update()
@@ -151,7 +151,7 @@ def _time(update: Update, count: int) -> float:
 
 
 def _check_agreement(outcomes: dict[str, Outcome], rows: Sequence[MicroBatch]) -> None:
-    """End the benchmark unless all modes made the same step."""
+    """End the benchmark unless all modes computed the same step."""
     scale = sum(float(np.abs(row.loss_weights * row.advantages).sum()) for row in rows)
     wanted = outcomes[PLAIN]
     for mode, outcome in outcomes.items():
@@ -164,7 +164,9 @@ def _check_agreement(outcomes: dict[str, Outcome], rows: Sequence[MicroBatch]) -
 def row_of(
     case: Case, mode: str, seconds: dict[str, list[float]], *, peak_mib: float
 ) -> dict[str, Any]:
-    """Medians over rounds; the ratio to the plain loop is the median of those within each round."""
+    """Return medians over rounds; the ratio to the plain loop is the median of the ratios within
+    rounds.
+    """
     tokens = num_tokens(case.rows)
     ratios = [plain / own for own, plain in zip(seconds[mode], seconds[PLAIN], strict=True)]
     return {

@@ -1,4 +1,4 @@
-"""The limit of the rollout benchmark: an engine that is never short of work and never aborted."""
+"""The limit of the rollout benchmark: an engine that always has work and is never aborted."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LIMIT_STEP_S = 1.5  # a slice of the limit lasts about as long as one of the co
 
 
 class Limit:
-    """An engine never short of work and never aborted, with `factor`·N·G samples in flight.
+    """An engine that always has work and is never aborted, with `factor`·N·G samples in flight.
 
-    Other modes use the engine in between, so its samples are put back before the clock starts.
+    Other modes use the engine in between, so its samples are resumed before the clock starts.
     """
 
     name = "limit"
@@ -35,7 +35,7 @@ class Limit:
         self._prompts, self._held = Prompts(90), deque[Sample]()
 
     def run(self, steps: int, between: Callable[[], None]) -> Slice:
-        """About as long as `steps` steps of a collector take."""
+        """Run for about as long as `steps` steps of a collector take."""
         self._engine.release_parked()
         between()
         self._engine.name_version(0)
@@ -63,7 +63,7 @@ class Limit:
         )
 
     def _advance(self, live: dict[SampleId, Sample], max_steps: int) -> Tick:
-        """A tick with the queue filled up before it."""
+        """Run a tick after filling the queue."""
         submit = []
         while len(live) < self._slots + self._slots // 4:
             if not self._held:

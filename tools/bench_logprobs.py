@@ -44,7 +44,7 @@ class Size:
 
 
 def add_logprobs_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `logprobs`."""
+    """Add the options of `logprobs`."""
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-tokens", type=int, nargs="+", default=(2048, 4096))
     parser.add_argument("--hidden-size", type=int, default=1024)
@@ -52,7 +52,7 @@ def add_logprobs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def bench_logprobs(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure every method at every size, print the table; returns its rows."""
+    """Measure every method at every size and print the table; return its rows."""
     sizes = [
         Size(num_tokens=n, hidden_size=args.hidden_size, vocabulary=args.vocabulary)
         for n in args.num_tokens
@@ -74,13 +74,13 @@ def bench_logprobs(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def naive(hidden: Tensor, weight: nn.Parameter, labels: Tensor) -> Tensor:
-    """The whole softmax in float32."""
+    """Return log-probabilities from the whole softmax in float32."""
     logits = (hidden @ weight.T).float() / TEMPERATURE
     return logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
 
 
 def chunked(hidden: Tensor, weight: nn.Parameter, labels: Tensor) -> Tensor:
-    """The learner's output layer."""
+    """Return log-probabilities from the learner's output layer."""
     logprobs: Tensor = LogprobHead(weight, temperature=TEMPERATURE)(hidden, labels)[0]
     return logprobs
 
@@ -91,7 +91,9 @@ METHODS: dict[str, Method] = {"naive": naive, "chunked": chunked}
 def random_layer(
     size: Size, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, nn.Parameter, Tensor]:
-    """Hidden states, output weights and labels; the same in every precision, but for rounding."""
+    """Return hidden states, output weights and labels, the same in every precision up to
+    rounding.
+    """
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(size.num_tokens, size.hidden_size, generator=generator)
     weight = torch.empty(size.vocabulary, size.hidden_size, dtype=torch.bfloat16)
@@ -102,9 +104,9 @@ def random_layer(
 
 
 def cost(size: Size, name: str, *, device: torch.device) -> tuple[float, float]:
-    """Peak memory in MiB and seconds of a forward and backward pass in bfloat16.
+    """Return peak memory in MiB and seconds of a forward and backward pass in bfloat16.
 
-    A pass over few tokens goes before it: it loads the kernels.
+    A pass over few tokens before it loads the kernels.
     """
     hidden, weight, labels = random_layer(size, dtype=torch.bfloat16, device=device)
     _pass(METHODS[name], hidden[:8].detach().requires_grad_(), weight, labels[:8])
@@ -119,8 +121,8 @@ def _pass(method: Method, hidden: Tensor, weight: nn.Parameter, labels: Tensor) 
 
 
 def error_of(size: Size, name: str, *, device: torch.device) -> dict[str, float]:
-    """Errors against the whole softmax in float64, over `ERROR_TOKENS` tokens: the largest of the
-    log-probabilities in nats; that of the gradients as a whole, relative.
+    """Return errors against the whole softmax in float64, over `ERROR_TOKENS` tokens: the largest
+    of the log-probabilities in nats, and the relative error of the gradients as a whole.
     """
     few = Size(num_tokens=ERROR_TOKENS, hidden_size=size.hidden_size, vocabulary=size.vocabulary)
     found = {}
@@ -146,7 +148,7 @@ def _in_float64(hidden: Tensor, weight: nn.Parameter, labels: Tensor) -> Tensor:
 
 
 def row_of(size: Size, name: str, rounds: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Medians over rounds."""
+    """Return medians over rounds."""
     peaks, seconds = zip(*rounds, strict=True)
     return {
         "method": name,

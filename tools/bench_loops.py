@@ -28,7 +28,7 @@ from april_rl.learner.attention import Packing
 
 
 class Outcome(NamedTuple):
-    """What an update says of itself."""
+    """Loss and gradient norm of an update."""
 
     loss: float
     grad_norm: float
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What the loss of a micro-batch is computed from; [N]."""
+    """Inputs of the loss of a micro-batch; [N]."""
 
     labels: Tensor
     behaviour_logprobs: Tensor  # nats
@@ -45,7 +45,9 @@ class Targets:
 
     @classmethod
     def of(cls, positions: MicroBatch | Sequences, device: torch.device) -> Targets:
-        """Those of the response tokens, in the order of the positions that predict them."""
+        """Return the targets of the response tokens, in the order of the positions that predict
+        them.
+        """
         mask = positions.response_mask
         return cls(
             **{
@@ -73,7 +75,7 @@ Forward = Callable[[PreTrainedModel, Any], tuple[Tensor, Targets]]
 
 
 class PlainLoop:
-    """Forward, backward, clip, AdamW."""
+    """Forward, backward, gradient clipping and AdamW."""
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class PlainLoop:
         attention_name: str,
         device: torch.device,
     ) -> None:
-        """`micro_batches` are what `forward` takes."""
+        """`micro_batches` are passed to `forward` one by one."""
         self._config, self._forward, self._micro_batches = config, forward, micro_batches
         model = AutoModelForCausalLM.from_pretrained(
             Path(config.model.path), dtype=torch.bfloat16, attn_implementation=attention_name
@@ -102,7 +104,7 @@ class PlainLoop:
         )
 
     def update(self) -> Outcome:
-        """One optimizer step over all micro-batches."""
+        """Make one optimizer step over all micro-batches."""
         self._adamw.zero_grad()
         losses = []
         for micro_batch in self._micro_batches:
@@ -118,7 +120,9 @@ class PlainLoop:
         return Outcome(torch.stack(losses).sum().item(), norm.item())
 
     def _loss(self, logprobs: Tensor, targets: Targets) -> Tensor:
-        """The clipped surrogate against the policy at the start of the step, which this is."""
+        """Return the clipped surrogate against the policy at the start of the step, which is the
+        present one.
+        """
         algorithm, held = self._config.algorithm, logprobs.detach()
         ratio = torch.exp(logprobs - held)
         clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
@@ -127,7 +131,7 @@ class PlainLoop:
         return -(targets.loss_weights * weights * gain).sum()
 
     def _collect_gradients(self) -> None:
-        """Add the gradients of the micro-batch to those of the masters, in float32."""
+        """Add the gradients of the micro-batch to those of the float32 master weights."""
         for weight, master in zip(self._weights, self._masters, strict=True):
             assert weight.grad is not None
             gradient = weight.grad.float()
@@ -136,7 +140,9 @@ class PlainLoop:
 
 
 def packed_forward(temperature: float) -> Forward:
-    """The model over a packed row, with the learner's attention; logits of response tokens only."""
+    """Return a forward pass over a packed row with the learner's attention; logits of response
+    tokens only.
+    """
 
     def forward(model: PreTrainedModel, row: MicroBatch) -> tuple[Tensor, Targets]:
         device = model.device
@@ -155,7 +161,7 @@ def packed_forward(temperature: float) -> Forward:
 
 
 def padded_forward(temperature: float) -> Forward:
-    """The model over a padded batch as transformers takes it; logits of every position."""
+    """Return a forward pass over a padded batch as in transformers; logits of every position."""
 
     def forward(model: PreTrainedModel, batch: Sequences) -> tuple[Tensor, Targets]:
         device = model.device
@@ -179,7 +185,7 @@ def _logprobs(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
 def packed_loop(
     config: TrainConfig, rows: Sequence[MicroBatch], *, device: torch.device
 ) -> PlainLoop:
-    """The loop over the rows the learner gets."""
+    """Return the loop over the same rows as the learner."""
     attention.register()
     return PlainLoop(
         config,
@@ -193,9 +199,9 @@ def packed_loop(
 def padded_loop(
     config: TrainConfig, rows: Sequence[MicroBatch], *, is_sorted: bool, device: torch.device
 ) -> PlainLoop:
-    """The loop over the sequences of `rows` in batches of learner.max_tokens, padding counted.
+    """Return the loop over the sequences of `rows` in padded batches of at most learner.max_tokens.
 
-    `is_sorted`: by length, so that as little as possible is padded; otherwise in random order.
+    `is_sorted`: batches are sorted by length, for the least padding; otherwise in random order.
     """
     pieces = [piece for row in rows for piece in _pieces(row)]
     order = np.random.default_rng(0).permutation(len(pieces)).tolist()
@@ -215,7 +221,7 @@ Piece = dict[str, NDArray[Any]]  # the fields of `Sequences` of one sequence
 
 
 def _pieces(row: MicroBatch) -> Iterator[Piece]:
-    """The sequences of a row."""
+    """Yield the sequences of a row."""
     names = [field.name for field in fields(Sequences) if field.name != "attention_mask"]
     ends = np.cumsum(row.lengths)
     for end, length in zip(ends, row.lengths, strict=True):
@@ -224,7 +230,7 @@ def _pieces(row: MicroBatch) -> Iterator[Piece]:
 
 
 def _batches(pieces: Iterable[Piece], max_tokens: int) -> Iterator[Sequences]:
-    """Padded batches of at most `max_tokens` positions."""
+    """Yield padded batches of at most `max_tokens` positions."""
     held: list[Piece] = []
     longest = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work, and fresh processes to measure it in."""
+"""Peak memory of a block of code, and new processes to measure it in."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _STATUS = Path("/proc/self/status")
 
 
 def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What `function` returns in a new process: nothing that ran before is in its memory.
+    """Return what `function` returns in a new process, whose memory holds nothing from before.
 
-    Function, arguments and result are pickled; an exception comes back as it is.
+    Function, arguments and result are pickled; exceptions are raised here.
     """
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *args, **kwargs).result()
 
 
 class PeakMemory:
-    """How much more memory than at its start a block of code had at any time.
+    """The most memory that a block of code used beyond what was in use at its start.
 
-    On an accelerator what torch had allocated there; on CPU the anonymous resident memory of the
-    process, looked at every millisecond, because its highest value is kept by no one.
+    On an accelerator this is torch's allocated memory. On CPU it is the anonymous resident memory
+    of the process, sampled every millisecond, since the kernel records no peak of it.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Measures nothing yet."""
+        """Prepare for `device`; measuring begins with the block."""
         self._device = device
         self._is_over = threading.Event()
         self.mib = 0.0  # once the block has been left
@@ -78,7 +78,7 @@ class PeakMemory:
 
 
 def resident_mib() -> float:
-    """Anonymous resident memory of this process."""
+    """Return the anonymous resident memory of this process."""
     found = re.search(r"RssAnon:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"))
     assert found is not None, "the kernel does not report RssAnon"
     return int(found[1]) / 1024

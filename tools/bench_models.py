@@ -1,4 +1,6 @@
-"""Random models of given dimensions, written without ever being whole in memory."""
+"""Random models of given dimensions, written shard by shard so that they never are whole in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class ModelSize:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of the matrices of one layer."""
+        """Return the number of weights in the matrices of one layer."""
         of_heads = (2 * self.num_heads + 2 * self.num_key_value_heads) * self.head_dim
         return self.hidden_size * (of_heads + 3 * self.intermediate_size)
 
@@ -90,7 +92,7 @@ SIZES = {
 
 
 def write_random_model(folder: Path, size: ModelSize, *, seed: int = 0) -> None:
-    """A bfloat16 Hugging Face folder with random weights: matrices about 0, norms 1."""
+    """Write a bfloat16 Hugging Face folder with random weights: matrices with mean 0, norms 1."""
     config = Qwen3Config(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden_size,
@@ -120,7 +122,7 @@ def write_random_model(folder: Path, size: ModelSize, *, seed: int = 0) -> None:
 
 
 def _shards(shapes: Mapping[str, torch.Size], seed: int) -> Iterator[dict[str, Tensor]]:
-    """Tensors by name, so many at a time that they stay below `_SHARD_BYTES`, or a single one."""
+    """Yield tensors by name, in shards below `_SHARD_BYTES` or of a single tensor."""
     generator = torch.Generator().manual_seed(seed)
     shard: dict[str, Tensor] = {}
     for name, shape in shapes.items():

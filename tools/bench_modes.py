@@ -1,7 +1,6 @@
-"""The modes of the rollout benchmark: the real collector in its several ways.
+"""The modes of the rollout benchmark: the real collector with different settings.
 
-Response lengths follow a lognormal law and are drawn from a sample's id, so every mode is given the
-same work.
+Response lengths are lognormal and a function of the sample's id, so every mode gets the same work.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ NO_SIGNAL_FRAC = 0.5  # of the groups, which the filtered modes reject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthLaw:
-    """Lognormal response lengths, a function of the sample's id."""
+    """Lognormal distribution of response lengths; a length is a function of the sample's id."""
 
     median_tokens: float
     sigma: float
@@ -38,56 +37,58 @@ class LengthLaw:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
-        """The law the command line names."""
+        """Return the distribution that the command line describes."""
         return cls(
             median_tokens=args.median_tokens, sigma=args.sigma, max_tokens=args.max_response_tokens
         )
 
     def __call__(self, sample_id: SampleId) -> int:
-        """Response tokens of a sample, 1 … max_tokens."""
+        """Return the response tokens of a sample, 1 … max_tokens."""
         rng = np.random.default_rng((sample_id.prompt_id, sample_id.index))
         length = self.median_tokens * math.exp(self.sigma * rng.standard_normal())
         return int(min(max(length, 1), self.max_tokens))
 
 
 class KeepingEngine(SingleEngine, Protocol):
-    """An engine that holds the state of what it aborts until it is told to give it up."""
+    """An engine that keeps the state of aborted samples until it is told to release it."""
 
     @property
     def policy_version(self) -> int:
-        """How often its weights were loaded."""
+        """Return how often weights were loaded."""
 
     @property
     def kv_cache_tokens(self) -> int:
-        """Tokens whose keys and values fit the cache."""
+        """Return how many tokens fit the KV cache."""
 
     def release_parked(self) -> None:
-        """Give it up."""
+        """Release the state of parked samples."""
 
 
 class LawfulEngine:
-    """An engine whose samples end when the length law says so."""
+    """An engine whose responses end at the length that the distribution gives."""
 
     def __init__(self, engine: KeepingEngine, law: LengthLaw, *, keeps: bool) -> None:
-        """`engine` must not stop by itself; `keeps`: parked samples go on without a prefill."""
+        """`engine` must not end responses by itself; with `keeps`, parked samples continue without
+        a prefill.
+        """
         self._engine, self._law, self._keeps = engine, law, keeps
         self._versions: dict[int, int] = {}  # of the engine, which has many modes, and of this one
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """As the engine does."""
+        """Run a tick of the engine."""
         lawful = [r._replace(max_tokens=self._law(r.sample_id) - r.start) for r in submit]
         tick = self._engine.advance(lawful, slots=slots, max_steps=max_steps)
         return replace(tick, finished=Completions(map(self._as_mode, tick.finished)))
 
     def abort(self) -> Completions:
-        """As the engine does."""
+        """Abort the engine's requests."""
         completions = self._engine.abort()
         if not self._keeps:
             self._engine.release_parked()
         return Completions(map(self._as_mode, completions))
 
     def name_version(self, policy_version: int) -> None:
-        """What the engine samples now was sampled by `policy_version` of this mode."""
+        """Count tokens that are sampled from now on as this mode's `policy_version`."""
         self._versions[self._engine.policy_version] = policy_version
 
     def _as_mode(self, completion: Completion) -> Completion:
@@ -98,19 +99,19 @@ class LawfulEngine:
         )
 
     def release_parked(self) -> None:
-        """Other modes use the engine now, with samples of the same ids."""
+        """Release parked samples: other modes use the engine next, with samples of the same ids."""
         self._engine.release_parked()
 
 
 class Prompts:
-    """Endless random prompts ."""
+    """Endless random prompts."""
 
     def __init__(self, vocabulary: int) -> None:
-        """Token ids 4 … vocabulary - 1."""
+        """Draw token ids from 4 … vocabulary - 1."""
         self._next, self._vocabulary = 0, vocabulary
 
     def take(self) -> Prompt:
-        """The next prompt."""
+        """Return the next prompt."""
         rng = np.random.default_rng((7, self._next))
         ids = tuple(int(t) for t in rng.integers(4, self._vocabulary, size=PROMPT_TOKENS))
         prompt = Prompt(id=self._next, token_ids=ids, text="", answer="", source="benchmark")
@@ -120,7 +121,7 @@ class Prompts:
 
 @dataclass(slots=True, kw_only=True)
 class Slice:
-    """What one mode did in one round."""
+    """Results of one mode in one round."""
 
     time_s: float = 0.0
     finished: int = 0
@@ -133,7 +134,7 @@ class Slice:
     ticks: list[Tick] = field(default_factory=list)
 
     def add(self, stats: StepStats, *, trained: int) -> None:
-        """Count a step."""
+        """Add a step."""
         self.time_s += stats.time_s
         self.finished += stats.finished_samples
         self.trained += trained
@@ -146,12 +147,12 @@ class Slice:
 
     @property
     def occupancy(self) -> float:
-        """Slots in use, as a share."""
+        """Return the share of slots in use."""
         return self.occupied_slot_s / self.slot_s
 
 
 class CollectorMode:
-    """Synchronous, one-shot or refill: the real collector, its buffer kept over all rounds."""
+    """Synchronous, one-shot or refill: the real collector, whose buffer is kept over all rounds."""
 
     def __init__(
         self,
@@ -164,8 +165,8 @@ class CollectorMode:
         is_filtered: bool = False,
         is_auto: bool = False,
     ) -> None:
-        """A collector of its own on the shared engine; `keeps`: rollout.resume=keep; `is_auto`: the
-        over-sampling factor is learned.
+        """Build a collector on the shared engine; `keeps` is rollout.resume=keep, `is_auto` learns
+        the over-sampling factor.
         """
         self.is_filtered, self.keeps, self.refill = is_filtered, keeps, refill
         self.is_auto = is_auto
@@ -200,27 +201,27 @@ class CollectorMode:
 
     @property
     def factor(self) -> float:
-        """α as it is now."""
+        """Return the present α."""
         return self._over_sampling.factor
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether nothing is started early."""
+        """Return whether no sample starts before its step."""
         return not self.refill and self.factor == 1
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Return the name in the table."""
         name = "refill" if self.refill else "synchronous" if self.is_synchronous else "one-shot"
         kept = ", keep" if self.keeps else ""
         auto = ", auto" if self.is_auto else ""
         return f"{name}{kept}{auto}{', filtered' if self.is_filtered else ''}"
 
     def run(self, steps: int, between: Callable[[], None]) -> Slice:
-        """`steps` steps, with what a weight sync does to the engine in between, untimed.
+        """Run `steps` steps; in between do what a weight sync does to the engine, untimed.
 
-        Where state is kept, a step goes before that is not counted: other modes have used the
-        engine, and it has to be computed again.
+        With kept state one more step goes before, uncounted: other modes have used the engine, so
+        the state has to be computed again.
         """
         done = Slice()
         self._engine.release_parked()

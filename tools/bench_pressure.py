@@ -38,14 +38,14 @@ def add_pressure_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--samples", type=int, default=256)
-    parser.add_argument("--median-tokens", type=float, default=64.0, help="of the length law")
-    parser.add_argument("--sigma", type=float, default=1.0, help="of the length law's logarithm")
+    parser.add_argument("--median-tokens", type=float, default=64.0, help="median response length")
+    parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of log length")
     parser.add_argument("--max-response-tokens", type=int, default=640)
-    parser.add_argument("--cache", type=float, default=0.25, help="share of what the slots want")
+    parser.add_argument("--cache", type=float, default=0.25, help="KV cache ÷ what the slots need")
 
 
 class _Run(NamedTuple):
-    """The same work done once by one engine."""
+    """Results of one engine on the common work."""
 
     samples_per_s: float
     steps: int

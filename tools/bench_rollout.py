@@ -60,7 +60,7 @@ def bench_rollout(args: argparse.Namespace) -> list[dict[str, object]]:
         for each, mode in track([*zip(planned, modes, strict=True)], description="warm-up"):
             mode.run(warmup_steps(args, each), sync)
         slices: dict[int, list[Slice]] = {id(mode): [] for mode in modes}
-        # In a round the order is drawn: no mode is always measured behind the same other one.
+        # The order is shuffled in each round: no mode always follows the same other one.
         order = random.Random(0)
         turns = [mode for _ in range(args.rounds) for mode in order.sample(modes, len(modes))]
         for mode in track(turns, description="measuring"):
@@ -113,7 +113,9 @@ def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
 
 
 def rows_of(modes: Sequence[Mode], slices: Mapping[int, list[Slice]]) -> list[dict[str, Any]]:
-    """A row a mode, against the synchronous one with its filter and the limit with its α."""
+    """Return a row for each mode, with ratios to the synchronous mode with its filter and the limit
+    with its α.
+    """
     limits = {mode.factor: slices[id(mode)] for mode in modes if isinstance(mode, Limit)}
     plain = {
         mode.is_filtered: slices[id(mode)]
@@ -137,9 +139,9 @@ def add_simulated(
     warmups: Mapping[Mode, int],
     slices: Mapping[int, list[Slice]],
 ) -> None:
-    """Add what the simulator says of each mode, with the engine's cost as it was measured.
+    """Add the simulator's prediction for each mode, with the engine's cost as measured.
 
-    The rows of the limit get none: nothing collects there.
+    Rows of the limit get none, since they have no collector.
     """
     cost = measured_cost([tick for parts in slices.values() for p in parts for tick in p.ticks])
     collected = [
@@ -178,8 +180,8 @@ def add_simulated(
 
 
 def measured_cost(ticks: Sequence[Tick]) -> EngineCost:
-    """What explains the ticks, and all of their time: the fit leaves out what the machine held up,
-    the modes' seconds have it.
+    """Fit a cost to the ticks and scale it to their total time: the fit ignores ticks that were
+    delayed, but the modes' seconds include them.
     """
     cost = fit_cost(ticks)
     expected_s = sum(
@@ -197,8 +199,8 @@ def measured_cost(ticks: Sequence[Tick]) -> EngineCost:
 
 
 def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[[], None]]:
-    """A real engine on a random 0.6 M-parameter Qwen3, and a call that does what a weight sync does
-    to it.
+    """Return a real engine on a random 0.6 M-parameter Qwen3, and a function that does to it what a
+    weight sync does.
     """
     from tiny_models import write_tiny_qwen3
     from transformers import AutoModelForCausalLM
@@ -231,10 +233,10 @@ def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[
 def row_of(
     mode: Mode, slices: Sequence[Slice], *, synchronous: Sequence[Slice], limit: Sequence[Slice]
 ) -> dict[str, object]:
-    """The medians of a mode over rounds, and the spread of its finished samples per second.
+    """Return the medians of a mode over rounds, and the spread of its finished samples per second.
 
-    Its ratios are medians of the ratios within each round: to the synchronous mode in trained
-    samples, and to the limit with as many samples in flight in finished ones.
+    Its ratios are medians of the ratios within each round: trained samples against the synchronous
+    mode, and finished samples against the limit with as many samples in flight.
     """
     finished = [s.finished / s.time_s for s in slices]
     return {

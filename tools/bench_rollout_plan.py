@@ -23,12 +23,12 @@ class Planned:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether nothing is started early."""
+        """Return whether no sample starts before its step."""
         return not self.refill and self.factor == 1
 
 
 def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `rollout`."""
+    """Add the options of `rollout`."""
     parser.add_argument(
         "--full",
         action="store_true",
@@ -37,26 +37,31 @@ def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps of each mode in a round")
     parser.add_argument(
-        "--warmup-steps", type=int, default=20, help="of over-sampling, not counted"
+        "--warmup-steps", type=int, default=20, help="uncounted steps of modes with over-sampling"
     )
-    parser.add_argument("--auto-steps", type=int, default=30, help="warm-up of the learned α")
+    parser.add_argument("--auto-steps", type=int, default=30, help="uncounted steps with α = auto")
     parser.add_argument("--num-groups", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--median-tokens", type=float, default=64.0, help="of the length law")
-    parser.add_argument("--sigma", type=float, default=1.0, help="of the length law's logarithm")
+    parser.add_argument("--median-tokens", type=float, default=64.0, help="median response length")
+    parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of log length")
     parser.add_argument("--max-response-tokens", type=int, default=640)
     parser.add_argument("--tick-steps", type=int, default=8)
-    # Above α = (cap + 1) · mean ÷ longest length, 2.6 here, steps take turns: some wait at the cap
+    # Above α = (cap + 1) · mean ÷ longest length, 2.6 here, steps alternate: some wait at the cap
     # with empty slots, others find their groups ready. A few steps would not show the mean.
     parser.add_argument("--max-staleness", type=int, default=16)
     parser.add_argument(
-        "--factors", type=float, nargs="+", help="α; default: 1.5, with --full 1, 1.5 and 2"
+        "--factors",
+        type=float,
+        nargs="+",
+        help="values of α; default: 1.5; with --full 1, 1.5 and 2",
     )
     parser.add_argument("--filter-factor", type=float, default=1.5, help="α of the filtered rows")
 
 
 def planned_modes(args: argparse.Namespace) -> list[Planned]:
-    """Return what is compared, side by side: refill and the limit with as many in flight."""
+    """Return the modes to compare, each refill mode beside the limit with as many samples in
+    flight.
+    """
     planned = [Planned(factor=1.0, refill=False)]
     factors = factors_of(args)
     if 1.0 not in factors:
@@ -82,10 +87,10 @@ def factors_of(args: argparse.Namespace) -> Sequence[float]:
 
 
 def warmup_steps(args: argparse.Namespace, mode: Planned) -> int:
-    """Steps until a mode is in its steady state.
+    """Return the number of steps until a mode is in its steady state.
 
-    With over-sampling, the first steps train short responses only, and the slots fill up with long
-    ones: measured too early, a mode profits from its beginning.
+    With over-sampling, the first steps train short responses only, while the slots fill up with
+    long ones: measured too early, a mode looks faster than it is.
     """
     if mode.is_limit or mode.is_synchronous:
         return _SHORT_WARMUP_STEPS

@@ -42,7 +42,9 @@ class Work:
 
 
 def load_config(folder: Path, *overrides: str) -> TrainConfig:
-    """The recipe `tiny_cpu` with another model and a learning rate that changes nothing."""
+    """Return the recipe `tiny_cpu` with another model and a learning rate so small that nothing
+    changes.
+    """
     register()
     with initialize_config_dir(config_dir(), version_base="1.3"):
         settings = [
@@ -54,7 +56,7 @@ def load_config(folder: Path, *overrides: str) -> TrainConfig:
 
 @contextmanager
 def group_of_one(device: torch.device) -> Iterator[None]:
-    """`torch.distributed` with this process alone in it."""
+    """Create a `torch.distributed` process group with this process alone."""
     backend = "gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
@@ -67,7 +69,7 @@ def group_of_one(device: torch.device) -> Iterator[None]:
 def make_rows(
     config: TrainConfig, learner: Learner, work: Work, *, vocabulary: int, hidden_size: int
 ) -> list[MicroBatch]:
-    """The micro-batches of one optimizer step on one rank."""
+    """Return the micro-batches of one optimizer step on one rank."""
     groups = [_group(number, work, vocabulary) for number in range(work.num_groups)]
     rewards = [group.rewards for group in groups]
     advantages = ADVANTAGES[config.algorithm.advantage](rewards)
@@ -78,7 +80,7 @@ def make_rows(
 
 
 def num_tokens(rows: Sequence[MicroBatch]) -> int:
-    """Prompt and response tokens."""
+    """Return the number of prompt and response tokens."""
     return sum(len(row.token_ids) for row in rows)
 
 

@@ -25,25 +25,27 @@ LIMIT = 0.03  # of the rollout's time
 
 
 def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `scale`."""
+    """Add the options of `scale`."""
     parser.add_argument("--engines", type=int, nargs="+", default=ENGINES)
     parser.add_argument("--ray-engines", type=int, nargs="*", default=RAY_ENGINES)
-    parser.add_argument("--steps", type=int, default=3, help="measured, of each number of engines")
-    parser.add_argument("--warmup-steps", type=int, default=2, help="that fill the buffer")
-    parser.add_argument("--samples-per-engine", type=int, default=256, help="in flight")
+    parser.add_argument(
+        "--steps", type=int, default=3, help="measured steps for each number of engines"
+    )
+    parser.add_argument("--warmup-steps", type=int, default=2, help="steps that fill the buffer")
+    parser.add_argument("--samples-per-engine", type=int, default=256, help="samples in flight")
     parser.add_argument("--over-sampling-factor", type=float, default=1.5)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--mean-tokens", type=float, default=2700.0, help="of a response")
-    parser.add_argument("--sigma", type=float, default=0.9, help="of the length law's logarithm")
-    parser.add_argument("--max-tokens", type=int, default=16_384, help="of a response")
+    parser.add_argument("--mean-tokens", type=float, default=2700.0, help="mean response length")
+    parser.add_argument("--sigma", type=float, default=0.9, help="standard deviation of log length")
+    parser.add_argument("--max-tokens", type=int, default=16_384, help="longest response")
     parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--tokens-per-s", type=float, default=30.0, help="of a sample")
-    parser.add_argument("--tick-steps", type=int, help="as rollout.tick_steps=auto unless given")
+    parser.add_argument("--tokens-per-s", type=float, default=30.0, help="tokens/s of a sample")
+    parser.add_argument("--tick-steps", type=int, help="default: as with rollout.tick_steps=auto")
     parser.add_argument("--max-staleness", type=int, default=5)
 
 
 def bench_scale(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure every number of engines, print the table; returns its rows."""
+    """Measure every number of engines and print the table; return its rows."""
     over_ray: dict[int, RayCost] = {}
     rows: list[dict[str, Any]] = []
     with Progress(transient=True) as progress:
@@ -67,7 +69,7 @@ def bench_scale(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _to(progress: Progress, task: TaskID) -> Callable[[int], None]:
-    """Shows how many groups are ready."""
+    """Return a callback that shows how many groups are ready."""
     return lambda ready: progress.update(task, completed=ready)
 
 
@@ -78,7 +80,9 @@ def _row(
     over_ray: dict[int, RayCost],
     largest: RayCost | None,
 ) -> dict[str, Any]:
-    """Medians over steps; with Ray's costs of so many engines, or those of the most measured."""
+    """Return medians over steps, with Ray's costs for that many engines, or for the most that were
+    measured.
+    """
     row = {key: median(asdict(cost)[key] for cost in costs) for key in asdict(costs[0])}
     samples = row["finished_samples"] + row["aborted_samples"]
     row |= {
@@ -127,7 +131,7 @@ def _show(
         )
     console = Console(width=160)
     console.print(table)
-    console.print("* what a tick and a sample cost over Ray, carried over from fewer engines")
+    console.print("* cost of a tick and a sample over Ray extrapolated from fewer engines")
     for num_engines, cost in over_ray.items():
         console.print(
             f"{num_engines} over real Ray: {1e6 * cost.empty_tick_s:.0f} µs a tick, "

@@ -1,5 +1,5 @@
-"""Simulated engines that know what they cost, and a scorer and a collector for them: what the
-benchmark of the controller is made of.
+"""Simulated engines that measure their own CPU time, with a scorer and a collector for them, for
+the benchmark of the controller.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _FOREVER_S = 1e12
 
 @cache
 def tokens(count: int) -> tuple[int, ...]:
-    """So many tokens, one object for each count: as many as 512 engines hold, a third of a billion,
-    would fill the memory and tell nothing.
+    """Return `count` tokens, one shared object per count: 512 engines hold a third of a billion
+    tokens, which would fill the memory for no purpose.
     """
     return (0,) * count
 
@@ -40,19 +40,19 @@ class LeanEngine:
     """A simulated engine that shares its token sequences."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
-        """`engine` does the work."""
+        """Wrap `engine`."""
         self._engine = engine
         self.set_version = engine.set_version
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """As the engine does."""
+        """Run a tick of the engine."""
         tick = self._engine.advance(submit, slots=slots, max_steps=max_steps)
         if not tick.finished:
             return tick
         return replace(tick, finished=Completions(map(_lean, tick.finished)))
 
     def abort(self) -> Completions:
-        """As the engine does."""
+        """Abort the engine's requests."""
         return Completions(map(_lean, self._engine.abort()))
 
 
@@ -62,38 +62,38 @@ def _lean(completion: Completion) -> Completion:
 
 
 class TimedEngines:
-    """`ports.Engines` that know what they cost, and when a step's phases ended."""
+    """`ports.Engines` that measure their own CPU time and when the phases of a step end."""
 
     def __init__(self, engines: Engines) -> None:
-        """`engines` do the work."""
+        """Wrap `engines`."""
         self._engines = engines
         self.spent_s = 0.0
         self.num_ticks = 0
         self.begin()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._began_s = self.controller_s()
         self.fill_s = self.until_stop_s = 0.0  # of the controller, since the step began
         self.num_ticks = 0
 
     @property
     def num_engines(self) -> int:
-        """As many as there are."""
+        """Return the number of engines."""
         return self._engines.num_engines
 
     def controller_s(self) -> float:
-        """CPU seconds of this process outside the engines."""
+        """Return the CPU seconds of this process outside the engines."""
         return time.process_time() - self.spent_s
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
-        """As the engines do."""
+        """Launch a tick, timed."""
         started = time.process_time()
         self._engines.launch(engine, submit, slots=slots, max_steps=max_steps)
         self.spent_s += time.process_time() - started
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
-        """As the engines do."""
+        """Wait for ticks, timed."""
         started = time.process_time()
         if not self.fill_s:
             self.fill_s = self.controller_s() - self._began_s
@@ -103,7 +103,7 @@ class TimedEngines:
         return ended
 
     def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:
-        """As the engines do."""
+        """Abort all engines, timed."""
         started = time.process_time()
         self.until_stop_s = self.controller_s() - self._began_s
         given_back = self._engines.abort(timeout_s)
@@ -112,24 +112,24 @@ class TimedEngines:
 
 
 class InstantScorer:
-    """Every second sample of a group is right, and that is known at once."""
+    """A scorer that finds every second sample of a group right, at once."""
 
     def __init__(self) -> None:
-        """Nothing submitted."""
+        """Begin with no submitted sample."""
         self._submitted: list[Sample] = []
 
     def submit(self, sample: Sample, *, group_size: int) -> None:  # noqa: ARG002 (one by one)
-        """Known at the next call of `collect`."""
+        """Score a sample; the next call of `collect` returns it."""
         self._submitted.append(sample)
 
     def collect(self, timeout_s: float | None) -> list[Score]:  # noqa: ARG002 (nothing to wait for)
-        """What was submitted since the last call."""
+        """Return the scores since the last call."""
         samples, self._submitted = self._submitted, []
         return [Score(sample.id, float(sample.index % 2), "scored") for sample in samples]
 
 
 def simulated_engine(args: argparse.Namespace, number: int) -> SimulatedEngine:
-    """Its samples get `args.tokens_per_s` each, give or take a percent."""
+    """Return an engine that gives each sample `args.tokens_per_s`, within a percent."""
     factor = 1 + _SPEEDS_DIFFER_BY * (uniform(0, number, 0) - 0.5)
     step_s = factor / args.tokens_per_s
     median = median_for(args.mean_tokens, sigma=args.sigma, cap=args.max_tokens)
@@ -142,7 +142,7 @@ def simulated_engine(args: argparse.Namespace, number: int) -> SimulatedEngine:
 
 
 def tick_steps(args: argparse.Namespace, num_engines: int) -> int:
-    """Engine steps of a tick."""
+    """Return the engine steps of a tick."""
     return args.tick_steps or auto_tick_steps(
         num_engines=num_engines, max_response_tokens=args.max_tokens
     )
@@ -151,7 +151,7 @@ def tick_steps(args: argparse.Namespace, num_engines: int) -> int:
 def collector_of(
     args: argparse.Namespace, engines: Engines, *, clock: Callable[[], float]
 ) -> Collector:
-    """A collector with `args.samples_per_engine` slots an engine."""
+    """Return a collector with `args.samples_per_engine` slots per engine."""
     slots = engines.num_engines * args.samples_per_engine
     num_groups = max(1, round(slots / args.over_sampling_factor / args.group_size))
     return Collector(

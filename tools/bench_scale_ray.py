@@ -45,7 +45,7 @@ _PATIENCE_S = 120.0
 
 
 class EngineTimes(NamedTuple):
-    """How an engine spent a step, up to the end of its last tick."""
+    """How an engine spent a step, until the end of its last tick."""
 
     idle_s: float  # outside ticks, with the wait for the first one
     busy_s: float  # in ticks
@@ -53,8 +53,8 @@ class EngineTimes(NamedTuple):
 
 
 class SleepingEngine:
-    """A simulated engine that takes as long as it says, with tokens as various as real ones, and
-    counts the time in which it had nothing to compute.
+    """A simulated engine that really takes as long as it simulates, with token ids as varied as
+    real ones; it counts the time in which it has nothing to compute.
     """
 
     def __init__(self, args: argparse.Namespace, number: int) -> None:
@@ -86,7 +86,7 @@ class SleepingEngine:
         return tick
 
     def abort(self) -> Completions:
-        """Give everything back, as the engine does."""
+        """Return all samples, as the engine does."""
         return Completions(map(self._various, self._engine.abort()))
 
     def times(self) -> EngineTimes:
@@ -104,16 +104,16 @@ class SleepingEngine:
 
 
 class AnsweringEngine:
-    """Finishes each request in the tick it comes with, after the mean number of tokens."""
+    """An engine that finishes each request in one tick, after the mean number of tokens."""
 
     def __init__(self, args: argparse.Namespace, number: int) -> None:
-        """Engine `number` of the benchmark."""
+        """Create engine `number` of the benchmark."""
         random, count = Random(number), round(args.mean_tokens)
         self._token_ids = array("i", (random.randrange(_VOCABULARY) for _ in range(count)))
         self._logprobs = array("d", (-random.random() for _ in range(count)))
 
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:  # noqa: ARG002
-        """All of it finished."""
+        """Return all requests, finished."""
         requests = submit.each()
         return Tick(
             finished=Completions(map(self._answer, requests)),
@@ -128,7 +128,7 @@ class AnsweringEngine:
         )
 
     def abort(self) -> Completions:
-        """Nothing is left."""
+        """Return nothing."""
         return []
 
     def _answer(self, request: Request) -> Completion:
@@ -144,7 +144,7 @@ class AnsweringEngine:
 
 
 class BenchWorkers:
-    """What `RayEngines` asks of the workers: an engine each, and a watchdog."""
+    """The part of `Workers` that `RayEngines` uses: one engine each, and a watchdog."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class BenchWorkers:
         *,
         folder: Path,
     ) -> None:
-        """`folder` for the watchdog's report, should there be one."""
+        """`folder` is for the watchdog's report."""
         env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
         actor = ray.remote(engine).options(num_cpus=0, runtime_env=env)
         self.actors: list[Any] = [actor.remote(args, number) for number in range(num_engines)]
@@ -167,7 +167,7 @@ class BenchWorkers:
         self.policy_version = 0
 
     def set_version(self, policy_version: int) -> None:
-        """Every engine samples as `policy_version`."""
+        """Tell every engine the policy version that it samples."""
         self.policy_version = policy_version
         ray.get([each.set_version.remote(policy_version) for each in self.actors])
 
@@ -176,14 +176,14 @@ class BenchWorkers:
         return list(ray.get([each.times.remote() for each in self.actors]))
 
     def end(self) -> None:
-        """End the engines' processes."""
+        """End the processes of the engines."""
         for each in self.actors:
             ray.kill(each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayCost:
-    """What Ray costs the controller's process, in CPU seconds of all its threads."""
+    """What Ray costs in the controller's process, in CPU seconds of all its threads."""
 
     empty_tick_s: float  # each, of ticks without a request
     sample_s: float  # each, there with prompt and half a response, and back with a whole one
@@ -198,7 +198,7 @@ class RayCost:
 def measure_ray(
     args: argparse.Namespace, num_engines: int, *, on_progress: Callable[[int], None]
 ) -> RayCost:
-    """One step over Ray, after one that fills the buffer; `on_progress` is told of ready groups."""
+    """Run a step over Ray, after one that fills the buffer; report how many groups are ready."""
     num_actors = min(num_engines, _ACTORS)
     with _workers(AnsweringEngine, args, num_actors) as workers:
         sample_s = _sample_s(TimedEngines(_ray_engines(workers)), args)
@@ -236,7 +236,7 @@ def _ray_engines(workers: BenchWorkers) -> RayEngines:
 
 
 def _sample_s(engines: TimedEngines, args: argparse.Namespace) -> float:
-    """CPU seconds of a request and its completion, ticks included; one round is a warm-up."""
+    """Return the CPU seconds of a request with its completion and ticks, after a warm-up round."""
     random = Random(0)
     half = array("i", (random.randrange(_VOCABULARY) for _ in range(round(args.mean_tokens / 2))))
     prompt = [random.randrange(_VOCABULARY) for _ in range(args.prompt_tokens)]
@@ -256,7 +256,7 @@ def _sample_s(engines: TimedEngines, args: argparse.Namespace) -> float:
 def _requests(
     number: int, indices: Sequence[int], *, prompt: list[int], so_far: array[int]
 ) -> Requests:
-    """Samples of prompt `number`, with tokens of their own, or pickle would write them once."""
+    """Return requests with a token array each, since pickle writes a shared one only once."""
     return Requests(
         max_response_tokens=2 * len(so_far),
         run_seed=0,
@@ -268,8 +268,8 @@ def _requests(
 
 
 def _empty_tick_s(engines: TimedEngines) -> float:
-    """CPU seconds of a tick that has nothing to do, two under way on every engine; as many come
-    before, for Ray's first calls cost several times as much.
+    """Return the CPU seconds of a tick without work, two in flight on every engine; as many come
+    before, since Ray's first calls cost several times as much.
     """
     for engine in [*range(engines.num_engines)] * 2:
         engines.launch(engine, Requests(1, 0), slots=1, max_steps=1)
@@ -289,7 +289,7 @@ def _empty_tick_s(engines: TimedEngines) -> float:
 def _workers(
     engine: type[SleepingEngine | AnsweringEngine], args: argparse.Namespace, num_engines: int
 ) -> Iterator[BenchWorkers]:
-    """Embedded Ray and its actors, and nothing left of them."""
+    """Start embedded Ray and its actors, and end them afterwards."""
     start_ray(num_workers=num_engines, address=None)
     with tempfile.TemporaryDirectory() as folder:
         workers = BenchWorkers(engine, args, num_engines, folder=Path(folder))

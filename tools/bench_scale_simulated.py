@@ -32,7 +32,7 @@ _ROW_TOKENS, _HIDDEN_SIZE = 32_768, 2560  # learner.max_tokens; of Qwen3-4B
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What one step cost the controller, in CPU seconds, and what it did."""
+    """What one step cost the controller in CPU seconds, by phase."""
 
     rollout_s: float  # of virtual time
     fill_s: float  # until the first wait: every slot gets its request
@@ -48,20 +48,20 @@ class StepCost:
 
     @property
     def collect_s(self) -> float:
-        """All of `collect`."""
+        """Return the seconds of all of `collect`."""
         return self.fill_s + self.generate_s + self.park_s
 
     @property
     def controller_s(self) -> float:
-        """All of the step that is the controller's own."""
+        """Return all seconds of the controller in the step."""
         return self.collect_s + self.reward_s + self.plan_s + self.metrics_s
 
 
 class SimulatedRun:
-    """A collector, simulated engines, and the clock that both see."""
+    """A collector, simulated engines, and their common clock."""
 
     def __init__(self, args: argparse.Namespace, num_engines: int) -> None:
-        """`num_engines` engines with `args.samples_per_engine` samples each in flight."""
+        """Create `num_engines` engines with `args.samples_per_engine` samples each in flight."""
         self._args, self._version = args, 0
         self._clock = VirtualClock()
         self._each = [LeanEngine(simulated_engine(args, engine)) for engine in range(num_engines)]
@@ -69,7 +69,7 @@ class SimulatedRun:
         self.collector = collector_of(args, self.engines, clock=self._clock)
 
     def step(self, on_progress: Callable[[int], None]) -> StepCost:
-        """One step; `on_progress` is told how many groups are ready."""
+        """Run one step; `on_progress` gets the number of ready groups."""
         for engine in self._each:
             engine.set_version(self._version)
         self.engines.begin()
@@ -102,7 +102,7 @@ class SimulatedRun:
 
 
 def _shown(ready: int, stats: StepStats) -> int:
-    """What the trainer does to show its progress, after each wait."""
+    """Format the progress as the trainer does after each wait."""
     f"{stats.generated_tokens / max(stats.elapsed_s, 1e-9):,.0f} tokens/s"
     return ready
 

@@ -1,5 +1,5 @@
-"""What a benchmark says before it begins: how long it will take, and what else keeps the machine
-busy.
+"""What a benchmark prints before it begins: how long it will take, and whether other work keeps the
+machine busy.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import psutil
 
 _INTERVAL_S = 1.0
-_MUCH_OF_A_CORE = 0.2  # what an idle machine's own services stay below
+_MUCH_OF_A_CORE = 0.2  # services of an idle machine use less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherWork:
-    """Processor time that other processes took while this one waited."""
+    """Processor time that other processes used while this one waited."""
 
     cores: float  # busy on average
     busiest: str  # command and process id; empty where no process shows
@@ -24,7 +24,7 @@ class OtherWork:
 
 
 def say_start(minutes: int) -> None:
-    """Print how long the benchmark takes, and a warning where others are at work."""
+    """Print how long the benchmark takes, and a warning if other processes use the machine."""
     print(f"{minutes} minutes on two idle cores, unless options ask for more", flush=True)
     warning = warning_of(other_work(), num_cores=os.cpu_count() or 1)
     if warning:
@@ -32,7 +32,7 @@ def say_start(minutes: int) -> None:
 
 
 def warning_of(work: OtherWork, *, num_cores: int) -> str:
-    """Return the warning, or nothing where the machine is idle."""
+    """Return the warning, or "" if the machine is idle."""
     if work.cores < _MUCH_OF_A_CORE:
         return ""
     who = f"; the busiest is {work.busiest} with {work.busiest_cores:.1f}" if work.busiest else ""
@@ -44,7 +44,7 @@ def warning_of(work: OtherWork, *, num_cores: int) -> str:
 
 
 def other_work(interval_s: float = _INTERVAL_S) -> OtherWork:
-    """Measure for `interval_s` what every process but this one computes."""
+    """Measure for `interval_s` how much every process but this one computes."""
     before, machine_s, started = _process_seconds(), _machine_seconds(), time.perf_counter()
     time.sleep(interval_s)
     took_s = time.perf_counter() - started
@@ -65,13 +65,13 @@ def other_work(interval_s: float = _INTERVAL_S) -> OtherWork:
 
 
 def _machine_seconds() -> float:
-    """Seconds in which any core has computed since the machine started."""
+    """Return the busy seconds of all cores since the machine started."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
 
 
 def _process_seconds() -> dict[tuple[int, float], float]:
-    """Processor seconds of every process, by its id and the time it was started."""
+    """Return the processor seconds of every process, by its id and start time."""
     found = {}
     for process in psutil.process_iter(["cpu_times", "create_time"]):
         times = process.info["cpu_times"]
@@ -81,7 +81,7 @@ def _process_seconds() -> dict[tuple[int, float], float]:
 
 
 def _shown(pid: int) -> str:
-    """The command of a process, shortened, and its id."""
+    """Return the command of a process, shortened, and its id."""
     try:
         words = psutil.Process(pid).cmdline()
     except psutil.Error:

@@ -39,28 +39,33 @@ _PHASES = ("rollout_s", "update_s", "weight_sync_s")
 
 
 def add_step_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `step`."""
+    """Add the options of `step`."""
     parser.add_argument("--model", type=Path, help="a Hugging Face folder; default: a random one")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=12, help="of each run")
-    parser.add_argument("--warmup-steps", type=int, default=4, help="of each run, not counted")
+    parser.add_argument("--steps", type=int, default=12, help="steps of each run")
+    parser.add_argument("--warmup-steps", type=int, default=4, help="uncounted steps of each run")
     parser.add_argument("--num-groups", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-response-tokens", type=int, default=512)
     parser.add_argument(
-        "--set", nargs="*", default=[], metavar="KEY=VALUE", dest="settings", help="of every run"
+        "--set",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="settings of every run",
     )
     parser.add_argument(
         "--mode",
         nargs="+",
         action="append",
         metavar=("NAME", "KEY=VALUE"),
-        help=f"a mode and its settings, several times; default: {' / '.join(MODES)}",
+        help=f"a mode and its settings; may be repeated; default: {' / '.join(MODES)}",
     )
 
 
 def bench_step(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run every mode, print the table; returns its rows."""
+    """Run every mode and print the table; return its rows."""
     from tiny_models import write_tiny_qwen3
 
     modes = {name: tuple(own) for name, *own in args.mode} if args.mode else MODES
@@ -87,7 +92,7 @@ def bench_step(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _common(args: argparse.Namespace, data: Path) -> dict[str, str]:
-    """The settings of every run, unless --set or the mode says otherwise."""
+    """Return the settings of every run, unless --set or the mode changes them."""
     return _by_key(
         [
             *("name=bench", f"model.path={args.model}", f"data.path={data}"),
@@ -105,7 +110,7 @@ def _by_key(settings: Sequence[str]) -> dict[str, str]:
 
 
 def _run(settings: Mapping[str, str], run_dir: Path) -> list[dict[str, float]]:
-    """The metrics of the steps of one run."""
+    """Return the metrics of the steps of one run."""
     program = [sys.executable, "-m", "april_rl.train", f"hydra.run.dir={run_dir}"]
     command = [*program, *settings.values()]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)

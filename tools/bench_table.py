@@ -15,7 +15,7 @@ from april_rl.types import SampleId
 
 
 def show(rows: Sequence[dict[str, Any]], law: LengthLaw, notes: Sequence[str]) -> None:
-    """The table, the ratios that count, and what else there is to say."""
+    """Print the table, the main ratios, and other notes."""
     lengths = [law(SampleId(i, j)) for i in range(500) for j in range(8)]
     p50, p99 = np.percentile(lengths, (50, 99))
     table = Table(
@@ -47,7 +47,7 @@ def show(rows: Sequence[dict[str, Any]], law: LengthLaw, notes: Sequence[str]) -
 
 
 def conclusions(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The ratios that count, in words."""
+    """Return the main ratios, in words."""
     lines = []
     for resume in ("reprefill", "keep"):
         fixed = _refills(rows, resume=resume, is_filtered=False, is_auto=False)

@@ -69,25 +69,25 @@ Run = Sequence[Row]
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=PROJECT / "outputs" / "experiments")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=60, help="of each run")
-    parser.add_argument("--only", default="", help="set-ups with this text in their name")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each run")
+    parser.add_argument("--only", default="", help="run only set-ups with this text in their name")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="the file with the table")
-    parser.add_argument("--table-only", action="store_true", help="run nothing")
+    parser.add_argument("--table-only", action="store_true", help="run nothing, write the table")
     return parser.parse_args()
 
 
 def folder(args: argparse.Namespace, name: str, seed: int) -> Path:
-    """The run directory of a set-up and a seed."""
+    """Return the run directory of a set-up and a seed."""
     slug = "".join(c if c.isalnum() else "_" for c in name.replace("α", "alpha"))
     return Path(args.out).resolve() / slug / f"seed_{seed}"
 
 
 def read(run_dir: Path, *, steps: int) -> Run | None:
-    """The rows of a finished run; None of one that is not there or was cut short."""
+    """Return the rows of a finished run; None if it does not exist or was cut short."""
     path = run_dir / "metrics.jsonl"
     rows = read_metrics(path) if path.is_file() else []
     is_done = bool(rows) and rows[-1]["step"] == steps and ACCURACY in rows[-1]
@@ -95,9 +95,9 @@ def read(run_dir: Path, *, steps: int) -> Run | None:
 
 
 def train(run_dir: Path, overrides: Sequence[str], *, seed: int, steps: int) -> str:
-    """One run; what it said last when it failed, else nothing.
+    """Run one set-up; return its last output if it failed, else "".
 
-    What a run that was cut short has left is taken away first.
+    First remove what an interrupted run has left.
     """
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -117,13 +117,13 @@ def train(run_dir: Path, overrides: Sequence[str], *, seed: int, steps: int) -> 
 
 
 def values(run: Run, key: str) -> list[float]:
-    """What the steps of a run say of `key`."""
+    """Return the values of `key` in the steps of a run."""
     return [value for row in run if row["step"] and (value := row.get(key)) is not None]
 
 
 def statistics(run: Run, *, steps: int) -> dict[str, float]:
-    """A run's columns. Speed and shares are taken over its second half: caches and buffer are in
-    their steady state there.
+    """Return the columns of a run. Speed and shares are over its second half, where caches and
+    buffer are in their steady state.
     """
     late = [row for row in run if (row["step"] or 0) > steps // 2]
     return {
@@ -141,7 +141,9 @@ def statistics(run: Run, *, steps: int) -> dict[str, float]:
 
 
 def table(args: argparse.Namespace, written: Mapping[str, str]) -> Iterator[str]:
-    """Lines of Markdown: a row a set-up, over its finished seeds; `written`: the rows there are."""
+    """Yield lines of Markdown: a row per set-up over its finished seeds, or the row of `written` if
+    it has none.
+    """
     yield (
         "| set-up | seeds | before | after | ± | samples/s | off-policy | oldest | clipped "
         "| weight | largest ratio | largest gradient | mismatch |"
@@ -161,8 +163,8 @@ def table(args: argparse.Namespace, written: Mapping[str, str]) -> Iterator[str]
 
 
 def row_of(name: str, found: Mapping[int, Mapping[str, float]], first: Mapping[int, float]) -> str:
-    """A set-up's row; its speed as a ratio to that of the first set-up that has runs, of the same
-    seed.
+    """Return the row of a set-up; its speed is relative to the first set-up that has runs, with the
+    same seed.
     """
 
     def average(key: str) -> float:
@@ -184,7 +186,7 @@ def row_of(name: str, found: Mapping[int, Mapping[str, float]], first: Mapping[i
 
 
 def write_table(args: argparse.Namespace) -> None:
-    """Put the table between its marks; at the end of a document that has none."""
+    """Write the table between its marks, or append it to a document without marks."""
     begin, end = MARKS
     text = args.document.read_text(encoding="utf-8") if args.document.exists() else ""
     if begin not in text:
@@ -201,7 +203,7 @@ def write_table(args: argparse.Namespace) -> None:
 
 
 def run_all(args: argparse.Namespace, console: Console) -> int:
-    """Every run that is not done yet, seed by seed; the number of those that failed."""
+    """Run everything that is not done yet, seed by seed; return the number of failures."""
     asked = [(name, seed) for seed in args.seeds for name in SET_UPS if args.only in name]
     failed = 0
     columns: tuple[Any, ...] = (
@@ -222,7 +224,7 @@ def run_all(args: argparse.Namespace, console: Console) -> int:
 
 
 def main() -> int:
-    """0, or 1 when a run failed."""
+    """Return 0, or 1 if a run failed."""
     args = arguments()
     console = Console()
     failed = 0 if args.table_only else run_all(args, console)

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-    """Return the folder, and the parts that are asked for by name, in our order."""
+    """Return the folder, and the parts that are named, in this file's order."""
     given = dict(argument.partition("=")[::2] for argument in arguments)
     unknown = set(given) - {"output", "parts"}
     if unknown:
@@ -116,7 +116,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
 
 
 def _session(folder: Path) -> Session:
-    """Look at the machine; in a process of its own, so that this one holds nothing of the GPU."""
+    """Look at the machine, in a separate process, so that this one holds nothing of the GPU."""
     found = Session(folder=folder, machine=_NOTHING).found("probe", "acceptance_device.py", "probe")
     return Session(folder=folder, machine=Machine(**found))
 
@@ -127,7 +127,7 @@ _NOTHING = Machine(
 
 
 def _run(session: Session, results: Results, named: Sequence[str]) -> None:
-    """Run what has to be run, and write both files after each part."""
+    """Run the parts that are due, and write both files after each."""
     machine = session.machine
     print(f"machine     {machine.count} × {machine.name}")
     if machine.without_engine:
@@ -156,7 +156,7 @@ def _run(session: Session, results: Results, named: Sequence[str]) -> None:
 
 
 def _outcome(step: Step, session: Session) -> Outcome:
-    """Run a part; what ends it is its outcome, and the next part begins."""
+    """Run a part; an error becomes its outcome, and the next part begins."""
     started = time.perf_counter()
 
     def ended(status: str, reason: str) -> Outcome:

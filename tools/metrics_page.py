@@ -44,7 +44,7 @@ def _row(key: Key) -> str:
 def main() -> int:
     """Write the page, or compare it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
     if not parser.parse_args().check:
         PAGE.write_text(page(), encoding="utf-8")
         return 0

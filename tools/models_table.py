@@ -1,10 +1,11 @@
-"""Which architectures the learner trains: every one that transformers knows, tried tiny.
+"""Which architectures the learner trains: every one that transformers has, tried at a tiny size.
 
-    python tools/models_table.py           # write docs/models.md; half a minute of CPU
-    python tools/models_table.py --check   # compare with docs/models.md; exit status 1: it differs
+python tools/models_table.py           # write docs/models.md; half a minute of CPU
 
-A tiny random model is saved and loaded as the learner loads it, with activation checkpointing where
-there is any; the log-probabilities of a packed row are held against those of transformers' own
+python tools/models_table.py --check   # compare with docs/models.md; exit status 1 if it differs
+
+A tiny random model is saved and loaded as the learner loads it, with activation checkpointing if
+the model has it. The log-probabilities of a packed row are compared with those of transformers' own
 logits, one sequence at a time, in float32 with eager attention.
 """
 
@@ -48,7 +49,7 @@ _CPU = torch.device("cpu")
 
 
 class Result(Enum):
-    """What became of an architecture."""
+    """Result for an architecture."""
 
     right = "right"
     wrong = "WRONG"
@@ -62,7 +63,7 @@ class Verdict:
 
     model_type: str
     result: Result
-    why: str  # what the test went through, or the reason
+    why: str  # features that were tested, or the reason
 
     def __str__(self) -> str:
         return f"| `{self.model_type}` | {self.result.value} | {self.why} |"
@@ -76,7 +77,7 @@ def judge(model_type: str) -> Verdict:
 
 @contextmanager
 def group_of_one() -> Iterator[None]:
-    """`torch.distributed` with this process alone in it."""
+    """Create a `torch.distributed` process group with this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
@@ -105,13 +106,13 @@ def _tried(model_type: str) -> tuple[Result, str]:
 
 
 def _reason(refusal: RunError) -> str:
-    """Why the learner refuses, without the model's name."""
+    """Return why the learner refuses, without the model's name."""
     before, _, reason = str(refusal).rpartition(" is not supported: ")
     return reason if before else f"its checkpoints have another layout ({type(refusal).__name__})"
 
 
 def _features(config: PreTrainedConfig, shape: LogitShape) -> Iterator[str]:
-    """What this model does that the plain transformer does not."""
+    """Yield features of this model that a plain transformer does not have."""
     text = config.get_text_config().to_dict()
     if text.get("sliding_window") == WINDOW:
         kinds = text.get("layer_types") or ()
@@ -123,7 +124,7 @@ def _features(config: PreTrainedConfig, shape: LogitShape) -> Iterator[str]:
 
 
 def _distance(config: PreTrainedConfig, *, can_recompute: bool) -> float:
-    """The largest difference of a log-probability between the learner and transformers."""
+    """Return the largest difference of a log-probability between the learner and transformers."""
     model = tiny_model(config)
     rows = _sequences()
     expected = torch.cat([_logprobs(model, row) for row in rows])
@@ -148,14 +149,14 @@ def _sequences() -> list[Tensor]:
 
 @torch.no_grad()
 def _logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
-    """Of all tokens but the first, from all logits."""
+    """Return log-probabilities of all tokens but the first, from all logits."""
     logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1].float()
     logprobs = (logits / TEMPERATURE).log_softmax(-1)
     return logprobs.gather(-1, token_ids[1:, None])[:, 0]
 
 
 def _packed(rows: list[Tensor]) -> MicroBatch:
-    """One row of all sequences; the first token of each is its prompt."""
+    """Return one row of all sequences; the first token of each is its prompt."""
     size = sum(LENGTHS)
     is_last = np.zeros(size, np.bool_)
     is_last[np.cumsum(LENGTHS) - 1] = True
@@ -177,7 +178,7 @@ def _packed(rows: list[Tensor]) -> MicroBatch:
 
 
 def page(verdicts: Iterable[Verdict]) -> str:
-    """docs/models.md."""
+    """Return the text of docs/models.md."""
     rows = sorted(verdicts, key=lambda v: (list(Result).index(v.result), v.model_type))
     counts = ", ".join(f"{sum(v.result is r for v in rows)} {r.value}" for r in Result)
     return "\n".join(

@@ -8,7 +8,9 @@ from april_rl.tracking.curve import reward_curve
 
 
 def metrics_path(run: str) -> Path:
-    """The metrics.jsonl of a run directory, or the file itself; ValueError when there is none."""
+    """Return the metrics.jsonl of a run directory, or the file itself; raise ValueError if there is
+    none.
+    """
     path = Path(run)
     path = path / "metrics.jsonl" if path.is_dir() else path
     if not path.is_file():
@@ -17,7 +19,9 @@ def metrics_path(run: str) -> Path:
 
 
 def set_ups(runs: list[str]) -> dict[str, list[Path]]:
-    """The runs by label; without one, by the name of the folder that the run directory is in."""
+    """Return the runs by label; without a label, by the name of the parent folder of the run
+    directory.
+    """
     labelled: dict[str, list[Path]] = {}
     for run in runs:
         name, is_labelled, rest = run.partition("=")
@@ -28,13 +32,13 @@ def set_ups(runs: list[str]) -> dict[str, list[Path]]:
 
 
 def main() -> int:
-    """0, or 1 with one line on stderr when a run cannot be read or the picture not written."""
+    """Return 0, or 1 with one line on stderr if a run cannot be read or the picture not written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "runs",
         nargs="+",
         metavar="[LABEL=]RUN",
-        help="run directory or metrics.jsonl; runs of one label are seeds of one set-up",
+        help="run directory or metrics.jsonl; runs with the same label are seeds of one set-up",
     )
     parser.add_argument("--out", type=Path, default=Path("curve.png"), help="the PNG (curve.png)")
     arguments = parser.parse_args()

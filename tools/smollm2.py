@@ -23,7 +23,7 @@ _SPECIAL_TOKENS = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
 def main() -> int:
     """Unpack the model into the folder of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="new or empty; its parent must exist")
+    parser.add_argument("folder", type=Path, help="new or empty folder; its parent must exist")
     folder: Path = parser.parse_args().folder
     try:
         check(folder)

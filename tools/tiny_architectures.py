@@ -18,8 +18,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 VOCABULARY, WINDOW = 96, 4  # tokens
 NUM_LAYERS = 4
 
-# The first pattern that matches a whole key decides. A value replaces a number; of the last group
-# of patterns also what is not set.
+# The first pattern that matches a whole key decides. Its value replaces a number; the last group of
+# patterns also sets keys that are not set.
 _SIZES: tuple[tuple[str, float], ...] = (
     (r"(unpadded_|decoder_)?vocab_size|vocab_size_per_layer_input", VOCABULARY),
     (r"(max|n)_positions?(_embeddings)?|max_target_positions|max_seq_len|n_ctx", 64),
@@ -94,12 +94,12 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def model_types() -> list[str]:
-    """Every model_type that AutoModelForCausalLM knows, in alphabetical order."""
+    """Return every model_type of AutoModelForCausalLM, in alphabetical order."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
-    """The configuration of a tiny model of this type, with further keys in `changes`."""
+    """Return the configuration of a tiny model of this type, changed by `changes`."""
     default = AutoConfig.for_model(model_type)
     text = default.get_text_config()
     if text is default or "text_config" not in _own_keys(default):
@@ -108,7 +108,7 @@ def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
 
 
 def tiny_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
-    """A float32 model with eager attention whose every parameter is random.
+    """Return a float32 model with eager attention whose every parameter is random.
 
     The standard deviation is large enough for a next-token distribution that is far from flat.
     """
@@ -131,7 +131,7 @@ def _randomise(parameter: torch.Tensor) -> None:
 
 
 def _tiny_values(default: PreTrainedConfig) -> dict[str, Any]:
-    """The keys of a configuration that differ from `default`."""
+    """Return the keys of a configuration that differ from `default`."""
     values = dict(_changed(default))
     if "kv_lora_rank" in values:  # latent attention has as many key heads as query heads
         values |= {"num_key_value_heads": 4, "qk_head_dim": 16}
@@ -158,12 +158,12 @@ def _changed(default: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _size_of(key: str) -> Iterator[float]:
-    """The size that the first pattern gives a key; nothing where none matches."""
+    """Yield the size that the first matching pattern gives a key, if any."""
     found = next((size for pattern, size in _PATTERNS if pattern.fullmatch(key)), None)
     if found is not None:
         yield found
 
 
 def _own_keys(default: PreTrainedConfig) -> list[str]:
-    """The keys that the class declares."""
+    """Return the keys that the class declares."""
     return [field.name for field in fields(default)]
