@@ -1,4 +1,4 @@
-"""Functions for learner.age_weight, good ones and bad ones."""
+"""Functions for learner.age_weight, valid and invalid ones."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ not_a_function = 3
 
 
 def half_each_step(age):
-    """One half to the power of the age."""
+    """Return 0.5 to the power of the age."""
     return 0.5**age
 
 
 def fails_at_age_2(age):
-    """A weight that its first call does not betray."""
+    """Raise at age 2 only: the first calls succeed."""
     return 1 / (2 - age)
 
 
 def negative_weight(age):
-    """A weight below zero for stale tokens."""
+    """Return a negative weight for stale tokens."""
     return 1 - 2 * age
 
 
 def weight_as_text(age):  # noqa: ARG001
-    """A weight that is no number."""
+    """Return text instead of a number."""
     return "1.0"
 
 
 def age_itself(age):
-    """A weight the wrong way round."""
+    """Return a weight that grows with age and is 0 for fresh tokens."""
     return age

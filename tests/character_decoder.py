@@ -1,4 +1,4 @@
-"""Decoders for the tests of the reward pool, light to load: a token is a character's number."""
+"""Decoders for the tests of the reward pool, quick to load: a token id is a code point."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 
 def characters(token_ids):
-    """The characters of these numbers."""
+    """Return the text of these code points."""
     return "".join(map(chr, token_ids))
 
 
 def printable(token_ids):
-    """The same, and no character below a space."""
+    """Return the text; raise for a character below a space."""
     low = [token_id for token_id in token_ids if token_id < 32]
     if low:
         raise ValueError(f"no such token: {low[0]}")
@@ -19,12 +19,12 @@ def printable(token_ids):
 
 
 def process_id(token_ids):  # noqa: ARG001 - a decoder has this argument
-    """Where it runs, whatever the tokens."""
+    """Return the id of the process that decodes."""
     return str(os.getpid())
 
 
 class NeverLoads:
-    """A decoder that can be sent and not be received."""
+    """A decoder that can be pickled and not unpickled."""
 
     def __reduce__(self):
         return _refuse, ()

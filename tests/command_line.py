@@ -1,4 +1,4 @@
-"""The program as a person starts it, on a random model and sixty sums."""
+"""Runs of the program as a user starts it, on a random model and sixty sums."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped
 
 
 def write_task(folder: Path) -> Path:
-    """A model and a data file in `folder`."""
+    """Write a model and a data file into `folder`."""
     write_tiny_qwen3(folder / "model", hidden_size=64, num_layers=2, initializer_range=0.02)
     rows = ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(6))
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -33,11 +33,13 @@ def write_task(folder: Path) -> Path:
 
 
 def command(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
-    """A run of four steps of four groups on `task`, α = 2; only the overrides when it is None."""
+    """Return a command that trains four steps of four groups on `task`, α = 2; without `task`, only
+    the overrides.
+    """
     base = [sys.executable, "-m", "april_rl.train", f"hydra.run.dir={run_dir}"]
     if task is None:
         return [*base, *overrides]
-    # Later overrides of a key win only as the last word: leave out what the caller sets.
+    # A key may be overridden only once: leave out what the caller sets.
     named = {override.partition("=")[0] for override in overrides}
     settings = {
         "hydra.run.dir": run_dir,
@@ -61,7 +63,7 @@ def command(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
         "evaluation.every": 2,
         "runtime.device": "cpu",
         "runtime.threads": 1,
-        "tracking.wandb": "disabled",  # it takes seconds to start: for the tests that look at it
+        "tracking.wandb": "disabled",  # takes seconds to start; tests that need it turn it on
     }
     chosen = [f"{key}={value}" for key, value in settings.items() if key not in named]
     return [*base[:-1], *chosen, *overrides]
@@ -78,7 +80,7 @@ def environment(**variables: str) -> dict[str, str]:
 def run_all(
     programs: list[list[str]], cwd: Path, **variables: str
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run programs side by side, for much of a start keeps one core busy; return them ended."""
+    """Run programs side by side, since a start mostly uses one core; return when all have ended."""
     with ThreadPoolExecutor(len(programs)) as threads:
         return list(threads.map(lambda args: run(args, cwd, **variables), programs))
 
@@ -99,7 +101,7 @@ def run(
 
 
 def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) -> None:
-    """Start the program and end it with SIGKILL when it is time."""
+    """Start the program and send it SIGKILL when `is_time` returns true."""
     with subprocess.Popen(
         args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), cwd=cwd
     ) as program:
@@ -112,7 +114,7 @@ def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) ->
 
 
 def refused(task: Path, cwd: Path, *overrides: str) -> str:
-    """Return the message of a run that must not start; in this process, to spare its imports."""
+    """Return the message of a run that is refused; runs in this process, to save the imports."""
     args = command(task, cwd / "run", "tracking.wandb=disabled", *overrides)[3:]
     plain = [arg for arg in args if not arg.startswith("hydra.")]
     register()
@@ -130,7 +132,7 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the rows that have trained."""
+    """Return the rows of steps that trained."""
     return [row for row in rows_of(run_dir) if "time/step_s" in row]
 
 

@@ -1,4 +1,4 @@
-"""What every test module is promised: one thread, and no process group of the one before it."""
+"""Set-up of every test module: one thread, and no process group left from the module before."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import settings
 
 from april_rl.runtime.engine_build import installed_engines
 
-# Of torch and vLLM, here and in what tests start; it is read when torch is loaded. With matrices
-# this small threads only wait for each other, spinning: on busy cores that is most of the time.
+# Threads of torch and vLLM, here and in processes that tests start; read when torch is loaded. With
+# such small matrices, threads would only spin and wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A busy machine makes any example slow once; what is slow always shows in pytest's durations.
+# On a busy machine any example may be slow once; tests that are always slow show in the durations.
 settings.register_profile("april_rl", deadline=None)
 settings.load_profile("april_rl")
 
@@ -39,9 +39,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Search for reference cycles again, but seldom among what is there now."""
+    """Turn the garbage collector on again, with all imports in its oldest generation."""
     gc.freeze()
-    gc.unfreeze()  # into the oldest generation
+    gc.unfreeze()  # moves frozen objects into the oldest generation
     gc.enable()
 
 
@@ -56,7 +56,7 @@ def skip_cpu_engine(items: Iterable[pytest.Item], *, installed: Collection[str])
 
 @pytest.fixture(autouse=True)
 def _hub_as_before() -> Iterator[None]:
-    """Undo what a start does where the hub is out of reach: it takes this process offline."""
+    """Restore the offline flags of the hub, which a start sets if the hub is out of reach."""
     constants = sys.modules.get("huggingface_hub.constants")
     before = os.environ.get("HF_HUB_OFFLINE"), getattr(constants, "HF_HUB_OFFLINE", None)
     yield
@@ -68,7 +68,7 @@ def _hub_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _end_process_groups() -> Iterator[None]:
-    """vLLM keeps the group of a discarded engine; learners of the next module want their own."""
+    """Destroy the process group that vLLM keeps after its engine: the next module makes its own."""
     yield
     if "vllm.distributed.parallel_state" in sys.modules:
         from vllm.distributed import parallel_state

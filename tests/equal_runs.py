@@ -7,11 +7,11 @@ from pathlib import Path
 
 from command_line import rows_of
 
-# What is measured with a clock, and alone may differ: durations and rates, the load of the engines,
-# which is averaged over the time they worked, and the step in which a checkpoint is found written.
+# Only values that depend on a clock may differ: durations and rates, the load of the engines, which
+# is averaged over time, and the step in which a checkpoint turns out to be written.
 TIMED = re.compile(r"_s$|^rollout/(in_flight_mean|occupancy)$|^checkpoint/")
 
-# Five steps; scores come at moments of their own.
+# Five steps; scores arrive at random moments.
 SETTINGS = (
     "deterministic=true",
     "algorithm.dynamic_sampling=true",

@@ -1,4 +1,4 @@
-"""Engines, a scorer and prompts without model, process or clock: time is the number of calls."""
+"""Fakes of engines, scorer and prompts, without model, process or clock: calls count as time."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from april_rl.simulator.in_process import SerialEngines
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score
 
-Law = Callable[[SampleId], int]  # the length of a sample's response, were there no budget
-MAX_TICKS = 5_000  # no test needs so many: one that gets there would loop for ever
+Law = Callable[[SampleId], int]  # a sample's response length without a budget
+MAX_TICKS = 5_000  # more than any test needs: ends endless loops
 
 
 def token(sample_id: SampleId, position: int) -> int:
-    """The token at `position` of a sample's response, whoever computes it and in how many parts."""
+    """Return the token at `position` of a sample's response, the same for all engines and parts."""
     return 1 + (sample_id.prompt_id * 7919 + sample_id.index * 104729 + position * 31) % 9973
 
 
 def logprob(sample_id: SampleId, position: int, policy_version: int) -> float:
-    """What version `policy_version` thinks of that token."""
+    """Return the log-probability of that token by `policy_version`."""
     return -(token(sample_id, position) + policy_version / 16) / 1024
 
 
 def reward(sample_id: SampleId) -> float:
-    """Of this sample and no other."""
+    """Return the reward of a sample, different for each."""
     return sample_id.prompt_id + sample_id.index / 64
 
 
@@ -47,7 +47,7 @@ class FakePrompts:
 class FakeEngine:
     """A `serial.SingleEngine` that ends each sample where the law, or its budget, says so.
 
-    It refuses a request that does not go on where the sample is, or whose budget is another.
+    It refuses a request that starts at a wrong position or has a wrong token budget.
     """
 
     law: Law
@@ -59,8 +59,8 @@ class FakeEngine:
     on_step: Callable[[FakeEngine, int], None] = lambda _engine, _slots: None
     running: dict[SampleId, tuple[Request, list[int]]] = field(default_factory=dict)
     contexts: dict[SampleId, int] = field(default_factory=dict)  # version of the cache, if running
-    kept: dict[SampleId, tuple[int, int]] = field(default_factory=dict)  # where it stopped, version
-    prefills: int = 0  # requests that were not gone on with
+    kept: dict[SampleId, tuple[int, int]] = field(default_factory=dict)  # position, version
+    prefills: int = 0  # requests that had to be prefilled
     queue: list[Request] = field(default_factory=list)
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
@@ -144,7 +144,7 @@ class FakeEngine:
 
 
 class FakeEngines(SerialEngines):
-    """Fake engines one after another; remembers how many requests were ever computed together."""
+    """Fake engines; records the most requests that were in flight together."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class FakeEngines(SerialEngines):
 
 
 class FakeScorer:
-    """Scores become known some calls of `collect` after their submission, not in order."""
+    """A scorer whose scores arrive some calls of `collect` after their submission, out of order."""
 
     def __init__(
         self,

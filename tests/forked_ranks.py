@@ -1,4 +1,4 @@
-"""Ranks of a learner, forked from one process that has imported everything once."""
+"""Ranks of a learner, forked from one process that has imported everything."""
 
 from __future__ import annotations
 

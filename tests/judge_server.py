@@ -1,4 +1,4 @@
-"""A chat completion endpoint on the loopback interface that says what a test wants."""
+"""A chat completion endpoint on the loopback interface with answers that a test chooses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def says(text: str) -> tuple[int, str]:
 
 @dataclass
 class JudgeServer:
-    """An endpoint and what it was asked."""
+    """An endpoint, and the requests it got."""
 
     answer: Answer
     requests: list[dict] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the learner's tests share: examples, packed rows, a group of one, a plain reference."""
+"""Set-up of the learner's tests: examples, packed rows, a process group, a reference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LENGTHS = [(3, 17), (1, 1), (5, 40), (2, 9), (4, 64), (1, 30)]  # prompt and res
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A prompt and a response with what a step says of it."""
+    """A prompt and a response with the inputs of its loss."""
 
     token_ids: tuple[int, ...]
     num_prompt: int
@@ -66,7 +66,7 @@ def group_of_one() -> Iterator[None]:
 
 @contextmanager
 def gradients_seen(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
-    """Filled with the whole gradients of `model`, as every optimizer step finds them."""
+    """Collect the whole gradients of `model` at every optimizer step."""
     seen: list[dict[str, Tensor]] = []
 
     def look(*_: object) -> None:
@@ -80,7 +80,7 @@ def gradients_seen(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
 
 
 def write_model(folder: Path, *, tied: bool = True) -> str:
-    """A random Qwen3 of three layers; the path of its folder."""
+    """Write a random Qwen3 of three layers; return the path of its folder."""
     write_tiny_qwen3(folder, tied=tied, num_layers=3)
     return str(folder)
 
@@ -118,7 +118,7 @@ def make_learner(
 
 
 def plain_model(path: str) -> PreTrainedModel:
-    """The same weights in transformers, float32, eager attention, one expert after another."""
+    """Return the model in transformers, float32, with eager attention and a loop over experts."""
     return AutoModelForCausalLM.from_pretrained(
         path,
         dtype=torch.float32,
@@ -128,7 +128,7 @@ def plain_model(path: str) -> PreTrainedModel:
 
 
 def plain_logprobs(model: PreTrainedModel, example: Example) -> torch.Tensor:
-    """Log-probabilities of one response [R], computed alone and with all logits."""
+    """Return the log-probabilities of one response [R], computed alone from all logits."""
     token_ids = torch.tensor([example.token_ids])
     logits = model(input_ids=token_ids, use_cache=False).logits[0, :-1] / TEMPERATURE
     logprobs = logits.log_softmax(-1).gather(-1, token_ids[0, 1:, None])[:, 0]
@@ -136,7 +136,7 @@ def plain_logprobs(model: PreTrainedModel, example: Example) -> torch.Tensor:
 
 
 def make_examples(path: str, *, noise: float, age: int, seed: int = 0) -> list[Example]:
-    """One example for each of LENGTHS; their behaviour is the model's own, `noise` nats off."""
+    """Return an example per LENGTHS; behaviour logprobs are the model's, `noise` nats off."""
     rng = np.random.default_rng(seed)
     model = plain_model(path)
     examples = []
@@ -156,7 +156,7 @@ def make_examples(path: str, *, noise: float, age: int, seed: int = 0) -> list[E
 
 
 def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
-    """A packed row whose response tokens weigh 1 / total each; without examples, the dummy row."""
+    """Return a packed row whose response tokens weigh 1 / total; the dummy row without examples."""
     lengths = tuple(len(e.token_ids) for e in examples) or (2,)
     response_lengths = tuple(e.num_response for e in examples) or (0,)
     size = sum(lengths)
@@ -189,13 +189,13 @@ def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
 
 
 def pack_minibatch(bins: Sequence[Sequence[Example]]) -> list[MicroBatch]:
-    """One micro-batch a bin, weighed over all of them."""
+    """Return one micro-batch per bin, with weights over all of them."""
     total = num_tokens(bins)
     return [pack(bin_, total=total) for bin_ in bins]
 
 
 def num_tokens(bins: Sequence[Sequence[Example]]) -> int:
-    """Response tokens of all examples."""
+    """Return the response tokens of all examples."""
     return sum(e.num_response for bin_ in bins for e in bin_)
 
 
@@ -207,7 +207,7 @@ def plain_update(
     ratio: str = "proximal",
     max_grad_norm: float = MAX_GRAD_NORM,
 ) -> list[float]:
-    """The same update, one sequence at a time, in plain torch; the gradient norm of each step."""
+    """Make the update in plain torch, one sequence at a time; return the gradient norms."""
     with torch.no_grad():
         start = [[plain_logprobs(model, e) for e in examples] for examples in minibatches]
     norms = []
@@ -229,7 +229,7 @@ def plain_update(
 
 
 def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
-    """AdamW with the settings of `make_learner`; norms and biases do not decay."""
+    """Return AdamW with the settings of `make_learner`, without decay of norms and biases."""
     settings = dict(OPTIMIZER)
     betas = (settings.pop("beta1"), settings.pop("beta2"))
     vectors = [p for p in model.parameters() if p.dim() == 1]
@@ -241,12 +241,12 @@ def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
 
 
 def learner_logprobs(learner: Learner, examples: Sequence[Example]) -> torch.Tensor:
-    """The learner's log-probabilities of all responses, one behind the other."""
+    """Return the learner's log-probabilities of all responses, concatenated."""
     row = pack(examples, total=1)
     return learner.logprobs(row)[torch.from_numpy(row.response_mask)]
 
 
 def all_plain_logprobs(model: PreTrainedModel, examples: Sequence[Example]) -> torch.Tensor:
-    """The reference's log-probabilities of all responses, one behind the other."""
+    """Return the reference's log-probabilities of all responses, concatenated."""
     with torch.no_grad():
         return torch.cat([plain_logprobs(model, e) for e in examples])

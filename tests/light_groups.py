@@ -34,12 +34,12 @@ class Group:
         return [self.actors[0].update.remote(), self.actors[1].update.remote(*faults)]
 
     def alive(self) -> list[int]:
-        """Return the pids of workers that still run."""
+        """Return the pids of workers that are still running."""
         states = {pid: psutil.Process(pid).status() for pid in self.pids if psutil.pid_exists(pid)}
         return [pid for pid, state in states.items() if state != psutil.STATUS_ZOMBIE]
 
     def wait_for_end(self) -> None:
-        """Wait some seconds until none is left."""
+        """Wait some seconds until no worker is left."""
         deadline = time.monotonic() + 5
         while self.alive() and time.monotonic() < deadline:
             time.sleep(0.05)

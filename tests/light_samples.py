@@ -1,4 +1,4 @@
-"""A prompt, and parts of its samples without tokens worth looking at."""
+"""A prompt, and completions of its samples with arbitrary tokens."""
 
 from april_rl.types import Completion, Prompt, SampleId
 
@@ -6,7 +6,7 @@ PROMPT = Prompt(id=1, token_ids=(1, 2), text="", answer="", source="")
 
 
 def completion(index: int, *, start: int, num_tokens: int, version: int) -> Completion:
-    """What `version` sampled of a sample of prompt 1, unfinished."""
+    """Return an unfinished completion of a sample of prompt 1, sampled by `version`."""
     return Completion(
         sample_id=SampleId(1, index),
         start=start,

@@ -1,6 +1,4 @@
-"""Workers without model and engine that fail in the way a test chooses: real processes, real Ray,
-real collectives.
-"""
+"""Workers without model and engine that fail as a test chooses, with real Ray and collectives."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ class LightWorker:
 
     @records_activity
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
-        """Return a tick at once that has done nothing."""
+        """Return an empty tick at once."""
         return Tick(
             finished=Completions(),
             num_running=len(submit.indices[:slots]),
@@ -101,7 +99,7 @@ def wait_in_python(_worker: LightWorker) -> None:
 
 
 def run_out_of_address_space(_worker: LightWorker) -> None:
-    """Let an allocation fail, as on a machine without memory."""
+    """Make an allocation fail, as on a machine without memory."""
     used = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE  # noqa: SIM115
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), hard))

@@ -1,4 +1,4 @@
-"""The policy losses once more, written token by token from the papers, in plain Python numbers.
+"""Independent policy losses, written token by token from the papers, in plain Python numbers.
 
 Nothing of the package is used, and nothing is vectorised. `held` are the log-probabilities at which
 a stopped gradient stands still: a finite difference moves `logprobs` and leaves `held`.
@@ -98,5 +98,5 @@ def sapo(positive: float, negative: float) -> TokenReference:
 
 
 def of_batch(reference: TokenReference, responses: Sequence[Response]) -> list[float]:
-    """The losses of all responses, one behind the other."""
+    """Return the losses of all responses, concatenated."""
     return [loss for response in responses for loss in reference(response)]

@@ -1,4 +1,4 @@
-"""A function of a test in a process of its own: an engine that sleeps can be built once in one."""
+"""Run a function in a new process: an engine that sleeps can be built only once per process."""
 
 from __future__ import annotations
 

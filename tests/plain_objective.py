@@ -1,4 +1,4 @@
-"""The loss of a minibatch once more, one response at a time in plain torch, from the formulas."""
+"""An independent loss of a minibatch, one response at a time in plain torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Settings = Mapping[str, Any]  # the names and values of `algorithm`
 
 
 class Response(NamedTuple):
-    """What is known of one response; tensors are [R]."""
+    """Inputs of the loss of one response; tensors are [R]."""
 
     logprobs: Tensor  # with gradient
     proximal: Tensor
@@ -24,7 +24,7 @@ class Response(NamedTuple):
 
 
 def objective(responses: Sequence[Response], settings: Settings, *, budget: int) -> Tensor:
-    """The loss of the whole minibatch; `budget`: rollout.max_response_tokens."""
+    """Return the loss of the whole minibatch; `budget`: rollout.max_response_tokens."""
     shares = _shares(responses, settings["aggregation"], budget)
     total = torch.zeros(())
     for response, share in zip(responses, shares, strict=True):
@@ -41,7 +41,7 @@ def objective(responses: Sequence[Response], settings: Settings, *, budget: int)
 
 
 def token_losses(logprobs: Tensor, anchor: Tensor, a: float, *, settings: Settings) -> Tensor:
-    """-objective of each token, from the papers that april_rl/algorithm/losses.py names."""
+    """Return the loss of each token, by the papers that april_rl/algorithm/losses.py names."""
     low, high = 1 - settings["clip_low"], 1 + settings["clip_high"]
     r, held = torch.exp(logprobs - anchor), logprobs.detach()
     s = torch.exp((logprobs - anchor).mean()).expand(len(r))
@@ -88,7 +88,7 @@ def _mask(w: Tensor, settings: Settings) -> float:
 
 
 def _shares(responses: Sequence[Response], aggregation: str, budget: int) -> list[list[float]]:
-    """What each token counts, by response."""
+    """Return the weight of each token, by response."""
     weights = [response.token_weights for response in responses]
     counts = [sum(m > 0 for m in of_one) for of_one in weights]
     if aggregation == "constant_length":

@@ -1,4 +1,4 @@
-"""Models and settings whose memory the tests plan, and workers to hold it."""
+"""Models, settings and workers for tests of the memory plan."""
 
 from __future__ import annotations
 

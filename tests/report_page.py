@@ -1,4 +1,4 @@
-"""A page as its reader sees it."""
+"""Parse a report page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run directories as a run leaves them, from the real collector on simulated engines."""
+"""Run directories like those of real runs, by the real collector on simulated engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward functions for the tests of the pool: they run in it and misbehave in real ways."""
+"""Reward functions for the tests of the pool; most of them fail in some way."""
 
 # ruff: noqa: ARG001 - a reward function has three arguments, whether it needs them or not
 
@@ -20,36 +20,36 @@ def exact(prompts, responses, answers):
 
 
 def told(prompts, responses, answers):
-    """Does what the response says; `answers` names a file that counts the attempts."""
+    """Behave as the response says; `answers` names a file that counts the attempts."""
     return [_obey(response, answer) for response, answer in zip(responses, answers, strict=True)]
 
 
 def raises(prompts, responses, answers):
-    """Never gets further."""
+    """Raise always."""
     raise KeyError("no such rubric")
 
 
 def returns_nan(prompts, responses, answers):
-    """A division that went wrong."""
+    """Return NaN, as after 0 / 0."""
     return [float("nan")] * len(responses)
 
 
 def returns_one_for_all(prompts, responses, answers):
-    """A mean instead of a list."""
+    """Return one number instead of a list."""
     return [0.5]
 
 
 def returns_text(prompts, responses, answers):
-    """Numbers as text."""
+    """Return numbers as text."""
     return ["1.0"] * len(responses)
 
 
 def returns_nothing(prompts, responses, answers):
-    """A forgotten return."""
+    """Return None, as without a return statement."""
 
 
 def hangs(prompts, responses, answers):
-    """Waits for a judge that never answers."""
+    """Wait for ever."""
     time.sleep(1000)
 
 
@@ -85,18 +85,18 @@ def _obey(order: str, answer: str) -> float:
 
 
 def even_length(prompts, responses, answers):
-    """1.0 for an even number of characters: any random policy has signal."""
+    """Return 1.0 for an even number of characters, so that any random policy has signal."""
     return [float(len(response) % 2 == 0) for response in responses]
 
 
 def even_length_in_its_own_time(prompts, responses, answers):
-    """The same, after a time that no seed determines."""
+    """Return the same after a random time that does not depend on the seed."""
     time.sleep(SystemRandom().uniform(0.0, 0.04))
     return even_length(prompts, responses, answers)
 
 
 def even_length_but_late(prompts, responses, answers, *, late, metrics, num_rows):
-    """The same; for the prompt `late`, once the file `metrics` has so many rows."""
+    """Return the same; for the prompt `late`, only once the file `metrics` has `num_rows` rows."""
     while prompts[0] == late and 0 < _num_lines(Path(metrics)) < num_rows:
         time.sleep(0.02)
     return even_length(prompts, responses, answers)
@@ -108,25 +108,25 @@ def _num_lines(file: Path) -> int:
 
 
 def reserves_2_gib(prompts, responses, answers):
-    """Needs that much address space."""
+    """Reserve 2 GiB of address space."""
     np.empty(2 * 2**30, dtype=np.uint8)
     return [1.0] * len(responses)
 
 
 def rank(prompts, responses, answers):
-    """The place of each response in its group, by length: has no value for a single one."""
+    """Return the rank of each response in its group by length, which needs the whole group."""
     lengths = [len(response) for response in responses]
     return [float(sorted(lengths).index(length)) for length in lengths]
 
 
 async def group_size(prompts, responses, answers, *, base=0):
-    """How many responses came in one call, after a while."""
+    """Return the number of responses of a call, after a short wait."""
     await asyncio.sleep(0.01)
     return [float(base + len(responses))] * len(responses)
 
 
 def with_columns(prompts, responses, answers, difficulty, num_tokens, truncated=None, unit=1.0):
-    """What the data says, and how long and how cut off the response is."""
+    """Return a number made of data columns, response lengths and truncation."""
     assert truncated is not None
     return [
         unit * d + 10 * n + 100 * t
@@ -135,20 +135,20 @@ def with_columns(prompts, responses, answers, difficulty, num_tokens, truncated=
 
 
 def unsure(prompts, responses, answers):
-    """Has no score for some responses."""
+    """Return None for some responses."""
     return [None if response == "odd" else 1.0 for response in responses]
 
 
 def data_sets(prompts, responses, answers, datasets):
-    """1.0 for prompts of the set `a`."""
+    """Return 1.0 for prompts of the set `a`."""
     return [float(dataset == "a") for dataset in datasets]
 
 
 def two(prompts, responses):
-    """Not enough arguments."""
+    """Take too few arguments."""
     return [0.0] * len(responses)
 
 
 def never_sure(prompts, responses, answers):
-    """A judge that is not there."""
+    """Return None always, as a judge that is out of reach."""
     return [None] * len(responses)

@@ -1,4 +1,4 @@
-"""Runs of the real collector over fakes, with the test's own bookkeeping of every prompt."""
+"""Runs of the real collector on fakes, with independent bookkeeping of every prompt."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from april_rl.types import Group, Sample, SampleId, ScoredGroup
 
 
 def constant(length: int) -> Law:
-    """Every response is `length` tokens long."""
+    """Return a distribution in which every response has `length` tokens."""
     return lambda _: length
 
 
 def lognormal(median: float, sigma: float) -> Law:
-    """The long tail of real responses, a function of the sample alone."""
+    """Return a long-tailed distribution; a length is a function of the sample."""
 
     def law(sample_id: SampleId) -> int:
         z = math.sin(sample_id.prompt_id * 12.9898 + sample_id.index * 78.233) * 43758.5453
@@ -38,13 +38,13 @@ def lognormal(median: float, sigma: float) -> Law:
 
 
 def extreme(every: int) -> Law:
-    """One token, but without end for one sample in `every`."""
+    """Return one token, but an endless response for one sample in `every`."""
     return lambda s: 10**9 if (s.prompt_id + 3 * s.index) % every == 0 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a run is made of; the defaults are a plain one with partial rollouts."""
+    """Settings of a run; the defaults are a plain one with partial rollouts."""
 
     num_groups: int = 3
     group_size: int = 2
@@ -73,7 +73,7 @@ class Setup:
 
 
 class Run:
-    """A collector over fakes, and what came of every prompt."""
+    """A collector on fakes, and the fate of every prompt."""
 
     def __init__(
         self,
@@ -140,16 +140,16 @@ class Run:
         return collection
 
     def steps(self, number: int) -> list[tuple[ScoredGroup, ...]]:
-        """So many steps; the groups of each."""
+        """Run `number` steps; return the groups of each."""
         return [self.step().groups for _ in range(number)]
 
     def drain(self) -> None:
-        """Steps that open nothing, until nothing is left to train."""
+        """Run steps that open no prompts, until nothing is left to train."""
         while self.step(may_open=False).groups:
             pass
 
     def pack(self, groups: tuple[ScoredGroup, ...]) -> Batch:
-        """The batch of the step that was collected last, for two ranks."""
+        """Pack the groups of the last step for two ranks."""
         longest = 3 + self.setup.budget
         packer = Packer(
             num_ranks=2,
@@ -164,11 +164,11 @@ class Run:
         ones = [np.ones(self.setup.group_size)] * len(groups)
         return packer.pack(groups, ones, policy_version=self.version - 1)
 
-    # What the test knows by itself.
+    # The test's own bookkeeping.
 
     @property
     def alive(self) -> list[Sample]:
-        """Every sample the buffer holds."""
+        """Return every sample in the buffer."""
         buffer = self.groups.buffer
         open_ = [sample for group in buffer.open_groups() for sample in group.samples]
         return open_ + [s for scored in buffer.ready_groups() for s in scored.group.samples]
@@ -181,7 +181,7 @@ class Run:
         return len(gone)
 
     def num_tokens_held(self) -> int:
-        """Response tokens of every sample ever opened."""
+        """Return the response tokens of all samples ever opened."""
         groups = [scored.group for scored in self.trained + self.rejected]
         held = self.alive + [sample for group in groups for sample in group.samples]
         known = {sample.prompt.id for sample in held}
@@ -195,7 +195,7 @@ class Run:
 
 
 def check_sample(sample: Sample) -> None:
-    """Its content is that of the uninterrupted response, as far as it goes."""
+    """Check that a sample is a prefix of the uninterrupted response."""
     versions = sample.policy_versions
     count = len(sample.token_ids)
     assert len(sample.behaviour_logprobs) == len(versions) == sample.num_tokens == count
@@ -206,7 +206,7 @@ def check_sample(sample: Sample) -> None:
 
 
 def check_trainable(scored: ScoredGroup, setup: Setup) -> None:
-    """Complete, ended where law and budget say, and rewarded each for itself."""
+    """Check that a group is complete, ended as planned, and has the rewards of its samples."""
     group: Group = scored.group
     assert [sample.index for sample in group.samples] == list(range(setup.group_size))
     for sample in group.samples:
@@ -219,7 +219,7 @@ def check_trainable(scored: ScoredGroup, setup: Setup) -> None:
 
 
 def check_drained(run: Run) -> None:
-    """Every prompt taken is trained, once, and every sample is what it should be."""
+    """Check that every prompt was trained exactly once, with the right samples."""
     for scored in run.trained:
         check_trainable(scored, run.setup)
         for sample in scored.group.samples:

@@ -19,7 +19,7 @@ RULES = RequestRules(tick_steps=4, max_response_tokens=40, seed=0)
 
 
 class Sent:
-    """A dispatch at the beginning of a step, and the groups it sends samples of."""
+    """A dispatch at the beginning of a step, and the groups whose samples it sends."""
 
     def __init__(self, *, group_size: int, num_engines: int = 2, num_slots: int = 8) -> None:
         self.groups = Groups(FakeScorer(), group_size=group_size, keep=lambda _: True)
@@ -27,28 +27,28 @@ class Sent:
         self.begin(num_slots=num_slots)
 
     def begin(self, *, num_slots: int) -> None:
-        """Another step."""
+        """Begin another step."""
         self.stats = StepStats(num_slots=num_slots, policy_version=3, clock=lambda: 0.0)
         self.dispatch = Dispatch(self.engines, RULES, ExpectedLength(), stats=self.stats)
 
     def open(self, prompt_id: int, *, engines: Sequence[int | None] = ()) -> OpenGroup:
-        """A group whose samples were on these engines before."""
+        """Open a group whose samples were on these engines before."""
         group = self.groups.open(replace(PROMPT, id=prompt_id))
         group.engines[: len(engines)] = engines
         return group
 
     def extend(self, *completions: Completion, engine: int | None = None) -> list[Completion]:
-        """What was expected of these, from that engine or any."""
+        """Extend the groups; return the completions that were expected, of `engine` if given."""
         expected = self.groups.extend(completions, self.stats, engine=engine)
         return [completion for _, completion in expected]
 
     def in_flight(self) -> list[int]:
-        """Samples of each engine."""
+        """Return the number of samples on each engine."""
         slots = self.dispatch.slots
         return [slots.in_flight(engine) for engine in range(self.engines.num_engines)]
 
     def assigned(self) -> dict[int, list[SampleId]]:
-        """The samples that go with the next tick of each engine."""
+        """Return the samples that the next tick of each engine submits."""
         return {
             engine: [SampleId(group.prompt.id, index) for group, index in samples]
             for engine, samples in enumerate(self.dispatch._assigned)
@@ -56,6 +56,6 @@ class Sent:
         }
 
     def waiting(self) -> list[SampleId]:
-        """The samples that no engine was chosen for."""
+        """Return the samples without an engine."""
         groups = self.groups.buffer.open_groups()
         return [id_ for group in groups for id_ in group.sample_ids(SampleState.waiting)]

@@ -42,7 +42,7 @@ def where(path: Path, line: int, what: str = "") -> str:
 
 
 def part_of(path: Path) -> str:
-    """The folder or the top-level module that a file of the package belongs to."""
+    """Return the folder or top-level module that a file of the package belongs to."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
@@ -58,7 +58,7 @@ def imports_of(path: Path) -> list[Import]:
 
 
 def parts_imported(path: Path) -> dict[str, int]:
-    """The parts of the package that a file imports, and a line for each."""
+    """Return the parts of the package that a file imports, with a line number each."""
     modules = [(entry.module.split("."), entry.line) for entry in imports_of(path)]
     return {names[1]: line for names, line in modules if names[0] == "april_rl" and len(names) > 1}
 
@@ -66,7 +66,7 @@ def parts_imported(path: Path) -> dict[str, int]:
 def definitions(
     node: ast.AST, *, prefix: str = ""
 ) -> Iterator[tuple[str, Function | ast.ClassDef]]:
-    """Every function, method and class with its dotted name, nested functions included."""
+    """Yield every function, method and class with its dotted name, nested functions included."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function | ast.ClassDef):
             yield f"{prefix}{child.name}", child
@@ -88,7 +88,7 @@ def length(node: Function) -> int:
 
 
 def nesting(node: ast.AST) -> int:
-    """How deep blocks stand in blocks; `elif` and inner functions do not count."""
+    """Return how deep blocks are nested; `elif` and inner functions do not count."""
     deepest = 0
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function | ast.Lambda | ast.ClassDef):
@@ -108,7 +108,7 @@ def is_public(name: str) -> bool:
 
 
 def is_nested(path: Path, name: str) -> bool:
-    """Whether the definition stands inside a function."""
+    """Return whether the definition is inside a function."""
     owner = name.rpartition(".")[0]
     return any(isinstance(node, Function) and n == owner for n, node in definitions(tree_of(path)))
 

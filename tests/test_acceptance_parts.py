@@ -97,7 +97,7 @@ MODE = {
 
 @dataclass(slots=True, kw_only=True)
 class RecordedSession(Session):
-    """A session whose commands have run already, on a GPU."""
+    """A session on a GPU with recorded results of its commands."""
 
     recorded: dict[str, object]
 
@@ -224,7 +224,7 @@ def test_the_smoke_run_of_a_gpu_has_a_valid_configuration(tmp_path, without_hub)
 
 
 def test_peaks_are_found_by_the_names_that_devices_have():
-    """A more special name counts before a shorter one that it contains."""
+    """A longer name counts before a shorter one that it contains, as H100 PCIe before H100."""
     assert sheet_tflops("NVIDIA H100 PCIe") == 756.5
     assert sheet_tflops("NVIDIA H100 80GB HBM3") == 989.5
     assert sheet_tflops("NVIDIA H200 NVL") == 835.5

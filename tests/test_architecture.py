@@ -1,4 +1,4 @@
-"""The house stands: floors, owners of libraries, sizes, docstrings, annotations."""
+"""The rules of the architecture: floors, owners of libraries, sizes, docstrings, annotations."""
 
 import ast
 import configparser
@@ -27,7 +27,7 @@ from source_tree import (
     where,
 )
 
-LAYERS = (  # the floors of the house, the ground first
+LAYERS = (  # the floors, lowest first
     {"errors", "child_process", "garbage_collection"},
     {"types", "metrics", "config", "interrupts", "plugins"},
     {"ticks", "timeline", "checkpointing"},
@@ -213,7 +213,7 @@ def test_no_broad_exception_is_swallowed() -> None:
 
 
 def test_hasattr_and_getattr_are_not_used() -> None:
-    """`hasattr` and `getattr` with a default: the type says what an object has."""
+    """Types say which attributes an object has."""
     wrong = [
         where(path, node.lineno)
         for path in package_files()

@@ -1,4 +1,4 @@
-"""Packed attention: what every sequence would get alone."""
+"""Packed attention gives every sequence what it would get alone."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_starts_are_where_sequences_begin_and_end():
 
 
 def test_attention_with_softcap_is_refused():
-    """And whatever else a model may say that is not known to change nothing."""
+    """And every other argument that is not known to have no effect."""
     assert packed(inputs(), dropout=0.0, use_cache=False, s_aux=None).shape[1] == SIZE
     for name in ("softcap", "s_aux", "position_bias"):
         with pytest.raises(ValueError, match=name):

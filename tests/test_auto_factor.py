@@ -186,7 +186,7 @@ def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() ->
 
 
 def learned(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Comparison]]:
-    """A tuner after some steps, and what it asked."""
+    """A tuner after some steps, and the comparisons it asked for."""
     asked: list[Comparison] = []
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:

@@ -1,4 +1,4 @@
-"""What a run says to bad input: one message with the key, exit status 1, no traceback."""
+"""Bad input ends a run in one message with the key, exit status 1 and no traceback."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_setting_that_cannot_work_is_named(task, tmp_path, override, said):
 
 
 def test_workers_get_the_model_folder_as_an_absolute_path(task, tmp_path, monkeypatch):
-    """Those of a cluster start in another directory: they would take it for a name of the hub."""
+    """Workers of a cluster start in another directory, where a relative path would be a hub id."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     write(tmp_path / "model" / "config.json", {"model_type": "gpt2"})

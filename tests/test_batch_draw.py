@@ -1,4 +1,4 @@
-"""Which ready groups a step trains: none too late, and otherwise as if drawn at random."""
+"""Which ready groups a step trains: those that are due, and the rest drawn at random."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAP, NOW, N = 3, 10, 4
 
 
 def group(prompt_id: int, *, version: int) -> ScoredGroup:
-    """A ready group of one sample whose tokens are of `version`."""
+    """Return a ready group of one sample whose tokens are of `version`."""
     prompt = Prompt(id=prompt_id, token_ids=(1,), text="", answer="", source="")
     sample_id = SampleId(prompt_id, 0)
     completion = Completion(
@@ -38,7 +38,7 @@ def group(prompt_id: int, *, version: int) -> ScoredGroup:
 
 
 def drawn(ready: list[ScoredGroup], open_versions: Counter[int], *, seed: int = 0) -> list[int]:
-    """The prompt ids of the batch at version NOW."""
+    """Return the prompt ids of the batch at version NOW."""
     batch = draw_batch(
         ready,
         open_versions,

@@ -1,4 +1,4 @@
-"""What a benchmark says of the machine before it measures."""
+"""The warning of a benchmark about a busy machine."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ STATES = st.recursive(
 
 
 def typed(state: Any) -> Any:
-    """With the types that == does not tell apart."""
+    """Add the types, which == does not distinguish."""
     if isinstance(state, dict):
         return {key: typed(value) for key, value in state.items()}
     if isinstance(state, list):

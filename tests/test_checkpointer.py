@@ -1,4 +1,4 @@
-"""When checkpoints are written, and that a disk which refuses does not end the run."""
+"""When checkpoints are written, and that a failing disk does not end the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from april_rl.runtime.saving import BackgroundWrite
 
 
 class Workers:
-    """Workers that write a file at once and say so after some questions, or say why they cannot."""
+    """Workers that write a file at once and report it after some polls, or report an error."""
 
     def __init__(self) -> None:
         self.answers_after = 0

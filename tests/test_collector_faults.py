@@ -27,7 +27,7 @@ from april_rl.types import Completion, Sample, Score
 
 
 class FaultyEngines(FakeEngines):
-    """Engine 0 hangs while it is told to; what it holds then comes late, never, or is lost."""
+    """Engine 0 hangs on request; its samples then come late, never, or are lost."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup.law, num_engines=setup.num_engines, budget=setup.budget)

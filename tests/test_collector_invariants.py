@@ -1,4 +1,4 @@
-"""What holds of every run, whatever its lengths, engines, rewards and settings."""
+"""Invariants of every run, whatever its lengths, engines, rewards and settings."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_parked_samples_are_submitted_before_new_prompts_the_oldest_first(setup,
 
 
 def test_the_default_set_up_parks_and_resumes_samples():
-    """A guard of the tests above: the default setup does park, resume and leave groups ready."""
+    """Without this, the tests above could pass without testing anything."""
     run = Run(Setup(refill=True, alpha=3))
     resumed = [run.step().stats.resumed_samples for _ in range(4)]
     assert sum(resumed) > 0

@@ -1,4 +1,4 @@
-"""In which order the collector does things: the plain loop it contains, what it starts first."""
+"""The collector's order of work, and that it contains the plain synchronous loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from april_rl.types import Completion, Group, Sample, SampleId, ScoredGroup
 
 
 def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredGroup]:
-    """N prompts, G whole responses to each: the synchronous loop, without any engine."""
+    """Return N prompts with G whole responses each: the synchronous loop, without an engine."""
     groups = []
     for _ in range(setup.num_groups):
         prompt = prompts.take()

@@ -1,4 +1,4 @@
-"""A run that is saved, killed and restored: nothing is lost, twice or different."""
+"""A run that is saved, killed and restored loses, repeats and changes nothing."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ LONG = Setup(num_groups=3, group_size=3, alpha=2.5, num_engines=2, law=lognormal
 
 
 class KilledError(Exception):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 class Stream(FakePrompts):
-    """The real stream; remembers what was taken from it."""
+    """The real stream, with a record of the prompts taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Stream(FakePrompts):
 
 
 class MortalEngines(FakeEngines):
-    """Engines that are killed at the n-th call from now."""
+    """Engines that raise KilledError at the n-th call from now."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(
@@ -83,7 +83,7 @@ def start(setup: Setup) -> Run:
 
 
 def save(run: Run) -> str:
-    """Everything of a run as text, with the test's own books."""
+    """Everything of a run as text, with the test's own bookkeeping."""
     assert isinstance(run.prompts, Stream)
     return json.dumps(
         {
@@ -98,14 +98,14 @@ def save(run: Run) -> str:
 
 
 def load(saved: str) -> dict[str, Any]:
-    """What was saved, with its arrays."""
+    """Return the saved state, with its arrays."""
     return json.loads(
         saved, object_hook=lambda of: array(of["array"], of["of"]) if "array" in of else of
     )
 
 
 def restore(saved: str, before: Run, *, trained: int, rejected: int) -> Run:
-    """Another process: a new run that goes on from `saved`, with the books as they stood then."""
+    """Return a new run that continues from `saved`, with the bookkeeping of that time."""
     state = load(saved)
     run = start(before.setup)
     assert isinstance(run.prompts, Stream)
@@ -118,12 +118,12 @@ def restore(saved: str, before: Run, *, trained: int, rejected: int) -> Run:
 
 
 def revived(run: Run) -> Run:
-    """Saved and restored at once."""
+    """Save and restore at once."""
     return restore(save(run), run, trained=len(run.trained), rejected=len(run.rejected))
 
 
 def check_books(run: Run) -> None:
-    """The ledger against what the test itself knows of every prompt ever taken."""
+    """Compare the ledger with the test's own bookkeeping of every prompt."""
     ledger, buffer = run.groups.ledger, run.groups.buffer
     assert {state: ledger.count(state) for state in State} == {
         State.in_flight: 0,

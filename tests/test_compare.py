@@ -25,7 +25,7 @@ STEPS, SEEDS = 6, (0, 1, 2)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Synchronous runs and runs with α = 2, three seeds each; one α = 2 learns more."""
+    """Compare synchronous runs with runs at α = 2, three seeds each."""
     folder = tmp_path_factory.mktemp("sweep")
     for seed in SEEDS:
         make_run(folder / f"a{seed}", factor=1.0, seed=seed, num_steps=STEPS)

@@ -1,4 +1,4 @@
-"""The configuration: recipes compose, mistakes are refused by name, every setting is read, once."""
+"""The configuration: recipes compose, mistakes are refused by name, every setting is read."""
 
 import ast
 from collections.abc import Iterator
@@ -27,14 +27,14 @@ def load(*overrides: str) -> TrainConfig:
 
 
 def refusal(*overrides: str) -> str:
-    """What Hydra's command line prints: the error and its cause."""
+    """Return what Hydra's command line prints: the error and its cause."""
     with pytest.raises((ConfigError, HydraException, OmegaConfBaseException)) as caught:
         load(*overrides)
     return f"{caught.value}\n{caught.value.__cause__ or ''}"
 
 
 def settings() -> dict[str, object]:
-    """Every key of the schema and its default."""
+    """Yield every key of the schema with its default."""
     defaults: dict[str, object] = {}
     for name, section in SECTIONS.items():
         if is_dataclass(section):

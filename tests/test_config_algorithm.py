@@ -1,4 +1,4 @@
-"""The algorithm's settings: every group composes, and what does not go together is refused."""
+"""The algorithm's settings: every group composes, and contradictions are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said at the start about settings that never act."""
+"""Notes at the start about settings without effect."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_no_such_note_appears_when_ratios_differ_from_one_or_are_unused(
 
 
 def test_the_overlong_penalty_of_dapo_is_at_most_half_of_the_reward_span() -> None:
-    """DAPO takes 1 off rewards of -1 and 1, in the last 4,096 of 20,480 tokens."""
+    """DAPO subtracts up to 1 from rewards of -1 and 1, in the last 4,096 of 20,480 tokens."""
     algorithm = load("+recipe=tiny_cpu", "algorithm=dapo").algorithm
     assert (algorithm.overlong_buffer_frac, algorithm.overlong_penalty) == (4096 / 20480, 0.5)
 
@@ -78,7 +78,7 @@ READ_ON_BOTH = {
 
 
 def test_every_setting_is_listed_with_the_devices_that_read_it() -> None:
-    """A new one has to be put in its place: one that a device ignores is told at the start."""
+    """A new setting has to be added to the list, so that the start can name ignored settings."""
     sections = (EngineConfig, LearnerConfig, RuntimeConfig)
     names = (section.__name__.removesuffix("Config").lower() for section in sections)
     keys = {f"{n}.{f.name}" for n, s in zip(names, sections, strict=True) for f in fields(s)}

@@ -1,4 +1,4 @@
-"""What the schema takes and what it refuses, beyond the ranges of single settings."""
+"""What the schema accepts and refuses, beyond the ranges of single settings."""
 
 import math
 import re

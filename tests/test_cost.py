@@ -1,4 +1,4 @@
-"""An engine's cost: found again in noisy ticks, and recorded with every step."""
+"""An engine's cost: the fit recovers it from noisy ticks, and every step records it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COST = EngineCost(step_s=3e-3, sample_s=4e-5, context_token_s=6e-8, prefill_toke
 def tick(
     elapsed_s: float, *, steps: int = 8, samples: int = 1, context: int = 0, prefill: int = 0
 ) -> Tick:
-    """A tick with `samples` in flight that hold `context` tokens."""
+    """Return a tick with `samples` in flight that hold `context` tokens."""
     return Tick(
         finished=Completions(),
         num_running=samples,
@@ -35,7 +35,7 @@ def tick(
 
 
 def seconds(work: Tick, cost: EngineCost = COST) -> float:
-    """What the tick's work costs."""
+    """Return the seconds that the tick's work costs."""
     return cost.seconds(
         engine_steps=work.engine_steps,
         slot_steps=work.slot_steps,

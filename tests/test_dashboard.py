@@ -94,7 +94,7 @@ class Server(BaseHTTPRequestHandler):
 
 
 def test_the_command_saves_a_dashboard_on_a_server(tmp_path):
-    """In a process of its own: W&B reads its address and key once."""
+    """Run in a new process, since W&B reads its address and key only once."""
     handler = type("Kept", (Server,), {"sent": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()

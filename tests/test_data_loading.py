@@ -1,4 +1,4 @@
-"""Prompt sets as a run loads them: read once, each row once, kept for the next start."""
+"""Loading of prompt sets: equal rows are used once, and tables are cached for the next start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tokenizer(tmp_path):
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """The folder of kept tables, with every source large enough."""
+    """Return the cache folder, with every source large enough to be cached."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
     monkeypatch.setattr(cache, "KEEP_FROM_BYTES", 1)
     return tmp_path / "hf" / "april_rl"

@@ -63,7 +63,7 @@ def test_a_task_that_cannot_train_is_refused_with_its_name_and_the_reason(name):
 
 
 def test_a_verifier_that_raises_on_wrong_answers_is_accepted():
-    """`prime_factorization` raises on text that is no product."""
+    """`prime_factorization` raises on text that is not a product."""
     assert len(drawn("prime_factorization", size=20)["prompt"]) == 20
 
 

@@ -42,7 +42,7 @@ def words(token_ids):
 
 
 def without_start_token():
-    """A tokenizer that adds nothing."""
+    """A tokenizer that adds no special tokens."""
     tokenizer = hf_tokenizer()
     tokenizer.backend_tokenizer.post_processor = None
     return tokenizer

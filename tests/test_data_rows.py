@@ -1,4 +1,4 @@
-"""Data files to rows, and what is said of files and rows that cannot be used."""
+"""Reading rows of data files, and messages about files and rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_file_leaves_no_cache_behind(tmp_path):
 
 
 def test_a_list_of_one_answer_is_that_answer(tmp_path):
-    """As OlympiadBench has them."""
+    """OlympiadBench has such answers."""
     path = written(tmp_path, '{"prompt": "a", "answer": ["$2$"]}\n{"prompt": "b", "answer": ["3"]}')
     assert [row.answer for row in load(path)] == ["$2$", "3"]
 

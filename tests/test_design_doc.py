@@ -80,12 +80,12 @@ def rows(text: str) -> list[Row]:
 
 
 def named(text: str) -> list[str]:
-    """What stands in backticks outside of code blocks."""
+    """Return what is in backticks outside of code blocks."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
 
 
 def assigned(node: ast.AST) -> Iterator[str]:
-    """Names that a statement or an argument brings into being."""
+    """Yield the names that a statement or an argument defines."""
     for each in ast.walk(node):
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield each.name
@@ -99,7 +99,7 @@ def assigned(node: ast.AST) -> Iterator[str]:
 
 @cache
 def identifiers() -> dict[str, set[str]]:
-    """Every name that the package defines, with the files that do (relative to the package)."""
+    """Return every name that the package defines, with the files that define it."""
     found: dict[str, set[str]] = {}
     for path in package_files():
         for name in assigned(tree_of(path)):

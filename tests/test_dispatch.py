@@ -1,4 +1,4 @@
-"""Samples on their way to the engines: who gets them, and when."""
+"""How samples are sent to engines: which engine gets them, and when."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_sample_queues_where_it_was_before():
 
 
 def fill(sent: Sent, *tokens: float) -> None:
-    """All eight slots of each engine are taken, by requests of so many tokens in all."""
+    """Fill all eight slots of each engine with requests of that many tokens in total."""
     for engine, total in enumerate(tokens):
         for _ in range(8):
             sent.dispatch.slots.add(engine, tokens=total / 8)

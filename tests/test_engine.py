@@ -58,7 +58,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def engines(learner_group: None, folders: dict[str, Path]) -> dict[str, VllmEngine]:  # noqa: ARG001
-    """Both live as long as the module: the end of one takes vLLM's groups from the other."""
+    """Both engines live as long as the module: ending one destroys vLLM's groups of the other."""
     return {kind: build(folders[kind]) for kind in ("tied", "untied")}
 
 
@@ -83,7 +83,7 @@ def request(index: int, *, max_tokens: int = BUDGET, length: int = 6) -> Request
 
 
 def finish(engine: VllmEngine, requests: list[Request], *, slots: int = 16) -> list[Completion]:
-    """All of them, in the order of their index."""
+    """Return all samples, in the order of their index."""
     tick = engine.advance(requests, slots=slots, max_steps=10_000)
     assert (tick.num_running, tick.num_queued) == (0, 0)
     return sorted(tick.finished, key=lambda completion: completion.sample_id)

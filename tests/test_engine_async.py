@@ -44,7 +44,7 @@ def build(folder: Path, *, is_async: bool, kv_cache_gib: float = 0.01) -> VllmEn
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> Iterator[dict[SampleId, Completion]]:
-    """What each sample is when it is generated in one go, by synchronous scheduling."""
+    """Generate each sample without interruption, by synchronous scheduling."""
     engine = build(folder, is_async=False)
     finished = engine.advance(requests(), slots=SLOTS, max_steps=10_000).finished
     yield {completion.sample_id: completion for completion in finished}

@@ -1,4 +1,4 @@
-"""Parked samples on real vLLM: their KV cache outlives the change of weights, and goes on."""
+"""Parked samples on real vLLM: their KV cache is kept over a change of weights and used again."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def request(prompt_id: int, so_far: Sequence[int] = (), *, length: int = 20) -> 
 
 
 def whole(engine: VllmEngine, requests: list[Request]) -> dict[int, Completion]:
-    """What each prompt gets without an interruption."""
+    """Return the response to each prompt without an interruption."""
     tick = engine.advance(requests, slots=SLOTS, max_steps=10_000)
     return {c.sample_id.prompt_id: c for c in tick.finished}
 

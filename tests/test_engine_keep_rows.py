@@ -17,7 +17,7 @@ BUDGET = 10
 
 
 class Found(NamedTuple):
-    """What became of parked samples."""
+    """How parked samples continued."""
 
     prefilled_tokens: int  # when they went on, with the same weights loaded again
     num_kept: int
@@ -76,7 +76,7 @@ def run(folder: Path) -> Found:
 
 
 def _interpret_triton() -> None:
-    """Let vLLM find a Triton that computes on CPU."""
+    """Make vLLM use Triton's interpreter, which computes on CPU."""
     os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
     from triton.backends import backends
 

@@ -1,4 +1,4 @@
-"""Options of vLLM: those that are taken change speed and memory, not log-probabilities."""
+"""Options of vLLM: the accepted ones change speed and memory, not log-probabilities."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, s
 
 
 def arguments(**settings: Any) -> EngineArgs:
-    """What vLLM gets of an engine's settings on an accelerator."""
+    """Return the options that vLLM gets from an engine's settings on an accelerator."""
     config = EngineConfig(**settings)
     device = AcceleratorDevice(config, sleeps=False)
     sizes = {"max_model_len": 64, "max_num_seqs": 16}
@@ -219,7 +219,7 @@ def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_an_fp8_cache_is_further_from_the_learner_than_the_engine_is_by_itself(folder):
-    """What makes it need a correction: the tokens have another distribution."""
+    """So it needs an off-policy correction: its tokens have another distribution."""
     exact, _ = sampled(folder)
     rounded, _ = sampled(folder, kv_cache_dtype=KvCacheDtype.fp8_e4m3)
     off = [differences(folder, tick)[0].abs().mean().item() for tick in (exact, rounded)]

@@ -1,4 +1,4 @@
-"""Real vLLM with a KV cache that is too small: what is counted is what the scheduler did."""
+"""Real vLLM with a KV cache that is too small: the counters equal what the scheduler did."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL_CACHE_GIB = NEEDED_BLOCKS / 3 * BLOCK_BYTES / 2**30
 
 
 class Seen(NamedTuple):
-    """One engine step, as vLLM's own scheduler output and lists tell it."""
+    """One engine step, from vLLM's scheduler output and lists."""
 
     scheduled_tokens: int
     running: int
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """An engine and what its scheduler did."""
+    """An engine, and a record of its scheduler's steps."""
 
     engine: VllmEngine
     steps: list[Seen]
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pressed(folder: Path) -> Watched:
-    """vLLM's own admission: whatever fits now."""
+    """vLLM's own admission: a request starts if it fits now."""
     return watched(folder, headroom=0.0)
 
 

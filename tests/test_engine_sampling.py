@@ -1,4 +1,4 @@
-"""Temperature and nucleus of single requests: right in distribution, and nothing to the others."""
+"""Temperature and top-p of single requests: right in distribution, without effect on others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""engine.sleep: when engines on GPUs stay awake, what a run says of it, and what vLLM is told."""
+"""engine.sleep: when engines on GPUs stay awake, and what the run says about it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_engine_that_is_awake_has_its_whole_share_in_every_phase(facts):
     ],
 )
 def test_the_plan_decides_and_the_run_says_why(facts, model, inputs, device, stays_awake):
-    """Half of the GPU is the engine's. Awake means that a tenth of the GPU is left over."""
+    """The engine has half of the GPU; it stays awake if a tenth of the GPU is left over."""
     inputs, reason = settle_sleep(facts(model), inputs, room=room(device))
     assert inputs.engine_sleeps is not stays_awake
     said = "engines stay awake" if stays_awake else "engines sleep during updates; if they stayed"
@@ -154,7 +154,7 @@ def test_on_cpu_the_plan_leaves_engine_sleep_as_it_is(facts):
 
 
 class Core:
-    """A core that notes what it is asked."""
+    """A vLLM core that records calls."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -168,7 +168,7 @@ class Core:
 
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_vllm_is_put_to_sleep_only_where_it_was_built_for_it(sleeps):
-    """Without its allocator for sleeping, vLLM fails when it is told to."""
+    """Without its allocator for sleep, vLLM fails when it is told to sleep."""
     device = AcceleratorDevice(EngineConfig(), sleeps=sleeps)
     assert device.engine_args()["enable_sleep_mode"] is sleeps
     assert device.keeps_kv_cache is not sleeps

@@ -48,7 +48,7 @@ def test_the_majority_decides(answers: list[str | None], rewards: list[int], exp
 
 
 def test_majorities_of_random_votes_are_what_breaking_ties_at_random_gives() -> None:
-    """On average, by many draws."""
+    """Compare the average of many random tie-breaks."""
     rng = np.random.default_rng(0)
     answers = rng.choice(list("abc"), (20, 6))
     drawn = []

@@ -66,7 +66,7 @@ class CountingScorer(FakeScorer):
 
 
 class LosingEngines(FakeEngines):
-    """Never gives one of the samples back, but counts it as finished."""
+    """An engine that never returns one of the samples but counts it as finished."""
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0):
         return [

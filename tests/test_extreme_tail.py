@@ -42,7 +42,7 @@ SCENARIO = Scenario(
 
 @dataclass
 class Seen:
-    """When every prompt was trained."""
+    """Return the step in which each prompt was trained."""
 
     trained_in: dict[int, int] = field(default_factory=dict)
 

@@ -29,7 +29,7 @@ def test_the_report_says_that_workers_wait_for_the_dead_then_the_stopped_then_th
 
 
 def test_a_death_for_lack_of_memory_is_named_with_the_settings_to_lower():
-    """The kernel only counts the kill; Ray has words of its own, which stand here."""
+    """The kernel only counts the kill; the rest of the message is Ray's text."""
     assert not isinstance(death_error(snapshot(status("")), 0), WorkerMemoryError)
     by_kernel = death_error(snapshot(status("", call="advance", oom_kills=1)), 0)
     assert isinstance(by_kernel, WorkerMemoryError)
@@ -72,7 +72,7 @@ def test_the_memory_of_a_silent_node_is_shown_as_unknown():
 
 
 def test_rays_guesses_about_a_death_are_left_out_and_its_facts_are_shown():
-    """Before workers are watched only Ray knows anything. These are its words."""
+    """Before workers are watched, only Ray knows of a death. These are Ray's texts."""
     said = (
         "The actor died unexpectedly before finishing this task.\n\tclass_name: Worker\n"
         "\tactor_id: edbb\n\tpid: 25603\n\tnamespace: 568b\n\tip: 10.0.0.1\nThe actor is dead "

@@ -1,4 +1,4 @@
-"""Signals: raised once, noted, and held back where nothing may be torn apart."""
+"""Signals: raised once, recorded, and held back where an interruption would do damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model does beside its matrices: noise in training mode, its logits, its attention."""
+"""Details of architectures: noise in training mode, scales of logits, kinds of attention."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def example(length: int) -> Example:
 
 
 def learner_logprobs(policy: Policy, examples: Sequence[Example]) -> Tensor:
-    """Of all responses, one behind the other, from one packed row."""
+    """Return the log-probabilities of all responses, concatenated, from one packed row."""
     logprobs: Tensor = policy(PackedRow.of(pack(examples, total=1), device=CPU))[0]
     return logprobs.detach()
 
@@ -102,7 +102,7 @@ def test_activation_checkpointing_does_not_switch_dropout_on(config, tmp_path):
 
 
 def test_noise_of_a_nested_text_configuration_is_silenced_too():
-    """Other settings stay: switches with such a name, and what is not set."""
+    """Switches with such a name and unset values are not changed."""
     config = Gemma3Config()
     config.text_config.attention_dropout = 0.1
     config.vision_config.attention_dropout = 0.2

@@ -33,7 +33,7 @@ DEALT = {1: [[[0, 1, 2, 3, 4, 5]]], 2: [[[0, 2, 3], [4, 5]], [[1], []]]}  # a to
 
 
 def run(path: str, *, shard_size: int) -> dict[str, Any]:
-    """What a rank sees of an update and an export."""
+    """Return what a rank computes in an update and an export."""
     learner = make_learner(path, shard_size=shard_size)
     loaded = dict(learner.weights())
     examples = make_examples(path, noise=0.3, age=1)
@@ -49,7 +49,7 @@ def run(path: str, *, shard_size: int) -> dict[str, Any]:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """One of the processes: leaves what it saw in a file."""
+    """Run one rank; write its results to a file."""
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", NUM_RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)

@@ -1,4 +1,4 @@
-"""A checkpoint is loaded in the memory of a shard, and comes out again with every bit it had."""
+"""Loading a checkpoint takes the memory of a shard, and an export has every bit of it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_large(folder: Path) -> int:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no file's."""
+    """Return the anonymous memory of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -129,7 +129,7 @@ def test_loading_takes_hardly_more_memory_than_the_shard(tmp_path):
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("max_bytes", [2**31, 40_000], ids=["one_file", "several_files"])
 def test_what_is_loaded_and_exported_and_loaded_again_has_every_bit(tmp_path, is_tied, max_bytes):
-    """From one file and from several, into one and into several."""
+    """Load from one file and from several; export into one and into several."""
     path = write_model(tmp_path / "stored", tied=is_tied)
     stored = load_file(Path(path, "model.safetensors"))
     parts = tmp_path / "parts"

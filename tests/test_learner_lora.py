@@ -1,4 +1,4 @@
-"""Adapters: the gradients of plain torch and peft, merged weights for others, the base for free."""
+"""Adapters: gradients of plain torch with peft, merged weights, the base model as reference."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def moe_path(tmp_path_factory):
 
 
 def trained(path: str, *, lora: LoraConfig = LORA, **changes: Any) -> Learner:
-    """A learner after an update, so that no B is zero."""
+    """Return a learner after an update, so that no B is zero."""
     learner = make_learner(path, lora=lora, **changes)
     learner.update([pack_minibatch([make_examples(path, noise=0.3, age=1)])])
     return learner
@@ -151,13 +151,13 @@ def test_before_the_first_step_the_policy_is_the_checkpoint(path):
 
 
 def parameters(learner: Learner) -> dict[str, torch.Tensor]:
-    """A copy of every parameter, whole."""
+    """Return a copy of every parameter, gathered."""
     named = learner._policy.named_parameters()
     return {name: p.detach().full_tensor().clone() for name, p in named}
 
 
 def matrices(learner: Learner) -> dict[str, torch.Tensor]:
-    """A and B of every layer."""
+    """Return A and B of every layer."""
     return {name: tensor for name, tensor in parameters(learner).items() if "lora_" in name}
 
 

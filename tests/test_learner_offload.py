@@ -1,4 +1,4 @@
-"""What leaves a learner between two updates, that nothing else stays, and that nothing changes."""
+"""What a learner offloads between two updates, and that values do not change by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frozen reference: where it stands, what it pulls, and that it is not there for nothing."""
+"""The frozen reference: its weights, its effect on training, and that it exists only if needed."""
 
 from __future__ import annotations
 

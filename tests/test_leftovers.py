@@ -1,4 +1,4 @@
-"""What a run leaves unfinished is written whole, whatever ended it."""
+"""Unfinished and untrained samples are written in full, whatever ended the run."""
 
 from __future__ import annotations
 

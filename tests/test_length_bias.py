@@ -1,4 +1,4 @@
-"""Is what a run trains what its policy would write? Lengths and rewards, opened against trained."""
+"""Lengths and rewards of trained responses against those of all opened ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory plan: sizes against closed forms and real models, and what is said when it is full."""
+"""The memory plan: sizes against closed forms and real models, and messages when it is full."""
 
 from __future__ import annotations
 

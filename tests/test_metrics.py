@@ -1,4 +1,4 @@
-"""Metric values: reduced by what they are, never a mean of means."""
+"""Metric values: each kind has its reduction, and means are weighted by counts."""
 
 from __future__ import annotations
 

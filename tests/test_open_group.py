@@ -1,4 +1,4 @@
-"""A group in the making: the requests for its samples, what comes back of them, its scores."""
+"""An open group: requests for its samples, their completions and scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of micro-batches against the greedy rule as it is told: a search through all bins."""
+"""The plan of micro-batches against a plain implementation that searches through all bins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes back of samples: what of it counts, and for whom."""
+"""Completions that engines return: which count, and for which sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward pool: real processes that hang, die, eat memory and lie."""
+"""The reward pool: real processes that hang, die, use too much memory or return wrong values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code of a model is kept in: the self-test, limits, and what is said where nothing isolates."""
+"""The sandbox for code of a model: self-test, limits, and refusal where nothing isolates."""
 
 import shutil
 import subprocess

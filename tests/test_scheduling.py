@@ -1,4 +1,4 @@
-"""The over-sampling factor's way from the command line to engines and collector."""
+"""The over-sampling factor, from the command line to engines and collector."""
 
 import pytest
 from test_config import load, refusal

@@ -1,4 +1,4 @@
-"""The simulated engine counts as a real one would, and lengths follow their laws."""
+"""The simulated engine counts as a real one would, and lengths follow their distributions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels back from engines."""
+"""Results of engines, as they are sent to the controller."""
 
 import math
 import pickle

@@ -1,4 +1,4 @@
-"""The nouns: a sample grows by whole completions, and nothing is made up."""
+"""The data types: a sample grows by whole completions, and wrong values are refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Steps whose numbers have gone bad: skipped, written, and when they end the run. The whole run of
-test_trainer.py, with updates that fail.
+"""Steps with a bad loss, gradient or mismatch: skipped, written, and when they end the run.
+
+The run of test_trainer.py, with updates that fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker asks of its engine, its learner and its process group, without the first two."""
+"""The parts of a worker, with fakes of engine and learner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small random-weight models for tests: real Qwen3, with a tokenizer of one token a character."""
+"""Small random Qwen3 models for tests, with one token per character."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import (
 
 VOCABULARY = ("<pad>", "<eos>", "<bos>", *map(chr, range(32, 127)))
 PAD_ID, EOS_ID, BOS_ID = 0, 1, 2
-# What both kinds of model have in common.
+# Settings of both kinds of model.
 _SHAPE: dict[str, Any] = {
     "vocab_size": len(VOCABULARY),
     "num_attention_heads": 4,
@@ -33,7 +33,7 @@ _SHAPE: dict[str, Any] = {
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are the printable ASCII characters; anything else becomes <pad>."""
+    """Return a tokenizer of printable ASCII characters; anything else becomes <pad>."""
     words = {token: i for i, token in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern="", behavior="isolated")
@@ -101,7 +101,7 @@ def write_tiny_qwen3_moe(
 def _write(
     kind: type[PreTrainedModel], config: PreTrainedConfig, path: Path | str, *, seed: int
 ) -> None:
-    """The random model of `config` and the tokenizer; the seed of the process is left alone."""
+    """Write a random model of `config` and the tokenizer without changing the global seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind(config)

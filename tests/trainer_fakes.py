@@ -13,7 +13,7 @@ from april_rl.metrics import Metrics
 
 
 class FakeWorkers:
-    """A learner that learns nothing; remembers what was on the disk when it was told to export."""
+    """Workers that learn nothing; they record what was on the disk at each export."""
 
     def __init__(self, engines: FakeEngines, run_dir: Path) -> None:
         self._engines, self._run_dir = engines, run_dir
@@ -47,17 +47,17 @@ class FakeWorkers:
 
 
 class FakeTokenizer:
-    """Writes numbers."""
+    """A tokenizer whose text is the token ids."""
 
     def decode(self, token_ids) -> str:
         return " ".join(map(str, token_ids))
 
 
 class NoInterrupts:
-    """Nobody interrupts."""
+    """Interrupts that never come."""
 
     def check(self) -> None:
-        """Nothing came."""
+        """Return: there is no signal."""
 
     arm = disarm = check
     reason, is_person = "", False
@@ -66,7 +66,7 @@ class NoInterrupts:
         assert hours == 0
 
     def held(self, *, deadline_s: float) -> nullcontext[None]:  # noqa: ARG002
-        """Nothing to hold."""
+        """Return a context without effect: there is no signal to hold."""
         return nullcontext()
 
 

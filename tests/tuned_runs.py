@@ -1,5 +1,5 @@
-"""Runs with `rollout.over_sampling_factor=auto` on simulated engines: the set-ups, and what every
-fixed factor comes to in them.
+"""Runs with `rollout.over_sampling_factor=auto` on simulated engines, and the throughput of every
+fixed factor in the same set-ups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def one_length(_: SampleId) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyCost(EngineCost):
-    """Ticks that take up to a fifth more or less than their work."""
+    """A cost of ticks with noise of up to a fifth."""
 
     rng: np.random.Generator
 
@@ -55,7 +55,7 @@ def scenario(**changes: object) -> Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class SetUp:
-    """A scenario, what auto has to hold in it, and what fixed factors come to."""
+    """A scenario, the budgets of auto in it, and the throughput of fixed factors."""
 
     scenario: Scenario
     # Trained samples per second by α, relative to the best one: mean of four runs of 500 steps.
@@ -156,14 +156,14 @@ SET_UPS = {
 
 
 def noisy(of: Scenario, *, seed: int) -> Scenario:
-    """The scenario with other draws, on engines whose ticks vary."""
+    """Return the scenario with another seed, on engines with noisy ticks."""
     law = replace(of.law, seed=seed) if isinstance(of.law, Lognormal) else of.law
     rng = np.random.default_rng(seed)
     return replace(of, law=law, seed=seed, cost=NoisyCost(**asdict(of.cost), rng=rng))
 
 
 def at_once(comparison: Comparison) -> Future[list[Prediction]]:
-    """The predictions, computed here and now."""
+    """Return the predictions, computed in this process."""
     predictions: Future[list[Prediction]] = Future()
     predictions.set_result(predict(comparison))
     return predictions
@@ -176,7 +176,7 @@ def tuner(
     refill: bool = True,
     submit: Callable[[Comparison], Future[list[Prediction]]] = at_once,
 ) -> AutoFactor:
-    """A tuner that knows the settings of the scenario, but neither its lengths nor its cost."""
+    """Return a tuner that gets the settings of the scenario, but not its lengths and cost."""
     settings = replace(
         of,
         law=one_length,
@@ -187,7 +187,7 @@ def tuner(
 
 @dataclass
 class Tuned:
-    """A run with auto: what it chose, said and came to."""
+    """A run with auto: its choices, notes and throughput."""
 
     outcome: Outcome = field(default_factory=Outcome)
     factors: list[float] = field(default_factory=list)  # [steps that generated]
@@ -208,7 +208,7 @@ class Tuned:
 def tune(
     of: Scenario, auto: AutoFactor, *, refill: bool = True, num_steps: int, warmup_steps: int = 0
 ) -> Tuned:
-    """Run it; the first steps do not count in the outcome."""
+    """Run the scenario; the first steps do not count in the throughput."""
     run = Tuned()
 
     def on_step(version: int, collection: Collection) -> None:
@@ -231,7 +231,7 @@ def tune(
 
 @cache
 def tuned(name: str, *, seed: int = 0, num_steps: int = 50) -> Tuned:
-    """The run of a set-up."""
+    """Return the run of a set-up."""
     set_up = SET_UPS[name]
     of = noisy(set_up.scenario, seed=seed)
     auto = tuner(of, set_up.budgets, refill=set_up.refill)
@@ -239,7 +239,7 @@ def tuned(name: str, *, seed: int = 0, num_steps: int = 50) -> Tuned:
 
 
 def of_the_best(name: str, factor: float) -> float:
-    """The throughput with a fixed factor ÷ that of the best one within the budgets."""
+    """Return the throughput of a fixed factor ÷ that of the best one within the budgets."""
     set_up = SET_UPS[name]
     allowed = {each: speed for each, speed in set_up.speeds.items() if each <= set_up.largest}
     return set_up.speeds[factor] / max(allowed.values())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def write_loaded() -> None:
-    """Write a line; workers and Ray's own processes have another main module."""
+    """Write the line in the controller only: other processes have another main module."""
     spec = sys.modules["__main__"].__spec__
     if spec is None or spec.name != "april_rl.train":
         return
