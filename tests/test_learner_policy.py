@@ -219,11 +219,11 @@ def in_files(path: str, target: Path) -> list[Path]:
 def test_files_of_an_index_that_are_not_there_are_named(path, tmp_path):
     first, *others = in_files(path, tmp_path)
     first.unlink()
-    with pytest.raises(CheckpointError, match=rf"not there: 1 \({first.name}\)"):
+    with pytest.raises(CheckpointError, match=rf"are missing: 1 \({first.name}\)"):
         make_learner(str(tmp_path))
     for other in others:
         other.unlink()
-    with pytest.raises(CheckpointError, match=rf"not there: {1 + len(others)} \({first.name}, "):
+    with pytest.raises(CheckpointError, match=rf"are missing: {1 + len(others)} \({first.name}, "):
         make_learner(str(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""What a model's architecture does beside its matrices, settled before any weight is loaded."""
+"""Checks and adjustments of a model's architecture, made before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from april_rl.errors import RunError
 from april_rl.learner import attention
 from april_rl.learner.logprobs import LogitShape
 
-_NOISE = "drop"  # in the names of all such settings: attention_dropout, resid_pdrop, layerdrop
+_NOISE = "drop"  # part of every dropout setting's name: attention_dropout, resid_pdrop, layerdrop
 
-# Layers that meet in attention.packed_attention alone. Others select tokens by an index or a chunk,
-# or carry a state from token to token.
+# Layer types that mix tokens only in attention.packed_attention. Other types select tokens by
+# index or chunk, or carry a state from token to token.
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
-# Models whose code shows this in no other way.
+# Unsupported models that no check of their configuration or parameters can recognise.
 _OWN_ATTENTION = {
-    "doge": "its attention chooses tokens by a mask of its own",
-    "moshi": "its attention is not told which tokens are one sample",
-    "nemotron": "its attention is not told which tokens are one sample",
+    "doge": "its attention selects tokens with its own mask",
+    "moshi": "it does not pass the sample boundaries of a packed row to its attention",
+    "nemotron": "it does not pass the sample boundaries of a packed row to its attention",
 }
 _WINDOW_IN_MASK = ("phimoe", "qwen2_moe")
 
-# What a model's code may raise when it is given one number a token instead of a hidden state.
+# Errors a model's code may raise when it gets one number per token instead of a hidden state.
 _CODE_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-_SMALL, _LARGE = 2.0**-13, 1e6  # products that a soft cap leaves alone, and does not
+_SMALL, _LARGE = 2.0**-13, 1e6  # a soft cap keeps the first product and bounds the second
 
 
 class _BackboneOutput(MoeModelOutputWithPast):
-    """What a backbone returns, whatever more a model may ask of it."""
+    """Backbone output on which every field that a model may read exists; absent fields are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
@@ -44,15 +44,15 @@ class _BackboneOutput(MoeModelOutputWithPast):
 
 
 class UnsupportedModelError(RunError):
-    """The learner would compute something else than the model in model.path does."""
+    """The model in model.path has a part that the learner would compute differently."""
 
 
 def silence(config: PreTrainedConfig) -> None:
     """Set every dropout of a model's configuration to 0, in place.
 
-    A log-probability with noise makes no importance ratio. The noise of routers needs no setting:
-    `recompute_activations` leaves them in evaluation mode, and the router_jitter_noise of
-    Phi-3.5-MoE is no noise but a threshold.
+    Dropout noise would make importance ratios meaningless. Router noise needs no setting here:
+    `recompute_activations` leaves routers in evaluation mode, and router_jitter_noise in
+    Phi-3.5-MoE is a threshold, not noise.
     """
     for key, value in list(vars(config).items()):
         if isinstance(value, PreTrainedConfig):
@@ -62,11 +62,11 @@ def silence(config: PreTrainedConfig) -> None:
 
 
 def recompute_activations(module: nn.Module) -> None:
-    """Have each layer of a model in evaluation mode compute its activations anew in the backward
-    pass.
+    """Make each layer of a model in evaluation mode recompute its activations in the backward pass.
 
-    transformers does so in training mode only, and asks the layer: what is in it, as a router that
-    samples its experts while it trains, stays in evaluation mode.
+    transformers recomputes only in layers whose `training` flag is set. Setting the flag on the
+    layer alone keeps its submodules in evaluation mode, such as a router that samples experts in
+    training.
     """
     for layer in module.modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -74,8 +74,9 @@ def recompute_activations(module: nn.Module) -> None:
 
 
 def _check(causal_lm: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError, naming what it is, when packed attention and an output layer of
-    log-probabilities cannot stand for the model's own. Its parameters may be on the meta device.
+    """Raise UnsupportedModelError if the learner cannot compute this model exactly.
+
+    The parameters may be on the meta device.
     """
     reason = next(_objections(causal_lm), None)
     if reason is not None:
@@ -85,57 +86,61 @@ def _check(causal_lm: PreTrainedModel) -> None:
 
 
 def _objections(causal_lm: PreTrainedModel) -> Iterator[str]:
-    """What the learner cannot do, in words that complete "not supported: "."""
+    """Yield the reasons why a model is not supported, each completing "is not supported: "."""
     config = causal_lm.config
     text = config.get_text_config().to_dict()
     if config.is_encoder_decoder:
-        yield "it is an encoder and a decoder"
+        yield "it is an encoder-decoder model"
     if config.get_text_config() is not config:
-        yield "it is multimodal"
+        yield "it is a multimodal model"
     if config.model_type in _OWN_ATTENTION:
         yield _OWN_ATTENTION[config.model_type]
     others = sorted(set(text.get("layer_types") or ()) - _LAYER_TYPES)
     if causal_lm._is_stateful or others:
-        means = ", ".join(others) or "a state"
+        means = ", ".join(others) or "recurrent state"
         yield (
-            f"it mixes tokens by more than causal attention ({means}): the samples of a packed row "
-            "would see each other"
+            f"it mixes tokens by other means than causal attention ({means}), so the samples of a "
+            "packed row would see each other"
         )
     if not causal_lm._supports_attention_backend:
-        yield "its attention cannot be replaced by one that keeps the samples of a packed row apart"
+        yield "its attention cannot be replaced by the one that separates samples in a packed row"
     if text.get("attn_logit_softcapping"):
         cap = text["attn_logit_softcapping"]
         yield f"its attention has a soft cap (attn_logit_softcapping={cap:g})"
     if any(name.endswith("sinks") for name, _ in causal_lm.named_parameters()):
         yield "its attention has sinks"
     if text.get("use_bidirectional_attention"):
-        yield "its attention looks ahead (use_bidirectional_attention)"
+        yield "its attention is not causal (use_bidirectional_attention)"
     window = text.get("sliding_window") or 0
     if config.model_type in _WINDOW_IN_MASK and 0 < window < text["max_position_embeddings"]:
-        yield f"its window (sliding_window={window}) is in its mask alone"
+        yield (
+            f"it applies its sliding window (sliding_window={window}) only through an attention "
+            "mask, and packed attention takes no mask"
+        )
     yield from _objections_to_names(causal_lm)
 
 
 def _objections_to_names(causal_lm: PreTrainedModel) -> Iterator[str]:
-    """What the parts of the model are called, and what a checkpoint has beside parameters."""
+    """Yield the reasons that lie in the model's module names or in its checkpoint's tensors."""
     parts = dict(causal_lm.named_children())
     head = parts.get("lm_head")
     if "model" not in parts or not isinstance(head, nn.Linear):
-        yield "its parts are not a backbone `model` and a linear output layer `lm_head`"
+        yield "it does not consist of a backbone `model` and a linear output layer `lm_head`"
     elif head.bias is not None:
         yield "its output layer has a bias"
     parameters = dict(causal_lm.named_parameters(remove_duplicate=False))
     stored = sorted(set(causal_lm.state_dict()) - set(parameters))
     if stored:
-        yield f"its checkpoints have tensors that are not trained, as {stored[0]}"
+        yield f"its checkpoints have tensors that are not trained, such as {stored[0]}"
 
 
 def logit_shape(causal_lm: PreTrainedModel) -> LogitShape:
-    """Measure what a model makes of the products x of its hidden states and its output weights.
+    """Measure how a model transforms the products x of its hidden states and its output weights.
 
-    Its own code is given numbers in their place, so that no setting has to be known by name:
-    Granite divides by logits_scaling, HyperCLOVA X multiplies by it.
-    Raises UnsupportedModelError when it is neither a scale nor a soft cap.
+    Runs the model's own code on probe values, so that no setting has to be known by name: Granite
+    divides logits by logits_scaling, HyperCLOVA X multiplies by it.
+
+    Raises UnsupportedModelError when the transformation is neither a scale nor a soft cap.
     """
     probes = torch.tensor([_SMALL, 0.3, 1.0, 4.0, 30.0, 300.0, _LARGE], dtype=torch.float64)
     products = torch.cat([probes, -probes])
@@ -147,17 +152,16 @@ def logit_shape(causal_lm: PreTrainedModel) -> LogitShape:
         torch.testing.assert_close(logits, shape.of(products.clone()), rtol=1e-5, atol=1e-8)
     except (*_CODE_ERRORS, AssertionError) as error:
         raise UnsupportedModelError(
-            f"model.path: model_type {causal_lm.config.model_type} is not supported: what it makes "
-            f"of its logits is neither a scale nor a soft cap ({type(error).__name__})"
+            f"model.path: model_type {causal_lm.config.model_type} is not supported: it transforms "
+            f"its logits by more than a scale or a soft cap ({type(error).__name__})"
         ) from error
     return shape
 
 
 def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model of a configuration with packed attention, without noise and without memory
-    for its parameters.
+    """Build the model of a configuration without dropout and without memory for parameters.
 
-    Raises UnsupportedModelError when it is none that the learner computes as it is meant.
+    Raises UnsupportedModelError when the learner cannot compute this model exactly.
     """
     attention.register()
     silence(config)
@@ -176,7 +180,7 @@ def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
 
 
 def _logits_of(causal_lm: PreTrainedModel, products: Tensor) -> Tensor:
-    """What the model's code returns [P] when its output layer gives the products [P] of a token."""
+    """Return the logits [P] that the model's code computes from the products [P] of one token."""
     backbone = causal_lm.base_model
     answer = _BackboneOutput(last_hidden_state=products[None, None])  # type: ignore[arg-type]
     token = torch.zeros(1, 1, dtype=torch.int64)
@@ -191,7 +195,7 @@ def _logits_of(causal_lm: PreTrainedModel, products: Tensor) -> Tensor:
 
 @contextmanager
 def _answering(module: nn.Module, forward: Callable[..., object]) -> Iterator[None]:
-    """Have a module compute `forward` while it lasts."""
+    """Replace a module's forward function inside a `with` block."""
     own = vars(module).get("forward")
     vars(module)["forward"] = forward
     try:

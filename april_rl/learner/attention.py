@@ -1,4 +1,4 @@
-"""Causal attention over a packed row: no token sees another sequence, no mask of T² is ever built.
+"""Causal attention over a packed row: a token sees only its own sequence, and no T×T mask is built.
 
 Legend: [T] tokens of the row, [Q] and [K] query and key heads, [D] head dimension.
 """
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-NAME = "april_rl_packed"  # as transformers knows it; without a mask function of that name, no mask
+NAME = "april_rl_packed"  # name in transformers, which builds no attention mask for it
 
-MIN_WINDOW_BLOCK = 256  # queries that are computed together, at least, where a window is short
+MIN_WINDOW_BLOCK = 256  # least number of queries computed together when the window is short
 
-# What models say of their attention beside the tensors, and what changes nothing here.
+# Options that models pass to their attention and that change nothing in packed attention.
 _WITHOUT_EFFECT = frozenset(
     ("dropout", "use_cache", "position_ids", "output_attentions", "output_router_logits")
 )
@@ -25,14 +25,14 @@ _WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Where the sequences of a row are; known on the host, so that no kernel waits for it."""
+    """Positions of the sequences in a row; on the host, so that no kernel waits for them."""
 
     lengths: tuple[int, ...]  # tokens of each sequence; Σ lengths = T
     starts: Tensor  # int32 [sequences + 1], on the device of the row
 
     @classmethod
     def of(cls, lengths: tuple[int, ...], *, device: torch.device) -> Packing:
-        """The packing of sequences that lie one behind the other."""
+        """Return the packing of consecutive sequences with these lengths."""
         starts = F.pad(
             torch.tensor(lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0)
         )
@@ -56,18 +56,21 @@ def packed_attention(
     sliding_window: int | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Attention output [1, T, Q, D], and no weights; the interface is that of transformers.
+    """Return the attention output [1, T, Q, D] and no weights, as transformers expects.
 
     `query` [1, Q, T, D], `key` and `value` [1, K, T, D]. With `sliding_window` a token sees itself
-    and the `sliding_window` - 1 tokens before it. Dropout is never applied: a log-probability with
-    noise is no ratio. Raises ValueError for what would silently be left out.
+    and the `sliding_window` - 1 tokens before it. Dropout is never applied: noisy log-probabilities
+    give no usable ratio. Raises ValueError for an option that would be ignored silently.
     """
     assert attention_mask is None, "a packed row takes no mask"
     assert query.shape[0] == 1, "a packed row is a batch of one"
     wanted = (name for name, value in options.items() if value is not None)
     unsupported = sorted(name for name in wanted if name not in _WITHOUT_EFFECT)
     if unsupported:
-        raise ValueError(f"model.path: the model's attention needs {unsupported}: not supported")
+        raise ValueError(
+            f"model.path: the model's attention uses {unsupported}, which packed attention does "
+            "not support; choose a model marked right in docs/models.md"
+        )
     window = None
     if sliding_window is not None and sliding_window < max(packing.lengths):
         window = sliding_window
@@ -85,7 +88,7 @@ def _one_by_one(
     scaling: float,
     window: int | None,
 ) -> Tensor:
-    """[1, T, Q, D]: one call a sequence, in float32.
+    """Return attention [1, T, Q, D], computed in float32 with one call per sequence.
 
     The backward pass of the CPU kernel takes three times as long in bfloat16 as in float32.
     """
@@ -102,9 +105,9 @@ def _one_by_one(
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: int) -> Tensor:
-    """[1, Q, L, D] of one sequence of L tokens, a block of queries after another.
+    """Return windowed attention [1, Q, L, D] of one sequence of L tokens, in blocks of queries.
 
-    The keys of a block are its own and the window before it: time and memory grow with L, not L².
+    A block attends to its own keys and the window before it: time and memory grow with L, not L².
     """
     length, block = q.shape[2], max(window, MIN_WINDOW_BLOCK)
     position = torch.arange(length, device=q.device)
@@ -135,12 +138,11 @@ def _varlen(
     scaling: float,
     window: int | None,
 ) -> Tensor:
-    """[T, Q, D]: one FlashAttention call for the whole row; half precision on CUDA only."""
+    """Return attention [T, Q, D] from one FlashAttention call (CUDA and half precision only)."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     longest = max(packing.lengths)
-    before = (
-        -1 if window is None else window - 1
-    )  # tokens before its own that a token sees; -1: all
+    # Number of earlier tokens that a token sees; -1 means all of them.
+    before = -1 if window is None else window - 1
     out = varlen_attn(
         q, k, v, packing.starts, packing.starts, longest, longest,
         scale=scaling, window_size=(before, 0), enable_gqa=True,

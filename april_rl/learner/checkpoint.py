@@ -1,4 +1,4 @@
-"""A Hugging Face folder of safetensors, read slice by slice: no rank holds a whole model."""
+"""Read a Hugging Face folder of safetensors slice by slice, so that no rank holds a whole model."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from april_rl.learner.shards import local_shard, overlap, within
 
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-NUM_NAMED = 3  # differences an error message shows of each kind
+NUM_NAMED = 3  # names an error message lists of each kind
 
-# Older checkpoints have rope frequencies, which are computed: with these ends of names.
+# Name endings of rope frequencies, which older checkpoints store although the model computes them.
 _COMPUTED = (".rotary_emb.inv_freq",)
 
-# What a folder on the hub has besides weights in other formats.
+# Files to download from the hub; weights in other formats than safetensors are left out.
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 class CheckpointError(RunError):
-    """The folder in model.path is not one the learner can load."""
+    """The learner cannot load the folder in model.path."""
 
 
 def local_folder(model_path: str) -> Path:
-    """The folder of a model: `model_path` itself, or the hub's snapshot of that id.
+    """Return the folder of a model: `model_path` itself, or the downloaded snapshot of that hub id.
 
-    Raises CheckpointError when it is neither.
+    Raises CheckpointError when `model_path` is neither.
     """
     if Path(model_path).is_dir():
         return Path(model_path)
@@ -42,24 +42,24 @@ def local_folder(model_path: str) -> Path:
         return Path(snapshot_download(model_path, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"model.path={model_path} is neither a folder nor a model that the Hugging Face hub "
-            f"gives: {error}"
+            f"model.path={model_path} is neither a folder nor a model that can be downloaded from "
+            f"the Hugging Face hub: {error}"
         ) from error
 
 
 class Checkpoint:
-    """The tensors of a folder by name."""
+    """Tensors of a checkpoint folder, by name."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads names only; raises CheckpointError when there are no safetensors, or not all."""
+        """Read the tensor names; raise CheckpointError when safetensors files are missing."""
         self._folder = folder
         self._files = _files_of_tensors(folder)  # file of each tensor name
 
     def check_names(self, names: Iterable[str], *, optional: Iterable[str]) -> None:
         """Raise CheckpointError unless the folder has exactly the tensors `names`.
 
-        `optional` may be there and is not read: the output layer of a model that shares it. Nor
-        are buffers that are computed.
+        Tensors in `optional` may exist and are not read, such as the output layer of a model with
+        tied embeddings. Buffers that the model computes are ignored.
         """
         missing = sorted(set(names) - set(self._files))
         unknown = set(self._files) - set(names) - set(optional)
@@ -67,16 +67,17 @@ class Checkpoint:
         if not missing and not surplus:
             return
         raise CheckpointError(
-            f"model.path={self._folder}: the tensors of the checkpoint are not the parameters of "
-            f"the model its config.json describes; {_first(missing)} missing, {_first(surplus)} "
-            "unknown. Multimodal and quantised checkpoints are not supported, and experts are read "
-            "under the names that transformers saves them with"
+            f"model.path={self._folder}: the tensors of the checkpoint do not match the model in "
+            f"its config.json: {_first(missing)} missing, {_first(surplus)} unknown. Multimodal "
+            "and quantised checkpoints are not supported, and experts must have the names that "
+            "transformers saves them with"
         )
 
     def load_into(self, parts: Iterable[tuple[Part, Tensor]]) -> None:
-        """Fill each local shard of a parameter with what it holds of each part, cast to its dtype.
+        """Fill each parameter's local shard with its slices of the stored parts, cast to its dtype.
 
-        Only that is read. Raises CheckpointError when a shape differs or a file cannot be read.
+        Reads only those slices. Raises CheckpointError when a shape differs or a file cannot be
+        read.
         """
         with ExitStack() as stack, torch.no_grad():
             opened = {
@@ -90,13 +91,14 @@ class Checkpoint:
                 if tuple(source.get_shape()) != tuple(part.shape):
                     raise CheckpointError(
                         f"model.path={self._folder}: {part.name} has shape {source.get_shape()}, "
-                        f"its config.json says {list(part.shape)}"
+                        f"but its config.json implies {list(part.shape)}; use a config.json and "
+                        "weights that belong together"
                     )
                 local, held = local_shard(parameter)
                 common = overlap(held, part.box)
                 if all(along.start < along.stop for along in common):
                     stored = within(common, part.box)[-len(part.shape) :]
-                    # What is read is a view of the mapped file: no memory beside the shard.
+                    # The slice is a view of the mapped file: no memory is needed beside the shard.
                     local[within(common, held)].copy_(source[stored])
 
 
@@ -106,24 +108,24 @@ def _files_of_tensors(folder: Path) -> dict[str, str]:
     if not (folder / SINGLE_FILE).exists():
         raise CheckpointError(
             f"model.path={folder} has neither {SINGLE_FILE} nor {INDEX}: "
-            "save the model with save_pretrained, which writes safetensors"
+            "save the model with save_pretrained(), which writes safetensors"
         )
     with _opened(folder / SINGLE_FILE) as file:
         return dict.fromkeys(file.keys(), SINGLE_FILE)  # type: ignore[no-untyped-call]
 
 
 def _indexed(folder: Path) -> dict[str, str]:
-    """What the index says; raises CheckpointError when it, or a file it names, is not there."""
+    """Return the file of each tensor; raise CheckpointError when the index or a file is missing."""
     try:
         files: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
     except (ValueError, KeyError) as error:
         raise CheckpointError(
-            f"model.path={folder}: {INDEX} cannot be read ({error!r}); fetch it again"
+            f"model.path={folder}: {INDEX} cannot be read ({error!r}); download it again"
         ) from error
     absent = sorted(file for file in set(files.values()) if not (folder / file).exists())
     if absent:
         raise CheckpointError(
-            f"model.path={folder}: files that {INDEX} names are not there: {_first(absent)}; fetch "
+            f"model.path={folder}: files listed in {INDEX} are missing: {_first(absent)}; download "
             "them again"
         )
     return files
@@ -131,7 +133,7 @@ def _indexed(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[safe_open]:
-    """A safetensors file; raises CheckpointError when it is none, or only the start of one."""
+    """Open a safetensors file; raise CheckpointError when it is invalid or cut short."""
     with ExitStack() as stack:
         with _readable(path):
             file = stack.enter_context(safe_open(path, framework="pt"))
@@ -140,17 +142,17 @@ def _opened(path: Path) -> Iterator[safe_open]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What safetensors says against a file becomes a CheckpointError that names it."""
+    """Turn a safetensors error into a CheckpointError that names the file."""
     try:
         yield
     except SafetensorError as error:
         raise CheckpointError(
-            f"model.path={path.parent}: {path.name} cannot be read ({error}); a download that was "
-            "interrupted leaves such a file: fetch it again"
+            f"model.path={path.parent}: {path.name} cannot be read ({error}); the download may "
+            "have been interrupted: download the file again"
         ) from error
 
 
 def _first(names: list[str]) -> str:
-    """'2 (a, b)' with at most the first few of them."""
+    """Return the number of names with the first few of them, as in '2 (a, b)'."""
     shown = ", ".join(names[:NUM_NAMED]) + (", ..." if len(names) > NUM_NAMED else "")
     return f"{len(names)} ({shown})" if names else "none"

@@ -1,4 +1,4 @@
-"""From shards to an ordinary Hugging Face folder, one tensor at a time."""
+"""Write the sharded weights as a Hugging Face folder, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from transformers import AutoConfig
 
 from april_rl.learner.checkpoint import INDEX, SINGLE_FILE
 
-SHARD_BYTES = 2 * 2**30  # of one file: what rank 0 holds at a time
+SHARD_BYTES = 2 * 2**30  # size of a file, and what rank 0 holds in memory at a time
 
-# Tokenizer and generation settings; what the folder says of the weights themselves is written anew.
+# Files to copy: tokenizer and generation settings. Those about the weights are written anew.
 _COPIED = (".json", ".txt", ".model", ".jinja")
 _WRITTEN = ("config.json", INDEX)
 
 
 def plan_shards(sizes: Sequence[int], *, max_bytes: int) -> list[int]:
-    """The file (from 0) of each tensor, in order, so that no file with two tensors is too large."""
+    """Return the file number (from 0) of each tensor, keeping their order.
+
+    `sizes` and `max_bytes` are in bytes. Only a file with a single tensor may exceed `max_bytes`.
+    """
     files: list[int] = []
     file, used = 0, 0
     for size in sizes:
@@ -45,16 +48,17 @@ def export(
     max_bytes: int = SHARD_BYTES,
     also: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write `weights` and what else the folder `source` has into the folder `target`.
+    """Write `weights` and the other files of the folder `source` into the folder `target`.
 
-    A collective: every rank iterates, rank 0 writes. `shapes` are those of `weights`, in order, and
-    `dtype` is that of all of them.
-    `also` puts more into the folder it is given.
-    The folder appears whole or not at all. Raises FileExistsError when `target` is there already.
+    A collective: every rank iterates over `weights`, rank 0 writes. `shapes` lists the shapes of
+    `weights` in order; all of them have `dtype`. `max_bytes` bounds a file. `also` may write more
+    files into the folder it gets.
+
+    The folder appears whole or not at all. Raises FileExistsError when `target` exists.
     """
     if target.exists():
-        raise FileExistsError(f"{target} is there already: a checkpoint is never overwritten")
-    dist.barrier()  # all have looked before rank 0 makes the folder
+        raise FileExistsError(f"{target} exists already, and a checkpoint is never overwritten")
+    dist.barrier()  # every rank has checked before rank 0 creates the folder
     files = plan_shards([dtype.itemsize * shape.numel() for shape in shapes], max_bytes=max_bytes)
     if dist.get_rank() == 0:
         partial = _write(weights, files=files, source=source, target=target)
@@ -71,7 +75,7 @@ def export(
 def _write(
     weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], source: Path, target: Path
 ) -> Path:
-    """Write all but `config.json` into a folder beside `target`, on rank 0, and return it."""
+    """Write all files but `config.json` into a folder beside `target`; return that folder."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -83,7 +87,7 @@ def _write(
 
 
 def _describe(folder: Path, *, source: Path, dtype: torch.dtype) -> None:
-    """Write `config.json`: that of the source, with the precision of the weights."""
+    """Write the `config.json` of the source, with the dtype of the weights."""
     config = AutoConfig.from_pretrained(source)
     config.dtype = dtype
     config.save_pretrained(folder)
@@ -92,7 +96,7 @@ def _describe(folder: Path, *, source: Path, dtype: torch.dtype) -> None:
 def _write_tensors(
     weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], folder: Path
 ) -> None:
-    """One safetensors file, or several with an index."""
+    """Write one safetensors file, or several with an index."""
     num_files = files[-1] + 1
     names = [
         SINGLE_FILE if num_files == 1 else f"model-{i + 1:05d}-of-{num_files:05d}.safetensors"

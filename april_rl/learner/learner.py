@@ -1,8 +1,8 @@
-"""One FSDP2 rank: from packed micro-batches to an optimizer step, and from shards to whole weights.
+"""The learner of one FSDP2 rank: it trains on packed micro-batches and gathers whole weights.
 
-Legend: [T] tokens of a packed row, [N] response tokens in it. Minibatch: what one optimizer step
-sees; micro-batch: one forward and backward pass. `torch.distributed` is initialised before a
-Learner is made, also for a world of one (a group with a `HashStore` needs no port).
+Legend: [T] tokens of a packed row, [N] response tokens in it. Minibatch: the rows of one optimizer
+step; micro-batch: the row of one forward and backward pass. Initialise `torch.distributed` before
+building a Learner, also for a single rank (a group with a `HashStore` needs no port).
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ _DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.fl
 
 
 class _Anchors(NamedTuple):
-    """What a minibatch is held against, computed before the first optimizer step; [N] of each row.
-
-    None: for `proximal`, the logprobs of the forward pass itself; for `reference`, there is none.
+    """Log-probabilities [N] per row of a minibatch, computed before the first optimizer step. None:
+    for `proximal`, those of the forward pass itself; for `reference`, the loss needs none.
     """
 
     proximal: Sequence[Tensor | None]
@@ -50,17 +49,14 @@ class _Anchors(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """What the micro-batches of one minibatch gave, gradients apart."""
+    """Loss and log-probabilities of a minibatch whose gradients have been accumulated."""
 
     loss: Tensor  # this rank's share of the sum over all ranks
     logprobs: list[Tensor]  # [N] of each row, before the optimizer step
 
 
 class Learner:
-    """A shard of the policy and of its optimizer.
-
-    What `offload` has moved to the host comes back by itself where it is needed.
-    """
+    """One rank's shard of policy and optimizer; methods reload what `offload` moved to the host."""
 
     def __init__(
         self,
@@ -78,11 +74,11 @@ class Learner:
     ) -> None:
         """Load this rank's shard; a collective.
 
-        `temperature` is that of sampling; `seed` that of the adapters' first values;
-        `num_optimizer_steps` are those of the whole run, for the schedule of the learning rate.
-        With a rank in `lora` the model is frozen, in the precision of computation, and its adapters
-        trained. `on_forward` is called after each forward pass of policy or reference: a sign of
-        progress. Raises CheckpointError when `model_path` cannot be loaded.
+        `temperature` is the sampling temperature, `seed` initialises the adapters, and
+        `num_optimizer_steps` counts the whole run. With `lora.rank` > 0 the model is frozen in
+        `compute_dtype` and only its adapters are trained. `on_forward` is called after each forward
+        pass of policy or reference, as a sign of progress. Raises CheckpointError when `model_path`
+        cannot be loaded.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
@@ -124,20 +120,20 @@ class Learner:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model, adapters apart; tied ones count once."""
+        """Return the number of parameters without adapters; tied ones count once."""
         return sum(parameter.numel() for _, parameter in base_parameters(self._policy))
 
     @property
     def num_trained_parameters(self) -> int:
-        """What the optimizer moves, on all ranks together: the adapters where there are some."""
+        """Return the number of parameters, over all ranks, that the optimizer updates."""
         return sum(parameter.numel() for parameter in self._policy.trained())
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
-        """Make one optimizer step a minibatch; return this rank's metrics, to be merged over ranks.
+        """Take one optimizer step per minibatch; return this rank's metrics, to merge over ranks.
         A collective; all ranks have the same number of micro-batches in each minibatch. The loss is
-        the objective's, over the tokens of all ranks. Raises, with weights untouched by the step it
-        concerns: MismatchError before the first step when engine and learner are several times
-        `max_mismatch` apart on fresh tokens, NonFiniteError when a loss or gradient is not finite.
+        a sum over the tokens of all ranks. Raises MismatchError before the first step when engine
+        and learner differ too much on fresh tokens, and NonFiniteError when a loss or gradient is
+        not finite; the step that fails leaves the weights unchanged.
         """
         self._num_updates += 1
         self._masters.reload()
@@ -163,9 +159,10 @@ class Learner:
         return merge([*steps, statistics.metrics(), mismatch.metrics()])
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        """Log-probabilities [T] of the weights as they are, without gradient; a collective.
+        """Return log-probabilities [T] of the next token, without gradient; a collective.
 
-        Nats, of the next token, at the sampling temperature; 0 outside the response mask.
+        In nats, under the current weights, at the sampling temperature; 0 outside the response
+        mask.
         """
         self._masters.reload()
         row = PackedRow.of(micro_batch, device=self._device)
@@ -173,21 +170,20 @@ class Learner:
         return logprobs.new_zeros(row.token_ids.shape[1]).index_copy(0, row.positions, logprobs)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Return name and whole tensor of everything a checkpoint has, one at a time.
+        """Yield name and whole tensor, in `compute_dtype`, of everything in a checkpoint.
 
-        In the precision of computation: an engine of that precision then has the very numbers that
-        the learner computes with. A collective: every rank iterates to the end, also one that needs
-        nothing. A tied lm_head is left out: it is the embedding.
+        An engine of the same dtype then computes with the learner's exact numbers. A collective:
+        every rank iterates to the end, even one that needs nothing. A tied lm_head is left out
+        because it is the embedding.
         """
         self._masters.reload()
         return self._policy.gathered(self._compute_dtype)
 
     def export(self, path: Path | str) -> None:
-        """Write `weights`, with config and tokenizer, as the Hugging Face folder `path`; adapters
-        are merged, and also alone in its subfolder `adapter`.
+        """Write weights, config and tokenizer as the Hugging Face folder `path`.
 
-        A collective; rank 0 writes. The folder appears whole or not at all; raises FileExistsError
-        when it is there already.
+        Adapters are merged, and also written alone into the subfolder `adapter`. A collective; rank
+        0 writes. The folder appears whole or not at all. Raises FileExistsError when `path` exists.
         """
         self._policy.reshard_all()
         export(
@@ -200,30 +196,30 @@ class Learner:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return a copy, on the host, of what this rank needs to go on training."""
+        """Return a copy, on the host, of this rank's training state."""
         return self._state.snapshot()
 
     def restore(self, folder: Path) -> None:
-        """Go on from the snapshots of any number of ranks; raises TrainingStateError."""
+        """Continue from the snapshots that any number of ranks wrote; raise TrainingStateError."""
         self._state.restore(folder)
-        self._num_updates += 1  # the engine gets weights of a run that has been synced
+        self._num_updates += 1  # the engine will get its weights by a sync, not from model.path
 
     def offload(self) -> None:
-        """Move to the host what is to leave, and give back all memory that is not in use."""
+        """Move the state chosen by `learner.offload` to the host and free unused device memory."""
         self._policy.reshard_all()
         self._masters.offload()
         self._moments.offload()
         return_cached_memory(self._device)
 
     def reload(self) -> None:
-        """Bring back what `offload` moved; nothing needs this to be called."""
+        """Bring back what `offload` moved; optional, for the other methods do so themselves."""
         self._masters.reload()
         self._moments.reload()
 
     def _build_reference(
         self, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float
     ) -> Reference | OwnReference | None:
-        """The second model, or where there are adapters the policy without them; None: unused."""
+        """Return a second model or, with LoRA, the policy without adapters; None if unused."""
         if not self._objective.needs_reference:
             return None
         if self._lora is not None:
@@ -237,9 +233,9 @@ class Learner:
         )
 
     def _anchors(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[_Anchors]:
-        """Of each minibatch, from the weights the update starts from and the frozen reference.
+        """Return the anchors of each minibatch, under the weights before the update.
 
-        The first minibatch's own forward pass gives its proximal_logprobs.
+        The first minibatch's own forward pass gives its proximal log-probabilities.
         """
         proximal: list[Sequence[Tensor | None]] = [[None] * len(part) for part in rows]
         for number, part in enumerate(rows[1:] if self._objective.needs_proximal else (), start=1):
@@ -261,7 +257,7 @@ class Learner:
     def _accumulate(
         self, rows: Sequence[PackedRow], anchors: _Anchors, statistics: TokenStatistics
     ) -> _Pass:
-        """Forward and backward pass of every row; gradients add up."""
+        """Run the forward and backward pass of every row; gradients accumulate."""
         losses, seen = [], []
         held = zip(rows, anchors.proximal, anchors.reference, strict=True)
         for number, (row, proximal, reference) in enumerate(held, start=1):
@@ -278,19 +274,18 @@ class Learner:
         return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
 
     def _step(self, loss: Tensor) -> Metrics:
-        """The optimizer step of a minibatch whose gradients are there."""
         total = loss.clone()
         dist.all_reduce(total)
         if not math.isfinite(total.item()):
             raise NonFiniteError(
-                f"the loss is {total.item()}; the weights were left as they are. Look at the "
-                "step's rewards and advantages, and at mismatch/ and loss/ of the steps before"
+                f"the loss is {total.item()}; the weights were not changed. Check the step's "
+                "rewards and advantages, and the metrics mismatch/* and loss/* of earlier steps"
             )
         self._moments.reload()
         try:
             report = self._optimizer.step()
         finally:
-            self._moments.offload()  # the next minibatch needs their room for its activations
+            self._moments.offload()  # the next minibatch needs this memory for its activations
         return Metrics(
             {
                 "loss/total": total.item(),

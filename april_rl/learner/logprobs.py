@@ -1,7 +1,7 @@
-"""Log-probabilities of given tokens without the logits: an output layer over blocks of vocabulary.
+"""Log-probabilities of given tokens without the full logits, computed over blocks of vocabulary.
 
-Legend: [N] tokens, [H] hidden size, [V] vocabulary. The logits exist for one block at a time, so
-memory is bounded by the block and not by N·V. A vocabulary that is one block is not cut.
+Legend: [N] tokens, [H] hidden size, [V] vocabulary. Logits exist for one block at a time, so memory
+is bounded by the block size instead of N·V. A vocabulary that fits in one block is not split.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-# Of one block of float32 logits. On CPU a block that stays in the cache is what is fast, unless it
-# is too thin for its matrix products; an accelerator wants few large kernels.
+# Bytes of one block of float32 logits. On CPU a block that fits in the cache is fastest, as long as
+# it has enough rows for an efficient matrix product; an accelerator needs few, large kernels.
 CPU_BLOCK_BYTES = 8 * 2**20
 BLOCK_BYTES = 256 * 2**20
 MIN_BLOCK_ROWS = 512
@@ -24,29 +24,29 @@ MIN_BLOCK_ROWS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitShape:
-    """What a model makes of x = hidden · weight: cap · tanh(scale · x / cap), or scale · x."""
+    """Logits of a model from x = hidden · weight: cap · tanh(scale · x / cap), or scale · x."""
 
     scale: float = 1.0
     cap: float | None = None  # None: logits are not bounded
 
     def at(self, temperature: float) -> LogitShape:
-        """The shape of logits / temperature."""
+        """Return the shape of logits / temperature."""
         cap = None if self.cap is None else self.cap / temperature
         return LogitShape(scale=self.scale / temperature, cap=cap)
 
     def of(self, products: Tensor) -> Tensor:
-        """Logits of the products x, which are overwritten."""
+        """Return the logits of the products x; overwrites `products`."""
         if self.cap is None:
             return products.mul_(self.scale)
         return products.mul_(self.scale / self.cap).tanh_().mul(self.cap)
 
     def bend(self, logits: Tensor) -> Tensor | None:
-        """Return what d logits / d x is, divided by the scale: 1 - (logits / cap)²; None: 1."""
+        """Return f = 1 - (logits / cap)², where d logits / d x = scale · f; None means 1."""
         return None if self.cap is None else 1 - (logits / self.cap).square_()
 
 
 class LogprobHead(nn.Module):
-    """The output layer of a language model, from hidden states straight to log-probabilities."""
+    """Output layer of a language model that maps hidden states straight to log-probabilities."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class LogprobHead(nn.Module):
         shape: LogitShape | None = None,
         block_bytes: int | None = None,
     ) -> None:
-        """`weight` [V, H] is the model's own parameter, possibly shared with its embedding.
+        """Use `weight` [V, H], the model's own parameter, which its embedding may share.
 
-        `shape` is what the model makes of its logits before the temperature; None: nothing.
-        `block_bytes` bounds the float32 logits that exist at a time; None: what suits the device.
+        `shape` is what the model does to its logits before the temperature; None means nothing.
+        `block_bytes` bounds the float32 logits in memory; None chooses a bound for the device.
         """
         super().__init__()
         self.weight = weight
@@ -67,9 +67,9 @@ class LogprobHead(nn.Module):
         self._block_bytes = block_bytes
 
     def forward(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of each label [N], with gradient, and entropy [N], without.
+        """Return log-probabilities [N] of the labels, with gradient, and entropy [N], without.
 
-        `hidden` [N, H], `labels` [N]; both results are float32, in nats, at the temperature.
+        `hidden` [N, H], `labels` [N]. Results are float32, in nats, at the temperature.
         """
         block = self._block_rows(hidden)
         if len(self.weight) <= block:
@@ -80,7 +80,7 @@ class LogprobHead(nn.Module):
         return logprobs, entropy
 
     def _block_rows(self, hidden: Tensor) -> int:
-        """Rows of the weight that are computed together."""
+        """Return the number of vocabulary rows to compute together."""
         row_bytes = 4 * max(1, len(hidden))
         if self._block_bytes is not None:
             return max(1, self._block_bytes // row_bytes)
@@ -91,7 +91,7 @@ class LogprobHead(nn.Module):
 def _in_one_block(
     hidden: Tensor, weight: Tensor, labels: Tensor, shape: LogitShape
 ) -> tuple[Tensor, Tensor]:
-    """The softmax as it stands in a textbook: what has room is kept for the backward pass."""
+    """Compute a plain softmax; its logits fit in memory and are kept for the backward pass."""
     logprobs = _logits(hidden, weight, shape).log_softmax(dim=1)  # [N, V]
     with torch.no_grad():
         entropy = -torch.linalg.vecdot(logprobs.exp(), logprobs)
@@ -101,8 +101,8 @@ def _in_one_block(
 class _TokenLogprobs(Function):
     """Online softmax over blocks of vocabulary (Milakov and Gimelshein 2018, algorithm 3).
 
-    Forward keeps, of the logits z at the temperature, the running maximum, Σ exp(z - max) and
-    Σ exp(z - max)·(z - max); backward computes each block's logits once more.
+    For the logits z at the temperature, forward keeps the running maximum, Σ exp(z - max) and Σ
+    exp(z - max)·(z - max); backward computes each block's logits again.
     """
 
     @staticmethod
@@ -114,7 +114,7 @@ class _TokenLogprobs(Function):
         shape: LogitShape,
         block: int,
     ) -> tuple[Tensor, Tensor]:
-        """`block`: rows of `weight` computed together."""
+        """Return log-probabilities [N] and entropy [N]; `block` rows are computed together."""
         lowest = torch.finfo(torch.float32).min
         top = hidden.new_full((len(labels),), lowest, dtype=torch.float32)  # [N]
         total, weighted, target = (torch.zeros_like(top) for _ in range(3))  # [N]
@@ -141,8 +141,9 @@ class _TokenLogprobs(Function):
     def backward(
         ctx: FunctionCtx, grad: Tensor, _grad_entropy: Tensor
     ) -> tuple[Tensor, Tensor | None, None, None, None]:
-        """d logprob / d z = one-hot(label) - softmax(z), times d z / d x; a frozen weight costs
-        nothing.
+        """Return the gradients of hidden states and weight.
+
+        d logprob / d x = (one-hot(label) - softmax(z)) · d z / d x. A frozen weight costs nothing.
         """
         hidden, weight, labels, log_normaliser = ctx.saved_tensors  # type: ignore[attr-defined]
         shape, block = ctx.shape, ctx.block  # type: ignore[attr-defined]
@@ -165,16 +166,16 @@ class _TokenLogprobs(Function):
 
 
 def _blocks(weight: Tensor, block: int) -> Iterator[tuple[int, Tensor]]:
-    """First row and rows of each block."""
+    """Yield the first row number and the rows of each block."""
     return ((start, weight[start : start + block]) for start in range(0, len(weight), block))
 
 
 def _logits(hidden: Tensor, rows: Tensor, shape: LogitShape) -> Tensor:
-    """Float32 [N, rows of the block]."""
+    """Return the logits of one block, float32 [N, rows]."""
     return shape.of((hidden @ rows.T).float())
 
 
 def _columns(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
-    """Whether each label is in the block [N], and its column there (0 where it is not) [N]."""
+    """Return whether each label is in the block [N], and its column there or else 0 [N]."""
     here = (labels >= start) & (labels < start + size)
     return here, torch.where(here, labels - start, 0)

@@ -1,9 +1,9 @@
-"""Low-rank adapters through peft: of W + (alpha / r) B A the model's own W is frozen.
+"""Low-rank adapters through peft: a layer computes W + (alpha / r) B A, and W is frozen.
 
-Legend: W [O, I] the weight of a linear layer, A [r, I], B [O, r]. The layer computes with the three
-apart, as peft does; engine and checkpoints get the sum under the name of W, in the precision of
-computation: in bfloat16 a sum that has moved less than half a step is W to them. What takes a
-sharded module takes it with or without adapters, its units resharded.
+Legend: W [O, I] the weight of a linear layer, A [r, I], B [O, r]. The forward pass keeps the three
+matrices apart, as peft does. Engine and checkpoints get the sum under the name of W, in the compute
+dtype: in bfloat16, a sum that moved by less than half a rounding step still equals W. Functions
+that take a sharded module accept one with or without adapters; its FSDP units must be resharded.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from april_rl.errors import RunError
 
 ADAPTER = "default"  # peft's name for the only adapter of a layer
 ADAPTER_FOLDER, WEIGHTS_FILE = "adapter", "adapter_model.safetensors"
-_ALL = "all-linear"  # peft's word for every linear layer but the output layer
-_WRAPPED = ".base_layer."  # stands in the names of the layer that peft put its own around
-_PREFIX = "base_model.model."  # of every name in a folder of peft
+_ALL = "all-linear"  # peft's name for every linear layer except the output layer
+_WRAPPED = ".base_layer."  # part of the parameter names of a layer that peft has wrapped
+_PREFIX = "base_model.model."  # prefix of every parameter name in a peft folder
 
 
 class LoraError(RunError):
-    """lora.target_modules does not go with the model."""
+    """lora.target_modules does not fit the model."""
 
 
 def inject(causal_lm: PreTrainedModel, lora: LoraConfig) -> None:
-    """Freeze the model and give the chosen layers float32 adapters, on the meta device.
+    """Freeze the model and add float32 adapters to the chosen layers, on the meta device.
 
-    Raises LoraError when a name belongs to no linear layer, or the model has experts and names are
-    not those of attention alone.
+    Raises LoraError when a name matches no linear layer, and when a mixture-of-experts model gets
+    targets outside attention.
     """
     _check_targets(causal_lm, lora.target_modules)
     config = PeftConfig(
         r=lora.rank,
-        lora_alpha=cast(int, lora.alpha),  # peft computes with what it is given
+        lora_alpha=cast(int, lora.alpha),  # peft types it as int and also computes with a float
         target_modules=_ALL if lora.target_modules is None else lora.target_modules,
     )
     inject_adapter_in_model(config, causal_lm, adapter_name=ADAPTER, low_cpu_mem_usage=True)
@@ -60,8 +60,8 @@ def inject(causal_lm: PreTrainedModel, lora: LoraConfig) -> None:
 def initialise(module: nn.Module, *, seed: int) -> None:
     """Fill A uniformly within ± 1 / √I, as peft does, and B with zeros.
 
-    Every rank draws whole matrices in the same order and keeps its rows: the same adapters for any
-    number of ranks.
+    Every rank draws the whole matrices in the same order and keeps its rows, so the adapters do not
+    depend on the number of ranks.
     """
     generator = torch.Generator().manual_seed(seed)
     for layer in _adapted(module).values():
@@ -73,7 +73,7 @@ def initialise(module: nn.Module, *, seed: int) -> None:
 
 
 def base_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Name and parameter of the model without its adapters, as if there were none."""
+    """Yield name and parameter of the model without its adapters, under the original names."""
     adapters = {id(p) for layer in _adapted(module).values() for p in _matrices(layer)}
     for name, parameter in module.named_parameters():
         if id(parameter) not in adapters:
@@ -81,9 +81,9 @@ def base_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each parameter of `base_parameters`; W + (alpha / r) B A for an adapted W.
+    """Yield `base_parameters`, with W + (alpha / r) B A as the tensor of an adapted W.
 
-    A collective; the sum is float32, each rank computes its rows of one parameter at a time.
+    A collective. The sum is float32; each rank computes its own rows, one parameter at a time.
     """
     adapted = {id(_frozen(layer)): layer for layer in _adapted(module).values()}
     for name, parameter in base_parameters(module):
@@ -94,11 +94,11 @@ def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def adapter_writer(
     module: nn.Module, lora: LoraConfig | None, *, base: str
 ) -> Callable[[Path], None] | None:
-    """Writes the adapters as they are now into a folder's subfolder, as `peft.PeftModel` reads it;
-    None where there are none.
+    """Return a function that writes the current adapters into the subfolder `adapter` of a folder.
 
-    A collective; what it returns is for rank 0, the only one that keeps the whole tensors (float32,
-    in host memory). `base` is the path of the model that is adapted.
+    `peft.PeftModel` reads that subfolder. Returns None when `lora` is None. `base` is the path of
+    the adapted model. A collective; only rank 0 holds the whole tensors (float32, in host memory),
+    so only rank 0 may call the function.
     """
     if lora is None:
         return None
@@ -125,10 +125,10 @@ def adapter_writer(
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """The frozen model alone while it lasts: the products of the adapters are multiplied by 0.
+    """Use the frozen model alone inside the `with` block, by scaling the adapters with 0.
 
-    peft's own switch also says that they are not trained, and FSDP settles at the first forward
-    pass, by what is trained then, in which precision it reduces gradients.
+    peft's own switch would also mark the adapters as not trained, and FSDP decides at the first
+    forward pass, from what is trained then, in which precision it reduces gradients.
     """
     layers = _adapted(module).values()
     for layer in layers:
@@ -141,30 +141,30 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 
 def _adapted(module: nn.Module) -> dict[str, LoraLayer]:
-    """The layers that have adapters, by name."""
+    """Return the layers that have adapters, by name."""
     return {name: m for name, m in module.named_modules() if isinstance(m, LoraLayer)}
 
 
 def _matrices(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:
-    """A and B."""
+    """Return A and B."""
     parts = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
     return parts[0].get_parameter("weight"), parts[1].get_parameter("weight")
 
 
 def _adapter_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name, as peft's folders have it, and whole float32 tensor of every A and B; a collective."""
+    """Yield the peft name and the whole float32 tensor of every A and B; a collective."""
     for name, layer in _adapted(module).items():
         for part, matrix in zip(("lora_A", "lora_B"), _matrices(layer), strict=True):
             yield f"{_PREFIX}{name}.{part}.weight", cast(DTensor, matrix.detach()).full_tensor()
 
 
 def _frozen(layer: LoraLayer) -> nn.Parameter:
-    """W."""
+    """Return W."""
     return layer.base_layer.get_parameter("weight")
 
 
 def _merged(layer: LoraLayer) -> Tensor:
-    """W + (alpha / r) B A [O, I], float32, sharded like W: B has the rows of W, A is gathered."""
+    """Return W + (alpha / r) B A [O, I], float32, sharded like W: B has its rows, A is gathered."""
     weight = cast(DTensor, _frozen(layer).detach())
     a, b = (cast(DTensor, matrix.detach()) for matrix in _matrices(layer))
     rows = torch.addmm(
@@ -176,26 +176,29 @@ def _merged(layer: LoraLayer) -> Tensor:
 
 
 def _check_targets(causal_lm: PreTrainedModel, wanted: Sequence[str] | None) -> None:
-    """Raise LoraError unless every name is the end of a layer's that can have adapters."""
+    """Raise LoraError unless every name is the last part of a name in `_linear_layers`."""
     linear = _linear_layers(causal_lm)
     for name in wanted or ():
         if not _named(linear, name):
             raise LoraError(
                 f"lora.target_modules={list(wanted or ())}: {name} is not a linear layer that can "
-                f"have adapters; the model has {_ends(linear)}"
+                f"have adapters; choose from {_ends(linear)}"
             )
     attention = [name for name in linear if "attn" in name]
     chosen = {layer for name in wanted or () for layer in _named(linear, name)}
     if _has_experts(causal_lm) and not (chosen and chosen <= set(attention)):
         raise LoraError(
-            "lora.target_modules: the experts of a mixture of experts cannot have adapters, nor "
-            f"layers that share their names; choose from attention's {_ends(attention)}, or train "
-            "the whole model with lora.rank=0"
+            "lora.target_modules: the experts of a mixture-of-experts model cannot have adapters, "
+            "and neither can layers that share their names; choose from the attention layers "
+            f"{_ends(attention)}, or train the whole model with lora.rank=0"
         )
 
 
 def _linear_layers(causal_lm: PreTrainedModel) -> list[str]:
-    """Names of the layers that can have adapters; the output layer computes no logits here."""
+    """Return the names of the layers that can have adapters.
+
+    The output layer is left out: its forward pass never runs, because LogprobHead reads its weight.
+    """
     head: nn.Module = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
     return [
         name
@@ -205,7 +208,7 @@ def _linear_layers(causal_lm: PreTrainedModel) -> list[str]:
 
 
 def _has_experts(causal_lm: PreTrainedModel) -> bool:
-    """Whether matrices of several experts are one parameter [E, ., .] of a module of their own."""
+    """Return whether some module stacks the matrices of its experts in one parameter [E, ., .]."""
     return any(
         parameter.dim() == 3 and not name.endswith(".weight")
         for name, parameter in causal_lm.named_parameters()
@@ -213,10 +216,10 @@ def _has_experts(causal_lm: PreTrainedModel) -> bool:
 
 
 def _named(layers: list[str], end: str) -> list[str]:
-    """Those whose dotted name ends with the parts `end`."""
+    """Return the layers whose dotted name ends with the parts `end`."""
     return [layer for layer in layers if f".{layer}".endswith(f".{end}")]
 
 
 def _ends(names: list[str]) -> str:
-    """The last parts of dotted names, each once, in order."""
+    """Join the last parts of dotted names, each once, in order."""
     return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))

@@ -1,4 +1,4 @@
-"""Which ranks share one copy of the weights, and which hold copies of it."""
+"""Layout of the ranks: which ones share a copy of the weights, and which ones hold other copies."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 def build_mesh(device_type: str, *, shard_size: int) -> DeviceMesh:
-    """All ranks as [shard] when they share one copy, as [replicate, shard] when there are several.
+    """Return the mesh [shard] for one copy of the weights, [replicate, shard] for several.
 
-    `shard_size`: how many ranks, one behind the other, share a copy; 0: all. It divides their
-    number. With several copies gradients are summed over all ranks, weights gathered within a copy
-    (hybrid sharding; Zhao et al. 2023, section 3.2.2).
+    `shard_size` is the number of consecutive ranks that share a copy; it must divide the number of
+    ranks, and 0 means all. With several copies, gradients are summed over all ranks and weights are
+    gathered within a copy (hybrid sharding; Zhao et al. 2023, section 3.2.2).
     """
     num_ranks = dist.get_world_size()
     size = shard_size or num_ranks

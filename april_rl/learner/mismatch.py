@@ -1,4 +1,4 @@
-"""Mismatch: how far engine and learner are apart on tokens that the very same weights sampled."""
+"""Mismatch: the difference between engine and learner on tokens sampled with the same weights."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from april_rl.errors import RunError
 from april_rl.learner.row import PackedRow
 from april_rl.metrics import Max, Mean, Metrics
 
-# A mean above learner.max_mismatch is worth a warning: how far two correct sides are apart depends
-# on kernels and precision. Above this many times it, they do not compute the same.
+# A mean above learner.max_mismatch causes a warning, because the difference between two correct
+# sides depends on kernels and precision. Above END_FACTOR times the limit, one side is wrong.
 END_FACTOR = 5.0
 MEAN = "mismatch/logprob_abs_mean"
 
 
 class MismatchError(RunError):
-    """Engine and learner disagree about the log-probabilities of the same weights."""
+    """Engine and learner disagree about log-probabilities under the same weights."""
 
 
 class MismatchWarning:
-    """What a run says when engine and learner drift apart, once until they agree again."""
+    """Warns once when engine and learner drift apart, and again only after they have agreed."""
 
     def __init__(self, max_mismatch: float) -> None:
-        """`max_mismatch` is in nats."""
+        """Warn above a mean difference of `max_mismatch` nats."""
         self._max_mismatch, self._is_above = max_mismatch, False
 
     def of(self, metrics: Metrics) -> str | None:
-        """Return the warning that the merged metrics of a step call for, if any."""
+        """Return the warning that the merged metrics of a step call for, or None."""
         if MEAN not in metrics:
             return None
         mean = metrics.number(MEAN)
@@ -36,20 +36,21 @@ class MismatchWarning:
         if was_above or not self._is_above:
             return None
         return (
-            f"warning: engine and learner disagree by {mean:.3g} nats on average about tokens of "
-            f"the same weights, more than learner.max_mismatch={self._max_mismatch:g}; at "
-            f"{END_FACTOR:g} times it, {END_FACTOR * self._max_mismatch:g}, the step is "
-            "skipped and the weights are synced again"
+            f"warning: engine and learner disagree by {mean:.3g} nats on average about tokens "
+            "sampled with the same weights, more than learner.max_mismatch="
+            f"{self._max_mismatch:g}; above {END_FACTOR * self._max_mismatch:g} nats "
+            f"({END_FACTOR:g} times the limit) the step is skipped and the weights are synced again"
         )
 
 
 class Mismatch:
-    """|logprobs - behaviour_logprobs| over the tokens that the very weights of the learner sampled,
-    on a KV cache of theirs, summed up row by row.
+    """Sums of |logprobs - behaviour_logprobs|, added row by row.
+
+    Counts only tokens that were sampled with the learner's current weights and a KV cache computed
+    with them.
     """
 
     def __init__(self, *, device: torch.device) -> None:
-        """Nothing compared yet."""
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # Σ, number of tokens
         self._largest = torch.zeros((), device=device)
 
@@ -62,11 +63,11 @@ class Mismatch:
             self._largest = torch.maximum(self._largest, distances.max())
 
     def check(self, max_mismatch: float, *, model_type: str, has_synced: bool) -> None:
-        """Raise MismatchError when the mean over all ranks is above END_FACTOR · `max_mismatch`
-        nats or NaN; what is named first is the likeliest cause.
+        """Raise MismatchError when the mean is NaN or above END_FACTOR · `max_mismatch` nats.
 
-        A collective. Without such a token on any rank there is nothing to compare. `has_synced`:
-        whether the engine has its weights from the learner, not from the folder of both.
+        The mean is over all ranks. A collective; passes when no rank has a token to compare. The
+        error names the most likely cause first: `has_synced` tells whether the engine got its
+        weights from the learner or, like the learner, from model.path.
         """
         sums, largest = self._sums.clone(), self._largest.clone()
         dist.all_reduce(sums)
@@ -77,15 +78,15 @@ class Mismatch:
             return
         raise MismatchError(
             f"engine and learner disagree by {mean:.4g} nats on average (largest "
-            f"{largest.item():.4g}, over {count:.0f} tokens) about tokens sampled with the weights "
-            f"the learner has now; the limit is {END_FACTOR:g} times learner.max_mismatch = "
-            f"{max_mismatch:g}. About 0.01 is rounding, NaN means that one of "
-            f"them has no numbers. {_causes(model_type, has_synced=has_synced)} Raise the limit "
-            "only when the difference is precision"
+            f"{largest.item():.4g}, over {count:.0f} tokens) about tokens sampled with the "
+            f"learner's current weights; the limit is {END_FACTOR:g} times learner.max_mismatch="
+            f"{max_mismatch:g}. About 0.01 is rounding; NaN means that one side computes NaN. "
+            f"{_causes(model_type, has_synced=has_synced)} Raise learner.max_mismatch only if the "
+            "difference comes from precision"
         )
 
     def metrics(self) -> Metrics:
-        """mismatch/* of this rank; empty without a token to compare."""
+        """Return mismatch/* of this rank; empty when there was no token to compare."""
         total, count = self._sums.tolist()
         if not count:
             return Metrics()
@@ -98,19 +99,22 @@ class Mismatch:
 
 
 def _causes(model_type: str, *, has_synced: bool) -> str:
-    """What to look at, the likeliest first."""
+    """Return what to check, the most likely cause first."""
     model = (
-        f"that both compute the model alike (model_type {model_type} in docs/models.md; "
-        "engine.dtype and kv_cache_dtype against learner.compute_dtype)"
+        f"that both compute the model in the same way (model_type {model_type} in docs/models.md; "
+        "engine.dtype and engine.kv_cache_dtype against learner.compute_dtype)"
     )
     sampling = (
-        "that the engine samples at rollout.temperature without top-p, top-k or penalties and "
-        "reports log-probabilities after temperature"
+        "that the engine samples at rollout.temperature without top-p, top-k or penalties, and "
+        "reports log-probabilities at that temperature"
     )
-    sync = "the weight sync (that the engine got every weight, a tied lm_head too)"
+    sync = "the weight sync (the engine must get every weight, also a tied lm_head)"
     if has_synced:
-        return f"A step before this one agreed. Check first {sync}, then {model}, then {sampling}."
+        return (
+            f"The engine got these weights by a weight sync. Check first {sync}, then {model}, "
+            f"then {sampling}."
+        )
     return (
-        "Both have their weights from model.path, so the weight sync has no part in it. Check "
+        "Both loaded their weights from model.path, so the weight sync is not the cause. Check "
         f"first {model}, then {sampling}."
     )

@@ -1,9 +1,9 @@
-"""The names parameters have on disk and in the engine, where experts are tensors of their own.
+"""Names that parameters have on disk and in the engine, where every expert has its own tensors.
 
-Legend: [E] experts, [I] their width, [H] hidden size. transformers computes with all experts of a
-layer at once, `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I]; a published checkpoint has
-`gate_proj` and `up_proj` [I, H] and `down_proj` [H, I] of each expert. transformers describes which
-is which and converts whole models; here its description becomes boxes, so that a rank can read the
+Legend: [E] experts, [I] their width, [H] hidden size. transformers stacks the experts of a layer in
+`gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I]. A published checkpoint has, for each expert,
+`gate_proj` and `up_proj` [I, H] and `down_proj` [H, I]. transformers describes this mapping and
+converts whole models; this module turns the description into boxes, so that a rank can read the
 slices of its shard and send one parameter after another.
 """
 
@@ -26,53 +26,50 @@ from transformers.core_model_loading import (
 
 from april_rl.errors import RunError
 
-Box = tuple[slice, ...]  # a range of each dimension
+Box = tuple[slice, ...]  # one range per dimension
 
 
 class UnknownLayoutError(RunError):
-    """The checkpoint of the model in model.path has its parameters in a form the learner cannot
-    read.
-    """
+    """The checkpoint in model.path has a layout of parameters that the learner cannot read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A tensor on disk, and where in a parameter its numbers are."""
+    """A tensor on disk and its position in a parameter."""
 
     name: str  # on disk
     box: Box  # in the parameter
-    is_expert: bool  # the box is one expert: the tensor lacks the first dimension
+    is_expert: bool  # the box is one expert, and the tensor has no expert dimension
 
     @property
     def shape(self) -> Size:
-        """Of the tensor on disk."""
+        """Return the shape of the tensor on disk."""
         sizes = [along.stop - along.start for along in self.box]
         return Size(sizes[1:] if self.is_expert else sizes)
 
     def of(self, whole: Tensor) -> Tensor:
-        """The tensor as a view of the whole parameter."""
+        """Return the tensor as a view of the whole parameter."""
         view = whole[self.box]
         return view[0] if self.is_expert else view
 
 
 class StoredNames:
-    """What transformers knows about the checkpoints of one model."""
+    """Mapping from a model's parameters to the tensors in its checkpoints."""
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
-        """Nothing is read: the architecture decides."""
         conversions = [
             conversion.reverse_transform()
             for conversion in reversed(get_model_conversion_mapping(causal_lm, add_legacy=False))
-            if not isinstance(conversion, PrefixChange)  # the name of a part of another model
+            if not isinstance(conversion, PrefixChange)  # a prefix in a larger model
         ]
         self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
         self._splits = [c for c in conversions if isinstance(c, WeightConverter)]
 
     def parts(self, name: str, shape: Size) -> tuple[Part, ...]:
-        """The tensors on disk that make up the parameter `name`; expert after expert.
+        """Return the tensors on disk that make up the parameter `name`, expert after expert.
 
-        Raises UnknownLayoutError when they are neither the parameter itself nor, for each expert,
-        its rows.
+        Raises UnknownLayoutError when the parameter is stored neither as one tensor nor as rows of
+        each expert.
         """
         stored, pattern = rename_source_key(name, self._renamings, self._splits, reverse=True)
         if pattern is None:
@@ -85,7 +82,7 @@ class StoredNames:
 
 
 def cut(whole: Tensor, parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
-    """Name on disk and tensor of every part; views, so that nothing is copied."""
+    """Yield name on disk and tensor of every part; the tensors are views of `whole`."""
     for part in parts:
         yield part.name, part.of(whole)
 
@@ -95,9 +92,9 @@ def _whole(shape: Size) -> Box:
 
 
 def _experts(projections: Sequence[str], shape: Size) -> Iterator[Part]:
-    """The parts of a parameter [E, R, .]: of each expert R / len(projections) rows a projection.
+    """Yield the parts of a parameter [E, R, .], each R / len(projections) rows of an expert.
 
-    `projections` are names with a star for the number of the expert.
+    `projections` are names with a star in place of the expert's number.
     """
     num_experts, num_rows = shape[:2]
     rows = num_rows // len(projections)
@@ -112,7 +109,7 @@ def _experts(projections: Sequence[str], shape: Size) -> Iterator[Part]:
 
 
 def _check_layout(name: str, split: WeightConverter) -> None:
-    """Raise UnknownLayoutError unless `split` takes experts apart, and their rows before."""
+    """Raise UnknownLayoutError unless `split` only separates experts and then their rows."""
     match split.operations:
         case [SplitModulelist(dim=0)] if len(split.target_patterns) == 1:
             return
@@ -120,6 +117,6 @@ def _check_layout(name: str, split: WeightConverter) -> None:
             return
     raise UnknownLayoutError(
         f"model.path: checkpoints of this model have {', '.join(split.target_patterns)} where the "
-        f"learner has {name}, related by {split.operations}; the learner reads checkpoints whose "
-        "tensors are its parameters, or the matrices of single experts. Use another model"
+        f"learner has {name}, related by {split.operations}; the learner only reads checkpoints "
+        "whose tensors are its parameters or the matrices of single experts. Use another model"
     )

@@ -1,7 +1,7 @@
-"""What the learner minimises over the tokens of a row; its parts are chosen once, by the settings.
+"""The objective that the learner minimises over the tokens of a row; the settings choose its parts.
 
-Legend: [N] response tokens of a row. w is the importance weight of a token, m the masks: both say
-what it counts for being sampled by the engine, perhaps with older weights, and have no gradient.
+Legend: [N] response tokens of a row. w is the importance weight of a token and m its mask; both
+correct for tokens that the engine sampled, perhaps with older weights, and have no gradient.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from april_rl.learner.row import PackedRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLoss:
-    """The loss of a row and what became of its tokens."""
+    """The loss of a row, and how each of its tokens was treated."""
 
     total: Tensor  # [], with gradient: this row's share of the sum over all rows of all ranks
-    clipped: Tensor  # [N], bool, as the loss says
+    clipped: Tensor  # [N], bool: the loss clipped this token
     importance_weights: Tensor  # [N], w
     is_masked: Tensor  # [N], bool: m is 0
 
 
 class Objective:
-    """Σ loss weight · w · m · (loss + entropy_coefficient · e + kl_coefficient · k), e the bonus of
-    `sampled_negative_entropy`, k the divergence from the frozen reference.
+    """Σ loss weight · w · m · (loss + entropy_coefficient · e + kl_coefficient · k) over tokens.
+
+    e is the entropy bonus (`sampled_negative_entropy`), k the divergence from the frozen reference.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
-        """`config.ratio`: "proximal" takes the loss's ratio, w and m against the learner at the
-        start of the update; "behaviour" takes the ratio against the engine, which then is the
-        importance weight itself, and m (w too, for a loss without ratio) with the learner as it is;
-        w being 1 otherwise, e and k of tokens of an older policy stay uncorrected then.
+        """Choose the parts of the objective.
+
+        With `config.ratio` "proximal", the loss's ratio, w and m compare with the learner at the
+        start of the update. With "behaviour", the ratio compares with the engine and so already is
+        the importance weight; m (and w, for a loss without a ratio) uses the current learner.
+        Otherwise w is 1, and then e and k of tokens from an older policy stay uncorrected.
         """
         self._is_bypass = config.ratio is Ratio.behaviour
         self._loss = loss_function(config)
@@ -54,10 +57,10 @@ class Objective:
     def of(
         self, row: PackedRow, logprobs: Tensor, *, proximal: Tensor | None, reference: Tensor | None
     ) -> RowLoss:
-        """The loss of a row; its arguments are log-probabilities [N], of which `logprobs` has a
-        gradient.
+        """Return the loss of a row.
 
-        `proximal` None: they are `logprobs` as they stand. `reference` None: no divergence term.
+        All arguments but `row` are log-probabilities [N]; only `logprobs` has a gradient.
+        `proximal` None means the values of `logprobs`; `reference` None means no divergence term.
         """
         learner = logprobs.detach() if proximal is None else proximal
         behaviour, responses = row.behaviour_logprobs, row.responses
@@ -81,7 +84,7 @@ class Objective:
         )
 
     def _penalties(self, logprobs: Tensor, reference: Tensor | None) -> Tensor | float:
-        """What is added to the loss of each token."""
+        """Return the terms that are added to the loss of each token."""
         penalties: Tensor | float = 0.0
         if self._entropy_coefficient:
             penalties = self._entropy_coefficient * sampled_negative_entropy(logprobs)

@@ -1,7 +1,7 @@
-"""Memory that a learner gives up while it has nothing to compute; the values wait on the host.
+"""Free device memory that an idle learner does not need, and keep the values on the host.
 
-A tensor stays the object it is, and so does its storage: only the memory behind the storage goes
-and comes back. Whoever refers to the tensor (FSDP, the optimizer, a view) need not know.
+A tensor and its storage stay the same objects; only the memory behind the storage is freed and
+allocated again. So whatever refers to the tensor (FSDP, the optimizer, a view) stays valid.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ Tensors = Callable[[], Iterable[Tensor]]
 
 
 class _Copy(NamedTuple):
-    """A storage and its bytes on the host."""
+    """A storage and a copy of its bytes on the host."""
 
     storage: UntypedStorage
     host: Tensor  # [bytes], uint8
 
 
 class Offloadable:
-    """Tensors that are either on their device or, with their memory there given up, on the host."""
+    """Tensors that are either on their device, or on the host with their device memory freed."""
 
     def __init__(self, tensors: Tensors, *, device: torch.device) -> None:
-        """`tensors` gives all of them, each time they are to leave; of a DTensor, the local shard.
+        """Move what `tensors` returns at each offload; of a DTensor, the local shard.
 
-        Host memory is taken at the first offload and kept, pinned when `device` is an accelerator.
+        Host memory is allocated at the first offload and kept; it is pinned if `device` is an
+        accelerator.
         """
         self._tensors, self._device = tensors, device
         self._copies: dict[int, _Copy] = {}  # by the address of the storage object
         self._is_away = False
 
     def offload(self) -> None:
-        """Copy the values to the host and give up the memory; nothing when that is done already."""
+        """Copy the values to the host and free the device memory, unless that is done already."""
         if self._is_away:
             return
         self._copies = {
@@ -51,7 +52,7 @@ class Offloadable:
         self._is_away = True
 
     def reload(self) -> None:
-        """Take memory again and copy the values back; nothing when they are on their device."""
+        """Allocate device memory and copy the values back, unless they are there already."""
         if not self._is_away:
             return
         for storage, host in self._copies.values():
@@ -61,7 +62,7 @@ class Offloadable:
         self._is_away = False
 
     def host_copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a tensor's local values on the host, wherever they are now."""
+        """Return a host copy of a tensor's local values, wherever the values are now."""
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         copy = self._copies.get(local.untyped_storage()._cdata) if self._is_away else None
         if copy is None:
@@ -77,13 +78,13 @@ class Offloadable:
 
 
 def wait(device: torch.device) -> None:
-    """Return when what was asked of `device` is done."""
+    """Wait until all work queued on `device` has finished."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def return_cached_memory(device: torch.device) -> None:
-    """Leave to others on `device` what torch's allocator holds and does not use."""
+    """Free the memory that torch's allocator caches on `device`, so that others can use it."""
     if device.type != "cpu":
         torch.accelerator.empty_cache()
 
@@ -94,5 +95,5 @@ def _storage(tensor: Tensor) -> UntypedStorage:
 
 
 def _bytes(storage: UntypedStorage) -> Tensor:
-    """The storage as a tensor [bytes]."""
+    """Return the storage as a tensor [bytes]."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

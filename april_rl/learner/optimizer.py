@@ -1,4 +1,4 @@
-"""AdamW over shards, its learning-rate schedule, and the guard of an optimizer step."""
+"""AdamW over shards, its learning-rate schedule, and the check for finite gradients."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from april_rl.errors import RunError
 
 
 class NonFiniteError(RunError):
-    """A loss or a gradient is not a number: stepping would destroy the weights."""
+    """A loss or gradient is infinite or NaN; an optimizer step would destroy the weights."""
 
 
 class StepReport(NamedTuple):
-    """What one optimizer step did."""
+    """Gradient norm and learning rate of one optimizer step."""
 
     grad_norm: float  # before clipping
     lr: float
 
 
 def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: Schedule) -> float:
-    """What the learning rate of optimizer step `step` (from 0) is multiplied by.
+    """Return the factor on the learning rate at optimizer step `step` (from 0).
 
-    Rises linearly from 1 / warmup_steps to 1, then stays (constant) or falls from 1 towards 0,
+    It rises linearly from 1 / warmup_steps to 1. Then it stays 1 (constant), or falls towards 0,
     which it would reach at `num_steps`: linearly, or as half a cosine.
     """
     if step < warmup_steps:
@@ -45,15 +45,15 @@ def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: Schedul
 
 
 class Optimizer:
-    """AdamW with a schedule and gradient clipping; steps on finite gradients only."""
+    """AdamW with a learning-rate schedule and gradient clipping; refuses non-finite gradients."""
 
     def __init__(
         self, config: OptimizerConfig, parameters: Iterable[nn.Parameter], *, num_steps: int
     ) -> None:
-        """Build AdamW over the `parameters` of the sharded model; `num_steps` are the optimizer
-        steps of the whole run, for the schedule.
+        """Build AdamW over the `parameters` of the sharded model.
 
-        Only matrices decay; norms and biases are left alone, as is usual.
+        `num_steps` counts the optimizer steps of the whole run, for the schedule. Weight decay
+        applies to matrices only, not to norms and biases, as is usual.
         """
         self._parameters = list(parameters)
         matrices = [p for p in self._parameters if p.dim() >= 2]
@@ -79,29 +79,29 @@ class Optimizer:
         self._schedule = LambdaLR(self._adamw, self._factor)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients and their memory."""
         self._adamw.zero_grad(set_to_none=True)
 
     def moments(self) -> Iterator[Tensor]:
-        """What AdamW remembers of every parameter: both moments, and a count of steps.
+        """Yield the optimizer state of every parameter: AdamW's two moments and a step count.
 
-        Nothing before the first step; the same tensors from then on.
+        Yields nothing before the first step, and the same tensors from then on.
         """
         for of_parameter in self._adamw.state.values():
             yield from of_parameter.values()
 
     @property
     def num_steps(self) -> int:
-        """Return how many steps were made."""
+        """Return the number of steps taken so far."""
         return self._schedule.last_epoch
 
     def moments_of(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor] | None:
-        """Return AdamW's two moments of a parameter; None before the first step."""
+        """Return AdamW's two moments of a parameter, or None before the first step."""
         state = self._adamw.state.get(parameter)
         return (state["exp_avg"], state["exp_avg_sq"]) if state else None
 
     def restore(self, num_steps: int) -> None:
-        """Go on after `num_steps` steps, with moments of zero for the caller to fill."""
+        """Continue after `num_steps` steps; the caller fills the moments, which start at zero."""
         for parameter in self._parameters if num_steps else ():
             self._adamw.state[parameter] = {
                 "step": torch.tensor(float(num_steps), device=parameter.device),
@@ -110,20 +110,21 @@ class Optimizer:
             }
         for group in self._adamw.param_groups:
             group["lr"] = group["initial_lr"]
-        # The constructor makes a step of its own, to `num_steps`.
+        # The constructor takes one step itself, which brings last_epoch to `num_steps`.
         self._schedule = LambdaLR(self._adamw, self._factor, last_epoch=num_steps - 1)
 
     def step(self) -> StepReport:
-        """Clip the gradients and move the weights.
+        """Clip the gradients and update the weights.
 
-        Raises NonFiniteError, with weights and optimizer state untouched, when the norm of the
-        gradient over all ranks is not finite.
+        Raises NonFiniteError, with weights and optimizer state unchanged, when the gradient norm
+        over all ranks is not finite.
         """
         grad_norm = _value(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         if not math.isfinite(grad_norm):
             raise NonFiniteError(
-                f"the gradient norm is {grad_norm}; the weights were left as they are. Lower "
-                "optimizer.lr, or set learner.compute_dtype=float32 to see whether precision is it"
+                f"the gradient norm is {grad_norm}; the weights were not changed. Lower "
+                "optimizer.lr, or set learner.compute_dtype=float32 to see whether precision is "
+                "the cause"
             )
         lr = self._schedule.get_last_lr()[0]
         self._adamw.step()
@@ -132,5 +133,5 @@ class Optimizer:
 
 
 def _value(norm: Tensor) -> float:
-    """The number in a norm that may be spread over ranks."""
+    """Return a norm as a number; it may be sharded over ranks."""
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()

@@ -1,7 +1,7 @@
 """The policy as an FSDP2 model: a Hugging Face backbone and an output layer of log-probabilities.
 
-Its parameters have the names of the Hugging Face model, so that a checkpoint, an engine and this
-module speak of the same tensors. Masters are float32; compute has its own precision.
+Parameters have the names of the Hugging Face model, so that a checkpoint, an engine and the learner
+mean the same tensors. Master weights are float32; computation has its own dtype.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ TIED_HEAD = "lm_head.weight"
 
 
 class Policy(nn.Module):
-    """From a packed row to the log-probability and the entropy of its response tokens.
+    """Maps a packed row to the log-probability and the entropy of its response tokens.
 
-    The attributes are called `model` and `lm_head` because Hugging Face models call them so, and
-    parameter names follow; a model that has other names fails the check against its checkpoint.
+    The attributes `model` and `lm_head` have the names that Hugging Face models use, because
+    parameter names follow from them. A model with other names fails the check against its
+    checkpoint.
 
-    The router of a mixture of experts is trained by the loss alone, as everything else: there is no
-    auxiliary loss that balances experts.
+    The router of a mixture-of-experts model is trained by the loss alone: there is no auxiliary
+    loss that balances the experts.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, *, temperature: float) -> None:
-        """Takes the parts of `causal_lm`; tied parameters stay one parameter."""
+        """Take over the parts of `causal_lm`; tied parameters stay one parameter."""
         super().__init__()
         embedding: nn.Module = causal_lm.get_input_embeddings()
         head: nn.Module = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -56,13 +57,13 @@ class Policy(nn.Module):
         kinds = causal_lm._no_split_modules or ()
         self._layers = [m for m in causal_lm.modules() if type(m).__name__ in kinds]
         self._stored_names = StoredNames(causal_lm)
-        self._embedding = (embedding,)  # in a tuple: registered once, as a part of the backbone
+        self._embedding = (embedding,)  # a tuple, so that torch registers it in the backbone only
 
     def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [N], with gradient, and entropy [N], without; nats, float32.
+        """Return log-probabilities [N], with gradient, and entropy [N], without; nats, float32.
 
-        Without a cache: nothing is generated, and with one transformers may take the row for a
-        single sequence, in which every sample sees the ones before it.
+        `use_cache` must be off: with a cache, transformers may take the row for a single sequence,
+        in which every sample sees the ones before it.
         """
         hidden = self.model(
             input_ids=row.token_ids,
@@ -70,19 +71,20 @@ class Policy(nn.Module):
             use_cache=False,
             packing=row.packing,
         ).last_hidden_state
-        # hidden[0, positions] is the same with a backward pass several times slower, on CPU.
+        # hidden[0, positions] gives the same, but its backward pass is several times slower on CPU.
         chosen = hidden[0].index_select(0, row.positions)
         logprobs, entropy = self.lm_head(chosen, row.labels)
         return logprobs, entropy
 
     def shard(self, mesh: DeviceMesh, *, compute_dtype: torch.dtype) -> None:
-        """Make it an FSDP2 model: a unit a layer, one for an untied embedding, one for the rest.
+        """Turn the policy into an FSDP2 model with a unit per layer and a root unit for the rest.
 
-        The embedding of a tied model is in the root's unit with the output layer: a parameter has
-        one owner. The root stays gathered after its forward pass, for it is the first needed again.
-        On CPU a rank with a whole copy keeps every unit so until a minibatch's last backward pass:
-        of a tiny model, a few per cent of an update would go into casting its layers anew.
-        Inputs are not cast: hidden states have the precision of the gathered embedding.
+        An untied embedding has its own unit. A tied embedding is in the root unit with the output
+        layer, because a parameter belongs to one unit. The root stays gathered after its forward
+        pass, because the backward pass needs it first. On CPU, a rank with a whole copy keeps every
+        unit gathered until a minibatch's last backward pass: for a tiny model, casting its layers
+        again would cost a few per cent of an update. Inputs are not cast: hidden states have the
+        dtype of the gathered embedding.
         """
         self._has_whole_copy = mesh.shape[-1] == 1
         self._stays_gathered = self._has_whole_copy and mesh.device_type == "cpu"
@@ -95,11 +97,12 @@ class Policy(nn.Module):
         fully_shard(self, mesh=mesh, mp_policy=precision)
 
     def set_last_backward(self, is_last: bool) -> None:
-        """Say whether the next backward pass is a minibatch's last.
+        """Set whether the next backward pass is a minibatch's last.
 
-        Every pass leaves each rank its shard of the gradients; without that, FSDP2 would add up
-        whole ones, in float32, until the last. Copies of the weights sum theirs in the last. A rank
-        that holds a whole copy has nothing to share out, and does all of it in the last.
+        Every backward pass reduces gradients to each rank's shard; otherwise FSDP2 would accumulate
+        whole float32 gradients until the last pass. Copies of the weights sum their gradients in
+        the last pass. A rank that holds a whole copy has nothing to scatter and reduces only in the
+        last pass.
         """
         fsdp = cast(FSDPModule, self)
         if self._has_whole_copy:
@@ -111,10 +114,10 @@ class Policy(nn.Module):
         fsdp.set_is_last_backward(is_last)
 
     def materialise(self, checkpoint: Checkpoint, *, device: torch.device) -> None:
-        """Give the shards memory and this rank's slices of the checkpoint.
+        """Allocate the shards and load this rank's slices of the checkpoint.
 
-        Buffers are computed, not stored (rope frequencies): they are kept over `to_empty`, which
-        would leave them undefined.
+        Buffers such as rope frequencies are computed, not stored. They are saved around `to_empty`,
+        which would leave them undefined.
         """
         buffers = dict(self.named_buffers())
         self.to_empty(device=device)
@@ -123,7 +126,7 @@ class Policy(nn.Module):
         checkpoint.load_into(self.stored())
 
     def stored(self) -> Iterator[tuple[Part, nn.Parameter]]:
-        """Each tensor of a checkpoint of this model, with the parameter that it is a part of."""
+        """Yield each tensor of a checkpoint of this model with the parameter that contains it."""
         for name, parameter in base_parameters(self):
             for part in self._stored_names.parts(name, parameter.shape):
                 yield part, parameter
@@ -131,10 +134,10 @@ class Policy(nn.Module):
     def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yield name and whole tensor of each part of `stored`, in its order, on every rank.
 
-        A collective: all ranks iterate to the end together. Parameters are gathered one at a time,
-        cast to `dtype` before, and no tensor is a master itself; the experts of a layer are views
-        of one. A tied output layer comes once, as the embedding; adapters come merged into what
-        they adapt.
+        A collective: all ranks iterate to the end together. Parameters are cast to `dtype` and
+        gathered one at a time. A yielded tensor never shares memory with the master weights; the
+        experts of a layer are views of one tensor. A tied output layer comes once, as the
+        embedding, and adapters come merged into the weights they adapt.
         """
         self.reshard_all()
         for name, parameter in merged_parameters(self):
@@ -143,11 +146,11 @@ class Policy(nn.Module):
             yield from cut(shard.full_tensor(), parts)
 
     def trained(self) -> list[nn.Parameter]:
-        """What the optimizer moves: the adapters where there are some, else every parameter."""
+        """Return the parameters that the optimizer updates: the adapters if any, else all."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def reshard_all(self) -> None:
-        """Put the masters back where a forward pass left gathered, cast tensors in their place."""
+        """Reshard all units: parameters become the master shards again, not gathered casts."""
         for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -165,14 +168,16 @@ def build_policy(
     lora: LoraConfig | None = None,
     lora_seed: int = 0,
 ) -> Policy:
-    """The sharded policy with the weights of a Hugging Face folder, ready for its optimizer.
+    """Return the sharded policy with the weights of a Hugging Face folder, ready for its optimizer.
 
-    `storage_dtype` is that of the shards: masters are float32. With `lora` those are the adapters,
-    and the frozen model may be stored in the precision it is computed with; `lora_seed` is that of
-    their first values.
-    Raises UnsupportedModelError, before anything is loaded, when the learner would compute
-    something else than the model, CheckpointError or UnknownLayoutError when the folder does not
-    describe a model the learner can hold, and LoraError when it has no such layers as `lora` names.
+    `storage_dtype` is the dtype of the shards, float32 for master weights. With `lora` the adapters
+    are the master weights, and the frozen model may be stored in `compute_dtype`; `lora_seed`
+    initialises the adapters.
+
+    Raises UnsupportedModelError, before loading anything, when the learner would compute something
+    else than the model; CheckpointError or UnknownLayoutError when the folder does not match a
+    model that the learner can hold; and LoraError when the model lacks the layers that `lora`
+    names.
     """
     causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=storage_dtype)
     if activation_checkpointing:
@@ -195,7 +200,7 @@ def build_policy(
 
 
 def _check_checkpointing(causal_lm: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError when the model cannot compute its activations anew."""
+    """Raise UnsupportedModelError if the model cannot recompute its activations."""
     if not causal_lm.supports_gradient_checkpointing:
         raise UnsupportedModelError(
             f"learner.activation_checkpointing=true: model_type {causal_lm.config.model_type} does "

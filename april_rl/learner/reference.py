@@ -1,5 +1,6 @@
-"""The frozen reference: the checkpoint a run started from, as a second sharded model or as what
-adapters were added to.
+"""The frozen reference: the checkpoint a run started from.
+
+It is a second sharded model or, with LoRA, the policy without its adapters.
 
 Legend: [N] response tokens of a row.
 """
@@ -19,7 +20,7 @@ from april_rl.learner.row import PackedRow
 
 
 class Reference:
-    """A policy that is never trained; between two calls its weights are in host memory."""
+    """A frozen policy; between calls its weights are in host memory."""
 
     def __init__(
         self,
@@ -32,8 +33,8 @@ class Reference:
     ) -> None:
         """Load this rank's shard; a collective.
 
-        Weights are stored in the precision they are computed with: the numbers are those of the
-        policy before its first step, in half the memory of its masters.
+        Weights are stored in the compute dtype: they give the same numbers as the policy before its
+        first step, in half the memory of its master weights.
         """
         self._device = device
         self._policy = build_policy(
@@ -48,14 +49,14 @@ class Reference:
         self._policy.to("cpu")
 
     def on_forward(self, call: Callable[[], None]) -> None:
-        """Have `call` called after each forward pass."""
+        """Call `call` after each forward pass."""
         self._policy.register_forward_hook(lambda *_: call())
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[PackedRow]]) -> list[list[Tensor]]:
-        """Reference log-probabilities [N] of every row; nats, at the sampling temperature.
+        """Return reference log-probabilities [N] of every row; nats, at the sampling temperature.
 
-        A collective; all ranks have as many rows.
+        `rows` has one sequence per minibatch. A collective; all ranks have the same number of rows.
         """
         self._policy.to(self._device)
         found = [[self._policy(row)[0] for row in part] for part in rows]
@@ -64,17 +65,17 @@ class Reference:
 
 
 class OwnReference:
-    """The policy itself without its adapters: what a run with adapters started from, for free."""
+    """The policy without its adapters: the model a LoRA run started from, at no extra memory."""
 
     def __init__(self, policy: Policy) -> None:
-        """`policy` is the one that is trained; its adapters are on again between two calls."""
+        """Use the trained `policy`; its adapters are switched off only during a call."""
         self._policy = policy
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[PackedRow]]) -> list[list[Tensor]]:
-        """Reference log-probabilities [N] of every row; nats, at the sampling temperature.
+        """Return reference log-probabilities [N] of every row; nats, at the sampling temperature.
 
-        A collective; all ranks have as many rows.
+        `rows` has one sequence per minibatch. A collective; all ranks have the same number of rows.
         """
         with without_adapters(self._policy):
             return [[self._policy(row)[0] for row in part] for part in rows]

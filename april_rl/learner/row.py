@@ -1,4 +1,4 @@
-"""A micro-batch as tensors on the learner's device, reduced to what is computed.
+"""A micro-batch as tensors on the learner's device, reduced to what the loss needs.
 
 Legend: [T] tokens of the packed row, [N] response tokens in it. Everything a loss needs is [N]: the
 output layer never sees a prompt position.
@@ -21,22 +21,22 @@ from april_rl.learner.attention import Packing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRow:
-    """One packed row and what belongs to each response token in it."""
+    """One packed row and the values of each of its response tokens."""
 
     packing: Packing
     token_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
-    responses: Responses  # how the N tokens divide
-    positions: Tensor  # [N], where in the row a response token is predicted
+    responses: Responses  # how the N tokens divide into responses
+    positions: Tensor  # [N], positions in the row that predict a response token
     labels: Tensor  # [N], the response tokens
     behaviour_logprobs: Tensor  # [N], nats
     advantages: Tensor  # [N]
-    is_comparable: Tensor  # [N], engine and learner should agree on it
+    is_comparable: Tensor  # [N], bool: engine and learner should agree on this token
     loss_weights: Tensor  # [N]
 
     @classmethod
     def of(cls, micro_batch: MicroBatch, *, device: torch.device) -> PackedRow:
-        """The row of a micro-batch; its response mask becomes the choice of positions."""
+        """Return the row of a micro-batch; its response mask selects the positions."""
         positions = np.flatnonzero(micro_batch.response_mask)
 
         def chosen(values: NDArray[Any]) -> Tensor:

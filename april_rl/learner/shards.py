@@ -1,4 +1,4 @@
-"""Which part of a whole tensor a rank holds, and how parts overlap."""
+"""The part of a whole tensor that a rank holds, and the overlap of two parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from april_rl.learner.names import Box
 
 
 def local_shard(tensor: Tensor) -> tuple[Tensor, Box]:
-    """Return what this rank holds of a tensor, and where in the whole it lies."""
+    """Return this rank's shard of a tensor and the box it fills in the whole tensor."""
     if not isinstance(tensor, DTensor):
         return tensor, tuple(slice(0, size) for size in tensor.shape)
     sizes, offsets = compute_local_shape_and_global_offset(
@@ -22,14 +22,14 @@ def local_shard(tensor: Tensor) -> tuple[Tensor, Box]:
 
 
 def overlap(a: Box, b: Box) -> Box:
-    """Return what is in both boxes; where nothing is, a range that ends before it starts."""
+    """Return the intersection of two boxes; ranges end before they start where it is empty."""
     return tuple(
         slice(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True)
     )
 
 
 def within(inner: Box, outer: Box) -> Box:
-    """Return `inner`, counted from the corner of `outer`."""
+    """Return `inner` relative to the start of `outer`."""
     return tuple(
         slice(x.start - y.start, x.stop - y.start) for x, y in zip(inner, outer, strict=True)
     )

@@ -1,4 +1,4 @@
-"""What is worth knowing of the tokens that were trained, summed on the device, read once."""
+"""Statistics of the trained tokens, summed on the device and read once per update."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _MEANS = (
     "loss/is_weight_mean",
     "loss/reference_kl",
 )
-# The histogram of the ratio: 0.05 tells the sides of a clip range apart; the last bin has what is
-# above it too.
+# Bins of the ratio histogram: a width of 0.05 resolves a clip range, and the last bin includes all
+# larger ratios.
 _RATIO_BINS, _RATIO_BIN = 40, 0.05
 
 
 class TokenStatistics:
-    """Sums over the trained tokens of this rank; trained: its loss weighs anything."""
+    """Sums over the trained tokens of this rank, which are those with a positive loss weight."""
 
     def __init__(self, *, device: torch.device) -> None:
-        """Nothing counted yet."""
         self._has_reference = False
         self._sums = torch.zeros(len(_MEANS), dtype=torch.float64, device=device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)
@@ -44,10 +43,11 @@ class TokenStatistics:
         row_loss: RowLoss,
         reference: Tensor | None,
     ) -> None:
-        """Count a row's tokens; every tensor is [N].
+        """Add a row's tokens; every tensor is [N].
 
-        loss/behaviour_kl is Schulman's k3 of KL(behaviour || learner), never negative and of low
-        variance; loss/reference_kl is that of KL(learner || reference), on the same tokens.
+        loss/behaviour_kl is Schulman's k3 estimator of KL(behaviour || learner), which is never
+        negative and has low variance; loss/reference_kl is k3 of KL(learner || reference), on the
+        same tokens.
         """
         held, behaviour = logprobs.detach(), row.behaviour_logprobs
         ratio = (held - behaviour).exp()
@@ -73,7 +73,7 @@ class TokenStatistics:
             self._ratio_counts.index_add_(0, bins, is_trained.to(torch.float64))
 
     def metrics(self) -> Metrics:
-        """loss/* of this rank, such that a merge over ranks is right; empty without a token."""
+        """Return loss/* of this rank, mergeable over ranks; empty when no token was trained."""
         count = self._count.item()
         if not count:
             return Metrics()

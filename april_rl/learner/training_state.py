@@ -1,9 +1,9 @@
-"""What a learner needs to go on training: masters and both AdamW moments, shard by shard.
+"""The training state of a learner: master weights and AdamW's two moments, saved shard by shard.
 
-Each rank writes the shards it holds as one safetensors file; the header says which box of the whole
-tensor each one is. So any number of ranks can read them back: every rank fills its own shards with
-what overlaps. torch's own checkpoint format is not used: its index is a pickle, which may execute
-anything when it is read, and its safetensors writer keeps no scalars.
+Each rank writes its shards as one safetensors file, whose header says which box of the whole tensor
+each one fills. Any number of ranks can read the files back: every rank fills its own shards from
+the boxes that overlap. torch's own checkpoint format is not used, because its index is a pickle,
+which may execute code when it is read, and its safetensors writer saves no scalars.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _BOXES, _SHAPES = "boxes", "shapes"  # in a file's header, as JSON
 
 
 class TrainingStateError(RunError):
-    """The saved state of a learner is not one of this model, or cannot be read."""
+    """The saved state of a learner belongs to another model or cannot be read."""
 
 
 class Shard(NamedTuple):
-    """What one rank holds of a tensor."""
+    """The part of a tensor that one rank holds."""
 
     values: Tensor
-    box: Box  # where it lies in the whole
-    shape: torch.Size  # of the whole
+    box: Box  # position in the whole tensor
+    shape: torch.Size  # of the whole tensor
 
 
 class Snapshot(NamedTuple):
-    """What a rank writes, copied to the host: training may go on while it is written."""
+    """Training state of one rank, copied to the host; training may continue while it is written."""
 
     rank: int
-    shards: Mapping[str, Shard]  # empty where another rank holds the same
+    shards: Mapping[str, Shard]  # empty when another rank writes the same shards
     num_optimizer_steps: int
 
     def write(self, folder: Path) -> list[Path]:
-        """Write this rank's files, and make them durable; returns their paths."""
+        """Write this rank's files, make them durable and return their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         if self.shards:
@@ -70,7 +70,7 @@ class Snapshot(NamedTuple):
 
 
 class TrainingState:
-    """Masters and moments of one rank, wherever they are at the time: device or host."""
+    """Master weights and optimizer state of one rank, on its device or offloaded to the host."""
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class TrainingState:
     ) -> None:
         self._policy, self._optimizer = policy, optimizer
         self._masters, self._moments = masters, moments
-        has_copies = mesh.ndim == 2  # the first of several copies of the weights is enough
+        has_copies = mesh.ndim == 2  # of several copies of the weights, only the first is written
         self._is_written = not has_copies or mesh.get_local_rank("replicate") == 0
 
     def snapshot(self) -> Snapshot:
-        """Copy everything to the host."""
+        """Copy the training state to the host and return the copy."""
         self._policy.reshard_all()
         shards = {
             name: Shard(holder.host_copy(tensor), local_shard(tensor)[1], tensor.shape)
@@ -97,15 +97,17 @@ class TrainingState:
         return Snapshot(dist.get_rank(), shards, self._optimizer.num_steps)
 
     def restore(self, folder: Path) -> None:
-        """Go on where the state in `folder` was saved, by any number of ranks.
+        """Continue from the state in `folder`, which any number of ranks may have written.
 
-        Raises TrainingStateError when it is of another model or cannot be read.
+        Raises TrainingStateError when the state belongs to another model or cannot be read.
         """
         try:
             counters = json.loads((folder / _COUNTERS).read_text(encoding="utf-8"))
             num_steps = int(counters["num_optimizer_steps"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TrainingStateError(f"{folder / _COUNTERS} cannot be read: {error!r}") from error
+            raise TrainingStateError(
+                f"{folder / _COUNTERS} cannot be read: {error!r}; resume from another checkpoint"
+            ) from error
         self._policy.reshard_all()
         self._masters.reload()
         self._moments.reload()
@@ -116,7 +118,7 @@ class TrainingState:
         read_shards(shards, folder)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor, Offloadable]]:
-        """Return every tensor with its name and what may have moved it to the host."""
+        """Yield the name, the tensor and the `Offloadable` that may have moved it to the host."""
         for name, parameter in self._policy.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -140,8 +142,8 @@ def _write_shards(shards: Mapping[str, Shard], path: Path) -> None:
 def read_shards(shards: Mapping[str, Shard], folder: Path) -> None:
     """Fill the values of `shards` from the files that any number of ranks have written.
 
-    Raises TrainingStateError when the files hold other tensors, or other shapes, than the model
-    has, when a part of a shard is in none of them, or when one cannot be read.
+    Raises TrainingStateError when the files hold other tensors or shapes than the model, when they
+    lack a part of a shard, or when one cannot be read.
     """
     with ExitStack() as stack:
         files = [_Opened(path, stack) for path in sorted(folder.glob("rank_*.safetensors"))]
@@ -151,12 +153,13 @@ def read_shards(shards: Mapping[str, Shard], folder: Path) -> None:
             if num_found != shard.values.numel():
                 raise TrainingStateError(
                     f"{folder}: {shard.values.numel() - num_found} of the {shard.values.numel()} "
-                    f"numbers of {name} that this worker needs are in none of its files"
+                    f"numbers of {name} that this worker needs are missing from its files; resume "
+                    "from another checkpoint"
                 )
 
 
 class _Opened:
-    """A file of shards."""
+    """An open file of shards."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
@@ -166,11 +169,13 @@ class _Opened:
             self.boxes: dict[str, list[list[int]]] = json.loads(header[_BOXES])
             self.shapes: dict[str, list[int]] = json.loads(header[_SHAPES])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise TrainingStateError(f"{path} cannot be read: {error!r}") from error
+            raise TrainingStateError(
+                f"{path} cannot be read: {error!r}; resume from another checkpoint"
+            ) from error
 
     @torch.no_grad()
     def copy_into(self, shard: Shard, name: str) -> int:
-        """Copy what the file holds of a shard; returns how many numbers."""
+        """Copy the stored numbers that overlap a shard into it; return how many."""
         if name not in self.boxes:
             return 0
         stored = tuple(slice(*one) for one in self.boxes[name])
@@ -178,10 +183,12 @@ class _Opened:
         if any(along.start >= along.stop for along in common):
             return 0
         try:
-            # What is read is a view of the mapped file.
+            # The slice is a view of the mapped file.
             source: Tensor = self._file.get_slice(name)[within(common, stored)]
         except SafetensorError as error:
-            raise TrainingStateError(f"{self._path}: {name} cannot be read: {error}") from error
+            raise TrainingStateError(
+                f"{self._path}: {name} cannot be read: {error}; resume from another checkpoint"
+            ) from error
         shard.values[within(common, shard.box)].copy_(source)
         return source.numel()
 
@@ -192,11 +199,11 @@ def _check_names(shards: Mapping[str, Shard], files: Iterable[_Opened], folder: 
         shapes |= file.shapes
     wanted = {name: list(shard.shape) for name, shard in shards.items()}
     if not shapes:
-        raise TrainingStateError(f"{folder} holds no files of a learner")
+        raise TrainingStateError(f"{folder} has no learner files (rank_*.safetensors)")
     for name in sorted(wanted.keys() | shapes.keys()):
         if wanted.get(name) != shapes.get(name):
             raise TrainingStateError(
                 f"{folder} is of another model: {name} has shape "
                 f"{shapes.get(name, 'none')} there and {wanted.get(name, 'none')} in the model "
-                "that model.path and lora.* describe"
+                "that model.path and lora.* describe; resume with the settings of that run"
             )
