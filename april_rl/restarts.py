@@ -27,10 +27,10 @@ class Restarts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Suppress the failure of a worker if the run may restart; any other error passes.
+        """Suppress the failure of a worker if the run may restart; let any other error pass.
 
-        A run is not restarted if it could not be built, made no step since the previous failure, or
-        ran out of memory: it would fail again.
+        The run does not restart if it was never built, made no step since the previous failure, or
+        ran out of memory, because it would fail again.
         """
         self._version = None
         try:

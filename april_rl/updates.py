@@ -1,4 +1,4 @@
-"""The update of each step, and what a run does when its numbers have gone bad."""
+"""The update of each step, and what a run does when a step goes bad."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ BAD_STEP = "loss/bad_step"
 
 
 class Learners(Protocol):
-    """The workers, as far as an update concerns them."""
+    """The workers' method that updates use."""
 
     def update(self, batch: Batch) -> Metrics:
-        """Take the optimizer steps of a batch. Raise NonFiniteError or MismatchError with the
-        weights as they were before the step that failed.
+        """Take the optimizer steps of a batch.
+
+        Raises NonFiniteError or MismatchError with the weights as they were before the failed step.
         """
 
 
 class Updates:
-    """The updates of a run.
+    """The updates of a run; a bad step is skipped.
 
     A step whose loss or gradient is not finite is skipped: the weights stay, its groups are written
-    to a file, and they count as trained, for they are not trained again. So is a step whose tokens
-    engine and learner disagree about; the weight sync that follows may cure that.
+    to a file and count as trained, so that they are not trained again. A step on whose tokens
+    engine and learner disagree is skipped too, because the weight sync that follows may cure that.
     """
 
     def __init__(
@@ -41,30 +42,30 @@ class Updates:
         *,
         tell: Callable[[str], None],
     ) -> None:
-        """`run_dir`/bad_steps gets the groups of skipped steps; `tell` gets one line for each."""
+        """Write the groups of skipped steps to `run_dir`/bad_steps; `tell` gets a line for each."""
         self._learners, self._max_bad_steps = learners, config.trainer.max_bad_steps
         self._folder, self._tell = run_dir / "bad_steps", tell
         self._warning = MismatchWarning(config.learner.max_mismatch)
-        self._num_bad = 0  # non-finite steps in a row
-        self._disagreed_in = 0  # the step, until engine and learner have been compared again
+        self._num_bad = 0  # consecutive non-finite steps
+        self._disagreed_in = 0  # step of the last disagreement; 0 once a comparison agreed
 
     def state(self) -> dict[str, int]:
-        """Return as plain data how many steps have gone bad in a row, and why."""
+        """Return the count of consecutive non-finite steps and the step of a disagreement."""
         return {"num_bad": self._num_bad, "disagreed_in": self._disagreed_in}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Count on from what `state` returned."""
+        """Continue counting from what `state` returned."""
         self._num_bad = state.get("num_bad", 0)
         self._disagreed_in = state.get("disagreed_in", 0)
 
     def make(
         self, batch: Batch, *, step: int, records: Callable[[], Iterable[SampleRecord]]
     ) -> Metrics:
-        """Take the optimizer steps of a batch, or skip them; return the update's metrics. `records`
-        makes what is written of the batch if it is skipped.
+        """Take the optimizer steps of a batch, or skip them; return the update's metrics.
 
-        Raise NonFiniteError after too many such steps in a row, and MismatchError when another
-        weight sync did not help.
+        `records` returns the samples to write if the batch is skipped. Raises NonFiniteError after
+        trainer.max_bad_steps non-finite steps in a row, and MismatchError when another weight sync
+        did not help.
         """
         try:
             update = self._learners.update(batch)
@@ -86,8 +87,8 @@ class Updates:
         self._num_bad += 1
         if self._num_bad >= self._max_bad_steps:
             raise NonFiniteError(
-                f"{error}. {groups}. {self._num_bad} steps in a row were skipped "
-                "(trainer.max_bad_steps)"
+                f"{error}. {groups}. {self._num_bad} steps in a row were skipped, which is the "
+                "limit (trainer.max_bad_steps)"
             ) from error
         self._tell(f"step {step} is skipped: {error}. {groups}")
 
@@ -104,7 +105,7 @@ class Updates:
         )
 
     def _written(self, step: int, records: Iterable[SampleRecord]) -> str:
-        """Write the groups of a skipped step; return where they are, or why they are not."""
+        """Write the groups of a skipped step; return a sentence that says where, or why not."""
         try:
             return f"Its groups are in {write_samples(self._folder, step, records)}"
         except OSError as error:

@@ -1,1 +1,1 @@
-"""Checkpoints of a whole run: written whole or not at all, checked before they are read."""
+"""Checkpoints of a whole run: written completely or not at all, and checked before use."""

@@ -1,9 +1,10 @@
-"""When a run is saved, and how: training stops for copies in memory only, and files are written
-while the next rollout runs.
+"""Decide when a run is saved, and save it: training pauses only to copy state in memory; files are
+written during the next rollout.
 
-    start:  workers copy masters and moments to the host ──▶ threads write and sync their files
-            the controller's state, as plain data        ──▶ a thread writes it
-    poll:   all have ended: hashes into the manifest, rename, `latest`, and old checkpoints go
+    start:  workers copy weights and optimizer state to the host ──▶ threads write and fsync files
+            the controller's state becomes plain data            ──▶ a thread writes it
+    poll:   when all have finished: write hashes into the manifest, rename the folder, update
+            `latest`, remove old checkpoints
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from april_rl.checkpointing.manifest import CheckpointError, FileRecord
 from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.metrics import Metrics, Sum
 
-STATE, LEARNER, CONFIG = "run", "learner", "config.yaml"  # names in the folder
-_PATIENCE_S = 1.0  # waiting for the disk longer than this is said
+STATE, LEARNER, CONFIG = "run", "learner", "config.yaml"  # names in a checkpoint's folder
+_PATIENCE_S = 1.0  # a longer wait for the disk is reported
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What the workers have written."""
+    """The files that the workers have written, or the reason why they could not."""
 
-    records: Mapping[str, FileRecord]  # by path within the folder they were given
-    error: str = ""  # why they could not, with the file's name
+    records: Mapping[str, FileRecord]  # by path within the folder passed to start_saving
+    error: str = ""  # why writing failed, with the file's name; empty if it succeeded
 
 
 class Savers(Protocol):
-    """The workers, as far as checkpoints concern them."""
+    """The workers' methods that checkpoints use."""
 
     def start_saving(self, folder: Path) -> None:
-        """Copy every learner's state, and begin to write it into `folder`."""
+        """Copy the state of every learner and start writing it into `folder`."""
 
     def saved(self) -> Written | None:
-        """Return what was written; None while some worker is still writing. Never waits."""
+        """Return the written files, or None while a worker is still writing. Never waits."""
 
 
 class _UnderWay(NamedTuple):
@@ -53,12 +54,12 @@ class _UnderWay(NamedTuple):
     partial: Path
     about: Mapping[str, Any]
     started: float
-    thread: threading.Thread  # writes the controller's part
-    errors: list[str]  # of the thread
+    thread: threading.Thread  # writes the controller's state
+    errors: list[str]  # appended by the thread
 
 
 class Checkpointer:
-    """Writes the checkpoints of a run into `root`, one at a time."""
+    """Writes the checkpoints of a run into the folder `root`, one at a time."""
 
     def __init__(
         self,
@@ -71,21 +72,22 @@ class Checkpointer:
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`config_text` is the resolved configuration, which every checkpoint shows; `about` is for
-        people who look at the manifest; `tell` gets one line for each checkpoint, and for each one
-        that fails.
+        """`config_text` is the resolved configuration, saved in every checkpoint.
+
+        `about` holds facts for people who read the manifest. `tell` is called with one line per
+        checkpoint, and per checkpoint that fails.
         """
         self._root, self._config, self._workers = root, config, workers
         self._config_text, self._about = config_text, dict(about)
         self._tell, self._clock = tell, clock
         self._under_way: _UnderWay | None = None
-        self._last_s = clock()  # when one was begun last
-        self._has_failed = False  # the last one
+        self._last_s = clock()  # start of the last checkpoint
+        self._has_failed = False  # whether the last checkpoint failed
         self._metrics = Metrics()
         self._scored_step, self._score = -1, 0.0
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
-        """Remember how good the policy of `step` is, if the best checkpoints are kept."""
+        """Remember the value of `checkpoint.best_metric` at `step` if `metrics` has it."""
         if self._config.best_metric in metrics:
             self._scored_step, self._score = step, metrics.number(self._config.best_metric)
 
@@ -97,17 +99,17 @@ class Checkpointer:
         return by_steps or 0 < 60 * config.every_minutes <= passed_s
 
     def start(self, step: int, state: Plain, *, about: Mapping[str, Any]) -> float:
-        """Begin to write the checkpoint of `step`, after the one before has ended; returns the
-        seconds for which the run had to stop. `about` adds to what the manifest says.
+        """Start writing the checkpoint of `step` once the previous one is written.
 
-        A disk that refuses is told, and the run goes on.
+        Returns the seconds for which training paused. `about` adds facts to the manifest. If the
+        disk refuses, `tell` is called and the run continues.
         """
         started = self._clock()
         self.finish()
         waited_s = self._clock() - started
         if waited_s > _PATIENCE_S:
             self._tell(
-                f"checkpoint: waited {waited_s:.1f} s for the disk to take the one before; "
+                f"checkpoint: waited {waited_s:.1f} s until the previous checkpoint was on disk; "
                 "raise checkpoint.every_steps or checkpoint.every_minutes"
             )
         self._last_s, self._has_failed = started, False
@@ -130,7 +132,7 @@ class Checkpointer:
         return self._clock() - started
 
     def poll(self) -> None:
-        """Finish the checkpoint under way if everything of it is written; never waits for it."""
+        """Finish the checkpoint in progress if all its files are written; never waits."""
         under_way = self._under_way
         if under_way is None or under_way.thread.is_alive():
             return
@@ -146,7 +148,7 @@ class Checkpointer:
             self._fail(under_way.step, errors[0])
 
     def finish(self) -> bool:
-        """Wait until the checkpoint under way is written; returns whether the last one was."""
+        """Wait for the checkpoint in progress; return whether the last one succeeded."""
         while self._under_way is not None:
             self.poll()
             if self._under_way is not None:
@@ -154,12 +156,12 @@ class Checkpointer:
         return not self._has_failed
 
     def metrics(self) -> Metrics:
-        """Return `checkpoint/*` of what was written since the last call."""
+        """Return `checkpoint/*` of the checkpoint finished since the last call."""
         metrics, self._metrics = self._metrics, Metrics()
         return metrics
 
     def _commit(self, under_way: _UnderWay, written: Written) -> list[str]:
-        """Make the checkpoint appear; returns why it could not."""
+        """Publish the checkpoint; return the errors that prevented it."""
         config = self._config
         records = {f"{LEARNER}/{name}": of for name, of in written.records.items()}
         try:
@@ -188,7 +190,7 @@ class Checkpointer:
 
 
 def _write(state: Plain, partial: Path, errors: list[str]) -> None:
-    """Write the controller's part, in a thread; adds to `errors` why it could not."""
+    """Write the controller's state in a thread; append a failure to `errors`."""
     try:
         write_state(state, partial, STATE)
     except (OSError, SafetensorError) as error:

@@ -1,7 +1,8 @@
-"""Plain data with long arrays in it, as two files: JSON, and safetensors for the arrays.
+"""Plain data with long arrays, written as two files: JSON, and safetensors for the arrays.
 
-A buffer holds millions of tokens, which JSON takes half a minute to write. So every `array` in the
-data becomes a slice of one column of its type, and JSON says which: `{"$int32": [start, stop]}`.
+A buffer holds millions of tokens, which would take half a minute to write as JSON. So every `array`
+in the data becomes a slice of one column per type, and JSON refers to the slice: `{"$int32":
+[start, stop]}`.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from safetensors.numpy import load_file, save_file
 
 from april_rl.errors import RunError
 
-Plain = Any  # dicts with string keys, lists, numbers, strings, None, and arrays of type i or d
+Plain = Any  # dicts with string keys, lists, numbers, strings, None, arrays of type i or d
 _COLUMNS = {"i": "int32", "d": "float64"}  # by the array's typecode
 _TYPECODES = {column: typecode for typecode, column in _COLUMNS.items()}
 
 
 class DamagedStateError(RunError):
-    """A file of a checkpoint holds something else than this program writes."""
+    """A file of a checkpoint does not contain what april_rl writes."""
 
 
 def write_state(state: Plain, folder: Path, name: str) -> None:
     """Write `state` as `name`.json and `name`.safetensors into `folder`."""
     columns: dict[str, list[array[Any]]] = {column: [] for column in _TYPECODES}
     sizes = dict.fromkeys(columns, 0)
-    # A metric of a step that was stopped may be infinite: Python writes and reads Infinity.
+    # A metric of an interrupted step may be infinite; Python's json writes and reads Infinity.
     text = json.dumps(_without_arrays(state, columns, sizes))
     (folder / f"{name}.json").write_text(text, encoding="utf-8")
     save_file(
@@ -42,7 +43,7 @@ def write_state(state: Plain, folder: Path, name: str) -> None:
 
 
 def read_state(folder: Path, name: str) -> Plain:
-    """Return what `write_state` wrote; raises DamagedStateError, with the file's name."""
+    """Return what `write_state` wrote; raise DamagedStateError if a file is unreadable."""
     path = folder / f"{name}.json"
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
@@ -50,14 +51,14 @@ def read_state(folder: Path, name: str) -> Plain:
         return _with_arrays(state, columns)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise DamagedStateError(
-            f"{path} and {name}.safetensors cannot be read as a checkpoint's state: {error!r}"
+            f"{path} and {name}.safetensors do not contain a checkpoint's state: {error!r}"
         ) from error
 
 
 def _without_arrays(
     state: Plain, columns: dict[str, list[array[Any]]], sizes: dict[str, int]
 ) -> Plain:
-    """Return `state` with references in place of its arrays, which are added to `columns`."""
+    """Return `state` with each array replaced by a reference; append the arrays to `columns`."""
     if isinstance(state, array):
         column = _COLUMNS[state.typecode]
         start = sizes[column]
@@ -85,7 +86,7 @@ def _with_arrays(state: Plain, columns: Mapping[str, NDArray[Any]]) -> Plain:
 
 def _slice(column: NDArray[Any], start: int, stop: int, *, typecode: str) -> array[Any]:
     if not 0 <= start <= stop <= len(column):
-        raise ValueError(f"numbers {start} to {stop} of a column that has {len(column)}")
+        raise ValueError(f"slice {start}:{stop} of a column with {len(column)} numbers")
     found: array[Any] = array(typecode)
     found.frombytes(column[start:stop].tobytes())
     return found

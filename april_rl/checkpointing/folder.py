@@ -1,8 +1,8 @@
 """The folder of a run's checkpoints: each appears whole or not at all, and `latest` names the last.
 
-Order of a commit: files are synced as they are written, then the manifest, the folder, the rename,
-the parent folder, and last the pointer. So a kill or a power cut at any moment leaves every earlier
-checkpoint as it was, and at most a hidden partial folder, which the next save removes.
+A commit syncs, in this order: the files as they are written, the manifest, the folder, the rename,
+the parent folder, and last the pointer. So a kill or power cut at any moment leaves every earlier
+checkpoint intact, and at most a hidden partial folder, which the next save removes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from april_rl.checkpointing.manifest import (
     write_manifest,
 )
 
-LATEST = "latest"  # a file with the name of the last checkpoint
-SCORE = "score"  # in a manifest: the value of checkpoint.best_metric at the step
+LATEST = "latest"  # file that contains the name of the last checkpoint
+SCORE = "score"  # manifest key of the value of checkpoint.best_metric at that step
 _PREFIX, _PARTIAL, _REMOVED = "step_", ".partial", ".removed"
 
 
 class Saved(NamedTuple):
-    """A checkpoint in a run's folder."""
+    """A checkpoint in a run's folder, identified by name."""
 
     step: int
     path: Path
 
 
 def begin(root: Path, step: int) -> Path:
-    """Return a new empty folder for the files of a checkpoint; removes what an earlier save that
-    did not end has left.
-    """
+    """Return a new, empty folder for a checkpoint; remove what interrupted saves left behind."""
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(f".{_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -52,11 +50,11 @@ def begin(root: Path, step: int) -> Path:
 def commit(
     partial: Path, *, step: int, about: Mapping[str, Any], records: Mapping[str, FileRecord]
 ) -> Path:
-    """Make the files of `partial` the checkpoint of `step`, and return its path.
+    """Turn the files of `partial` into the checkpoint of `step`; return its path.
 
-    `records` are those of files that their writers have synced and hashed, by path in the folder;
-    the other files are synced and hashed here. Raises CheckpointError when one of `records` cannot
-    be seen from here, OSError when the disk refuses.
+    `records` holds the files that their writers already synced and hashed, by path in the folder;
+    all other files are synced and hashed here. Raises CheckpointError when a file in `records` is
+    not visible on this machine, OSError when the disk refuses.
     """
     files = dict(records)
     for path in sorted(partial.rglob("*")):
@@ -67,7 +65,7 @@ def commit(
     for name in records:
         if not (partial / name).is_file():
             raise CheckpointError(
-                f"{partial / name} was written by a worker and is not there on the controller's "
+                f"{partial / name} was written by a worker but is missing on the controller's "
                 "machine: with several machines the run directory must be on a shared file system"
             )
     write_manifest(
@@ -84,7 +82,7 @@ def commit(
         sync(folder)
     path = partial.with_name(f"{_PREFIX}{step}")
     if path.exists():
-        _remove(path)  # of an earlier life of the run, which went on from before it
+        _remove(path)  # written before the run resumed from an earlier step
     partial.rename(path)
     sync(path.parent)
     _point_to(path)
@@ -92,12 +90,12 @@ def commit(
 
 
 def discard(partial: Path) -> None:
-    """Remove a checkpoint that will not be finished."""
+    """Remove the partial folder of a checkpoint that failed."""
     shutil.rmtree(partial, ignore_errors=True)
 
 
 def saved(root: Path) -> list[Saved]:
-    """Return the checkpoints of a run, the oldest first; only their names are looked at."""
+    """Return the checkpoints of a run, oldest first, by looking at folder names only."""
     found = []
     for path in root.glob(f"{_PREFIX}*"):
         number = path.name.removeprefix(_PREFIX)
@@ -107,8 +105,9 @@ def saved(root: Path) -> list[Saved]:
 
 
 def latest(root: Path) -> Path | None:
-    """Return the checkpoint that `latest` names; where that is missing, the one of the last step
-    that has a manifest; None when there is none.
+    """Return the checkpoint that `latest` names, or None when the run has none.
+
+    If that one is missing, returns the newest checkpoint with a readable manifest.
     """
     try:
         named = root / (root / LATEST).read_text(encoding="utf-8").strip()
@@ -126,8 +125,9 @@ def latest(root: Path) -> Path | None:
 
 
 def prune(root: Path, *, keep_last: int, keep_best: int) -> list[Saved]:
-    """Remove all but the `keep_last` newest checkpoints and the `keep_best` with the highest score;
-    return what was removed.
+    """Remove all but the `keep_last` newest and the `keep_best` highest-scoring checkpoints.
+
+    Returns the removed checkpoints.
     """
     found = saved(root)
     best = best_of(found)[:keep_best]
@@ -138,7 +138,7 @@ def prune(root: Path, *, keep_last: int, keep_best: int) -> list[Saved]:
 
 
 def best_of(found: Iterable[Saved]) -> list[Saved]:
-    """Return the checkpoints that have a score, the highest first; of equal ones the later."""
+    """Return the checkpoints that have a score, highest first; on a tie, the later one first."""
     scored = []
     for one in found:
         with suppress(CheckpointError):
@@ -149,7 +149,7 @@ def best_of(found: Iterable[Saved]) -> list[Saved]:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
+    """Make the content of a file, or the entries of a folder, durable (fsync)."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -158,7 +158,7 @@ def sync(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint so that a kill meanwhile leaves no half of it under its name."""
+    """Remove a checkpoint; rename it first, so that a kill leaves no half of it under its name."""
     going = path.with_name(f".{path.name}{_REMOVED}")
     path.rename(going)
     shutil.rmtree(going, ignore_errors=True)

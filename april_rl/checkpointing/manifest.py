@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: sizes and hashes of its files, written last and checked first."""
+"""The manifest of a checkpoint: sizes and hashes of its files, written last and checked first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import xxhash
 from april_rl.errors import RunError
 
 FILE = "manifest.json"
-FORMAT = 1  # of the whole folder; another one is refused
+FORMAT = 1  # of the whole folder; folders in another format are refused
 _CHUNK_BYTES = 1 << 20
 
 
@@ -24,7 +24,7 @@ class CheckpointError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a file must be."""
+    """Expected size and hash of a file."""
 
     bytes: int
     xxh3: str  # 128 bits, hexadecimal
@@ -37,13 +37,13 @@ class Manifest:
     step: int
     created: str  # local time, ISO 8601
     version: str  # of april_rl
-    about: Mapping[str, Any]  # what `show` prints: ledger, tokens, workers, model
+    about: Mapping[str, Any]  # what `checkpoint show` prints: ledger, tokens, workers, model
     files: Mapping[str, FileRecord]  # by path within the folder
     format: int = FORMAT
 
 
 def record(path: Path) -> FileRecord:
-    """Return size and hash of a file."""
+    """Return the size and hash of a file."""
     digest, num_bytes = xxhash.xxh3_128(), 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -61,8 +61,9 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint; raises CheckpointError when there is none, it cannot be
-    read, or it was written in another format.
+    """Return the manifest of a checkpoint.
+
+    Raises CheckpointError when it is missing, cannot be read, or has another format.
     """
     path = folder / FILE
     try:
@@ -75,7 +76,7 @@ def read_manifest(folder: Path) -> Manifest:
         given = found.get("format") if isinstance(found, dict) else found
         raise CheckpointError(
             f"{path} has format {given!r}, and this version of april_rl reads format {FORMAT}: "
-            "resume with the version that wrote it"
+            "resume with the version of april_rl that wrote it"
         )
     try:
         files = {_inside(name): FileRecord(**of) for name, of in found.pop("files").items()}
@@ -87,8 +88,10 @@ def read_manifest(folder: Path) -> Manifest:
 def verify(
     folder: Path, *, hashes: bool = True, on_file: Callable[[str], None] = lambda _: None
 ) -> Manifest:
-    """Return the manifest after checking every file against it: its size, and with `hashes` its
-    content. Raises CheckpointError for the first one that differs. Calls `on_file` for each.
+    """Check the size of every file, and with `hashes` its content; return the manifest.
+
+    Calls `on_file` with the name of each file before checking it. Raises CheckpointError for the
+    first file that differs.
     """
     manifest = read_manifest(folder)
     for name, expected in manifest.files.items():
@@ -101,17 +104,17 @@ def verify(
             raise CheckpointError(f"{path} is missing or cannot be read: {error}") from error
         if num_bytes != expected.bytes:
             raise CheckpointError(
-                f"{path} has {num_bytes} bytes, and {FILE} says {expected.bytes}: it is incomplete"
+                f"{path} has {num_bytes} bytes but {FILE} says {expected.bytes}: it is incomplete"
             )
         if not is_same:
             raise CheckpointError(
-                f"{path} is damaged: its content is not the one that was written (xxh3)"
+                f"{path} is damaged: its content does not match the hash in {FILE}"
             )
     return manifest
 
 
 def _inside(name: str) -> str:
-    """Return a path within the folder; raises ValueError for one that leads out of it."""
+    """Return `name` if it is a path within the folder; raise ValueError otherwise."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"{name!r} is not a path within the checkpoint")
     return name

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from."""
+"""Find and load the checkpoint from which a run resumes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from april_rl.checkpointing.columns import DamagedStateError, Plain, read_state
 from april_rl.checkpointing.folder import latest, saved
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
 
-CHECKPOINTS = "checkpoints"  # the folder in a run's directory
+CHECKPOINTS = "checkpoints"  # folder name within a run directory
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A checkpoint that was read and found whole."""
+    """A checkpoint that was read and passed all checks."""
 
     path: Path
     manifest: Manifest
-    state: Plain  # of the controller
+    state: Plain  # the controller's state
 
 
 def unfinished_run(folder: Path) -> Path | None:
-    """Return the run directory in `folder` that wrote a checkpoint last and did not finish; None
-    when there is none.
-    """
+    """Return the run directory in `folder` that saved last and did not finish, or None."""
     newest: tuple[float, Path] | None = None
     for root in folder.glob(f"*/{CHECKPOINTS}"):
         path = latest(root)
@@ -35,7 +33,7 @@ def unfinished_run(folder: Path) -> Path | None:
         try:
             is_finished = bool(read_manifest(path).about.get("is_finished"))
         except CheckpointError:
-            is_finished = False  # damaged: loading it will say so, and offer an earlier one
+            is_finished = False  # damaged: `load` will report it and offer an earlier one
         written = path.stat().st_mtime
         if not is_finished and (newest is None or written > newest[0]):
             newest = written, root.parent
@@ -43,17 +41,19 @@ def unfinished_run(folder: Path) -> Path | None:
 
 
 def load(resume: str, run_dir: Path) -> Resumed | None:
-    """Return the checkpoint that the setting `resume` means, after checking every file of it; None
-    when `resume=auto` finds none in the run directory.
+    """Return the checkpoint selected by the setting `resume`, after checking every file of it.
 
-    Raises CheckpointError for one that is damaged, with the newest good one beside it.
+    Returns None when `resume=auto` finds none in the run directory. Raises CheckpointError when it
+    is damaged; the message names the newest undamaged checkpoint of the same run.
     """
     root = run_dir / CHECKPOINTS
     path = latest(root) if resume == AUTO else Path(resume)
     if path is None:
         return None
     if not path.is_dir():
-        raise CheckpointError(f"resume={resume} is not a folder; give a run's checkpoints/step_N")
+        raise CheckpointError(
+            f"resume={resume} is not a folder; give the path of a run's checkpoints/step_N, or auto"
+        )
     try:
         manifest = verify(path)
         return Resumed(path, manifest, read_controller(path))
@@ -62,17 +62,17 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
 
 
 def read_controller(path: Path) -> Plain:
-    """Return the controller's state in a checkpoint; raises DamagedStateError."""
+    """Return the controller's state in a checkpoint; raise DamagedStateError if unreadable."""
     return read_state(path, STATE)
 
 
 def _offer(damaged: Path) -> str:
-    """Name the newest whole checkpoint beside a damaged one."""
+    """Return a sentence that names the newest undamaged checkpoint in the same folder."""
     for one in reversed(saved(damaged.parent)):
         try:
             if one.path != damaged:
                 verify(one.path)
-                return f"The newest whole checkpoint beside it: resume={one.path}"
+                return f"The newest undamaged checkpoint in the same folder: resume={one.path}"
         except CheckpointError:
             continue
-    return "There is no whole checkpoint beside it."
+    return "There is no undamaged checkpoint in the same folder; start a new run."
