@@ -1,8 +1,8 @@
 """Plain data with long arrays, written as two files: JSON, and safetensors for the arrays.
 
 A buffer holds millions of tokens, which would take half a minute to write as JSON. So every `array`
-in the data becomes a slice of one column per type, and JSON refers to the slice: `{"$int32":
-[start, stop]}`.
+in the data becomes a slice of one column per type, and JSON refers to the slice:
+`{"$int32": [start, stop]}`.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ _OWN_ATTENTION = {
     "moshi": "it does not pass the sample boundaries of a packed row to its attention",
     "nemotron": "it does not pass the sample boundaries of a packed row to its attention",
 }
+# Models that apply a sliding window only through their attention mask.
 _WINDOW_IN_MASK = ("phimoe", "qwen2_moe")
 
 # Errors a model's code may raise when it gets one number per token instead of a hidden state.
@@ -81,7 +82,8 @@ def _check(causal_lm: PreTrainedModel) -> None:
     reason = next(_objections(causal_lm), None)
     if reason is not None:
         raise UnsupportedModelError(
-            f"model.path: model_type {causal_lm.config.model_type} is not supported: {reason}"
+            f"model.path: model_type {causal_lm.config.model_type} (supported ones are in "
+            f"docs/models.md) is not supported: {reason}"
         )
 
 
@@ -152,14 +154,15 @@ def logit_shape(causal_lm: PreTrainedModel) -> LogitShape:
         torch.testing.assert_close(logits, shape.of(products.clone()), rtol=1e-5, atol=1e-8)
     except (*_CODE_ERRORS, AssertionError) as error:
         raise UnsupportedModelError(
-            f"model.path: model_type {causal_lm.config.model_type} is not supported: it transforms "
-            f"its logits by more than a scale or a soft cap ({type(error).__name__})"
+            f"model.path: model_type {causal_lm.config.model_type} (supported ones are in "
+            f"docs/models.md) is not supported: it transforms its logits by "
+            f"more than a scale or a soft cap ({type(error).__name__})"
         ) from error
     return shape
 
 
 def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model of a configuration without dropout and without memory for parameters.
+    """Build a configuration's model with packed attention, no dropout and empty parameters.
 
     Raises UnsupportedModelError when the learner cannot compute this model exactly.
     """
@@ -172,8 +175,9 @@ def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
             )
     except (ImportError, KeyError, ValueError) as error:
         raise UnsupportedModelError(
-            f"model.path: model_type {config.model_type} is not supported: transformers cannot "
-            f"build it as a causal language model with packed attention ({type(error).__name__})"
+            f"model.path: model_type {config.model_type} (supported ones are in docs/models.md) is "
+            f"not supported: transformers cannot build it as a causal language model "
+            f"with packed attention ({type(error).__name__})"
         ) from error
     _check(causal_lm)
     return causal_lm

@@ -57,7 +57,9 @@ def export(
     The folder appears whole or not at all. Raises FileExistsError when `target` exists.
     """
     if target.exists():
-        raise FileExistsError(f"{target} exists already, and a checkpoint is never overwritten")
+        raise FileExistsError(
+            f"{target} exists already and is never overwritten; remove it or choose another folder"
+        )
     dist.barrier()  # every rank has checked before rank 0 creates the folder
     files = plan_shards([dtype.itemsize * shape.numel() for shape in shapes], max_bytes=max_bytes)
     if dist.get_rank() == 0:

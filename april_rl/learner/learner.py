@@ -132,8 +132,8 @@ class Learner:
         """Take one optimizer step per minibatch; return this rank's metrics, to merge over ranks.
         A collective; all ranks have the same number of micro-batches in each minibatch. The loss is
         a sum over the tokens of all ranks. Raises MismatchError before the first step when engine
-        and learner differ too much on fresh tokens, and NonFiniteError when a loss or gradient is
-        not finite; the step that fails leaves the weights unchanged.
+        and learner differ by several times `max_mismatch` on tokens of the current weights, and
+        NonFiniteError when a loss or gradient is not finite; the step that fails changes nothing.
         """
         self._num_updates += 1
         self._masters.reload()

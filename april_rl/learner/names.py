@@ -60,7 +60,7 @@ class StoredNames:
         conversions = [
             conversion.reverse_transform()
             for conversion in reversed(get_model_conversion_mapping(causal_lm, add_legacy=False))
-            if not isinstance(conversion, PrefixChange)  # a prefix in a larger model
+            if not isinstance(conversion, PrefixChange)  # names a part of another model
         ]
         self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
         self._splits = [c for c in conversions if isinstance(c, WeightConverter)]

@@ -199,7 +199,9 @@ def _check_names(shards: Mapping[str, Shard], files: Iterable[_Opened], folder: 
         shapes |= file.shapes
     wanted = {name: list(shard.shape) for name, shard in shards.items()}
     if not shapes:
-        raise TrainingStateError(f"{folder} has no learner files (rank_*.safetensors)")
+        raise TrainingStateError(
+            f"{folder} has no learner files (rank_*.safetensors); resume from another checkpoint"
+        )
     for name in sorted(wanted.keys() | shapes.keys()):
         if wanted.get(name) != shapes.get(name):
             raise TrainingStateError(
