@@ -1,9 +1,8 @@
 """Signals that end a run: Ctrl-C, a scheduler's SIGTERM, and SIGUSR1 (Slurm's `--signal`).
 
-Outside `held` the first one raises KeyboardInterrupt where the program is. Inside, it is noted, and
-`check` raises: the run stops where nothing is torn apart, and has time to write a checkpoint. A
-process that has not ended by then is ended from outside its main thread; a second signal does so at
-once.
+Outside `held`, the first signal raises KeyboardInterrupt at once. Inside, it is noted and `check`
+raises, so that the run stops at a consistent point and has time to write a checkpoint. A timer
+thread kills a process that has not ended by its deadline; a second signal kills it at once.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ import psutil
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 EXIT_STATUS = 128 + signal.SIGINT
-_PATIENCE_S = 7.0  # where nothing has to be written
-_SAME_SIGNAL_S = 1.0  # `timeout` sends its signal to the process and to its group
+_PATIENCE_S = 7.0  # deadline when no checkpoint has to be written
+_SAME_SIGNAL_S = 1.0  # `timeout` signals the process and its group: count that once
 
 
 class Interrupts:
-    """Owner of the process's SIGNALS from its construction on; main thread only."""
+    """Handler of the process's SIGNALS, from its construction on; main thread only."""
 
     def __init__(self) -> None:
         self._requested: signal.Signals | None = None
@@ -42,7 +41,7 @@ class Interrupts:
 
     @property
     def reason(self) -> str:
-        """Return what asked the run to stop."""
+        """Return the signal or the setting that asked the run to stop."""
         return self._requested.name if self._requested else f"trainer.max_hours={self._hours:g}"
 
     @property
@@ -52,24 +51,24 @@ class Interrupts:
 
     @property
     def is_person(self) -> bool:
-        """Return whether somebody pressed Ctrl-C."""
+        """Return whether the signal was Ctrl-C."""
         return self._requested is signal.SIGINT
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt when a signal has come, or the time is over, however often it is
-        asked.
+        """Raise KeyboardInterrupt, at every call, once a signal has come or the time limit has
+        passed.
         """
         if self._requested is not None or time.monotonic() >= self._ends_s:
             raise KeyboardInterrupt
 
     def end_after(self, *, hours: float) -> None:
-        """Have `check` raise from so many hours from now on; 0: no limit."""
+        """Have `check` raise once `hours` have passed from now; 0 means no limit."""
         self._hours = hours
         self._ends_s = time.monotonic() + 3600 * hours if hours else math.inf
 
     @contextmanager
     def held(self, *, deadline_s: float) -> Iterator[None]:
-        """Let a signal raise only where `check` is called, and give the process `deadline_s` to end
+        """Let a signal raise only where `check` is called; the process has `deadline_s` to end
         after it.
         """
         self._is_held, self._patience_s = True, deadline_s
@@ -79,14 +78,14 @@ class Interrupts:
             self._is_held, self._patience_s = False, _PATIENCE_S
 
     def arm(self) -> None:
-        """After a signal: end everything unless the process does so itself in time."""
+        """After a signal, start the timer that kills the processes at the deadline."""
         if self._requested is not None:
             self._timer = threading.Timer(self._patience_s, _end_everything, [self._patience_s])
             self._timer.daemon = True
             self._timer.start()
 
     def disarm(self) -> None:
-        """Let what comes now take its time."""
+        """Cancel the timer: what follows may take its time."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -103,11 +102,11 @@ class Interrupts:
 
 @contextmanager
 def blocked_for_children() -> Iterator[None]:
-    """Have processes that are started meanwhile never receive SIGNALS: they inherit the mask.
+    """Start processes within this context with SIGNALS blocked; they inherit the mask.
 
-    A scheduler sends its signal to every process of a job. Ray's would end, and nobody could write
-    a checkpoint. SIGKILL, with which they are ended, cannot be blocked. Handlers of this process
-    are its own again afterwards: Ray puts one in their place that ends the process.
+    A scheduler sends its signal to every process of a job. Ray's processes would end, and no
+    checkpoint could be written. They are ended with SIGKILL, which cannot be blocked. Ray also
+    replaces this process's handlers with one that ends the process; they are restored afterwards.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     handlers = {which: signal.getsignal(which) for which in SIGNALS}
@@ -120,8 +119,11 @@ def blocked_for_children() -> Iterator[None]:
 
 
 def _end_everything(patience_s: float) -> None:
-    """Say where every thread stands, and end this process with all its descendants."""
-    print(f"the run did not end within {patience_s:g} s of its signal:", file=sys.stderr)
+    """Print the stack of every thread, then kill this process and its descendants."""
+    print(
+        f"the run did not end within {patience_s:g} s of its signal; thread stacks:",
+        file=sys.stderr,
+    )
     faulthandler.dump_traceback(all_threads=True)
     _end_processes()
 

@@ -1,4 +1,4 @@
-"""Metric values that know how they are reduced, so that there is never a mean of means."""
+"""Metric values that know how they are reduced, so that means are never averaged unweighted."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Σ value·weight and Σ weight; reads as their quotient."""
+    """A weighted mean, held as Σ value·weight and Σ weight."""
 
     total: float
     weight: float = 1.0
 
     def merged(self, other: Mean) -> Mean:
-        """Both populations together."""
+        """Return the mean over both populations."""
         return Mean(self.total + other.total, self.weight + other.weight)
 
     def read(self) -> float:
-        """The weighted mean; NaN of nothing."""
+        """Return the weighted mean; NaN when the weight is zero."""
         return self.total / self.weight if self.weight else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A count or an amount."""
+    """A count or an amount that adds up."""
 
     total: float
 
     def merged(self, other: Sum) -> Sum:
-        """Both amounts together."""
+        """Return the sum of both amounts."""
         return Sum(self.total + other.total)
 
     def read(self) -> float:
-        """The amount."""
+        """Return the amount."""
         return self.total
 
 
@@ -49,11 +49,11 @@ class Max:
     value: float
 
     def merged(self, other: Max) -> Max:
-        """The larger one."""
+        """Return the larger value."""
         return Max(max(self.value, other.value))
 
     def read(self) -> float:
-        """The value."""
+        """Return the value."""
         return self.value
 
 
@@ -66,7 +66,9 @@ class Histogram:
 
     @classmethod
     def of(cls, values: ArrayLike, *, num_bins: int = 32) -> Histogram:
-        """Count `values` in bins of one width from the smallest to the largest."""
+        """Count `values` in `num_bins` bins of equal width from the smallest to the largest
+        value.
+        """
         counts, edges = np.histogram(np.asarray(values, np.float64), bins=num_bins)
         return cls(tuple(edges.tolist()), tuple(counts.tolist()))
 
@@ -79,7 +81,7 @@ class Histogram:
         )
 
     def pair(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return counts and edges as numpy.histogram does."""
+        """Return counts and edges, as numpy.histogram does."""
         return np.asarray(self.counts, np.float64), np.asarray(self.edges, np.float64)
 
 
@@ -87,31 +89,29 @@ Metric = Mean | Sum | Max | Histogram
 
 
 class Metrics(Mapping[str, Metric]):
-    """Named metric values; `stage/quantity` or `stage/quantity_unit` as keys."""
+    """Named metric values; keys are `stage/quantity` or `stage/quantity_unit`."""
 
     __slots__ = ("_values",)
 
     def __init__(self, values: Mapping[str, Metric | float] | None = None) -> None:
-        """Plain numbers become means of one value."""
+        """Store the values; plain numbers become means of one value."""
         self._values = {
             key: value if isinstance(value, Metric) else Mean(float(value))
             for key, value in (values or {}).items()
         }
 
     def __getitem__(self, key: str) -> Metric:
-        """The metric of that name."""
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        """The names, in the order they were given."""
+        """Return the names, in insertion order."""
         return iter(self._values)
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._values)
 
     def read(self) -> dict[str, float]:
-        """Return the plain numbers, without histograms."""
+        """Return the values as plain numbers, without histograms."""
         return {
             key: value.read()
             for key, value in self._values.items()
@@ -123,7 +123,7 @@ class Metrics(Mapping[str, Metric]):
         return {key: v for key, v in self._values.items() if isinstance(v, Histogram)}
 
     def number(self, key: str) -> float:
-        """Return the plain number of `key`."""
+        """Return the value of `key` as a plain number."""
         value = self._values[key]
         assert not isinstance(value, Histogram), key
         return value.read()
@@ -143,14 +143,15 @@ class Metrics(Mapping[str, Metric]):
 
 
 def merge(parts: Iterable[Metrics]) -> Metrics:
-    """All parts reduced key by key; a key with two kinds of value is an error."""
+    """Reduce all parts key by key. Raise ValueError when a key has two kinds of value."""
     merged: dict[str, Metric] = {}
     for part in parts:
         for key, value in part.items():
             known = merged.get(key)
             if known is not None and type(known) is not type(value):
                 raise ValueError(
-                    f"metric {key} is a {type(known).__name__} here, a {type(value).__name__} there"
+                    f"metric {key} is both a {type(known).__name__} and a "
+                    f"{type(value).__name__}; give one of them another name"
                 )
             merged[key] = value if known is None else known.merged(value)  # type: ignore[arg-type]
     return Metrics(merged)

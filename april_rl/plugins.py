@@ -1,4 +1,6 @@
-"""Functions that a setting names as `module:function`, and whatever the user's code raises."""
+"""Load user functions that a setting names as `module:function`, and catch what user code
+raises.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ GIB = 1 << 30
 def import_function(function: str) -> Callable[..., Any]:
     """Import the function that `module:function` names.
 
-    Raise TypeError when the module has no such function, and whatever its import raises.
+    Raise TypeError when the module has no such function; errors of the import itself pass through.
     """
     module, _, name = function.partition(":")
     found = vars(importlib.import_module(module)).get(name)
@@ -26,10 +28,10 @@ def import_function(function: str) -> Callable[..., Any]:
 
 
 class Caught:
-    """A context in which the user's code may raise anything; `message` is then a line on it."""
+    """Context manager that catches whatever user code raises and describes it in `message`."""
 
     def __init__(self) -> None:
-        """Nothing caught yet."""
+        """Start with an empty message."""
         self.message = ""
 
     def __enter__(self) -> Self:
@@ -42,7 +44,7 @@ class Caught:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> bool:
-        """Keep the error's last line and its place, and go on."""
+        """Store the error's last line and its file and line, and suppress the error."""
         if error is not None:
             last_line = traceback.format_exception_only(error)[-1].strip()
             self.message = f"{last_line}{_place(error, tb)}{_limit(error)}"
@@ -50,19 +52,21 @@ class Caught:
 
 
 def memory_gib() -> float:
-    """Return the address space this process may have."""
+    """Return this process's limit on address space in GiB; negative when there is no limit."""
     return resource.getrlimit(resource.RLIMIT_AS)[0] / GIB
 
 
 def _limit(error: BaseException) -> str:
-    """What to say of this process's memory when it was too little; else empty."""
-    if not isinstance(error, MemoryError) or memory_gib() < 0:  # negative: there is no limit
+    """Return a hint at the memory limit when `error` is a MemoryError, else an empty string."""
+    if not isinstance(error, MemoryError) or memory_gib() < 0:
         return ""
     return f"; reward.memory_gib = {memory_gib():g}"
 
 
 def _place(error: BaseException, tb: TracebackType | None) -> str:
-    """` (file:line)` of the user's code the error comes from; empty for this package's own."""
+    """Return ` (file:line)` of the user code that raised, or an empty string for this package's
+    code.
+    """
     if isinstance(error, SyntaxError):
         return f" ({error.filename}:{error.lineno})"
     machinery = ("<frozen", importlib.__file__)

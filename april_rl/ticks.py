@@ -1,4 +1,4 @@
-"""What travels back from engines: completions, and what else an engine did in a call."""
+"""What engines send back: completions, and the counts of what an engine did in one call."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from numpy.typing import NDArray
 
 from april_rl.types import Completion, FinishReason, SampleId
 
-# Why a completion ended, as a number that travels.
+# Finish reasons; a completion travels with the index of its own.
 _REASONS: tuple[FinishReason | None, ...] = (None, *get_args(FinishReason))
 
 
 class Completions(tuple[Completion, ...]):
-    """Completions that travel between processes as a few long buffers, where pickle would write and
-    read some twenty objects of each.
-    """
+    """Completions that are pickled as a few long buffers instead of some twenty objects each."""
 
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Callable[..., Completions], tuple[Any, ...]]:
-        """Pack, for pickle."""
+        """Pack the completions for pickle."""
         numbers = [
             (
                 *completion.sample_id,
@@ -42,15 +40,16 @@ class Completions(tuple[Completion, ...]):
 
 
 def _joined(sequences: Iterable[Sequence[float]], kind: type[np.number[Any]]) -> NDArray[Any]:
-    """Concatenate; an array is not copied before."""
+    """Concatenate into one array; an array is not copied first."""
     return np.concatenate([np.empty(0, kind), *(np.asarray(each, kind) for each in sequences)])
 
 
 def _unpacked(
     numbers: NDArray[np.int64], token_ids: NDArray[Any], logprobs: NDArray[Any]
 ) -> Completions:
-    """Return what `Completions.__reduce__` packed. Each completion gets arrays of its own: the
-    buffers are free when this returns.
+    """Return what `Completions.__reduce__` packed.
+
+    Each completion gets arrays of its own, because the buffers are freed when this returns.
     """
     completions: list[Completion] = []
     token_bytes, logprob_bytes = (each.view(np.uint8).data for each in (token_ids, logprobs))
@@ -77,25 +76,25 @@ def _unpacked(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """What one engine did in one call of `advance`."""
+    """Completions and counts of one engine in one call of `advance`."""
 
     finished: Completions
-    num_running: int  # requests in a slot at the end
+    num_running: int  # requests running at the end
     num_queued: int  # requests still waiting for a slot
     engine_steps: int
-    slot_steps: int  # Σ over engine steps of requests in a slot
-    context_token_steps: int  # Σ over engine steps of tokens held by requests in a slot
+    slot_steps: int  # running requests, summed over engine steps
+    context_token_steps: int  # tokens of running requests, summed over engine steps
     generated_tokens: int
-    prefilled_tokens: int  # prompt tokens, and tokens computed again
+    prefilled_tokens: int  # prompt tokens and recomputed tokens
     elapsed_s: float
     preempted_samples: int = 0  # times a running request lost its KV cache to another
-    preempted_tokens: int = 0  # whose keys and values were thrown away by that
+    preempted_tokens: int = 0  # tokens whose KV cache was lost by that
     failed_attempts: int = 0  # requests that went wrong, and were tried again or given up
 
 
 @dataclass(slots=True)
 class TickCounts:
-    """What an engine counts from the beginning of a tick; the fields are those of Tick."""
+    """Counters of an engine since the beginning of a tick; the fields are those of Tick."""
 
     engine_steps: int = 0
     slot_steps: int = 0

@@ -1,6 +1,6 @@
-"""When each sample of a step was sent to an engine and came back: what a run saves for pictures.
+"""Timeline of a step's rollout: when each sample was sent to an engine and when it came back.
 
-Times are seconds since the step's rollout began, with the resolution of an engine's ticks.
+Times are seconds since the rollout began, with the resolution of an engine's ticks.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class Span(NamedTuple):
     sample: int  # its index in the group
     engine: int
     sent_s: float  # when the request was sent; it may wait in the engine's queue
-    ended_s: float  # when the completion was back
-    start: int  # response tokens the sample had before
-    tokens: int  # response tokens of this step
+    ended_s: float  # when the completion came back
+    start: int  # response tokens the sample already had
+    tokens: int  # response tokens generated in this step
     age: int  # steps since the sample's first token
-    is_finished: bool  # otherwise it was aborted and parked
+    is_finished: bool  # false: it was aborted and parked
 
 
 class Bar(NamedTuple):
-    """A span in the slot that computed it."""
+    """A span and the engine slot that computed it."""
 
     span: Span
     slot: int  # from 0, over all engines
@@ -38,13 +38,13 @@ class Timeline:
     """Every sample that engines computed in one step's rollout."""
 
     policy_version: int
-    time_s: float  # of the whole rollout
-    stop_s: float  # at its end: abort and park
-    slots: Mapping[int, int]  # requests that each engine computes together
+    time_s: float  # duration of the whole rollout
+    stop_s: float  # the part at its end that aborting and parking took
+    slots: Mapping[int, int]  # engine: its number of slots
     spans: tuple[Span, ...]  # in the order they were sent
 
     def plain(self) -> dict[str, Any]:
-        """Return plain data for JSON, times to a tenth of a millisecond."""
+        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms."""
         spans = [
             (*span[:3], round(span.sent_s, 4), round(span.ended_s, 4), *span[5:])
             for span in self.spans
@@ -54,7 +54,10 @@ class Timeline:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """Return what `plain` was made of. Raises KeyError, TypeError or ValueError for others."""
+        """Return the timeline that `plain` was made from.
+
+        Raise KeyError, TypeError or ValueError when `plain` is something else.
+        """
         return cls(
             policy_version=int(plain["policy_version"]),
             time_s=float(plain["time_s"]),
@@ -64,14 +67,16 @@ class Timeline:
         )
 
     def bars(self) -> Iterator[Bar]:
-        """Yield every span with its slot. A request takes the slot of its engine that was free
-        first, and waits in the queue until then: engines compute requests in the order they come.
+        """Yield every span with its slot.
+
+        Engines compute requests in the order they arrive: a request waits in the queue of its
+        engine and takes the slot that becomes free first.
         """
         first, free = 0, {}
         for engine, count in sorted(self.slots.items()):
             free[engine] = [(0.0, first + slot) for slot in range(count)]
             first += count
-        # Queued requests that an abort sent back unstarted have no span, so order is by sending.
+        # Queued requests that were aborted before they ran have no span; the others ran in order.
         for span in self.spans:
             free_s, slot = heapq.heappop(free[span.engine])
             begun_s = min(max(span.sent_s, free_s), span.ended_s)

@@ -1,6 +1,4 @@
-"""One synchronous step, top to bottom, and the cadence of evaluation, samples and checkpoints
-around it.
-"""
+"""Trainer: one synchronous step, and when evaluations, samples and checkpoints are due."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ from april_rl.updates import Updates
 
 
 class Trainer:
-    """A whole run. Use it as a context: leaving it ends every process it started."""
+    """One training run. Use it as a context manager: leaving it ends every process it started."""
 
     def __init__(
         self,
@@ -50,20 +48,20 @@ class Trainer:
     ) -> None:
         """Check everything that can be checked, then load the model.
 
-        `plain_config` is what the run directory's config.yaml shows; the run goes on from `resumed`
-        where that is given; `build` makes the parts, as `assemble` does. Raises RunError with one
-        message for what is missing or wrong, before anything expensive is started where that can be
-        known.
+        `plain_config` is the configuration as the run directory's config.yaml shows it. With
+        `resumed`, the run continues from that checkpoint. `build` makes the parts of the run; it
+        has the signature of `assemble`. Raise RunError with one message for what is missing or
+        wrong, before any process is started wherever possible.
         """
         self._config = config
         self._run_dir, self._interrupts = run_dir, interrupts
-        self._version = 0  # of the policy, counted in steps
-        self._evaluated = self._exported = -1  # versions: the last one evaluated, and written
-        self._row: Metrics | None = None  # of a step, until it is logged
-        self._counted = Metrics()  # for the row of the next step
+        self._version = 0  # policy version, counted in steps
+        self._evaluated = self._exported = -1  # the last versions evaluated and exported
+        self._row: Metrics | None = None  # metrics of the last step until they are logged
+        self._counted = Metrics()  # metrics to add to the next step's row
         self._trained_tokens = 0  # response tokens of the last step
-        self._is_saved = False  # everything, where the run was stopped
-        self._under_way: tuple[ScoredGroup, ...] = ()  # collected and not trained yet
+        self._is_saved = False  # the checkpoint of a stopped run is complete
+        self._under_way: tuple[ScoredGroup, ...] = ()  # collected, not trained yet
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
         with ExitStack() as stack:
             self._parts = build(
@@ -78,7 +76,7 @@ class Trainer:
             self._exits = stack.pop_all()
 
     def count(self, metrics: Metrics) -> None:
-        """Add to the row of the next step."""
+        """Add metrics to the row of the next step."""
         self._counted = merge([self._counted, metrics])
 
     @property
@@ -87,10 +85,10 @@ class Trainer:
         return self._version
 
     def run(self) -> None:
-        """Every step, the evaluations and checkpoints along the way, and the final checkpoint.
+        """Train all steps, with evaluations and checkpoints as due, and write the final checkpoint.
 
-        Stopped by a signal or by trainer.max_hours, it parks what is in flight and writes a
-        checkpoint with every token; after Ctrl-C it then raises KeyboardInterrupt.
+        On a signal or trainer.max_hours, park the samples in flight and write a checkpoint with
+        every token; after Ctrl-C, then raise KeyboardInterrupt.
         """
         self._interrupts.end_after(hours=self._config.trainer.max_hours)
         with self._interrupts.held(deadline_s=self._config.checkpoint.stop_deadline_s):
@@ -125,12 +123,11 @@ class Trainer:
         self._checkpointer.finish()
 
     def _end_step(self, row: Metrics) -> None:
-        """Do what is due after a step, and log it all."""
+        """Run the evaluation and checkpoints due after a step, and log its metrics."""
         self.tracker.log(self._version, Metrics({**row, **self._after(self._version)}))
         self._row = None
 
     def _stop(self) -> None:
-        """Write a checkpoint of the run as it stands."""
         self._save(row=self._row)
         self._is_saved = self._checkpointer.finish()
         self.tracker.message(
@@ -139,13 +136,13 @@ class Trainer:
         )
 
     def _end_before(self, step: int) -> None:
-        """Say so, and evaluate the policy if that is due: in the row of the step without groups."""
+        """Report that no group is left, and evaluate the last version if that is not done yet."""
         self.tracker.message(f"no group is left to train; the run ends before step {step}")
         if self._evaluated != self._version:
             self.tracker.log(step, self._evaluate())
 
     def step(self) -> Metrics | None:
-        """Collect, score, update, sync: one policy version. None when there was nothing left to
+        """Make one policy version and return its metrics; None when no group was left to
         collect.
         """
         collection = self._collect()
@@ -203,9 +200,7 @@ class Trainer:
             )
 
     def _advantages(self, collection: Collection) -> list[NDArray[np.float64]]:
-        """Of each group [G], of the rewards less the overlong penalty; every sample has a reward,
-        for a group without one is dropped.
-        """
+        """Return the advantages of each group [G], from its rewards less the overlong penalty."""
         rewards = with_overlong_penalty(
             [scored.rewards for scored in collection.groups],
             collection.stats.trained_lengths,
@@ -230,7 +225,7 @@ class Trainer:
         )
 
     def _after(self, step: int) -> Metrics:
-        """What is due after a step: a checkpoint, an evaluation."""
+        """Write the export and the checkpoint and run the evaluation due after `step`."""
         due = self._config.checkpoint.export_every_steps
         export_s = self._export() if due and step % due == 0 else 0.0
         is_last = step == self._config.trainer.num_steps
@@ -243,8 +238,9 @@ class Trainer:
         return Metrics({"time/checkpoint_s": Sum(export_s + save_s), **written, **evaluation})
 
     def _save(self, *, row: Metrics | None = None, is_finished: bool = False) -> float:
-        """Begin to write a checkpoint of everything; returns the seconds the run had to stop. `row`
-        is of a step that could not be ended, and is not logged yet.
+        """Begin to write a checkpoint; return the seconds the run had to pause.
+
+        `row` holds the metrics of an interrupted step, which are not logged yet.
         """
         collector = self.collector.save()
         state = {
@@ -263,7 +259,7 @@ class Trainer:
             return self._checkpointer.start(self._version, state, about=about)
 
     def _restore(self, resumed: Resumed) -> None:
-        """Go on where a checkpoint was written. Raises RunError for settings it does not fit."""
+        """Continue where a checkpoint was written. Raise RunError for settings it does not fit."""
         state = resumed.state
         self._version = state["version"]
         self._evaluated, self._exported = state["evaluated"], state["exported"]
@@ -278,7 +274,7 @@ class Trainer:
         self.tracker.message(f"resumed from {resumed.path}, after step {self._version}")
 
     def _evaluate(self) -> Metrics:
-        # The reward pool is shared with training, and so are its counters.
+        # Training shares the reward pool's counters with evaluation: take its counts out first.
         self.collector.settle_scores()
         self._counted = merge([self._counted, self._parts.rewards.metrics()])
         self._evaluated = self._version
@@ -294,7 +290,7 @@ class Trainer:
         return metrics
 
     def _export(self) -> float:
-        """Write the policy as a Hugging Face folder; returns the seconds it took."""
+        """Write the policy as a Hugging Face folder; return the seconds it took."""
         if self._exported == self._version:
             return 0.0
         path = self._run_dir.resolve() / "exports" / f"step_{self._version}"
@@ -311,10 +307,10 @@ class Trainer:
         if leftovers and not self._is_saved:
             path = self._run_dir / "samples" / "leftover.jsonl"
             leftovers.write(path)
-            self.tracker.message(f"left over, in {path}: {leftovers}")
+            self.tracker.message(f"generated and not trained, saved in {path}: {leftovers}")
 
     def __enter__(self) -> Self:
-        """The trainer."""
+        """Return the trainer."""
         return self
 
     def __exit__(
@@ -323,15 +319,15 @@ class Trainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Keep what was not trained, end every process, close every file."""
+        """Write what was not trained, end every process and close every file."""
         self._exits.callback(self._interrupts.arm)
         self._exits.callback(self._keep_leftovers)  # while the tracker is open
         self._interrupts.disarm()
         self._exits.__exit__(kind, error, traceback)
 
     def _show(self, phase: Phase, done: int, stats: StepStats | None = None) -> None:
-        """Show progress; the place where a step is stopped, unless it must be `deterministic`: a
-        step that is cut in two is another schedule.
+        """Show progress, and stop here if asked to; a `deterministic` run stops between steps
+        only.
         """
         if not self._config.deterministic:
             self._interrupts.check()

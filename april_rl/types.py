@@ -1,11 +1,11 @@
-"""The nouns of the system: prompt, request, completion, sample, group, score.
+"""The types that cross module boundaries: prompt, request, completion, sample, group, score.
 
-Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are in
-nats, of the sampled token, at the sampling temperature, as the engine reported them when it sampled
-the token.
+Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are those
+of the sampled token, in nats, at the sampling temperature, as the engine reported them when it
+sampled the token.
 
-All of them are values: nothing changes one that was made. What the controller makes for every
-sample or group is no frozen dataclass, which takes four times as long to make.
+All are values and are never changed after they are made. The types that the controller makes for
+every sample or group are not frozen dataclasses, because those take four times as long to make.
 """
 
 from __future__ import annotations
@@ -24,86 +24,88 @@ ENGINE_FAULTS: Mapping[str, str] = {
     "engine_error": "the engine ended the request with an error",
 }
 ScoreOutcome = Literal["scored", "soft_timeout", "no_score", "timeout", "crash"]
-Parts = tuple[tuple[str, float], ...]  # what each reward function gave, by name, unweighted
+Parts = tuple[tuple[str, float], ...]  # (name of the reward function, its unweighted value)
 
 
 class SampleId(NamedTuple):
-    """Which sample: the id of its prompt, and its place in the group.
+    """Identifier of a sample: the id of its prompt and its index in the group.
 
-    A tuple because every event of a rollout looks it up in several dictionaries.
+    A tuple, because every event of a rollout uses it as a key of several dictionaries.
     """
 
     prompt_id: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs of an id
+    index: int  # type: ignore[assignment]  # replaces the method tuple.index, which is not needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A tokenized question. `id` is its position in the endless stream: unique over the run, older
-    is smaller.
+    """A tokenized question.
+
+    `id` is its position in the endless stream of prompts: unique over the run, smaller for older
+    prompts.
     """
 
     id: int
     token_ids: tuple[int, ...]  # [P]
     text: str
     answer: str
-    source: str  # file:line or data set:row, for messages to people
-    dataset: str = ""  # name in data.sources; empty: there is one set only
-    columns: Mapping[str, object] = field(default_factory=dict)  # what the reward asks for beside
+    source: str  # file:line or data set:row, for messages
+    dataset: str = ""  # name in data.sources; empty when there is one data set
+    columns: Mapping[str, object] = field(default_factory=dict)  # for the reward functions
 
 
 class Sampling(NamedTuple):
-    """How the tokens of a request are drawn where it is not as in training."""
+    """Sampling parameters of a request that differ from training."""
 
     temperature: float
-    top_p: float  # of the nucleus that tokens are drawn from (Holtzman et al. 2020); 1: all tokens
+    top_p: float  # nucleus sampling (Holtzman et al. 2020); 1 draws from all tokens
 
 
 class Request(NamedTuple):
-    """What an engine gets: go on from `token_ids` for at most `max_tokens` tokens.
+    """Request to an engine: continue `token_ids` for at most `max_tokens` tokens.
 
-    The tokens come in the parts they are held in, so that only the engine puts them together.
+    The tokens stay in separate parts, so that only the engine concatenates them.
     """
 
     sample_id: SampleId
     prompt_token_ids: tuple[int, ...]  # [P]
     start: int  # response tokens the sample already has
-    max_tokens: int  # what is left of the response budget
+    max_tokens: int  # what remains of the response budget
     seed: int
-    parts: tuple[Sequence[int], ...] = ()  # of each completion so far; [start] in all
-    sampling: Sampling | None = None  # None: at the engine's temperature, from all tokens
+    parts: tuple[Sequence[int], ...] = ()  # tokens of each completion so far; [start] in total
+    sampling: Sampling | None = None  # None: the engine's temperature and all tokens
 
     @property
     def token_ids(self) -> list[int]:
-        """The prompt and the response so far [P + start], a new list."""
+        """Return the prompt and the response so far [P + start] as a new list."""
         return list(chain(self.prompt_token_ids, *self.parts))
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and response so far, P + start."""
+        """Return the number of tokens of the prompt and the response so far, P + start."""
         return len(self.prompt_token_ids) + self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine returns for one request: a whole response, a part when `finish_reason` is
-    None, or nothing when that is one of ENGINE_FAULTS.
+    """What an engine returns for one request: a whole response, or a part when `finish_reason` is
+    None.
 
-    Engines give `array("i")` and `array("d")`: twelve or thirteen bytes a token wherever it is held
-    or sent, where Python's numbers take seventy and are pickled one by one. Neither loses a bit.
+    Engines return `array("i")` and `array("d")`: 12 or 13 bytes per token in memory and in transit,
+    where Python numbers take 70 and are pickled one by one. Neither loses precision.
     """
 
     sample_id: SampleId
     start: int  # response tokens the sample had when the request was made
     policy_version: int
-    context_version: int  # the oldest policy whose KV cache the tokens were sampled with
+    context_version: int  # the oldest policy that computed part of the KV cache used
     token_ids: Sequence[int]  # [R of this completion]
     logprobs: Sequence[float]  # behaviour_logprobs [R of this completion]
     finish_reason: FinishReason | None
 
     @property
     def is_kept(self) -> bool:
-        """Whether the tokens were sampled on a cache that an earlier policy computed."""
+        """Return whether part of the KV cache used was computed by an earlier policy."""
         return self.context_version < self.policy_version
 
     @property
@@ -122,21 +124,23 @@ class Completion:
 
 @dataclass(slots=True, init=False)
 class Sample:
-    """One response to a prompt, grown by whole completions; unfinished while the last one is only a
+    """One response to a prompt, made of completions; unfinished while its last completion is a
     part.
     """
 
     prompt: Prompt
     index: int
     completions: tuple[Completion, ...]
-    id: SampleId = field(init=False, repr=False)  # prompt id and index; every event asks for it
-    num_tokens: int = field(init=False)  # of the response so far, R: where the last completion ends
+    id: SampleId = field(init=False, repr=False)  # stored because every event uses it
+    num_tokens: int = field(init=False)  # response tokens so far, R
     finish_reason: FinishReason | None = field(init=False)  # None while the sample is unfinished
 
     def __init__(
         self, prompt: Prompt, index: int, completions: tuple[Completion, ...] = ()
     ) -> None:
-        """By hand: one that a dataclass makes takes twice as long to derive what is derived."""
+        """Set the fields by hand; a dataclass's own method with `__post_init__` takes twice as
+        long.
+        """
         self.prompt, self.index, self.completions = prompt, index, completions
         if not completions:
             self.id, self.num_tokens, self.finish_reason = SampleId(prompt.id, index), 0, None
@@ -148,7 +152,7 @@ class Sample:
 
     @property
     def token_ids(self) -> array[int]:
-        """The response [R], a new array."""
+        """Return the response [R] as a new array."""
         response = array("i")
         for completion in self.completions:
             response.extend(completion.token_ids)
@@ -156,7 +160,7 @@ class Sample:
 
     @property
     def behaviour_logprobs(self) -> array[float]:
-        """Nats, at the sampling temperature [R], a new array."""
+        """Return the log-probabilities [R] as a new array; nats, at the sampling temperature."""
         response = array("d")
         for completion in self.completions:
             response.extend(completion.logprobs)
@@ -164,14 +168,14 @@ class Sample:
 
     @property
     def policy_versions(self) -> tuple[int, ...]:
-        """The version that sampled each response token [R]."""
+        """Return the policy version that sampled each response token [R]."""
         return tuple(
             chain.from_iterable([c.policy_version] * len(c.token_ids) for c in self.completions)
         )
 
     @property
     def is_finished(self) -> bool:
-        """Whether the engine ended the response, or its budget did."""
+        """Return whether the engine ended the response or its token budget is used up."""
         return self.finish_reason is not None
 
     @property
@@ -181,16 +185,17 @@ class Sample:
 
     @property
     def oldest_version(self) -> int | None:
-        """The version of the first sampled token; None before there is one."""
+        """Return the version that sampled the first token, or None before there is one."""
         return next((c.policy_version for c in self.completions if c.token_ids), None)
 
     def extended(self, completion: Completion) -> Sample:
-        """The sample with one completion more; a completion that does not start where the sample
-        ends is refused.
+        """Return the sample with one more completion.
+
+        The sample must be unfinished, and the completion must start where the sample ends.
         """
         assert completion.sample_id == self.id, (completion.sample_id, self.id)
         assert self.finish_reason is None, (
-            f"sample {self.id} is finished and got another completion"
+            f"sample {self.id} is finished but got another completion"
         )
         assert completion.start == self.num_tokens, (self.id, completion.start, self.num_tokens)
         return Sample(
@@ -207,28 +212,28 @@ class Group:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample is finished."""
+        """Return whether every sample is finished."""
         return all(sample.is_finished for sample in self.samples)
 
     @property
     def oldest_version(self) -> int | None:
-        """The version of the group's oldest token; None before there is one."""
+        """Return the version of the group's oldest token, or None before there is one."""
         return min((v for s in self.samples if (v := s.oldest_version) is not None), default=None)
 
 
 class Score(NamedTuple):
-    """The reward of one finished sample, or why it has none.
+    """The reward of one finished sample, or the reason why it has none.
 
-    `scored` and `soft_timeout` have a value; with `soft_timeout` the reward itself gave up on this
-    response in time. `no_score` (a reward function had no value for it), `timeout` and `crash` (the
-    reward process was killed or died twice) have none.
+    The outcomes `scored` and `soft_timeout` have a value; with `soft_timeout` the reward function
+    itself stopped at its time limit. `no_score` (a reward function returned no value), `timeout`
+    and `crash` (the reward process was killed, or died twice) have none.
     """
 
     sample_id: SampleId
-    value: float | None  # None: there is no reward, and the group is dropped
+    value: float | None  # None: no reward; the group is dropped
     outcome: ScoreOutcome
-    message: str = ""  # for people: why there is no value
-    parts: Parts = ()  # values of several reward functions; `value` is their weighted sum
+    message: str = ""  # why there is no value, for messages
+    parts: Parts = ()  # with several reward functions; `value` is the weighted sum
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,9 +242,11 @@ class ScoredGroup:
 
     group: Group
     rewards: tuple[float, ...]  # [G]
-    parts: tuple[Parts, ...] = ()  # [G] with several reward functions, else none
+    parts: tuple[Parts, ...] = ()  # [G] with several reward functions, else empty
 
     @property
     def has_signal(self) -> bool:
-        """Whether the rewards differ: equal ones give no sample an advantage over its siblings."""
+        """Return whether the rewards differ; equal rewards give every sample an advantage of
+        zero.
+        """
         return max(self.rewards) != min(self.rewards)

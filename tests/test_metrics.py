@@ -47,5 +47,5 @@ def test_a_key_of_one_part_is_kept_and_the_mean_of_nothing_is_not_a_number():
 
 
 def test_two_kinds_of_value_under_one_key_are_an_error():
-    with pytest.raises(ValueError, match="metric a/x is a Sum here, a Mean there"):
+    with pytest.raises(ValueError, match="metric a/x is both a Sum and a Mean"):
         merge([Metrics({"a/x": Sum(1)}), Metrics({"a/x": 1.0})])

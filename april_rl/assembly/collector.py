@@ -1,6 +1,4 @@
-"""From a checked configuration to the collector: how many samples are in flight, and what a step
-waits for.
-"""
+"""Build the collector from a checked configuration: samples in flight and the rules of a step."""
 
 from __future__ import annotations
 
@@ -21,12 +19,14 @@ from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor
 from april_rl.tuning.process import SimulationProcess
 from april_rl.types import ScoredGroup
 
-# Rejected groups a step may see, as a multiple of the groups it needs, when the setting is 0.
+# Rejected groups allowed in a step, per group it needs, when rollout.max_rejected_groups is 0.
 _REJECTED_PER_GROUP = 20
 
 
 def num_slots(config: TrainConfig) -> int:
-    """C = round(α·N·G), over all engines; with `auto`, the most that will be asked for."""
+    """Return the samples in flight over all engines, round(α·N·G); with `auto`, the largest
+    possible.
+    """
     rollout = config.rollout
     factor = rollout.over_sampling_factor
     most = largest_factor(rollout.max_staleness) if isinstance(factor, str) else factor
@@ -34,7 +34,7 @@ def num_slots(config: TrainConfig) -> int:
 
 
 def tick_steps(config: TrainConfig, *, num_engines: int) -> int:
-    """Engine steps of a tick."""
+    """Return the number of engine steps in a tick."""
     rollout = config.rollout
     if not isinstance(rollout.tick_steps, str):
         return rollout.tick_steps
@@ -50,7 +50,11 @@ def build_collector(
     kv_cache_tokens: int,
     stack: ExitStack,
 ) -> Collector:
-    """Build the collector; `kv_cache_tokens` of all engines, `stack` gets what ends its process."""
+    """Build the collector.
+
+    `kv_cache_tokens` is the total over all engines; closing `stack` ends the simulation process of
+    over_sampling_factor=auto.
+    """
     rollout = config.rollout
     keep: Callable[[ScoredGroup], bool] = (
         (lambda scored: scored.has_signal)
@@ -89,7 +93,9 @@ def build_collector(
 
 
 def scenario_of(config: TrainConfig, *, num_engines: int, cost: EngineCost, law: Law) -> Scenario:
-    """Return the run as a scenario to simulate, with engines of such a cost and such lengths."""
+    """Return the run as a scenario to simulate, with the engine cost and length distribution
+    given.
+    """
     rollout = config.rollout
     return Scenario(
         cost=cost,

@@ -1,4 +1,4 @@
-"""From a checked configuration to the evaluator and the sets that it evaluates."""
+"""Build the evaluator and the evaluation sets from a checked configuration."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from april_rl.rewards.extraction import extract_answer, normalised
 from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.rollout.ports import Engines
 
-# Built-in reward functions that read an answer from a response, so that samples can vote.
+# Built-in reward functions that extract an answer, which majority voting needs.
 _READ_ANSWERS = ("math_verify", "exact", "last_number", "reasoning_gym")
 
 
 class Load(Protocol):
-    """How the prompts of a set are read."""
+    """Function that reads the prompts of a set."""
 
     def __call__(self, *, key: str, chosen: PromptSetConfig, dataset: str) -> PromptTable:
         """Return the prompts of the set that the setting `key` names."""
@@ -52,7 +52,7 @@ def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
 def build_evaluator(
     config: TrainConfig, engines: Engines, rewards: CountingScorer, *, num_slots: int
 ) -> Evaluator:
-    """Return the evaluator; `num_slots`: requests computed together over all engines."""
+    """Return the evaluator; `num_slots` is the total number of requests computed together."""
     return Evaluator(
         engines,
         rewards,
@@ -65,8 +65,9 @@ def build_evaluator(
 
 
 def _deciding(config: TrainConfig, name: str) -> RewardFunction:
-    """Return the function that says which samples of the set `name` are right: the one that
-    `evaluation.function` names, else the first that scores the set.
+    """Return the reward function that decides which samples of the set `name` are right.
+
+    It is `evaluation.function` if set, else the first function that scores the set.
     """
     wanted = config.evaluation.function
     return next(
@@ -77,10 +78,11 @@ def _deciding(config: TrainConfig, name: str) -> RewardFunction:
 
 
 def _answer_reader(function: RewardFunction, how: str) -> AnswerOf | None:
-    """Return what reads the answer of a response in the form `how`, as the function does; None
-    when a built-in reads none, and there is nothing to vote on. A user's own function may read one.
+    """Return a function that extracts the answer of a response in the form `how`.
 
-    Answers that differ in spaces or `$` only are one; 1/2 and 0.5 are two.
+    Return None for a built-in that extracts no answer: there is nothing to vote on. A user's
+    function may extract one. Answers that differ only in spaces or `$` count as equal; 1/2 and 0.5
+    do not.
     """
     is_own = ":" in function.function
     if not is_own and function.function not in _READ_ANSWERS:

@@ -1,4 +1,4 @@
-"""An evaluation by itself: a model as it is in its folder, engines and reward, and no learner."""
+"""Stand-alone evaluation of a model folder: engines and reward, without a learner."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from april_rl.tracking.samples_file import write_evaluation
 from april_rl.tracking.terminal import Phase
 from april_rl.tracking.tracker import open_view
 
-_MOST_SEQS = 256  # requests that an engine computes together, unless engine.max_num_seqs says so
+_MOST_SEQS = 256  # requests per engine, when engine.max_num_seqs is 0
 
 
 class EvaluationRun:
-    """Everything an evaluation needs, started."""
+    """Started engines and reward for an evaluation without training."""
 
     def __init__(
         self, config: TrainConfig, *, folder: Path, stack: ExitStack, interrupts: Interrupts
     ) -> None:
-        """Check what can be checked, then start the engines; `stack` gets what ends them, and
-        `folder` the samples. Raises RunError with one message.
+        """Check what can be checked, then start the engines.
+
+        Closing `stack` ends them; samples are written to `folder`. Raise RunError with one message.
         """
         stack.callback(stop_ray)
         config, layout = settled(config)
@@ -102,7 +103,7 @@ class EvaluationRun:
 
 
 def _num_seqs(config: TrainConfig, layout: Layout, sets: dict[str, HeldOut]) -> int:
-    """Return the requests that each engine computes together."""
+    """Return the number of requests that each engine computes together."""
     most = max(held_out.num_responses for held_out in sets.values())
     return config.engine.max_num_seqs or min(_MOST_SEQS, -(-most // layout.num_engines))
 

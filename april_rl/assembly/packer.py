@@ -1,4 +1,4 @@
-"""From a checked configuration to the packer: what each token counts in the loss."""
+"""Build the packer from a checked configuration: the weight of each token in the loss."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ AgeWeights = Callable[[NDArray[np.int32]], NDArray[np.float32]]
 
 
 class AgeWeightError(RunError):
-    """The function in learner.age_weight cannot be used."""
+    """The function named by learner.age_weight cannot be used."""
 
 
 def build_packer(config: TrainConfig, *, num_ranks: int, hidden_size: int) -> Packer:
-    """Return the packer; raises AgeWeightError when learner.age_weight cannot be used."""
+    """Return the packer. Raise AgeWeightError when learner.age_weight cannot be used."""
     learner, budget = config.learner, config.rollout.max_response_tokens
     weigh: AgeWeights = partial(age_weights, weight_of_age=decay(learner.age_decay))
     if learner.age_weight is not None:
@@ -41,11 +41,10 @@ def build_packer(config: TrainConfig, *, num_ranks: int, hidden_size: int) -> Pa
 
 
 def load_age_weights(function: str, *, max_staleness: int) -> AgeWeights:
-    """Return the weights that `function` (module:function) gives ages [R] from 0 to
-    `max_staleness`.
+    """Return the weights that `function` (module:function) gives to ages 0 to `max_staleness`.
 
-    It is called here, once for each age, and never again. Raises AgeWeightError when it cannot be
-    imported, raises, or gives anything but a number >= 0.
+    The function is called here, once for each age, and never again. Raise AgeWeightError when it
+    cannot be imported, raises, or returns anything but a number >= 0.
     """
     ages = np.arange(max_staleness + 1, dtype=np.int32)
     table = ages.astype(np.float32)

@@ -1,4 +1,4 @@
-"""From a checked configuration to the reward pool, after its functions have been tried."""
+"""Build the reward pool from a checked configuration, after trying its functions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from april_rl.types import Prompt
 def reward_columns(
     config: TrainConfig, tokenizer: Tokenizer, *, folder: Path | None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the data columns that the reward functions ask for, by data set; raises RewardError.
+    """Return the data columns that the reward functions use, by data set.
 
-    `folder` is the run directory. The reward process ends before data is read: that forks.
+    `folder` is the run directory. The reward process ends before data is read, because reading
+    forks. Raise RewardError when a function cannot be used.
     """
     with RewardTrial(config.reward, decode=tokenizer.decoder(), folder=folder) as trial:
         names = [*training_sets(config.data), *config.evaluation.sets]
@@ -34,10 +35,10 @@ def build_rewards(
     folder: Path | None,
     tell: Callable[[str], None],
 ) -> RewardPool:
-    """Return the pool, after a call of every function on each example; raises RewardError.
+    """Return the reward pool, after calling every function once on each example.
 
-    `examples` are prompts, one of each data set; `folder` is the run directory; `tell` gets what a
-    person should know of the functions.
+    `examples` has one prompt of each data set; `folder` is the run directory; `tell` gets notes for
+    the user. Raise RewardError when a function cannot be used.
     """
     decode = tokenizer.decoder()
     with RewardTrial(config.reward, decode=decode, folder=folder) as trial:

@@ -1,4 +1,4 @@
-"""Puts the parts of a run together and starts them."""
+"""Build and start the parts of a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from april_rl.tracking.tracker import Tracker, config_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the trainer drives."""
+    """Parts of a run that the trainer uses."""
 
     tracker: Tracker
     tokenizer: Tokenizer
@@ -67,9 +67,9 @@ def assemble(
     resumed: Resumed | None,
     labels: RunLabels | None = None,
 ) -> Parts:
-    """Return everything a run needs, started; `stack` gets what ends it. Prompts go on where the
-    checkpoint `resumed` left them; the caller restores the rest. Checks come before what they
-    spare: machine, model, data, reward, and only then processes. Raises RunError with one message.
+    """Return the parts of a run, started; closing `stack` ends them. Raise RunError if one fails.
+
+    Prompts continue from the checkpoint `resumed`; the caller restores the rest.
     """
     stack.callback(stop_ray)
     requested, (config, layout) = config, settled(config)
@@ -128,7 +128,10 @@ def _planned(
     memory: Sequence[WorkerMemory],
     tell: Callable[[str], None],
 ) -> MemoryInputs:
-    """Decide whether engines sleep, and tell the memory plan and why; raises PreflightError."""
+    """Decide whether engines sleep, and report the memory plan and the reason.
+
+    Raise PreflightError when the plan does not fit.
+    """
     inputs, reason = settle_sleep(facts, memory_inputs(config, layout), room=least_room(memory))
     tell(str(check_memory(facts, inputs, memory)))
     if reason:
@@ -146,8 +149,8 @@ def _tracker(
 ) -> Tracker:
     resumed_step = resumed.manifest.step if resumed else None
     if config.resume == AUTO and resumed is None:
-        resumed_step = -1  # whatever ended before its first checkpoint is done again
-    # A copy of the run in another folder is a run of its own.
+        resumed_step = -1  # a run that ended before its first checkpoint starts again
+    # A copy of the run in another folder counts as another run.
     is_same_run = resumed is not None and resumed.path.resolve().is_relative_to(run_dir.resolve())
     return Tracker(
         run_dir=run_dir,
@@ -165,8 +168,10 @@ def _tracker(
 def _stream(
     config: TrainConfig, training: Mapping[str, PromptTable], resumed: Resumed | None
 ) -> PromptStream | MixedStream:
-    """Return the stream of prompts where the checkpoint left it; raises DataError when the data
-    has changed since. One set has the name "".
+    """Return the stream of prompts, continued where the checkpoint left it.
+
+    A single data set has the name "". Raise DataError when the data has changed since the
+    checkpoint.
     """
     weights = {name: source.weight for name, source in config.data.sources.items()} or {"": 1.0}
     prompts = stream_of(training, weights, seed=config.seed)

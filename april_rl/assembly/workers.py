@@ -1,4 +1,4 @@
-"""From a checked configuration to the workers, and whether the machine suffices for them."""
+"""Build the workers from a checked configuration, and check that the machine suffices."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from april_rl.runtime.workers import Workers
 
 
 class EngineSizes(NamedTuple):
-    """What one engine must hold."""
+    """Batch size and context length of one engine."""
 
-    max_num_seqs: int  # requests computed together
-    max_model_len: int  # tokens of a prompt and its response
+    max_num_seqs: int  # requests computed together, at most
+    max_model_len: int  # tokens of a prompt and its response, at most
 
 
 def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[int, str]:
-    """Return the most tokens of a prompt and its response, and the setting that says so; with
-    `is_training` false those of the evaluation sets alone.
+    """Return the largest number of tokens of a prompt and its response, and the setting that sets
+    it.
 
-    Raises RunError when engine.max_model_len is less than training or an evaluation needs.
+    With `is_training` false, only the evaluation sets count. Raise RunError when
+    engine.max_model_len is less than training or an evaluation needs.
     """
     budget, key = longest_response(config, is_training=is_training)
     longest, key = config.data.max_prompt_tokens + budget, f"data.max_prompt_tokens + {key}"
@@ -41,8 +42,9 @@ def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[in
 
 
 def check_machine(config: TrainConfig, layout: Layout, *, is_training: bool = True) -> ModelFacts:
-    """Return what is known of the model, when it and the machine can do what is asked; without
-    training there is no learner. Raises RunError.
+    """Return the facts about the model after checking that the model and the machine suffice.
+
+    With `is_training` false, no learner is planned for. Raise RunError when something does not fit.
     """
     window_tokens, window_key = context_length(config, is_training=is_training)
     return check_start(
@@ -58,16 +60,16 @@ def check_machine(config: TrainConfig, layout: Layout, *, is_training: bool = Tr
 
 
 def training_sizes(config: TrainConfig, layout: Layout) -> EngineSizes:
-    """Return what each engine must hold for training and its evaluations.
+    """Return the sizes that each engine needs for training and its evaluations.
 
-    Raises RunError when engine.max_num_seqs is less than what training has in flight.
+    Raise RunError when engine.max_num_seqs is less than training has in flight.
     """
     slots = math.ceil(num_slots(config) / layout.num_engines)
     if 0 < config.engine.max_num_seqs < slots:
         raise RunError(
             f"engine.max_num_seqs={config.engine.max_num_seqs} is less than the {slots} samples "
             "that rollout.over_sampling_factor · trainer.num_groups · rollout.group_size puts in "
-            "flight on each engine: give 0, or lower one of these"
+            "flight on each engine: set it to 0 (automatic), or lower one of these"
         )
     return EngineSizes(config.engine.max_num_seqs or slots, context_length(config)[0])
 
@@ -75,7 +77,7 @@ def training_sizes(config: TrainConfig, layout: Layout) -> EngineSizes:
 def build_workers(
     config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: EngineSizes
 ) -> Workers:
-    """Return the workers, under a watchdog whose report goes to the run directory."""
+    """Return the workers, with a watchdog that writes its report to the run directory."""
     watchdog = Watchdog(
         report=run_dir.resolve() / "stall_report.txt",
         stall_timeout_s=config.runtime.stall_timeout_s,
@@ -102,8 +104,10 @@ def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) ->
 
 
 def _learner_bytes(config: TrainConfig) -> int:
-    """Bytes the learner holds of a parameter: float32 master, gradient and two Adam moments, and
-    the frozen reference; under adapters, which are small, the frozen weight alone.
+    """Return the bytes the learner holds per parameter.
+
+    Full training: float32 master weight, gradient, two Adam moments and the frozen reference.
+    Adapters: the frozen weight alone, because adapters are small.
     """
     frozen = 4 if config.learner.compute_dtype is ComputeDtype.float32 else 2
     if config.lora.rank:
