@@ -8,8 +8,12 @@ from typing import Protocol
 
 from april_rl.batch.packing import Batch
 from april_rl.config import TrainConfig
-from april_rl.learner.mismatch import MEAN, MismatchError, MismatchWarning
-from april_rl.learner.optimizer import NonFiniteError
+from april_rl.learner.update_errors import (
+    MEAN,
+    MismatchError,
+    MismatchWarning,
+    NonFiniteError,
+)
 from april_rl.metrics import Metrics
 from april_rl.tracking.samples_file import SampleRecord, write_samples
 

@@ -31,7 +31,7 @@ from learner_setup import (
 from april_rl.batch.packing import MicroBatch
 from april_rl.config.choices import Kl, Offload
 from april_rl.learner.learner import Learner
-from april_rl.learner.mismatch import MismatchError
+from april_rl.learner.update_errors import MismatchError
 
 NUM_RANKS, NUM_STEPS = 4, 3
 MODELS = {"tied": True, "untied": False}

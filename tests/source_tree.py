@@ -57,6 +57,34 @@ def imports_of(path: Path) -> list[Import]:
     return found
 
 
+def files_loaded_by(path: Path) -> set[Path]:
+    """The files of the package that importing `path` loads, itself among them."""
+    found, waiting = {path}, [path]
+    while waiting:
+        for module in top_level_imports(waiting.pop()):
+            names = module.split(".")
+            if names[0] != "april_rl":
+                continue
+            for length in (len(names), len(names) - 1):  # a module, or something in it
+                part = ROOT.joinpath(*names[:length])
+                for file in (part.with_suffix(".py"), part / "__init__.py"):
+                    if file.is_file() and file not in found:
+                        found.add(file)
+                        waiting.append(file)
+    return found
+
+
+def top_level_imports(path: Path) -> list[str]:
+    """What a file imports when it is loaded: nothing within functions or for type checkers."""
+    found = []
+    for node in tree_of(path).body:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
 def parts_imported(path: Path) -> dict[str, int]:
     """Return the parts of the package that a file imports, with a line number each."""
     modules = [(entry.module.split("."), entry.line) for entry in imports_of(path)]

@@ -12,6 +12,7 @@ from source_tree import (
     ROOT,
     all_files,
     definitions,
+    files_loaded_by,
     functions,
     imports_of,
     is_nested,
@@ -23,6 +24,7 @@ from source_tree import (
     part_of,
     parts_imported,
     positional,
+    top_level_imports,
     tree_of,
     where,
 )
@@ -136,6 +138,21 @@ def test_importing_the_command_line_loads_nothing_heavy(module: str) -> None:
     script = f"import sys, {module}; print(*sorted({set(HEAVY)!r} & sys.modules.keys()))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "\n", "")
+
+
+def test_nothing_that_the_controller_loads_computes_with_torch() -> None:
+    """transformers loads torch by itself, for tokenizers and model configurations. Fails when the
+    memory plan, a check or the trainer needs a module of the learner that computes.
+    """
+    loaded = files_loaded_by(PACKAGE / "trainer.py")
+    assert PACKAGE / "runtime" / "memory" / "plan.py" in loaded
+    wrong = [
+        where(path, 1, module)
+        for path in loaded
+        for module in top_level_imports(path)
+        if module.split(".")[0] == "torch"
+    ]
+    assert wrong == []
 
 
 def test_no_file_is_longer_than_300_lines_but_those_named_here() -> None:

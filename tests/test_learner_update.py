@@ -27,8 +27,13 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Correction, Loss, Ratio, Schedule
 from april_rl.config.schema import OptimizerConfig
 from april_rl.learner.learner import Learner
-from april_rl.learner.mismatch import MEAN, MismatchError, MismatchWarning
-from april_rl.learner.optimizer import NonFiniteError, Optimizer, lr_factor
+from april_rl.learner.optimizer import Optimizer, lr_factor
+from april_rl.learner.update_errors import (
+    MEAN,
+    MismatchError,
+    MismatchWarning,
+    NonFiniteError,
+)
 from april_rl.metrics import Mean, Metrics
 
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}

@@ -11,7 +11,7 @@ from test_weight_sync import build, train
 from tiny_models import write_tiny_qwen3
 
 from april_rl.config.lora import LoraConfig
-from april_rl.learner.mismatch import MismatchError
+from april_rl.learner.update_errors import MismatchError
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 LORA = LoraConfig(rank=8, alpha=16.0)

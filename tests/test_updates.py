@@ -14,8 +14,7 @@ from trainer_fakes import FakeWorkers, rows_of
 
 from april_rl.checkpointing.resume import AUTO, load
 from april_rl.errors import RunError
-from april_rl.learner.mismatch import MismatchError
-from april_rl.learner.optimizer import NonFiniteError
+from april_rl.learner.update_errors import MismatchError, NonFiniteError
 from april_rl.metrics import Mean, Metrics
 
 

@@ -19,7 +19,7 @@ from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
-from april_rl.learner.mismatch import MismatchError
+from april_rl.learner.update_errors import MismatchError
 from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]

@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from april_rl.learner.checkpoint import INDEX, SINGLE_FILE
-
-SHARD_BYTES = 2 * 2**30  # size of a file, and what rank 0 holds in memory at a time
+from april_rl.learner.sizes import SHARD_BYTES
 
 # Files to copy: tokenizer and generation settings. Those about the weights are written anew.
 _COPIED = (".json", ".txt", ".model", ".jinja")

@@ -28,12 +28,13 @@ from april_rl.learner.mesh import build_mesh
 from april_rl.learner.mismatch import Mismatch
 from april_rl.learner.objective import Objective
 from april_rl.learner.offload import Offloadable, return_cached_memory
-from april_rl.learner.optimizer import NonFiniteError, Optimizer
+from april_rl.learner.optimizer import Optimizer
 from april_rl.learner.policy import build_policy
 from april_rl.learner.reference import OwnReference, Reference
 from april_rl.learner.row import PackedRow
 from april_rl.learner.statistics import TokenStatistics
 from april_rl.learner.training_state import Snapshot, TrainingState
+from april_rl.learner.update_errors import NonFiniteError
 from april_rl.metrics import Metrics, merge
 
 _DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}

@@ -15,11 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-# Bytes of one block of float32 logits. On CPU a block that fits in the cache is fastest, as long as
-# it has enough rows for an efficient matrix product; an accelerator needs few, large kernels.
-CPU_BLOCK_BYTES = 8 * 2**20
-BLOCK_BYTES = 256 * 2**20
-MIN_BLOCK_ROWS = 512
+from april_rl.learner.sizes import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

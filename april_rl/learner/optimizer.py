@@ -14,11 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from april_rl.config.choices import Schedule
 from april_rl.config.schema import OptimizerConfig
-from april_rl.errors import RunError
-
-
-class NonFiniteError(RunError):
-    """A loss or gradient is infinite or NaN; an optimizer step would destroy the weights."""
+from april_rl.learner.update_errors import NonFiniteError
 
 
 class StepReport(NamedTuple):

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from april_rl.config.choices import Offload
-from april_rl.learner.export import SHARD_BYTES
-from april_rl.learner.logprobs import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS
+from april_rl.learner.sizes import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS, SHARD_BYTES
 from april_rl.runtime.memory.inputs import MemoryInputs
 from april_rl.runtime.preflight import ModelFacts
 
