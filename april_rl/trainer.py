@@ -22,7 +22,7 @@ from april_rl.data.source_metrics import source_metrics
 from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.interrupts import Interrupts
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
-from april_rl.rewards.figures import reward_metrics
+from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.timeline import timeline_of

@@ -18,7 +18,7 @@ FLAGSHIP = "+recipe=qwen3_4b_dapo"
 
 # One of each kind; every other one would cost seconds more.
 DIFFERENT = (
-    "tiny_cpu",
+    pytest.param("tiny_cpu", marks=pytest.mark.soak),  # it trains the tiny task's model first
     "qwen3_0_6b_smoke",
     "qwen3_4b_dapo",
     "paper/qwen3_4b_deepmath_gspo",

@@ -10,9 +10,9 @@ from character_decoder import characters
 
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.rewards.check import check_reward
-from april_rl.rewards.figures import reward_metrics
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.processes import RewardError
+from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.rewards.trial import RewardTrial
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 

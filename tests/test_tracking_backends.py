@@ -204,13 +204,13 @@ def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, c
     """Also of a run that goes on: one run, every step once."""
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
     run_dir = tmp_path / "run"
-    for steps, resumed_step in (((1, 2, 3), None), ((3, 4), 2)):
+    for steps, first_step in (((1, 2, 3), None), ((3, 4), 3)):
         with make_tracker(
             run_dir,
             backends=TRACKIO,
             save_samples_every=4,
             labels=LABELS,
-            resumed_step=resumed_step,
+            first_step=first_step,
         ) as tracker:
             log_steps(tracker, steps)
     with sqlite3.connect(tmp_path / "trackio" / "april_rl.db") as database:

@@ -115,7 +115,7 @@ def run(
             num_groups=config.trainer.num_groups,
             tracking=replace(config.tracking, backends=[], print_samples_every=0),
             is_terminal=False,
-            resumed_step=resumed.manifest.step if resumed else None,
+            first_step=resumed.manifest.step + 1 if resumed else None,
         )
         prompts = PromptStream([PROMPT], seed=0)
         if resumed is not None:

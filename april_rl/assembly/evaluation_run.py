@@ -1,7 +1,10 @@
-"""Stand-alone evaluation of a model folder: engines and reward, without a learner."""
+"""Engines and reward for a model folder, without a learner: an evaluation, or a profile of the
+training data.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,6 +23,7 @@ from april_rl.interrupts import Interrupts
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.layout import Layout, settled
+from april_rl.simulator.engine_cost import TickWork
 from april_rl.tracking.samples_file import write_evaluation
 from april_rl.tracking.terminal import Phase
 from april_rl.tracking.tracker import open_view
@@ -27,15 +31,27 @@ from april_rl.tracking.tracker import open_view
 _MOST_SEQS = 256  # requests per engine, when engine.max_num_seqs is 0
 
 
+def sets_of_evaluation(config: TrainConfig, sets: PromptSets) -> dict[str, HeldOut]:
+    """Return the sets of `evaluation.sets`."""
+    return held_out_sets(config, sets.load)
+
+
 class EvaluationRun:
-    """Started engines and reward for an evaluation without training."""
+    """Started engines and reward, for sampling without training."""
 
     def __init__(
-        self, config: TrainConfig, *, folder: Path, stack: ExitStack, interrupts: Interrupts
+        self,
+        config: TrainConfig,
+        *,
+        folder: Path,
+        stack: ExitStack,
+        interrupts: Interrupts,
+        choose: Callable[[TrainConfig, PromptSets], dict[str, HeldOut]] = sets_of_evaluation,
     ) -> None:
         """Check what can be checked, then start the engines.
 
-        Closing `stack` ends them; samples are written to `folder`. Raise RunError with one message.
+        `choose` returns the sets to sample, by the names of `config.evaluation.sets`. Closing
+        `stack` ends the engines; samples are written to `folder`. Raise RunError with one message.
         """
         stack.callback(stop_ray)
         config, layout = settled(config)
@@ -47,7 +63,7 @@ class EvaluationRun:
         stack.callback(self._view.close)
         self._view.message(str(layout))
         self._tokenizer = load_tokenizer(config.model.path)
-        self._sets = self._held_out(config)
+        self._sets = self._chosen(config, choose)
         with self._view.phase("trying the reward"):
             examples = [held_out.prompts[0] for held_out in self._sets.values()]
             rewards = build_rewards(
@@ -61,10 +77,18 @@ class EvaluationRun:
         with self._view.phase("starting vLLM"):
             workers.start_engines()
         engines = RayEngines(workers, deterministic=config.deterministic)
+        self.num_engines = layout.num_engines
         num_slots = num_seqs * layout.num_engines
         self._evaluator = build_evaluator(config, engines, rewards, num_slots=num_slots)
 
-    def _held_out(self, config: TrainConfig) -> dict[str, HeldOut]:
+    @property
+    def work(self) -> Sequence[TickWork]:
+        """Return what the engines did in every tick so far."""
+        return self._evaluator.work
+
+    def _chosen(
+        self, config: TrainConfig, choose: Callable[[TrainConfig, PromptSets], dict[str, HeldOut]]
+    ) -> dict[str, HeldOut]:
         with self._view.phase("loading the reward"):
             columns = reward_columns(config, self._tokenizer, folder=self._folder)
         with self._view.phase("reading the data"):
@@ -75,18 +99,25 @@ class EvaluationRun:
                 columns=columns,
                 tell=self._view.message,
             )
-            return held_out_sets(config, sets.load)
+            return choose(config, sets)
 
     def run(self) -> dict[str, SetReport]:
         """Return the report of every set, and write its samples to samples/eval_NAME.jsonl."""
-        reports = {}
+        paths = {name: chosen.path for name, chosen in self._config.evaluation.sets.items()}
+        return {
+            name: set_report(evaluated.held_out, evaluated.figures, path=paths[name])
+            for name, evaluated in self.evaluated()
+        }
+
+    def evaluated(self) -> Iterator[tuple[str, Evaluated]]:
+        """Evaluate the sets one after another, and write the samples of each to
+        samples/eval_NAME.jsonl.
+        """
         for place, (name, held_out) in enumerate(self._sets.items(), start=1):
             evaluated = self._evaluate(held_out)
             _write_samples(evaluated, self._folder / "samples" / f"eval_{name}.jsonl")
             self._view.step(place, evaluated.figures.metrics(name).read(), left_s=None)
-            path = self._config.evaluation.sets[name].path
-            reports[name] = set_report(held_out, evaluated.figures, path=path)
-        return reports
+            yield name, evaluated
 
     def _evaluate(self, held_out: HeldOut) -> Evaluated:
         with self._view.phase(f"evaluating {held_out.name}", held_out.num_responses) as phase:

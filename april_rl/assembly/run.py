@@ -147,9 +147,9 @@ def _tracker(
     resumed: Resumed | None,
     labels: RunLabels | None,
 ) -> Tracker:
-    resumed_step = resumed.manifest.step if resumed else None
+    first_step = resumed.manifest.step + 1 if resumed else None
     if config.resume == AUTO and resumed is None:
-        resumed_step = -1  # a run that ended before its first checkpoint starts again
+        first_step = 0  # a run that ended before its first checkpoint starts again
     # A copy of the run in another folder counts as another run.
     is_same_run = resumed is not None and resumed.path.resolve().is_relative_to(run_dir.resolve())
     return Tracker(
@@ -160,7 +160,7 @@ def _tracker(
         num_groups=config.trainer.num_groups,
         tracking=config.tracking,
         labels=labels,
-        resumed_step=resumed_step,
+        first_step=first_step,
         wandb_id=resumed.state["wandb_id"] if resumed and is_same_run else "",
     )
 

@@ -13,7 +13,17 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 # In the order of the list; a name without a module is left out.
-NAMES = ("evaluate", "rehearse", "data", "simulate", "checkpoint", "dashboard", "report", "compare")
+NAMES = (
+    "evaluate",
+    "rehearse",
+    "profile",
+    "data",
+    "simulate",
+    "checkpoint",
+    "dashboard",
+    "report",
+    "compare",
+)
 
 
 class Command(NamedTuple):

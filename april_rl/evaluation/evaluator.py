@@ -14,6 +14,7 @@ from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
 from april_rl.metrics import Metrics
 from april_rl.rollout.ports import Engines, Scorer
 from april_rl.rollout.requests import Requests
+from april_rl.simulator.engine_cost import TickWork
 from april_rl.types import Completion, Prompt, Sample, SampleId, Sampling
 
 
@@ -49,6 +50,9 @@ class Evaluator:
         self._slots = -(-num_slots // engines.num_engines)
         self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
         self._seed = seed
+        self.work: list[
+            TickWork
+        ] = []  # of every tick so far, from which an engine's cost is fitted
 
     def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> Outcome:
         """Return every response with its reward; call `on_progress` with the number of finished
@@ -115,6 +119,7 @@ class Evaluator:
             while busy:
                 for engine, tick in self._engines.wait(self._tick_timeout_s):
                     busy -= 1
+                    self.work.append(TickWork.of(tick))
                     room[engine] += len(tick.finished)
                     yield from tick.finished
 

@@ -288,9 +288,5 @@ class Learner:
         finally:
             self._moments.offload()  # the next minibatch needs this memory for its activations
         return Metrics(
-            {
-                "loss/total": total.item(),
-                "loss/grad_norm": report.grad_norm,
-                "loss/lr": report.lr,
-            }
+            {"loss/total": total.item(), "loss/grad_norm": report.grad_norm, "loss/lr": report.lr}
         )

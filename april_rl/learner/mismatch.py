@@ -10,6 +10,7 @@ from april_rl.learner.row import PackedRow
 from april_rl.learner.update_errors import END_FACTOR, MEAN, MismatchError
 from april_rl.metrics import Max, Mean, Metrics
 
+
 class Mismatch:
     """Sums of |logprobs - behaviour_logprobs|, added row by row.
 

@@ -43,7 +43,7 @@ from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.step import Step, StepRules
-from april_rl.rollout.stop_rule import notes_of
+from april_rl.rollout.stop_rule import lost_groups_notes
 from april_rl.types import Sample, ScoredGroup
 
 # Short samples of this version that the learner compares with the engine, if the batch has none.
@@ -142,7 +142,7 @@ class Collector:
         groups = self._draw_batch(stats.policy_version)
         stats.end(groups, buffer=buffer)
         length_bias.train(groups, num_tokens=int(stats.trained_lengths.sum()))
-        notes = notes_of(
+        notes = lost_groups_notes(
             stats,
             num_groups=len(groups),
             num_wanted=self._rules.num_groups,

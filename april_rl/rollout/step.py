@@ -10,7 +10,7 @@ from april_rl.rollout.dispatch import Dispatch, RequestRules
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.ports import EngineStalledError, PromptSource, Scorer
 from april_rl.rollout.stats import StepStats
-from april_rl.rollout.stop_rule import is_reached, must_wait, nothing_to_train
+from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
 from april_rl.types import Score
 
 # With fewer, long groups wait in so many places that slots stay empty (docs/experiments.md).
@@ -135,10 +135,10 @@ class Step:
         """Return whether the limit on lost groups is reached; raise NoSignalError if no group is
         ready then.
         """
-        if not is_reached(self._rules.max_rejected_groups, self._stats):
+        if not is_limit_reached(self._rules.max_rejected_groups, self._stats):
             return False
         if not self._groups.buffer.num_ready:
-            raise nothing_to_train(self._stats, self._groups.last_failure)
+            raise no_signal_error(self._stats, self._groups.last_failure)
         return True
 
     def _launch(self) -> None:
@@ -158,7 +158,7 @@ class Step:
             self._may_open
             and buffer.num_open + buffer.num_ready < rules.max_alive(self._stats.num_slots)
             and buffer.num_ready < rules.num_groups
-            and not is_reached(rules.max_rejected_groups, self._stats)
+            and not is_limit_reached(rules.max_rejected_groups, self._stats)
         )
 
     def _advance(self) -> None:

@@ -14,12 +14,12 @@ class NoSignalError(RunError):
     """A step lost as many groups as it may, and none is ready for training."""
 
 
-def is_reached(limit: int, stats: StepStats) -> bool:
+def is_limit_reached(limit: int, stats: StepStats) -> bool:
     """Return whether a step has lost as many groups as it may; `limit` 0 means no limit."""
     return 0 < limit <= stats.rejected_groups + stats.dropped_groups
 
 
-def nothing_to_train(stats: StepStats, last_failure: str) -> NoSignalError:
+def no_signal_error(stats: StepStats, last_failure: str) -> NoSignalError:
     """Return the error for a step that reached the limit with no group ready."""
     if stats.dropped_groups > stats.rejected_groups:
         return NoSignalError(
@@ -33,7 +33,7 @@ def nothing_to_train(stats: StepStats, last_failure: str) -> NoSignalError:
     )
 
 
-def notes_of(
+def lost_groups_notes(
     stats: StepStats, *, num_groups: int, num_wanted: int, limit: int, last_failure: str
 ) -> list[str]:
     """Return notes for the user on lost groups: why groups were dropped, and that the limit made
@@ -45,7 +45,7 @@ def notes_of(
             f"{stats.dropped_groups} groups dropped because a reward or an engine failed; the "
             f"last: {last_failure}"
         )
-    if num_groups < num_wanted and is_reached(limit, stats):
+    if num_groups < num_wanted and is_limit_reached(limit, stats):
         notes.append(
             f"this step trains {num_groups} groups instead of {num_wanted}: "
             f"{stats.rejected_groups} were rejected for equal rewards, {stats.dropped_groups} "

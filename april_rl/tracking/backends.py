@@ -41,7 +41,7 @@ class BackendSettings:
     run_dir: Path
     config: Mapping[str, object]
     wandb_id: str = ""  # of a W&B run to go on with
-    resumed_step: int | None = None
+    first_step: int | None = None  # of a resumed run
 
 
 class Backend(Protocol):

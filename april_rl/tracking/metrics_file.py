@@ -14,20 +14,21 @@ from april_rl.tracking import keys
 class MetricsFile:
     """Appends one object a step: `step`, then keys sorted by stage; NaN and infinity are null."""
 
-    def __init__(self, path: Path, *, resumed_step: int | None = None) -> None:
+    def __init__(self, path: Path, *, first_step: int | None = None) -> None:
         """Make the file; raises FileExistsError when it is there already: two runs would mix, and
         OSError when it cannot be written.
 
-        A run that goes on after `resumed_step` goes on with its file, less the rows of later steps,
-        which are made again; `forgotten_step` is the last of them, `last_row` the last row kept.
+        A resumed run appends to its file from `first_step` on. Rows of that step and of later ones
+        are removed, because it makes them again; `forgotten_step` is the last of them, `last_row`
+        the last row kept.
         """
         self._path = path
         self._last_step = self.forgotten_step = -1
         self.last_row: dict[str, float | None] = {}
-        if resumed_step is not None and path.exists():
-            self.last_row, self.forgotten_step = _truncate(path, last_step=resumed_step)
+        if first_step is not None and path.exists():
+            self.last_row, self.forgotten_step = _truncate(path, first_step)
             self._last_step = int(self.last_row["step"] or 0) if self.last_row else -1
-        self._file = path.open("a" if resumed_step is not None else "x", encoding="utf-8")
+        self._file = path.open("x" if first_step is None else "a", encoding="utf-8")
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
         """Write a step to the disk.
@@ -65,9 +66,9 @@ class MetricsFile:
         self.close()
 
 
-def _truncate(path: Path, *, last_step: int) -> tuple[dict[str, float | None], int]:
-    """Remove the rows after `last_step`, and one that was not written to its end; returns the last
-    row that stays, and the step of the last one there was.
+def _truncate(path: Path, first_step: int) -> tuple[dict[str, float | None], int]:
+    """Remove the rows from `first_step` on, and one that was not written to its end; return the
+    last row that stays, and the step of the last one there was.
     """
     kept: list[str] = []
     kept_row: dict[str, float | None] = {}
@@ -79,7 +80,7 @@ def _truncate(path: Path, *, last_step: int) -> tuple[dict[str, float | None], i
         except ValueError:
             break  # the process ended in the middle of it
         forgotten_step = step
-        if step <= last_step:
+        if step < first_step:
             kept.append(line)
             kept_row = row
     partial = path.with_name(f".{path.name}.partial")

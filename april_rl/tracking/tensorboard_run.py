@@ -20,11 +20,9 @@ class TensorboardRun:
     id = ""  # found again by its folder
 
     def __init__(self, settings: BackendSettings) -> None:
-        """Open a file; steps after `resumed_step` in older files are hidden."""
-        resumed = settings.resumed_step
+        """Open a file; in older files `first_step` and later steps are hidden."""
         self._writer = SummaryWriter(
-            str(settings.run_dir / "tensorboard"),
-            purge_step=None if resumed is None else resumed + 1,
+            str(settings.run_dir / "tensorboard"), purge_step=settings.first_step
         )
         self._writer.add_text("run", settings.labels.name)
 

@@ -54,15 +54,16 @@ class Tracker:
         num_groups: int,
         labels: RunLabels | None = None,
         is_terminal: bool | None = None,
-        resumed_step: int | None = None,
+        first_step: int | None = None,
         wandb_id: str = "",
     ) -> None:
         """Create the run directory, start the view and the trackers.
 
         `config` is plain data; `labels` are those of the trackers; `is_terminal` None: find out. A
-        run that goes on after `resumed_step` goes on with its files, and with the W&B run
-        `wandb_id`. Raises RunDirectoryError when the run directory cannot be written, or holds a
-        run, and BackendError when a tracker is not installed.
+        resumed run appends to its files from `first_step` on, and to the W&B run `wandb_id`.
+
+        Raises RunDirectoryError when the run directory cannot be written, or holds a run, and
+        BackendError when a tracker is not installed.
         """
         names = tuple(backend.value for backend in tracking.backends)
         check_installed(names)
@@ -72,7 +73,7 @@ class Tracker:
         self._tracking_s = 0.0  # since the last row
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._metrics_file = _open_metrics_file(run_dir, resumed_step)
+            self._metrics_file = _open_metrics_file(run_dir, first_step)
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
         self._axes = Axes(self._metrics_file.last_row)
         self._pace = Pace(num_steps)
@@ -87,7 +88,7 @@ class Tracker:
             run_dir=run_dir.resolve(),
             config=config,
             wandb_id=wandb_id,
-            resumed_step=resumed_step,
+            first_step=first_step,
         )
         self._backends = start_backends(settings, tell=self._view.message)
 
@@ -193,11 +194,11 @@ def config_text(config: Mapping[str, object]) -> str:
     return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
 
-def _open_metrics_file(run_dir: Path, resumed_step: int | None) -> MetricsFile:
+def _open_metrics_file(run_dir: Path, first_step: int | None) -> MetricsFile:
     """The run's own; raises RunDirectoryError when another run has left one."""
     path = run_dir / "metrics.jsonl"
     try:
-        return MetricsFile(path, resumed_step=resumed_step)
+        return MetricsFile(path, first_step=first_step)
     except FileExistsError as error:
         raise RunDirectoryError(
             f"hydra.run.dir={run_dir} already holds a run ({path.name}); give another folder, or "

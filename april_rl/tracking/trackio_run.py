@@ -26,7 +26,7 @@ class TrackioRun:
                 name=f"{settings.labels.name} ({settings.run_dir.name})",
                 group=settings.labels.group or None,
                 config={**settings.config, "versions": dict(versions())},
-                resume="never" if settings.resumed_step is None else "allow",
+                resume="never" if settings.first_step is None else "allow",
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,

@@ -1,0 +1,135 @@
+"""`python -m april_rl profile`: response lengths before training, and the α that they call for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import run, write_task
+
+from april_rl.commands.profile import main
+from april_rl.simulator.engine_cost import EngineCost
+from april_rl.simulator.length_distributions import Recorded
+from april_rl.simulator.profile import Profile, advice, predicted
+from april_rl.simulator.simulation import Scenario
+
+COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
+FACTORS = (1.5, 2.0, 3.0)
+
+
+def profile_of(lengths: np.ndarray, *, truncated: float = 0.0, silent: float = 0.0) -> Profile:
+    groups = tuple(tuple(map(int, group)) for group in lengths.reshape(-1, 4))
+    return Profile(lengths=groups, truncated_frac=truncated, no_signal_frac=silent)
+
+
+def rows_of(profile: Profile) -> list[dict[str, object]]:
+    scenario = Scenario(cost=COST, law=Recorded(groups=profile.lengths), num_groups=8, group_size=4)
+    return predicted(profile, scenario, refill=True, factors=FACTORS)
+
+
+def long_tail() -> Profile:
+    drawn = np.random.default_rng(0).lognormal(np.log(200), 1.0, 256)
+    return profile_of(drawn.clip(1, 4000))
+
+
+def test_percentiles_and_histogram_are_those_of_the_lengths() -> None:
+    profile = profile_of(np.arange(1, 101))
+    assert profile.percentiles == {"p50": 51, "p95": 96, "p99": 100, "max": 100}
+    lines = profile.histogram()
+    shares = [float(line.split()[-1].rstrip("%")) for line in lines]
+    assert len(lines) == 12
+    assert sum(shares) == pytest.approx(100, abs=0.6)
+    assert lines[-1].split()[2] == "100"
+
+
+def test_a_long_tail_calls_for_over_sampling_and_equal_lengths_for_none() -> None:
+    """Fails when the gain is of another loop than the synchronous one, or any α is advised."""
+    profile = long_tail()
+    rows = rows_of(profile)
+    assert [row["mode"] for row in rows] == ["synchronous", "refill", "refill", "refill"]
+    assert rows[0]["gain"] == 1
+    [line] = advice(profile, rows)
+    assert line.startswith("rollout.over_sampling_factor=")
+    chosen = float(line.partition("=")[2].partition(":")[0])
+    gains = {row["over_sampling_factor"]: row["gain"] for row in rows[1:]}
+    assert gains[chosen] > 1.2
+    assert f"{gains[chosen] - 1:+.0%}" in line
+    even = profile_of(np.full(64, 200))
+    [line] = advice(even, rows_of(even))
+    assert "hardly a tail: rollout.over_sampling_factor=1" in line
+
+
+def test_cut_responses_and_prompts_without_signal_are_pointed_out() -> None:
+    profile = profile_of(np.full(64, 200), truncated=0.4, silent=0.25)
+    _, cut, silent = advice(profile, rows_of(profile))
+    assert cut.startswith("40% of the responses reach rollout.max_response_tokens")
+    assert silent.startswith("25% of the prompts have equal rewards")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["+recipe=tiny_cpu", "rollout.group_size=0"], "rollout.group_size must be >= 1"),
+        (["+recipe=tiny_cp"], "Could not find 'recipe/tiny_cp'"),
+        ([], "data.path is not set"),
+    ],
+)
+def test_a_wrong_setting_ends_in_one_message(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert message in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_the_command_profiles_a_mixture_as_its_samples_say(tmp_path: Path) -> None:
+    """Fails when figures are of other samples than are written, or a source gets no share."""
+    task = write_task(tmp_path)
+    settings = [
+        f"model.path={task / 'model'}",
+        f"+data.sources.sums={{path: {task / 'sums.jsonl'}, weight: 3}}",
+        f"+data.sources.asked={{path: {task / 'sums.jsonl'}, instruction: '?'}}",
+        "data.template=plain",
+        "data.max_prompt_tokens=16",
+        "rollout.group_size=4",
+        "rollout.max_response_tokens=24",
+        "rollout.max_staleness=2",
+        "rollout.tick_steps=2",
+        "trainer.num_groups=4",
+        "learner.max_tokens=1024",
+        "reward.function=reward_functions:even_length",
+        "reward.num_processes=1",
+        "engine.kv_cache_gib=0.25",
+        "runtime.device=cpu",
+        "runtime.threads=1",
+        f"output={tmp_path / 'out'}",
+    ]
+    command = [sys.executable, "-m", "april_rl", "profile", *settings, "--prompts", "12"]
+    done = run([*command, "--alpha", "1.5", "2", "4"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    lengths = []
+    for name, num_prompts in (("sums", 9), ("asked", 3)):
+        lines = (tmp_path / "out" / "samples" / f"eval_{name}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert len({record["prompt"] for record in records}) == num_prompts
+        lengths += [record["num_tokens"] for record in records]
+    found = json.loads((tmp_path / "out" / "profile.json").read_text())
+    assert sorted(chain.from_iterable(found["lengths"])) == sorted(lengths)
+    assert found["percentiles"]["max"] == max(lengths) <= 24
+    # α = 4 needs a staleness cap of 3
+    assert [row["over_sampling_factor"] for row in found["factors"]] == [1, 1.5, 2]
+    assert all(line in done.stdout for line in found["advice"])
+    assert "response tokens of 48 samples of 12 training prompts" in done.stdout
