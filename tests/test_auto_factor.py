@@ -63,12 +63,12 @@ def test_after_going_down_alpha_goes_up_again_only_for_twice_the_gain() -> None:
     """Predictions that turn round: α = 1.5 seems to lose, then to gain 4 %. Fails when it follows
     them for ever.
     """
-    looks: list[float] = []
+    compared: list[float] = []
 
     def gain(factor: float) -> float:
         if factor == 1.5:
-            looks.append(factor)
-        return 1.0 if factor == 1 else (0.9 if len(looks) < 4 else 1.04)
+            compared.append(factor)
+        return 1.0 if factor == 1 else (0.9 if len(compared) < 4 else 1.04)
 
     run = tune(SMALL, tuner(SMALL, submit=scripted(gain)), num_steps=200)
     assert run.factors[-1] == 1
@@ -76,20 +76,20 @@ def test_after_going_down_alpha_goes_up_again_only_for_twice_the_gain() -> None:
 
 
 def test_a_single_high_prediction_does_not_change_alpha() -> None:
-    """Fails when each look is taken as it is."""
-    looks: list[float] = []
+    """Fails when each comparison is followed as it is."""
+    compared: list[float] = []
 
     def gain(factor: float) -> float:
-        looks.extend([factor] if factor == 2 else [])
-        return {1: 1.0, 1.5: 1.01, 2: 1.06 if len(looks) == 4 else 1.01}[factor]
+        compared.extend([factor] if factor == 2 else [])
+        return {1: 1.0, 1.5: 1.01, 2: 1.06 if len(compared) == 4 else 1.01}[factor]
 
     run = tune(SMALL, tuner(SMALL, submit=scripted(gain)), num_steps=80)
-    assert len(looks) > 5
+    assert len(compared) > 5
     assert max(run.factors) == 1.5
 
 
 def test_comparisons_get_rarer_while_alpha_stays() -> None:
-    """Fails when a look is at every step, or never again."""
+    """Fails when comparisons are made at every step, or never again."""
     asked: list[Comparison] = []
     tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.02, asked=asked)), num_steps=100)
     assert 8 <= len(asked) <= 12
@@ -136,10 +136,11 @@ def test_a_failed_simulation_is_reported_once_and_alpha_stays() -> None:
 
 
 def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> None:
-    """Fails when a single look that errs is enough, when it is tried again, or when the budget is
+    """Fails when a single wrong comparison is enough, when it is tried again, or when the budget is
     asked only on the way up.
     """
-    held = [50.0, 50.0, 200.0, 50.0, *[200.0] * 3, *[50.0] * 20]  # by look, of all α above 1.25
+    # KV tokens of each comparison's predictions for α above 1.25.
+    held = [50.0, 50.0, 200.0, 50.0, *[200.0] * 3, *[50.0] * 20]
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:
         kv_tokens = held.pop(0)

@@ -110,13 +110,13 @@ def test_the_work_of_a_prediction_is_bounded() -> None:
     ],
 )
 def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str, object]) -> None:
-    """Which factor pays, on average over three looks, within 6 %; the off-policy share within 0.04.
+    """The gain agrees within 6 % on average over three seeds, the off-policy share within 0.04.
     Fails when filter, re-prefill or refill is left out.
     """
     scenario = replace(SHORT, **changes)
     factors = (1.0, 2.0)
     long = [played(scenario, factor, num_steps=100, refill=refill) for factor in factors]
-    looks = [
+    comparisons = [
         predict(
             Comparison(
                 scenario=replace(scenario, seed=seed, law=lambda _: 1),
@@ -127,10 +127,10 @@ def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str
         )
         for seed in range(3)
     ]
-    gain = fmean(high.tokens_per_s / low.tokens_per_s for low, high in looks)
+    gain = fmean(high.tokens_per_s / low.tokens_per_s for low, high in comparisons)
     real_gain = long[1].trained_samples_per_s / long[0].trained_samples_per_s
     assert gain == pytest.approx(real_gain, rel=0.06)
-    off_policy = fmean(high.off_policy_frac for _, high in looks)
+    off_policy = fmean(high.off_policy_frac for _, high in comparisons)
     assert off_policy == pytest.approx(long[1].off_policy_token_frac, abs=0.04)
 
 

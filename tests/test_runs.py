@@ -248,7 +248,7 @@ def test_a_learned_over_sampling_factor_begins_at_one_and_says_what_it_changes(
     factors = [row["rollout/over_sampling_factor"] for row in steps_of(together)]
     assert factors[0] == 1
     state = read_state(together / "checkpoints" / "step_8", STATE)
-    assert state["collector"]["over_sampling"]["num_looks"] >= 1
+    assert state["collector"]["over_sampling"]["num_comparisons"] >= 1
     changes = sum(before != after for before, after in pairwise(factors))
     told = re.findall(r"rollout.over_sampling_factor [\d.]+ →", two_workers.done["together"].stdout)
     assert len(told) == changes

@@ -28,14 +28,14 @@ SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 @pytest.mark.parametrize("name", SET_UPS)
 def test_auto_ends_within_five_percent_of_the_best_fixed_alpha(name: str) -> None:
     """Fails when the cost of samples or of re-prefill is not fitted, when unfinished lengths are
-    left out, or when α follows every single look. More seeds and steps: `make soak`.
+    left out, or when α follows every single comparison. More seeds and steps: `make soak`.
     """
     assert of_the_best(name, tuned(name).factors[-1]) >= 0.95
 
 
 @pytest.mark.parametrize("name", SET_UPS)
 def test_auto_changes_alpha_seldom_in_small_steps_with_a_reason(name: str) -> None:
-    """Fails when it goes to the best place at once, or looks at every step."""
+    """Fails when it goes to the best place at once, or compares at every step."""
     run = tuned(name)
     places = [GRID.index(factor) for factor in run.factors]
     assert run.changed_at
@@ -78,7 +78,7 @@ def test_auto_holds_the_staleness_cap_with_masking() -> None:
 
 
 def test_a_budget_that_no_alpha_can_hold_is_reported_once() -> None:
-    """Fails when the warning comes at every look, or α grows all the same."""
+    """Fails when the warning comes at every comparison, or α grows all the same."""
     of = scenario()
     run = tune(of, tuner(of, Budgets(max_off_policy_frac=0.2, kv_cache_tokens=10**9)), num_steps=20)
     assert set(run.factors) == {1}

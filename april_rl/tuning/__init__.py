@@ -1,1 +1,1 @@
-"""`rollout.over_sampling_factor=auto`: engine cost, response lengths, and which α pays."""
+"""`rollout.over_sampling_factor=auto`: measure engine cost and response lengths, and choose α."""

@@ -1,12 +1,12 @@
-"""`rollout.over_sampling_factor=auto`: find the α that pays while the run goes on.
+"""`rollout.over_sampling_factor=auto`: find the best α during the run.
 
-    step ends:    observe ──▶ Evidence: lengths, cost ──▶ when a look is due: Comparison ──▶ process
-    step begins:  begin_step ◀── Predictions for α and its neighbours, if they are there ◀──────┘
+    step ends:    observe ──▶ Evidence: lengths, cost ──▶ when one is due: Comparison ───▶ process
+    step begins:  begin_step ◀── Predictions for α and its neighbours, if they are ready ◀────┘
 
-A look simulates the run as it is with α and with its neighbours on a grid. α goes up for a gain in
-samples per second within the budgets, and down where it gains nothing: a larger α is staler. It
-does not oscillate: gains are averaged over looks, looks get rarer while nothing changes, and every
-change downwards doubles the gain that later ones upwards have to promise.
+A comparison simulates the current run with α and with its neighbours on a grid. α is raised when
+that increases the samples per second within the budgets, and lowered when it gains nothing, because
+a larger α makes tokens staler. To avoid oscillation, gains are averaged over comparisons,
+comparisons get rarer while α stays, and every decrease doubles the gain needed for an increase.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from april_rl.tuning.evidence import Evidence
 from april_rl.tuning.prediction import Comparison, Prediction
 
 _GRID = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
-_STRIDE = 2  # places to a neighbour: a short simulation may miss what a single place gains
-_GAIN = 0.02  # in samples per second, to go up
-_UNDECIDED = (0.01, 1)  # mean gain before the first look, and how many looks that counts as
-_WEIGHT = 0.1  # of the latest look in the mean gain: about nineteen looks count
-_SHORTEST_REST, _LONGEST_REST = 3, 12  # steps with work between two looks
-# A larger α has to hold budgets with some room; and a run's peak is above a short simulation's.
+_STRIDE = 2  # grid points to a neighbour; a short simulation may miss the gain of a single one
+_GAIN = 0.02  # relative gain in samples per second needed to raise α
+_UNDECIDED = (0.01, 1)  # mean gain before the first comparison, and its weight in comparisons
+_WEIGHT = 0.1  # of the latest comparison in the mean gain: about 19 count
+_SHORTEST_REST, _LONGEST_REST = 3, 12  # steps that generate, between comparisons
+# A larger α must stay within _ROOM of each budget. _PEAK: a run's peak over a short simulation's.
 _ROOM, _PEAK = 0.985, 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """What every choice has to hold beside the staleness cap, which the collector holds itself."""
+    """Limits on the choice of α, besides the staleness cap that the collector enforces."""
 
-    max_off_policy_frac: float  # of the trained tokens; 1: no budget
-    kv_cache_tokens: int  # of all engines
+    max_off_policy_frac: float  # share of the trained tokens; 1: no limit
+    kv_cache_tokens: int  # total over all engines
 
     def broken_by(self, found: Prediction, *, room: float = 1.0) -> str:
-        """Return which budget is broken and how; nothing if `room` of each is enough."""
+        """Return a message for the budget that `found` exceeds, or an empty string.
+
+        Only the fraction `room` of each budget may be used.
+        """
         share, held = found.off_policy_frac, _PEAK * found.kv_tokens
         if self.max_off_policy_frac < 1 and share > room * self.max_off_policy_frac:
             return (
@@ -55,12 +58,12 @@ class Budgets:
 
 
 def largest_factor(max_staleness: int) -> float:
-    """Return the largest α ever chosen: a sample stays about α steps; above 4 little is gained."""
+    """Return the largest α to consider: tokens reach an age of about α; above 4 gains little."""
     return min(max_staleness + 1.0, _GRID[-1])
 
 
 class AutoFactor:
-    """The `OverSampling` that learns α, from what it observes and from when predictions come."""
+    """An `OverSampling` that chooses α from what it observes, as predictions become ready."""
 
     def __init__(
         self,
@@ -70,39 +73,42 @@ class AutoFactor:
         refill: bool,
         submit: Callable[[Comparison], Future[list[Prediction]]],
     ) -> None:
-        """Begin at 1, the easiest on every budget; `settings` are those of the collector."""
+        """Start with α = 1, which strains every budget least; `settings` describe the run."""
         self._budgets, self._submit = budgets, submit
         self._evidence = Evidence(settings, refill=refill)
-        self.factor = _GRID[0]  # α of the step
+        self.factor = _GRID[0]  # α of the current step
         # The largest α that is not known to break a budget.
         self._largest = largest_factor(settings.max_staleness)
-        self._gains: dict[tuple[float, float], tuple[float, int]] = {}  # of two α: mean, looks
+        # Mean gain and number of comparisons, by pair of α.
+        self._gains: dict[tuple[float, float], tuple[float, int]] = {}
         self._needed_gain = _GAIN
-        self._rest, self._steps = _SHORTEST_REST, 0  # between looks, since the last one
-        self._num_looks = 0
-        self._look: Future[list[Prediction]] | None = None  # under way
-        self._looks_broken = 0  # in a row that found a budget broken
+        self._rest, self._steps = _SHORTEST_REST, 0  # steps between comparisons; since the last
+        self._num_comparisons = 0
+        self._pending: Future[list[Prediction]] | None = None  # being simulated
+        self._num_broken = 0  # consecutive comparisons that found a budget broken
         self._has_failed = self._has_warned = False
 
     def observe(self, stats: StepStats, *, num_groups: int) -> None:
-        """Learn from a step, and ask for predictions when a look is due."""
+        """Record a step, and submit a comparison when one is due."""
         self._evidence.observe(stats, num_groups=num_groups)
         self._steps += stats.engine_steps > 0
-        is_due = self._steps >= self._rest and self._look is None and not self._has_failed
+        is_due = self._steps >= self._rest and self._pending is None and not self._has_failed
         if not (is_due and self._evidence.suffices):
             return
-        self._steps, self._num_looks = 0, self._num_looks + 1
+        self._steps, self._num_comparisons = 0, self._num_comparisons + 1
         factors = {self._neighbour(-_STRIDE), self.factor, self._neighbour(_STRIDE)}
-        self._look = self._submit(self._evidence.comparison(sorted(factors), seed=self._num_looks))
+        self._pending = self._submit(
+            self._evidence.comparison(sorted(factors), seed=self._num_comparisons)
+        )
 
     def begin_step(self) -> str | None:
-        """Change α if a look that has ended says so; returns why, in one line."""
-        if self._look is None or not self._look.done():
+        """Change α if a finished comparison calls for it; return a note for the user, or None."""
+        if self._pending is None or not self._pending.done():
             return None
-        look, self._look = self._look, None
-        error = look.exception()
+        comparison, self._pending = self._pending, None
+        error = comparison.exception()
         if error is None:
-            return self._follow({found.factor: found for found in look.result()})
+            return self._follow({found.factor: found for found in comparison.result()})
         self._has_failed = True
         return (
             f"rollout.over_sampling_factor=auto stays at {self.factor:g}: its simulation failed "
@@ -110,28 +116,28 @@ class AutoFactor:
         )
 
     def _neighbour(self, places: int) -> float:
-        """Return the α so many places away, or the last one on the way there."""
+        """Return the allowed α that many grid points away, or the outermost one on that side."""
         allowed = [factor for factor in _GRID if factor <= self._largest]
         place = allowed.index(self.factor) + places
         return allowed[min(max(place, 0), len(allowed) - 1)]
 
     def _follow(self, found: dict[float, Prediction]) -> str | None:
-        """Go where the predictions for α and its neighbours say."""
+        """Choose α by the predictions for it and its neighbours; return a note or None."""
         here, below, above = self.factor, min(found), max(found)
         broken = self._budgets.broken_by(found[here])
-        self._looks_broken = self._looks_broken + 1 if broken else 0
+        self._num_broken = self._num_broken + 1 if broken else 0
         if broken and here == 1:
             is_news, self._has_warned = not self._has_warned, True
             note = f"rollout.over_sampling_factor=auto cannot hold a budget with any α: {broken}"
             return note if is_news else self._move(here, "")
-        if self._looks_broken == 2:  # one look may err; this α is left for good
-            self._largest, self._looks_broken = self._neighbour(-1), 0
+        if self._num_broken == 2:  # one comparison may be wrong; after two, never use this α again
+            self._largest, self._num_broken = self._neighbour(-1), 0
             return self._move(self._largest, broken)
         if broken:
             return None
         limit = self._budgets.broken_by(found[above], room=_ROOM) if above > here else ""
         between = max((factor for factor in _GRID if factor < above), default=here)
-        if limit and between > here:  # the next look is at that one
+        if limit and between > here:  # the next comparison includes `between`
             self._largest = between
             return f"rollout.over_sampling_factor stays below {above:g}: {limit}"
         if limit:
@@ -148,7 +154,7 @@ class AutoFactor:
         return self._move(here, "")
 
     def _mean_gain(self, low: Prediction, high: Prediction) -> float:
-        """Return the mean over looks of what the larger α adds to the throughput."""
+        """Return the relative gain of the larger α in throughput, averaged over comparisons."""
         mean, count = self._gains.get((low.factor, high.factor), _UNDECIDED)
         latest = high.tokens_per_s / low.tokens_per_s - 1
         mean += max(1 / (count + 1), _WEIGHT) * (latest - mean)
@@ -156,7 +162,7 @@ class AutoFactor:
         return mean
 
     def _move(self, factor: float, reason: str) -> str | None:
-        """Go to `factor`; the next look comes soon, or later than the last one if α stays."""
+        """Set α to `factor`; the next comparison comes sooner if it changed, else later."""
         before, self.factor = self.factor, factor
         if factor == before:
             self._rest = min(2 * self._rest, _LONGEST_REST)
@@ -165,7 +171,7 @@ class AutoFactor:
         return f"rollout.over_sampling_factor {before:g} → {factor:g}: {reason}"
 
     def save(self) -> Plain:
-        """Return what was learned as plain data; a look under way is left out."""
+        """Return what was learned as plain data, without a comparison that is being simulated."""
         return {
             "factor": self.factor,
             "largest": self._largest,
@@ -173,17 +179,17 @@ class AutoFactor:
             "needed_gain": self._needed_gain,
             "rest": self._rest,
             "steps": self._steps,
-            "num_looks": self._num_looks,
+            "num_comparisons": self._num_comparisons,
             "evidence": self._evidence.save(),
         }
 
     def restore(self, state: Plain) -> None:
-        """Go on with what `save` returned, or begin anew if the saved run had a fixed factor."""
+        """Continue from what `save` returned, or start anew if the saved run had a fixed factor."""
         if not state:
             return
         self._largest = min(state["largest"], self._largest)
         self.factor = min(state["factor"], self._largest)
         self._gains = {(low, high): (mean, n) for low, high, mean, n in state["gains"]}
         self._needed_gain, self._rest = state["needed_gain"], state["rest"]
-        self._steps, self._num_looks = state["steps"], state["num_looks"]
+        self._steps, self._num_comparisons = state["steps"], state["num_comparisons"]
         self._evidence.restore(state["evidence"])

@@ -1,4 +1,4 @@
-"""What a run has shown of its response lengths and of its engines."""
+"""Response lengths and engine cost observed in a run."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from april_rl.simulator.simulation import Scenario
 from april_rl.tuning.prediction import Comparison
 from april_rl.types import SampleId
 
-_WINDOW_STEPS = 12  # what is older says little: the policy has changed
-_TICKS_PER_STEP = 32  # kept of each step, evenly spread
-# While nothing is known of a sample's cost it is free: a larger batch is worth a try.
+_WINDOW_STEPS = 12  # older steps say little, because the policy has changed
+_TICKS_PER_STEP = 32  # kept per step, evenly spread
+# Until the cost of a sample is known it counts as free, so that a larger batch is tried.
 _ANY_COST = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
 
 
 class Evidence:
     """Sliding windows over the steps of a run.
 
-    Lengths are those of the groups opened last, finished or not. What is finished first is short,
-    so a window over finished samples would be too short until the first long ones arrive.
+    Lengths are kept for the groups opened last, finished or not. Short responses finish first, so a
+    window over finished samples alone would be biased towards short ones.
     """
 
     def __init__(self, settings: Scenario, *, refill: bool) -> None:
-        """Know the settings of the run, and nothing of its lengths and its cost."""
+        """Start with the settings of the run, and without lengths and cost."""
         self._settings, self._refill = settings, refill
         self._samples: dict[SampleId, Progress] = {}
-        # By number of slots: a run that stays with one α remembers what other loads cost.
+        # By number of slots: a run that stays with one α keeps the cost of other batch sizes.
         self._ticks: dict[int, list[TickWork]] = {}
-        self._trained, self._rejected = 0.0, 0.0  # groups, older ones counting less
+        self._trained, self._rejected = 0.0, 0.0  # groups, older ones with less weight
         self._prompt_tokens = 1.0  # mean of the last step
 
     def observe(self, stats: StepStats, *, num_groups: int) -> None:
-        """Take in a step that trains `num_groups`."""
+        """Record a step that trains `num_groups`."""
         decay = 1 - 1 / _WINDOW_STEPS
         self._trained = decay * self._trained + num_groups
         self._rejected = decay * self._rejected + stats.rejected_groups
@@ -55,18 +55,20 @@ class Evidence:
 
     @property
     def suffices(self) -> bool:
-        """Return whether there is something to go by."""
+        """Return whether enough ticks were observed to fit a cost."""
         return len(self._all_ticks()) >= MIN_TICKS
 
     @property
     def is_cost_known(self) -> bool:
-        """Return whether batches of different sizes were seen: one size does not tell a step's cost
-        from a sample's. One-shot batches shrink in every step.
+        """Return whether batches of different sizes were observed.
+
+        One size cannot separate the cost of a step from that of a sample. Without refill, batches
+        shrink within every step.
         """
         return len(self._ticks) > 1 or not self._refill
 
     def comparison(self, factors: Iterable[float], *, seed: int) -> Comparison:
-        """Return the run as it goes on, with each factor; `seed` draws what is not known."""
+        """Return a comparison of `factors` on the current run; `seed` draws the unknown lengths."""
         cost = fit_cost(self._all_ticks()) if self.is_cost_known else _ANY_COST
         lengths = finished_lengths(
             [each.num_tokens for each in self._samples.values()],
@@ -99,7 +101,7 @@ class Evidence:
         }
 
     def restore(self, state: Plain) -> None:
-        """Go on with what `save` returned."""
+        """Continue from what `save` returned."""
         for prompt_id, index, tokens, is_finished in state["samples"]:
             sample_id = SampleId(prompt_id, index)
             self._samples[sample_id] = Progress(sample_id, tokens, is_finished)

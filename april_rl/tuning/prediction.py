@@ -1,4 +1,4 @@
-"""What a run would do with other over-sampling factors, by short simulations."""
+"""Predict a run with other over-sampling factors, by short simulations."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.simulator.scaled_down import scaled_down
 from april_rl.simulator.simulation import Scenario, simulate
 
-# Steps that fill the buffer; counted steps: at least so many, and as many as have so many samples.
+# Steps that fill the buffer; then the least number of counted steps, and of samples in them.
 _WARM_UP_STEPS, _FEWEST_STEPS, _FEWEST_SAMPLES = 8, 16, 1280
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Which factors to compare, on the same work."""
+    """Over-sampling factors to compare on the same work."""
 
     scenario: Scenario
-    lengths: tuple[tuple[int, ...], ...]  # tokens of the samples of each group
+    lengths: tuple[tuple[int, ...], ...]  # [groups][G] tokens of each sample
     refill: bool
     factors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The steady state with one factor."""
+    """Simulated steady state with one over-sampling factor."""
 
     factor: float
-    tokens_per_s: float  # generated; in the long run all of them are trained or rejected
-    off_policy_frac: float  # of the trained tokens
-    kv_tokens: float  # most that all engines held
+    tokens_per_s: float  # generated tokens, which are all trained or rejected in the end
+    off_policy_frac: float  # share of the trained tokens
+    kv_tokens: float  # largest total over all engines
 
 
 def predict(comparison: Comparison) -> list[Prediction]:
-    """Return what each factor would do."""
+    """Return the prediction for each factor."""
     small = scaled_down(comparison.scenario, comparison.lengths)
     num_samples = small.scenario.num_groups * small.scenario.group_size
     num_steps = max(_FEWEST_STEPS, _FEWEST_SAMPLES // num_samples)

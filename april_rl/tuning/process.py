@@ -1,4 +1,4 @@
-"""The process that simulates while the workers update."""
+"""Process that simulates comparisons while the workers update."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pebble import ProcessPool
 from april_rl.child_process import die_with_controller
 from april_rl.tuning.prediction import Comparison, Prediction, predict
 
-_NICENESS = 10  # workers and rewards go first, but it is not starved on a small machine
+_NICENESS = 10  # yields to workers and rewards without starving on a small machine
 
 
 class SimulationProcess:
-    """One process that makes predictions, one comparison at a time; it starts with the first."""
+    """One process that predicts one comparison at a time; it starts with the first."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Prepare the pool; the process starts with the first comparison."""
         self._pool = ProcessPool(
             max_workers=1,
             initializer=_prepare,
@@ -26,7 +26,7 @@ class SimulationProcess:
         )
 
     def submit(self, comparison: Comparison) -> Future[list[Prediction]]:
-        """Simulate later; returns at once, with where the predictions or the error will be."""
+        """Start a simulation and return a future for its predictions or its error."""
         predictions: Future[list[Prediction]] = self._pool.schedule(predict, args=[comparison])
         return predictions
 
