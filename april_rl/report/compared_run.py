@@ -1,4 +1,4 @@
-"""What one run came to, in the figures by which runs are compared."""
+"""Figures of one run by which runs are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run directory holds, read once for a page."""
+"""Files of a run directory, read once for a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = Mapping[str, float | None]
 
 
 class ReportError(RunError):
-    """A page cannot be made of what is there."""
+    """A page cannot be made from the files that are there."""
 
 
 @dataclass(frozen=True)

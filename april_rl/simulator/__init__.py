@@ -1,1 +1,1 @@
-"""What a run would do elsewhere: the production collector, simulated engines, a virtual clock."""
+"""Simulate a run: the production collector on simulated engines and a virtual clock."""

@@ -1,4 +1,4 @@
-"""What an engine's work costs in seconds, and how that is learned from the ticks of a run."""
+"""Seconds that an engine's work costs, and how to fit them to the ticks of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 MIN_TICKS = 8  # twice as many equations as unknowns
 TUKEY_CUTOFF = 4.685  # residuals of so many standard deviations count for nothing
-MAD_TO_DEVIATION = 1.4826  # of a normal law
+MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 ROUNDS = 6  # of reweighting; the weights no longer move after three or four
 # Ticks of a step that its engine metrics are fitted on, evenly spread: a fit takes a millisecond.
 _FITTED_TICKS = 256
@@ -43,7 +43,7 @@ class EngineCost:
         context_token_steps: float,
         prefilled_tokens: float,
     ) -> float:
-        """Seconds for so much work, counted as a Tick counts it."""
+        """Return the seconds that this work takes; the counts are those of a Tick."""
         return (
             self.step_s * engine_steps
             + self.sample_s * slot_steps
@@ -53,7 +53,7 @@ class EngineCost:
 
 
 class TickWork(NamedTuple):
-    """What an engine did in a tick, and how long it took."""
+    """Work of an engine in one tick, and the seconds it took."""
 
     engine_steps: int
     slot_steps: int
@@ -141,7 +141,7 @@ def _non_negative_fit(work: Floats, elapsed: Floats, weights: Floats) -> Floats:
 
 
 def _subsets(columns: Sequence[int]) -> Iterator[list[int]]:
-    """Every subset with a member, the largest first."""
+    """Yield every non-empty subset of the columns, the largest first."""
     for count in range(len(columns), 0, -1):
         yield from (list(chosen) for chosen in combinations(columns, count))
 

@@ -1,4 +1,4 @@
-"""Engines in this very process, one tick after another: for benchmark, simulator and tests."""
+"""Engines in this process, run one after another: for the benchmark, the simulator and tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from april_rl.types import Completion, Request
 
 
 class SingleEngine(Protocol):
-    """What the collector needs of one engine: `VllmEngine`, a simulated one, or a test's fake."""
+    """Protocol of one engine: `VllmEngine`, a simulated engine, or a fake of a test."""
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Queue `submit` and run at most `max_steps` engine steps with at most `slots` requests
@@ -20,20 +20,20 @@ class SingleEngine(Protocol):
         """
 
     def abort(self) -> Completions:
-        """One completion for every request not yet returned; afterwards the engine is empty."""
+        """Return one completion for every request not yet returned, and empty the engine."""
 
 
 class SerialEngines:
     """`ports.Engines` over engines that compute when `wait` is called."""
 
     def __init__(self, engines: Sequence[SingleEngine]) -> None:
-        """Engine i of the protocol is `engines[i]`."""
+        """Use `engines[i]` as engine i of the protocol."""
         self._engines = engines
         self._launched: deque[tuple[int, Requests, int, int]] = deque()
 
     @property
     def num_engines(self) -> int:
-        """How many there are."""
+        """Return the number of engines."""
         return len(self._engines)
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
@@ -41,7 +41,7 @@ class SerialEngines:
         self._launched.append((engine, submit, slots, max_steps))
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:  # noqa: ARG002 (nothing to wait for)
-        """Compute the oldest launched tick."""
+        """Compute the oldest launched tick and return it."""
         engine, submit, slots, max_steps = self._launched.popleft()
         requests = submit.each()
         return [(engine, self._engines[engine].advance(requests, slots=slots, max_steps=max_steps))]

@@ -32,7 +32,7 @@ class Lognormal:
     seed: int = 0
 
     def __call__(self, sample_id: SampleId) -> int:
-        """At least 1; a function of the id and the law alone."""
+        """Return the length in tokens, at least 1; it depends on the id and the parameters only."""
         own = _NORMAL.inv_cdf(uniform(self.seed, sample_id.prompt_id, sample_id.index))
         z = math.sqrt(1 - self.correlation) * own
         if self.correlation:
@@ -85,7 +85,7 @@ def finished_lengths(
 
 
 def uniform(seed: int, prompt_id: int, index: int) -> float:
-    """A number in (0, 1), as if drawn at random, that is a function of these three."""
+    """Return a pseudo-random number in (0, 1) that depends on the arguments only."""
     packed = struct.pack("<qqq", seed, prompt_id, index)
     drawn = int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") >> 11
     return (drawn + 0.5) / 2**53

@@ -1,4 +1,4 @@
-"""What the simulator takes from a run directory: lengths, rewards, the engine's cost."""
+"""Read from a run directory what the simulator needs: lengths, rewards and engine cost."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _lengths(run_dir: Path, *, num_files: int | None) -> tuple[tuple[int, ...], 
 
 
 def _samples(path: Path) -> Iterator[tuple[int, int]]:
-    """(prompt id, response tokens) of every line."""
+    """Yield (prompt id, response tokens) of every line."""
     # Not splitlines: a response may contain U+2028, which that takes for the end of a line.
     for number, line in enumerate(path.read_text(encoding="utf-8").strip().split("\n"), start=1):
         try:
@@ -88,6 +88,6 @@ def _samples(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _mean(rows: Sequence[Row], key: str) -> float:
-    """Over the rows that have it; 0 when none has."""
+    """Return the mean over the rows that have the key; 0 when none has it."""
     values = [value for row in rows if (value := row.get(key)) is not None]
     return sum(values) / len(values) if values else 0.0

@@ -54,7 +54,7 @@ class Scenario:
     controller_s: float = 0.0  # of a tick, while an engine inside the controller waits
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what cannot be simulated."""
+        """Raise ValueError for a scenario that cannot be simulated."""
         for name, value in (
             ("num_groups", self.num_groups),
             ("group_size", self.group_size),
@@ -80,7 +80,7 @@ class Scenario:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What the counted steps of a simulated run came to."""
+    """Totals over the counted steps of a simulated run."""
 
     num_steps: int = 0
     rollout_s: float = 0.0  # of all steps
@@ -99,12 +99,12 @@ class Outcome:
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of a step, the update included."""
+        """Return the mean seconds of a step, including the update."""
         return (self.rollout_s + self.rest_s) / self.num_steps
 
     @property
     def trained_samples_per_s(self) -> float:
-        """Of rollout time."""
+        """Return trained samples per second of rollout."""
         return self.trained_samples / self.rollout_s
 
     @property
@@ -114,32 +114,32 @@ class Outcome:
 
     @property
     def generated_tokens_per_s(self) -> float:
-        """Of rollout time, over all engines."""
+        """Return generated tokens per second of rollout, over all engines."""
         return self.generated_tokens / self.rollout_s
 
     @property
     def occupancy(self) -> float:
-        """Share of the slots in use, over time."""
+        """Return the share of slots in use, averaged over time."""
         return self.busy_slot_s / self.slot_s
 
     @property
     def reprefill_per_generated_token(self) -> float:
-        """Tokens computed again for one that is new."""
+        """Return the tokens recomputed per generated token."""
         return self.reprefill_tokens / max(1, self.generated_tokens)
 
     @property
     def trained_tokens(self) -> int:
-        """Response tokens of the trained groups."""
+        """Return the response tokens of the trained groups."""
         return self.tokens_by_age.total()
 
     @property
     def off_policy_token_frac(self) -> float:
-        """Share of trained tokens that an earlier policy sampled."""
+        """Return the share of trained tokens that an earlier policy sampled."""
         return 1 - self.tokens_by_age[0] / max(1, self.trained_tokens)
 
     @property
     def age_mean(self) -> float:
-        """Policy versions, over trained tokens."""
+        """Return the mean age of the trained tokens, in policy versions."""
         total = sum(age * count for age, count in self.tokens_by_age.items())
         return total / max(1, self.trained_tokens)
 
@@ -149,7 +149,7 @@ class Outcome:
         return max(self.tokens_by_age, default=0)
 
     def figures(self) -> dict[str, float]:
-        """Every figure by its name."""
+        """Return every figure by name."""
         return {
             "step_s": self.step_s,
             "rollout_s": self.rollout_s / self.num_steps,

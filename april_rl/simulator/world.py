@@ -1,4 +1,4 @@
-"""The world of a simulated run, on a virtual clock: engines side by side, prompts, rewards."""
+"""Engines, prompts and rewards of a simulated run, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class VirtualClock:
     """Seconds since the run began; only events move it."""
 
     def __init__(self) -> None:
-        """At 0."""
+        """Start at 0 s."""
         self._now_s = 0.0
 
     def __call__(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return self._now_s
 
     def move_to(self, now_s: float) -> None:
-        """Let time pass; never back."""
+        """Advance the clock to `now_s`; it never goes back."""
         self._now_s = max(self._now_s, now_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launched:
-    """A tick that nothing has computed yet."""
+    """A launched tick that is not computed yet."""
 
     submit: Requests
     slots: int
@@ -50,7 +50,7 @@ class ParallelEngines:
     """
 
     def __init__(self, engines: Sequence[SimulatedEngine], *, clock: VirtualClock) -> None:
-        """Engine i of the protocol is `engines[i]`."""
+        """Use `engines[i]` as engine i of the protocol."""
         self._engines, self._clock = engines, clock
         self._launched: list[deque[_Launched]] = [deque() for _ in engines]
         self._begun: dict[int, tuple[float, Tick]] = {}  # engine -> when its tick ends, and that
@@ -58,7 +58,7 @@ class ParallelEngines:
 
     @property
     def num_engines(self) -> int:
-        """How many there are."""
+        """Return the number of engines."""
         return len(self._engines)
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
@@ -132,11 +132,11 @@ class NumberedPrompts:
     """Prompts 0, 1, 2 … of one length."""
 
     def __init__(self, num_tokens: int) -> None:
-        """`num_tokens` each."""
+        """Give every prompt `num_tokens` tokens."""
         self._token_ids, self._next = (0,) * num_tokens, 0
 
     def take(self) -> Prompt:
-        """The next prompt."""
+        """Return the next prompt."""
         prompt_id, self._next = self._next, self._next + 1
         return Prompt(
             id=prompt_id, token_ids=self._token_ids, text="", answer="", source="simulation"
@@ -144,7 +144,7 @@ class NumberedPrompts:
 
 
 class DelayedScorer:
-    """Rewards that are known `score_s` after their submission, in its order."""
+    """Scorer whose rewards are known `score_s` after submission, in order of submission."""
 
     def __init__(
         self, *, no_signal_frac: float, score_s: float, seed: int, clock: VirtualClock
@@ -155,7 +155,7 @@ class DelayedScorer:
         self._pending: deque[tuple[float, SampleId]] = deque()  # when it is known
 
     def submit(self, sample: Sample, *, group_size: int) -> None:  # noqa: ARG002 (one by one)
-        """Known later."""
+        """Queue the sample's reward, known after `score_s`."""
         self._pending.append((self._clock() + self._score_s, sample.id))
 
     def collect(self, timeout_s: float | None) -> list[Score]:
