@@ -172,5 +172,5 @@ def test_an_export_of_several_ranks_is_what_they_send(seen, world, name):
 def test_a_mismatch_is_judged_over_all_ranks(seen, world, name):
     _, found, _ = seen
     for rank in found[world, name]:
-        assert "learner.max_mismatch = 0.05" in rank["error"]
+        assert "the limit is 5 times learner.max_mismatch=0.05" in rank["error"]
         assert "over 161 tokens" in rank["error"]
