@@ -243,7 +243,7 @@ def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
 def test_a_state_of_another_format_is_refused_by_name():
     """Fails when the format is not looked at."""
     run = start(LONG)
-    with pytest.raises(StateError, match=r"has format 1, .* reads format 5"):
+    with pytest.raises(StateError, match=r"has format 1, .* reads format 6"):
         run.collector.restore({**run.collector.save(), "format": 1})
     with pytest.raises(StateError, match="has format None"):
         run.collector.restore({})

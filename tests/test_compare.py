@@ -172,7 +172,7 @@ def test_the_command_prints_the_table_and_writes_the_page(
     ("names", "options", "message"),
     [
         (["a0"], {}, "at least two runs"),
-        (["a0", "nothing"], {}, "is no run directory, and holds none"),
+        (["a0", "nothing"], {}, "is not a run directory and contains none"),
         (["a0", "b0"], {"evaluation_set": "other"}, "--set other: the runs have held_out"),
     ],
 )

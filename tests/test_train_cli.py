@@ -88,5 +88,5 @@ def test_a_refused_run_ends_no_other_of_the_sweep(tmp_path: Path) -> None:
     assert errors == [f"error: seed must be in [0, 2**32), got {seed}" for seed in (-1, -2)]
     assert failed.startswith("failed: ")
     assert failed.endswith("1_tiny_cpu")
-    assert "comparison: not written (error: sweep is no run directory" in done.stdout
+    assert "comparison: not written (error: sweep is not a run directory" in done.stdout
     assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["multirun.yaml"]

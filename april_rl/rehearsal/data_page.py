@@ -27,17 +27,17 @@ _NUM_RENDERED, _NUM_SHOWN_OVERLAPS = 3, 3
 
 
 class DataPage:
-    """The sets that a configuration trains on, one after another."""
+    """Pages about the sets that a configuration trains on."""
 
     def __init__(self, config: TrainConfig, *, say: Callable[[str], None]) -> None:
-        """`say` gets the page a part at a time."""
+        """Write to `say`, one part at a time."""
         self._config, self._say = config, say
         self._tokenizer = stand_ins.find_tokenizer(config.model.path, say)
         self._tables: dict[str, PromptTable] = {}
         self._overlaps: dict[str, set[int]] = {}  # places of prompts, by set
 
     def show(self) -> None:
-        """Load every set and say what it looks like. Raises RunError."""
+        """Load every set and print its page. Raise RunError."""
         config = self._config
         with RewardTrial(config.reward, decode=self._tokenizer.decoder()) as trial:
             held_out = {
@@ -58,8 +58,8 @@ class DataPage:
                 self._say(overlap_lines(found, held_out) if held_out else _NO_SETS)
 
     def write(self, path: Path) -> None:
-        """Write what a run would train on, without what overlaps with an evaluation set. Raises
-        OSError.
+        """Write the prompts that a run would train on, without those that overlap with an
+        evaluation set. Raise OSError.
         """
         with path.open("w", encoding="utf-8") as file:
             for name, table in self._tables.items():
@@ -68,7 +68,7 @@ class DataPage:
         total = sum(map(len, self._tables.values()))
         self._say(
             f"{total - left_out:,} prompts written to {path}, {left_out:,} left out that overlap "
-            "with an evaluation set; train on them by data.path=FILE data.template=plain"
+            "with an evaluation set; train on them with data.path=FILE data.template=plain"
         )
 
     def _load(self, chosen: PromptSetConfig, *, key: str, columns: Sequence[str]) -> PromptTable:
@@ -145,7 +145,7 @@ def overlapping(
 
 
 def _questions(prompts: Sequence[Prompt]) -> list[str]:
-    """Return the texts of a set without what all of them begin and end with."""
+    """Return the texts of a set without the beginning and end that all of them share."""
     texts = [prompt.text for prompt in prompts]
     if len(texts) < 2:
         return texts
@@ -157,7 +157,7 @@ def _questions(prompts: Sequence[Prompt]) -> list[str]:
 
 
 def _num_equal(one: str, other: str) -> int:
-    """Return how many characters both texts begin with in common."""
+    """Return the number of characters that both texts begin with."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 

@@ -1,4 +1,4 @@
-"""What a rehearsal finds: each check is a pure function that returns at most one finding."""
+"""Checks of a rehearsal; each is a pure function that returns at most one finding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MAX_DUPLICATE_FRAC = 0.01  # of the rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that a person should change, or accept by name in `rehearsal.accept`."""
+    """A problem to mend, or to accept by its name in `rehearsal.accept`."""
 
     name: str
     message: str
 
 
 def open_findings(findings: Iterable[Finding], accepted: Collection[str]) -> list[Finding]:
-    """Return the findings that nobody has accepted."""
+    """Return the findings that are not accepted."""
     return [finding for finding in findings if finding.name not in accepted]
 
 
@@ -46,7 +46,7 @@ def share_longer_than(tokens: float, config: TrainConfig) -> float:
 
 
 def check_overlong_zone(config: TrainConfig) -> Finding | None:
-    """Find an overlong penalty whose zone begins below the lengths that are expected."""
+    """Find an overlong penalty whose zone includes expected lengths."""
     share = config.algorithm.overlong_buffer_frac
     if not share:
         return None
@@ -66,7 +66,7 @@ def check_overlong_zone(config: TrainConfig) -> Finding | None:
 
 
 def check_overlong_penalty(config: TrainConfig, *, reward_span: float) -> Finding | None:
-    """Find an overlong penalty of more than half of what a right answer gains.
+    """Find an overlong penalty of more than half of the reward of a right answer.
 
     DAPO takes 1 off rewards of -1 and 1 (Yu et al. 2025, eq. 7 and 13): half of their span.
     """
@@ -109,7 +109,7 @@ def check_duplicates(
 def check_left_out(
     config: TrainConfig, *, set_name: str, num_prompts: int, num_left_out: int
 ) -> Finding | None:
-    """Find a limit of the prompts' length that leaves many of them out."""
+    """Find a limit on prompt lengths that leaves out many prompts."""
     if num_left_out <= _MAX_LEFT_OUT_FRAC * (num_prompts + num_left_out):
         return None
     return Finding(
@@ -120,10 +120,10 @@ def check_left_out(
 
 
 def check_evaluation(config: TrainConfig) -> Finding | None:
-    """Find a run that nobody could tell to have learned anything."""
+    """Find a run without evaluation, whose progress nobody could see."""
     if config.evaluation.sets:
         return None
     return Finding(
         name="no_evaluation",
-        message="evaluation.sets is empty: the run would show its training reward alone",
+        message="evaluation.sets is empty: the run would show nothing but its training reward",
     )

@@ -1,4 +1,4 @@
-"""A data set as a run would use it: prompts as rendered, and what the reward says to answers."""
+"""How a run would use a data set: rendered prompts, and the rewards of right and wrong answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from april_rl.rehearsal.findings import Finding
 from april_rl.rewards.forms import FORMS, another_answer, asked_form, stated
 from april_rl.types import Prompt
 
-_NUM_TRIED = 4  # prompts whose answers are given to the reward
+_NUM_TRIED = 4  # prompts whose answers are rated
 _RIGHT = 1e-6  # how far below the best form a reward may stay
 
 # The rewards of these responses to these prompts; None: no score.
@@ -21,7 +21,7 @@ Rate = Callable[[Sequence[Prompt], Sequence[str]], list[float | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormsTried:
-    """What the reward says to right and wrong answers of some prompts of one set."""
+    """Rewards of right and wrong answers to some prompts of a set."""
 
     asked: str | None  # the form that the prompts ask for
     right: Mapping[str, float]  # mean reward of the right answer in each form
@@ -30,12 +30,12 @@ class FormsTried:
 
     @property
     def span(self) -> float:
-        """What a right answer in the best form gains over a wrong one."""
+        """Return the reward of a right answer in the best form less that of a wrong one."""
         return max(self.right.values()) - self.wrong
 
 
 def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried:
-    """Give `rate` right and wrong answers in every form, for some of the prompts."""
+    """Rate right and wrong answers in every form, for some of the prompts."""
     chosen = [
         prompts[i]
         for i in np.linspace(0, len(prompts) - 1, min(_NUM_TRIED, len(prompts))).astype(int)
@@ -61,7 +61,9 @@ def _mean(rate: Rate, prompts: Sequence[Prompt], responses: Sequence[str]) -> fl
 
 
 def check_forms(tried: FormsTried, *, set_name: str) -> list[Finding]:
-    """Find a reward that does not read the form that the prompts ask for, or pays wrong answers."""
+    """Find a reward that does not read the form that the prompts ask for, or that rewards wrong
+    answers.
+    """
     found: list[Finding] = []
     best = max(tried.right.values())
     if not tried.span > 0:
@@ -95,7 +97,7 @@ def check_forms(tried: FormsTried, *, set_name: str) -> list[Finding]:
 
 
 def shown_set(key: str, prompts: Sequence[Prompt], tried: FormsTried) -> str:
-    """Return what a person wants to see of a set: the first prompt, and what the reward says."""
+    """Return the page of a set: its first prompt, and the rewards of answers."""
     return "\n".join(
         [
             f"data        {key}",
@@ -108,7 +110,7 @@ def shown_set(key: str, prompts: Sequence[Prompt], tried: FormsTried) -> str:
 
 
 def forms_lines(tried: FormsTried) -> str:
-    """Return what the reward says to right and wrong answers."""
+    """Return the rewards of right and wrong answers, in words."""
     right = ", ".join(f"{form} {value:g}" for form, value in tried.right.items())
     return "\n".join(
         [
@@ -120,7 +122,7 @@ def forms_lines(tried: FormsTried) -> str:
 
 
 def shortened(text: str, *, limit: int = 700) -> str:
-    """Return the text with its middle left out when it is longer than `limit` characters."""
+    """Return the text, without its middle if it is longer than `limit` characters."""
     if len(text) <= limit:
         return text
     half = limit // 2

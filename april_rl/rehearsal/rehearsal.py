@@ -70,8 +70,8 @@ class Rehearsal:
     held_out: dict[str, Path] = field(default_factory=dict)  # and of each evaluation set
 
     def run(self, *, is_quick: bool = False) -> bool:
-        """Go through every stage, or, quickly, those that need neither the simulator nor an engine;
-        returns whether nothing is flagged.
+        """Go through every stage; with `is_quick` only those that need neither the simulator nor an
+        engine. Return whether nothing is flagged.
         """
         started = time.perf_counter()
         without_network_go_offline()
@@ -169,7 +169,7 @@ class Rehearsal:
         )
 
     def _settings(self) -> None:
-        """Hold the settings against each other, and against what the reward pays."""
+        """Check settings against each other and against the reward."""
         for line in inert_settings(self.config, device=real_layout(self.config)[1].device):
             self.say(f"no effect   {line}")
         self._add(
@@ -188,7 +188,10 @@ class Rehearsal:
     def _gain(self, facts: ModelFacts) -> None:
         """Simulate over-sampling on the machine that the recipe names."""
         if real_layout(self.config)[1].device == "cpu":
-            self.say("gain        not simulated: nothing is known of the speed of a CPU")
+            self.say(
+                "gain        not simulated: there is no cost model of a CPU; use "
+                "`python -m april_rl profile`"
+            )
             return
         tokens = find.expected_tokens(self.config)
         self.say(
@@ -198,7 +201,7 @@ class Rehearsal:
         )
 
     def _steps(self, model: str, tokenizer: Tokenizer) -> None:
-        """Run two steps of a tiny model; what ends them is a finding."""
+        """Run two steps of a tiny model; an error in them is a finding."""
         folder = self.folder / "model"
         num_parameters = write_tiny_model(folder, config_path=model)
         tokenizer.save(folder)
@@ -216,7 +219,7 @@ class Rehearsal:
             ) as trainer:
                 trainer.run()
         except RunError as error:
-            self._add(Finding(name="steps", message=f"the two steps did not end well: {error}"))
+            self._add(Finding(name="steps", message=f"the two steps failed: {error}"))
 
     def _add(self, *found: Finding | None) -> None:
         self.findings += [finding for finding in found if finding is not None]

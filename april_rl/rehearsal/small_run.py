@@ -1,4 +1,4 @@
-"""The run of a recipe in small: every stage and every choice, with tiny sizes."""
+"""The same recipe at tiny sizes: every stage and every choice."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _SCHEMAS = {
 
 
 class StandInError(RunError):
-    """Something of the hub is out of reach and nothing stands in for it."""
+    """Something of the hub is out of reach, and there is no stand-in for it."""
 
 
 def model_config(path: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What a person should know about a run first, in words."""
+"""Advice about a run in words, the most important first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _PREEMPTED = 0.01  # of the samples
 
 
 def advisories(run: RunFiles, prediction: Prediction | None) -> list[str]:
-    """Return sentences, the most useful ones first; none for a run without anything to mend."""
+    """Return sentences about what to change, the most useful first; none for a run without a
+    problem.
+    """
     return [
         *_failures(run),
         *_signal(run),
@@ -30,7 +32,7 @@ def advisories(run: RunFiles, prediction: Prediction | None) -> list[str]:
 
 
 def percent(value: float) -> str:
-    """Return a share with a digit that says something."""
+    """Return a share as a percentage, with one decimal below 10 %."""
     return f"{100 * value:.1f} %" if abs(value) < 0.1 else f"{100 * value:.0f} %"
 
 

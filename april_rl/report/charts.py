@@ -178,13 +178,13 @@ def _ages(steps: Sequence[Row]) -> Chart | None:
 
 
 def _flows(steps: Sequence[Row]) -> list[Row]:
-    """Return the groups opened, trained and lost in each step, and what the buffer has at its end:
-    the ledger counts from the beginning of the run.
+    """Return the groups opened, trained and lost in each step, and those in the buffer at its end.
+    The ledger's own counts are totals since the beginning of the run.
     """
     totals = {f"{name} in the step": f"ledger/{name}" for name in _TOTALS}
     stocks = {f"{name} at its end": f"ledger/{name}" for name in ("parked", "ready")}
     rows: list[Row] = []
-    before: Row = {}  # a run that goes on in another folder has no row before its first
+    before: Row = {}  # a run resumed in another folder has no row before its first
     for row in steps:
         is_known = row["step"] == 1 or before
         flows = {

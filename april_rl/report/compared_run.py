@@ -1,4 +1,4 @@
-"""Figures of one run by which runs are compared."""
+"""The figures of a run that are compared with those of other runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from april_rl.report.run_files import Row, RunFiles
 
 
 class Evaluated(NamedTuple):
-    """A held-out accuracy, and what training had cost until then."""
+    """A held-out accuracy, and the cost of training until then."""
 
     samples: int  # trained
-    seconds: float  # of training steps; evaluations and checkpoints apart
+    seconds: float  # of training steps, without evaluations and checkpoints
     accuracy: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What all compared runs have spent, and the accuracy they are asked for."""
+    """The samples and seconds that all compared runs have spent, and the accuracy to reach."""
 
     samples: float
     seconds: float
@@ -63,8 +63,8 @@ def best_accuracy(run: RunFiles, name: str) -> float:
 def _first_time_to(
     run: RunFiles, budget: Budget, cost: Callable[[Evaluated], float]
 ) -> float | None:
-    """Return what the run had spent when it first reached the accuracy, interpolated between two
-    evaluations; None when it never did.
+    """Return the cost until the run first reached the accuracy, interpolated between two
+    evaluations; None if it never did.
     """
     found = evaluations(run, budget.evaluation_set)
     if found and found[0].accuracy >= budget.accuracy:
@@ -90,7 +90,9 @@ def _accuracy_after_samples(run: RunFiles, budget: Budget) -> float | None:
 
 
 def _accuracy_after_seconds(run: RunFiles, budget: Budget) -> float | None:
-    """Interpolated: runs are evaluated after equal steps, not after equal times."""
+    """Return the accuracy after equal time. It is interpolated, because runs are evaluated after
+    equal numbers of steps.
+    """
     found = evaluations(run, budget.evaluation_set)
     if not found:
         return None

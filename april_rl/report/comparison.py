@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Variants by name, the baseline first, and what they are asked for."""
+    """Variants by name, the baseline first, and the budget they are compared at."""
 
     variants: Mapping[str, Sequence[RunFiles]]
     budget: Budget
@@ -133,7 +133,7 @@ def _run_dirs(path: Path) -> list[Path]:
         return [path]
     found = sorted(each.parent for each in path.glob("**/metrics.jsonl"))
     if not found:
-        raise ReportError(f"{path} is no run directory, and holds none")
+        raise ReportError(f"{path} is not a run directory and contains none")
     return found
 
 

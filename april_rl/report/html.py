@@ -143,6 +143,6 @@ def figures(entries: Iterable[tuple[str, str, str]]) -> str:
 
 
 def advice(sentences: Iterable[str]) -> str:
-    """Return the sentences as a list; nothing without any."""
+    """Return the sentences as a list; empty without sentences."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f'<ul class="advice">{items}</ul>' if items else ""

@@ -82,7 +82,7 @@ def evaluation(run: RunFiles) -> Chart | None:
 
 
 def mismatch(steps: Sequence[Row]) -> Chart | None:
-    """Return the chart of engine against learner; None without it."""
+    """Return the chart of the mismatch of engine and learner; None without that metric."""
     keys = {"mean": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"}
     if not points(steps, keys):
         return None

@@ -1,4 +1,4 @@
-"""What other over-sampling factors would have given on a run's own lengths and engine cost."""
+"""What other over-sampling factors would have gained with a run's lengths and engine cost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Prediction:
 
 
 def predict(run: RunFiles) -> Prediction | None:
-    """Simulate the synchronous loop and some α; None where the run did not record enough."""
+    """Simulate the synchronous loop and some values of α; None if the run recorded too little."""
     try:
         recorded = read_recorded_run(run.run_dir, num_files=_NUM_FILES)
     except RecordedRunError:
@@ -95,7 +95,7 @@ def _factors(run: RunFiles) -> list[float]:
 
 
 def _scenario(run: RunFiles, recorded: RecordedRun) -> Scenario:
-    """Return the run as the simulator knows it."""
+    """Return the run as a scenario for the simulator."""
     num_workers = int(run.number("runtime.num_workers", 1))
     num_engines = max(1, num_workers // int(run.number("engine.tensor_parallel_size", 1)))
     budget = int(run.number("rollout.max_response_tokens", 1))

@@ -1,4 +1,4 @@
-"""report.html of one run: how it went, what to mend, where the time goes, one step as a picture."""
+"""report.html of one run: figures, advice, time, and the timeline of a step."""
 
 from __future__ import annotations
 
@@ -134,7 +134,9 @@ def _timeline(run: RunFiles, prediction: Prediction | None) -> Iterator[str]:
 
 
 def _occupancy(run: RunFiles, step: int) -> float:
-    """Return the occupancy of one step: by the engines' own counts, finer than the timeline's."""
+    """Return the occupancy of a step by the engines' counts, which are finer than the
+    timeline's.
+    """
     return dict(run.series("rollout/occupancy")).get(step, 0.0)
 
 

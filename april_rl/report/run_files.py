@@ -20,12 +20,12 @@ Row = Mapping[str, float | None]
 
 
 class ReportError(RunError):
-    """A page cannot be made from the files that are there."""
+    """The files of a run directory are missing or unreadable, so that no page can be made."""
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of one run; what is missing is empty."""
+    """The files of one run; missing ones are empty."""
 
     run_dir: Path
     rows: Sequence[Row]  # every row of metrics.jsonl

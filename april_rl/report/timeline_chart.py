@@ -1,4 +1,4 @@
-"""One step's rollout as a picture of slots over time, and as a Chrome trace for Perfetto."""
+"""The rollout of a step as a chart of slots over time, and as a Chrome trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from april_rl.report.vega import Spec, age_scale, axis, base, legend
 from april_rl.timeline import Bar, Timeline
 
-MAX_SLOTS = 192  # that are drawn; of more, every k-th
+MAX_SLOTS = 192  # drawn at most; with more slots, every k-th one
 _CANVAS_FROM = 1500  # bars; SVG is slow with more
 _STATES = {"finished": "#2a9d5c", "parked": "#e0115f", "resumed": "#00a6b4"}  # and their colours
 

@@ -13,7 +13,7 @@ from april_rl.errors import RunError
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
-FORMAT = 5  # of what Collector.save returns
+FORMAT = 6  # of what Collector.save returns
 
 Plain = dict[str, Any]  # string keys
 

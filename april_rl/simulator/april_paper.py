@@ -26,7 +26,7 @@ _TICK_STEPS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperCase:
-    """One cell of the table, and the length law it is simulated with."""
+    """One cell of the table, with the length distribution it is simulated with."""
 
     data_set: str
     mean_tokens: float  # of responses under the budget: the harder the data set, the longer
@@ -36,7 +36,7 @@ class PaperCase:
     num_engines: int = 8  # each with four of the prompts
 
     def scenario(self) -> Scenario:
-        """The paper's set-up."""
+        """Return the set-up of the paper."""
         preset = PRESETS[f"h100_{self.model}"]
         median = median_for(self.mean_tokens, sigma=_SIGMA, cap=MAX_RESPONSE_TOKENS)
         return Scenario(
@@ -52,7 +52,7 @@ class PaperCase:
 
 
 def paper_cases() -> Iterator[PaperCase]:
-    """The twelve cells: data set by data set, 4B before 8B, GRPO before the filter."""
+    """Yield the twelve cells: by data set, 4B before 8B, GRPO before the filter."""
     for data_set, mean_tokens, gains in (
         ("DAPO-Math-17k", 10_500.0, (0.24, 0.08, 0.26, 0.08)),
         ("DeepScaleR", 10_000.0, (0.31, 0.11, 0.35, 0.08)),
@@ -74,7 +74,7 @@ _MODELS = ("qwen3_4b", "qwen3_8b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """A cell as simulated, beside the paper's figure; gains are of trained samples per second."""
+    """A simulated cell beside the paper's figure; gains are in trained samples per second."""
 
     case: PaperCase
     synchronous: Outcome
@@ -83,12 +83,12 @@ class PaperRow:
     kept: Outcome  # and parked samples keep their KV cache
 
     def gain(self, outcome: Outcome) -> float:
-        """Over the synchronous loop."""
+        """Return the gain over the synchronous loop."""
         return outcome.trained_samples_per_s / self.synchronous.trained_samples_per_s
 
 
 def simulate_case(case: PaperCase) -> PaperRow:
-    """A cell with the synchronous loop, the paper's scheme and ours."""
+    """Simulate a cell with the synchronous loop, the paper's scheme and ours."""
     scenario = case.scenario()
     kept = replace(scenario, keeps_parked=True)
     return PaperRow(

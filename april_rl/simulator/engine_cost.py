@@ -21,7 +21,7 @@ MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 ROUNDS = 6  # of reweighting; the weights no longer move after three or four
 # Ticks of a step that its engine metrics are fitted on, evenly spread: a fit takes a millisecond.
 _FITTED_TICKS = 256
-_RCOND = 1e-8  # of normal equations: work that varies by less than 1e-4 of itself
+_RCOND = 1e-8  # relative, of the normal equations: ignores work that varies by less than 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,8 @@ class TickWork(NamedTuple):
 
 
 def engine_metrics(ticks: Sequence[Tick]) -> dict[str, float]:
-    """Return `engine/*`, the terms of the `EngineCost` that a step's ticks show: what the simulator
-    asks of a recorded run. Nothing when the ticks are too few.
+    """Return `engine/*`, the terms of the `EngineCost` fitted to the ticks of a step, which the
+    simulator reads from a recorded run; return nothing if there are too few ticks.
     """
     computed = [tick for tick in ticks if tick.engine_steps]
     if len(computed) < MIN_TICKS:
@@ -113,11 +113,13 @@ def _work(tick: Tick | TickWork) -> tuple[int, int, int, int]:
 
 
 def _non_negative_fit(work: Floats, elapsed: Floats, weights: Floats) -> Floats:
-    """The exact weighted least squares with non-negative coefficients [4], over work [n, 4].
+    """Return the exact weighted least-squares solution with non-negative coefficients [4] for work
+    [n, 4].
 
-    The minimum is the unconstrained one of some subset of the columns, so the best feasible subset
-    is it; when that of all columns is feasible, no other is better. Directions in which the work
-    hardly varies get no weight: a batch of one size cannot tell its steps from its samples.
+    The minimum is the unconstrained minimum over some subset of the columns, so the best feasible
+    subset gives it; if the solution with all columns is feasible, no other is better. Directions in
+    which the work hardly varies get no weight: batches of one size cannot tell the cost of a step
+    from that of its samples.
     """
     root = np.sqrt(weights)
     weighted, target = work * root[:, None], elapsed * root
@@ -147,7 +149,9 @@ def _subsets(columns: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _biweight(residuals: Floats) -> Floats:
-    """Weights in [0, 1] of relative residuals [n]; all one where most fit exactly."""
+    """Return weights in [0, 1] for relative residuals [n]; all are one where most points fit
+    exactly.
+    """
     deviation = MAD_TO_DEVIATION * float(np.median(np.abs(residuals)))
     if deviation < 1e-9:
         return (np.abs(residuals) < 1e-6).astype(np.float64)

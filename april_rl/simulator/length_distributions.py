@@ -1,4 +1,4 @@
-"""Laws of response lengths: the tokens a sample's response has, were there no budget."""
+"""Distributions of response lengths: how many tokens each response would have without a budget."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """The lengths of recorded groups, each prompt's drawn from them with replacement."""
+    """The lengths of recorded groups; each prompt gets those of a group drawn with replacement."""
 
     groups: Sequence[Sequence[int]]  # response tokens of the samples of each group
     seed: int = 0
@@ -74,7 +74,7 @@ def finished_lengths(
     whole = list(lengths)
     longer: list[int] = []
     is_any_finished = False
-    # Of one length, the unfinished ones come first: they go on.
+    # Unfinished samples come first among equal lengths, because they are longer in the end.
     for place in sorted(range(len(whole)), key=lambda i: (-lengths[i], is_finished[i])):
         if not is_finished[place]:
             rest = math.ceil(rng.expovariate(1 / mean))
@@ -92,9 +92,10 @@ def uniform(seed: int, prompt_id: int, index: int) -> float:
 
 
 def capped_mean(median_tokens: float, sigma: float, cap: int) -> float:
-    """E[min(X, cap)] of a lognormal X: the mean response length under a budget of `cap` tokens.
+    """Return E[min(X, cap)] of a lognormal X: the mean response length in tokens under a budget of
+    `cap` tokens.
 
-    Tokens; exp(μ + σ²/2)·Φ((log cap - μ - σ²)/σ) + cap·(1 - Φ((log cap - μ)/σ)).
+    The formula is exp(μ + σ²/2)·Φ((log cap - μ - σ²)/σ) + cap·(1 - Φ((log cap - μ)/σ)).
     """
     if sigma == 0:
         return min(median_tokens, cap)
@@ -104,9 +105,10 @@ def capped_mean(median_tokens: float, sigma: float, cap: int) -> float:
 
 
 def median_for(mean_tokens: float, *, sigma: float, cap: int) -> float:
-    """The median of the lognormal law whose responses have `mean_tokens` under a budget of `cap`.
+    """Return the median of the lognormal distribution whose mean is `mean_tokens` under a budget of
+    `cap` tokens.
 
-    Raises ValueError unless 1 <= mean_tokens < cap, or the median would leave what floats hold.
+    Raise ValueError unless 1 <= mean_tokens < cap, or if the median is out of the range of floats.
     """
     if not 1 <= mean_tokens < cap:
         raise ValueError(

@@ -18,13 +18,13 @@ BYTES_PER_S = 3.35e12
 FLOPS_PER_S = 989e12
 MEMORY_EFFICIENCY = 0.75  # of the bandwidth, reading weights and keys and values
 COMPUTE_EFFICIENCY = 0.5  # of the arithmetic, in the matrix products of a prefill
-BETWEEN_STEPS_S = 2e-3  # of a step outside the GPU's large kernels: scheduling, sampling, launches
+BETWEEN_STEPS_S = 2e-3  # seconds of a step for scheduling, sampling and launches
 _BF16_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A model on a GPU: what its engine costs and how much memory a token holds."""
+    """A model on a GPU: the cost of its engine, and the memory of a token."""
 
     cost: EngineCost
     kv_bytes_per_token: int

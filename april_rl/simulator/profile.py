@@ -1,4 +1,4 @@
-"""What a policy's response lengths make of over-sampling, before training begins."""
+"""The response lengths of a policy before training, and what over-sampling would gain with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_STEPS, _WARMUP_STEPS = 12, 6
 _NUM_BINS, _BAR = 12, 40  # rows of the histogram, characters of its longest bar
 _WORTH_IT = 1.05  # a gain in samples per second
 _ALMOST_BEST = 0.97  # of the largest gain: a smaller α is fresher
-_TRUNCATED = 0.2  # a share of the responses to say something about
+_TRUNCATED = 0.2  # share of cut responses above which the advice mentions them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class Profile:
     """The responses of a policy to prompts of its training data."""
 
     lengths: tuple[tuple[int, ...], ...]  # response tokens of the samples of each prompt
-    truncated_frac: float  # of the samples: as long as the budget allows
-    no_signal_frac: float  # of the prompts: all rewards are equal
+    truncated_frac: float  # share of the samples that were cut at the budget
+    no_signal_frac: float  # share of the prompts whose samples have equal rewards
 
     @property
     def percentiles(self) -> dict[str, int]:

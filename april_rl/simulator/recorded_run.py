@@ -17,26 +17,26 @@ _COST_KEYS = {field.name: f"engine/{field.name}" for field in fields(EngineCost)
 
 
 class RecordedRunError(RunError):
-    """A run directory does not hold what a simulation needs; the message says what and why."""
+    """A run directory lacks what a simulation needs; the message says what and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run's lengths and seconds, of its second half where it says so: caches are warm there."""
+    """Lengths and times of a run. Times are from its second half, where caches are warm."""
 
     lengths: tuple[tuple[int, ...], ...]  # response tokens of each recorded group
     cost: EngineCost  # mean over the steps of the second half
     no_signal_frac: float  # share of complete groups with equal rewards, rejected ones included
     prompt_tokens: int  # mean
-    keeps_parked: bool  # a parked sample went on with its KV cache
-    rest_s: float  # of a step besides the rollout, mean over the second half
+    keeps_parked: bool  # whether parked samples kept their KV cache
+    rest_s: float  # mean seconds of a step outside the rollout
 
 
 def read_recorded_run(run_dir: Path, *, num_files: int | None = None) -> RecordedRun:
-    """What was recorded in `run_dir`; lengths from its last `num_files` files of samples, or all.
+    """Read a run directory, with lengths from its last `num_files` files of samples, or from all.
 
-    Raises RecordedRunError when it is no run directory, no step's samples were saved, or no step
-    has the engine's cost.
+    Raise RecordedRunError if it is not a run directory, no samples were saved, or no step has the
+    engine's cost.
     """
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
@@ -78,7 +78,7 @@ def _lengths(run_dir: Path, *, num_files: int | None) -> tuple[tuple[int, ...], 
 
 def _samples(path: Path) -> Iterator[tuple[int, int]]:
     """Yield (prompt id, response tokens) of every line."""
-    # Not splitlines: a response may contain U+2028, which that takes for the end of a line.
+    # Not splitlines, which would split a response at U+2028.
     for number, line in enumerate(path.read_text(encoding="utf-8").strip().split("\n"), start=1):
         try:
             record = json.loads(line)

@@ -1,4 +1,4 @@
-"""A smaller scenario that takes the same time: it bounds what a simulation costs."""
+"""Scale a scenario down so that its simulation is cheap and its times stay the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEAN_TOKENS, _MAX_SAMPLES, _MAX_ENGINES = 64, 1024, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledDown:
-    """A scenario in which tokens and samples each stand for several."""
+    """A scenario in which each token and each sample stands for several."""
 
     scenario: Scenario
     kv_tokens: float  # tokens of all real engines for each that a simulated one holds

@@ -84,8 +84,8 @@ class SimulatedEngine:
         self._prefixes.clear()
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """Queue `submit` and run at most `max_steps` engine steps with at most `slots` requests
-        together.
+        """Queue `submit`, and run at most `max_steps` engine steps with at most `slots` requests at
+        a time.
         """
         self._queue.extend(submit)
         self._asked.update(request.sample_id for request in submit)
@@ -118,7 +118,7 @@ class SimulatedEngine:
         )
 
     def abort(self) -> Completions:
-        """One completion for every request not yet returned; afterwards the engine is empty."""
+        """Return a completion for every request that was not returned yet, and empty the engine."""
         if self._asked:  # a step that had its groups at once says nothing about who goes on
             for sample_id in self._kept.keys() - self._asked:
                 self._kept_tokens -= self._kept.pop(sample_id).num_tokens
@@ -144,7 +144,7 @@ class SimulatedEngine:
         )
 
     def _fill(self, slots: int) -> None:
-        """Queued requests into free slots, in order."""
+        """Move queued requests into free slots, in order."""
         while self._queue and len(self._running) < slots:
             request = self._queue.popleft()
             kept = self._kept.pop(request.sample_id, None)
@@ -171,7 +171,7 @@ class SimulatedEngine:
             self._prefills.append(running)
 
     def _prefill_tokens(self, request: Request) -> int:
-        """Tokens of the request less what a sibling has left in the prefix cache."""
+        """Return the prompt tokens to compute: those that no sibling left in the prefix cache."""
         prompt_id, num_tokens = request.sample_id.prompt_id, request.num_tokens
         if prompt_id not in self._prefixes:
             self._prefixes.add(prompt_id)
@@ -180,13 +180,15 @@ class SimulatedEngine:
         return num_tokens - (prompt_tokens - 1) // self._block_tokens * self._block_tokens
 
     def _begin_decoding(self, running: _Running) -> None:
-        """From the next step on it samples a token a step."""
+        """Sample one token per step from the next step on."""
         running.before = self._step
         end = self._step + running.end - running.request.start
         heapq.heappush(self._ends, (end, running.order, running.request.sample_id))
 
     def _decode_steps(self, num_steps: int, counts: TickCounts) -> None:
-        """Steps in which every running sample gains a token, and none ends before the last."""
+        """Give every running sample a token in each of `num_steps` steps, of which only the last
+        may end one.
+        """
         running = len(self._running)
         counts.engine_steps += num_steps
         counts.slot_steps += num_steps * running
@@ -198,7 +200,7 @@ class SimulatedEngine:
         self._step += num_steps
 
     def _prefill_step(self, counts: TickCounts) -> None:
-        """One step in which decoding samples go first and prefills share what is left of its
+        """Run one step in which decoding samples come first and prefills share the remaining
         tokens.
         """
         counts.engine_steps += 1
@@ -220,7 +222,7 @@ class SimulatedEngine:
         self._step += 1
 
     def _finish(self) -> list[Completion]:
-        """What ends with the present step."""
+        """Return the completions of the samples that end with the current step."""
         finished: list[Completion] = []
         while self._ends and self._ends[0][0] == self._step:
             _, _, sample_id = heapq.heappop(self._ends)
@@ -243,7 +245,7 @@ class SimulatedEngine:
         )
 
     def _empty(self, request: Request) -> Completion:
-        """Of a request that never had a slot."""
+        """Return the completion of a request that never had a slot."""
         return Completion(
             sample_id=request.sample_id,
             start=request.start,
@@ -255,7 +257,7 @@ class SimulatedEngine:
         )
 
     def _keep(self, running: _Running, num_tokens: int) -> None:
-        """Hold the state of a sample whose prefill was done."""
+        """Keep the state of a sample whose prefill was complete."""
         if running.prefill_left:
             return
         held = running.request.num_tokens + num_tokens

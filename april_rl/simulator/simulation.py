@@ -1,5 +1,5 @@
-"""A run of the real collector on simulated engines: what over-sampling, refill, filter, staleness
-cap and kept state would do to a step, before a GPU is rented.
+"""Simulate a run of the production collector on simulated engines: the effect of over-sampling,
+refill, filter, staleness cap and kept KV caches on a step, before a GPU is rented.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FOREVER_S = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The work and the machine: what stays the same while over-sampling factors are compared."""
+    """The work and the machine, which stay the same while over-sampling factors are compared."""
 
     cost: EngineCost
     law: Law
@@ -109,7 +109,9 @@ class Outcome:
 
     @property
     def finished_samples_per_s(self) -> float:
-        """Of rollout time; also those that were rejected or are trained later."""
+        """Return finished samples per second of rollout, including those rejected or trained
+        later.
+        """
         return self.finished_samples / self.rollout_s
 
     @property
@@ -145,7 +147,9 @@ class Outcome:
 
     @property
     def age_max(self) -> int:
-        """Policy versions, of a trained token; beyond the cap only where such tokens are masked."""
+        """Return the largest age of a trained token, in policy versions. It exceeds the cap only
+        where such tokens are masked.
+        """
         return max(self.tokens_by_age, default=0)
 
     def figures(self) -> dict[str, float]:
@@ -193,9 +197,9 @@ def simulate(
     warmup_steps: int,
     on_step: Callable[[int, Collection], None] | None = None,
 ) -> Outcome:
-    """What `num_steps` steps come to after `warmup_steps` that fill the buffer and are not counted.
+    """Simulate `warmup_steps` steps that fill the buffer, then `num_steps` steps that count.
 
-    A function of its arguments alone, seeds included. `on_step` is told every step.
+    The outcome depends on the arguments only, including seeds. `on_step` is called with every step.
     """
     run = _Run(scenario, over_sampling=over_sampling, refill=refill)
     outcome = Outcome()
@@ -267,7 +271,7 @@ class _Run:
         )
 
     def step(self, policy_version: int) -> Collection:
-        """A rollout, then the rest of the step."""
+        """Simulate a rollout, then the rest of the step."""
         for engine in self._engines:
             engine.set_version(policy_version)
         collection = self._collector.collect(policy_version)

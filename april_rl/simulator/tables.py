@@ -1,4 +1,4 @@
-"""Simulated outcomes as tables for the terminal."""
+"""Tables of simulated outcomes for the terminal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _GIB = 1 << 30
 def comparison_table(
     rows: Sequence[Mapping[str, object]], *, title: str, kv_bytes_per_token: int | None
 ) -> Table:
-    """A row for every over-sampling factor: `Outcome.figures` with `mode` and `gain`.
+    """Return a table with a row for every over-sampling factor; a row is `Outcome.figures` with
+    `mode` and `gain`.
 
-    Memory is of the engine that held most, in GiB where the size of a token is known.
+    Memory is that of the engine that held most, in GiB where the size of a token is known.
     """
     table = Table(title=title)
     heads = ("α", "step s", "samples/s", "gain", "occupied", "off-policy", "age mean", "max")
@@ -47,7 +48,9 @@ def _memory(num_tokens: object, bytes_per_token: int | None) -> str:
 
 
 def paper_table(rows: Sequence[PaperRow]) -> Table:
-    """The paper's gains beside the simulated ones, in percent over synchronous."""
+    """Return a table of the paper's gains beside the simulated ones, in percent over
+    synchronous.
+    """
     table = Table(title="gain over synchronous at α = 2: the paper's, and simulated")
     for head in ("data set", "model", "filter", "paper", "one-shot", "refill", "refill, KV kept"):
         table.add_column(head, justify="left" if head in ("data set", "model") else "right")

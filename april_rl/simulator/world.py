@@ -14,7 +14,7 @@ from april_rl.simulator.simulated_engine import SimulatedEngine
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Sample, SampleId, Score
 
-_NO_SIGNAL_STREAM = -2  # apart from what lengths are drawn from
+_NO_SIGNAL_STREAM = -2  # a stream of its own, apart from that of lengths
 
 
 class VirtualClock:
@@ -35,7 +35,7 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launched:
-    """A launched tick that is not computed yet."""
+    """A launched tick that has not been computed yet."""
 
     submit: Requests
     slots: int
@@ -44,9 +44,9 @@ class _Launched:
 
 
 class ParallelEngines:
-    """`ports.Engines` over simulated engines that work at the same time.
+    """Simulated engines that work at the same time, as `ports.Engines`.
 
-    An abort comes behind the ticks that were launched, as it does with workers.
+    An abort takes effect after the ticks launched before it, as with workers.
     """
 
     def __init__(self, engines: Sequence[SimulatedEngine], *, clock: VirtualClock) -> None:
@@ -62,13 +62,13 @@ class ParallelEngines:
         return len(self._engines)
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
-        """Queue a tick: it begins now, or when the one before it ends."""
+        """Queue a tick; it begins now, or when the one before it ends."""
         tick = _Launched(submit=submit, slots=slots, max_steps=max_steps, at_s=self._clock())
         self._launched[engine].append(tick)
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
-        """The ticks that end next, all at one moment, to which the clock moves; with `gather_s` all
-        that end before it has passed.
+        """Move the clock to the next moment at which ticks end, and return these; with `gather_s`
+        also those that end within that time.
         """
         for engine in range(self.num_engines):
             if engine not in self._begun and self._launched[engine]:
@@ -82,7 +82,7 @@ class ParallelEngines:
         return [(engine, self._begun.pop(engine)[1]) for engine in ended]
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
-        """Give back what the engines hold, when the last of them has come to its abort."""
+        """Return what the engines hold, once the last of them has reached its abort."""
         given_back: list[Completion] = []
         for engine, simulated in enumerate(self._engines):
             given_back += self._end(engine)
@@ -102,7 +102,7 @@ class ParallelEngines:
         self._begun[engine] = (end_s, done)
 
     def _end(self, engine: int) -> Completions:
-        """Wait for the tick that has begun; what it finished."""
+        """Wait for the tick that has begun, and return what it finished."""
         if engine not in self._begun:
             return Completions()
         end_s, tick = self._begun.pop(engine)
@@ -111,17 +111,19 @@ class ParallelEngines:
 
 
 class InProcessEngine(SerialEngines):
-    """One engine in the controller's process: nothing is computed but while `wait` is called."""
+    """One engine in the controller's process, which computes only while `wait` is called."""
 
     def __init__(
         self, engine: SimulatedEngine, *, clock: VirtualClock, controller_s: float
     ) -> None:
-        """The only engine of the protocol, idle for `controller_s` a tick."""
+        """Use this engine; the controller takes `controller_s` a tick, in which the engine is
+        idle.
+        """
         super().__init__([engine])
         self._clock, self._controller_s = clock, controller_s
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
-        """Compute the oldest launched tick; the clock moves by what it took."""
+        """Compute the oldest launched tick, and move the clock by the time it took."""
         ended = super().wait(timeout_s, gather_s=gather_s)
         spent_s = sum(tick.elapsed_s + self._controller_s for _, tick in ended)
         self._clock.move_to(self._clock() + spent_s)
@@ -159,7 +161,7 @@ class DelayedScorer:
         self._pending.append((self._clock() + self._score_s, sample.id))
 
     def collect(self, timeout_s: float | None) -> list[Score]:
-        """What is known by now; with a timeout, time passes until something is, or everything."""
+        """Return the rewards known by now; with a timeout, wait until some or all are known."""
         if self._pending and timeout_s != 0:
             due_s = self._pending[-1 if timeout_s is None else 0][0]
             latest_s = due_s if timeout_s is None else min(due_s, self._clock() + timeout_s)
@@ -170,7 +172,7 @@ class DelayedScorer:
         return scores
 
     def _score(self, sample_id: SampleId) -> Score:
-        """1 for the samples with an odd index, 0 for the others and for those without signal."""
+        """Return 1 for samples with an odd index, 0 for others and for prompts without signal."""
         drawn = uniform(self._seed, sample_id.prompt_id, _NO_SIGNAL_STREAM)
         is_flat = drawn < self._no_signal_frac
         value = 0.0 if is_flat else float(sample_id.index % 2)
