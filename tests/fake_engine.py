@@ -11,7 +11,7 @@ from april_rl.simulator.in_process import SerialEngines
 from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score
 
-Law = Callable[[SampleId], int]  # a sample's response length without a budget
+LengthDistribution = Callable[[SampleId], int]  # a sample's response length without a budget
 MAX_TICKS = 5_000  # more than any test needs: ends endless loops
 
 
@@ -45,12 +45,12 @@ class FakePrompts:
 
 @dataclass(slots=True, kw_only=True)
 class FakeEngine:
-    """A `serial.SingleEngine` that ends each sample where the law, or its budget, says so.
+    """A `SingleEngine` that ends each sample at the length of `length_of` or at its budget.
 
     It refuses a request that starts at a wrong position or has a wrong token budget.
     """
 
-    law: Law
+    length_of: LengthDistribution
     budget: int  # response tokens of a sample over all its requests
     keeps: bool = False  # the state of what it aborts
     policy_version: int = 0
@@ -119,7 +119,7 @@ class FakeEngine:
 
     def _completion(self, request: Request, tokens: list[int]) -> Completion:
         sample_id, start, end = request.sample_id, request.start, request.start + len(tokens)
-        is_stop = tokens and end >= self.law(sample_id)
+        is_stop = tokens and end >= self.length_of(sample_id)
         return Completion(
             sample_id=sample_id,
             start=start,
@@ -135,7 +135,7 @@ class FakeEngine:
     def _check(self, request: Request) -> None:
         sample_id, start = request.sample_id, request.start
         assert start + request.max_tokens == self.budget, request
-        assert start < min(self.law(sample_id), self.budget), request
+        assert start < min(self.length_of(sample_id), self.budget), request
         assert request.token_ids[len(request.prompt_token_ids) :] == [
             token(sample_id, p) for p in range(start)
         ], request
@@ -148,7 +148,7 @@ class FakeEngines(SerialEngines):
 
     def __init__(
         self,
-        law: Law,
+        length_of: LengthDistribution,
         *,
         num_engines: int,
         budget: int,
@@ -159,7 +159,9 @@ class FakeEngines(SerialEngines):
         otherwise before them.
         """
         self._computes_on = computes_on
-        self.each = [FakeEngine(law=law, budget=budget, keeps=keeps) for _ in range(num_engines)]
+        self.each = [
+            FakeEngine(length_of=length_of, budget=budget, keeps=keeps) for _ in range(num_engines)
+        ]
         for engine in self.each:
             engine.on_step = self._look
         self.most_running = 0

@@ -45,7 +45,7 @@ def make_run(
     OmegaConf.save(OmegaConf.structured(config), run_dir / "config.yaml")
     scenario = Scenario(
         cost=EngineCost(step_s=0.01, sample_s=0.0005, context_token_s=0.0, prefill_token_s=1e-5),
-        law=Lognormal(median_tokens=60, sigma=1.1, seed=seed),
+        length_of=Lognormal(median_tokens=60, sigma=1.1, seed=seed),
         num_groups=NUM_GROUPS,
         group_size=GROUP_SIZE,
         max_response_tokens=400,

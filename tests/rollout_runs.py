@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from fake_engine import FakeEngines, FakePrompts, FakeScorer, Law, logprob, reward, token
+from fake_engine import (
+    FakeEngines,
+    FakePrompts,
+    FakeScorer,
+    LengthDistribution,
+    logprob,
+    reward,
+    token,
+)
 from hypothesis import strategies as st
 
 from april_rl.algorithm.age import age_weights, decay
@@ -21,23 +29,23 @@ from april_rl.rollout.step import StepRules
 from april_rl.types import Group, Sample, SampleId, ScoredGroup
 
 
-def constant(length: int) -> Law:
+def constant(length: int) -> LengthDistribution:
     """Return a distribution in which every response has `length` tokens."""
     return lambda _: length
 
 
-def lognormal(median: float, sigma: float) -> Law:
+def lognormal(median: float, sigma: float) -> LengthDistribution:
     """Return a long-tailed distribution; a length is a function of the sample."""
 
-    def law(sample_id: SampleId) -> int:
+    def length_of(sample_id: SampleId) -> int:
         z = math.sin(sample_id.prompt_id * 12.9898 + sample_id.index * 78.233) * 43758.5453
         u = min(max(z - math.floor(z), 0.01), 0.99)
         return max(1, round(median * math.exp(sigma * math.log(u / (1 - u)))))
 
-    return law
+    return length_of
 
 
-def extreme(every: int) -> Law:
+def extreme(every: int) -> LengthDistribution:
     """Return one token, but an endless response for one sample in `every`."""
     return lambda s: 10**9 if (s.prompt_id + 3 * s.index) % every == 0 else 1
 
@@ -53,7 +61,7 @@ class Setup:
     num_engines: int = 1
     tick_steps: int = 4
     budget: int = 40
-    law: Law = field(default_factory=lambda: lognormal(8, 0.6))
+    length_of: LengthDistribution = field(default_factory=lambda: lognormal(8, 0.6))
     delay: int = 0
     reject_every: int = 0  # prompts whose id it divides are rejected; 0: none
     failing: frozenset[int] = frozenset()
@@ -85,7 +93,7 @@ class Run:
     ) -> None:
         self.setup = setup
         self.fakes = FakeEngines(
-            setup.law,
+            setup.length_of,
             num_engines=setup.num_engines,
             budget=setup.budget,
             keeps=setup.keeps,
@@ -185,9 +193,9 @@ class Run:
         groups = [scored.group for scored in self.trained + self.rejected]
         held = self.alive + [sample for group in groups for sample in group.samples]
         known = {sample.prompt.id for sample in held}
-        law, budget = self.setup.law, self.setup.budget
+        length_of, budget = self.setup.length_of, self.setup.budget
         dropped = sum(
-            min(law(SampleId(prompt_id, index)), budget)
+            min(length_of(SampleId(prompt_id, index)), budget)
             for prompt_id in set(self.prompts.taken) - known
             for index in range(self.setup.group_size)
         )
@@ -211,7 +219,7 @@ def check_trainable(scored: ScoredGroup, setup: Setup) -> None:
     assert [sample.index for sample in group.samples] == list(range(setup.group_size))
     for sample in group.samples:
         assert sample.prompt is group.prompt
-        natural = setup.law(sample.id)
+        natural = setup.length_of(sample.id)
         assert sample.num_tokens == min(natural, setup.budget)
         assert sample.finish_reason == ("stop" if natural <= setup.budget else "length")
     assert scored.rewards == tuple(reward(sample.id) for sample in group.samples)
@@ -227,7 +235,7 @@ def check_drained(run: Run) -> None:
     assert len(run.trained) == len(run.prompts.taken)
 
 
-LAWS = st.one_of(
+LENGTH_DISTRIBUTIONS = st.one_of(
     st.integers(1, 30).map(constant),
     st.builds(lognormal, st.floats(2, 12), st.floats(0.2, 1.5)),
     st.integers(2, 12).map(extreme),
@@ -242,7 +250,7 @@ SETUPS = st.builds(
     num_engines=st.integers(1, 3),
     tick_steps=st.integers(1, 16),
     budget=st.integers(1, 40),
-    law=LAWS,
+    length_of=LENGTH_DISTRIBUTIONS,
     delay=st.integers(0, 6),
     reject_every=st.sampled_from([0, 2, 3]),
     failing=st.sampled_from([frozenset(), frozenset({0, 4, 5}), frozenset(range(0, 99, 3))]),

@@ -167,7 +167,7 @@ def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> N
 
 def test_alpha_never_exceeds_what_the_staleness_cap_allows() -> None:
     """Fails when the largest α does not depend on the cap."""
-    of = scenario(law=NARROW, max_staleness=1, keeps_parked=True)
+    of = scenario(length_of=NARROW, max_staleness=1, keeps_parked=True)
     run = tune(of, tuner(of, submit=scripted(lambda α: α)), num_steps=30)
     assert max(run.factors) == largest_factor(1) == 2
 
@@ -245,7 +245,7 @@ def test_a_resume_may_change_a_fixed_alpha_to_auto() -> None:
 
 def test_a_smaller_staleness_cap_bounds_what_was_learned() -> None:
     """Fails when the restored α is above what the new cap allows."""
-    of = scenario(law=one_length)
+    of = scenario(length_of=one_length)
     auto = tuner(of, UNLIMITED, submit=scripted(lambda α: α))
     tune(of, auto, num_steps=20)
     assert auto.factor == 4

@@ -92,7 +92,7 @@ def test_batches_of_a_run_are_nearly_like_random_draws(alpha):
     """
     scenario = Scenario(
         cost=PRESETS["h100_qwen3_4b"].cost,
-        law=Lognormal(median_tokens=64, sigma=1.0, correlation=0.6),
+        length_of=Lognormal(median_tokens=64, sigma=1.0, correlation=0.6),
         num_groups=16,
         group_size=8,
         max_response_tokens=640,

@@ -30,7 +30,7 @@ class FaultyEngines(FakeEngines):
     """Engine 0 hangs on request; its samples then come late, never, or are lost."""
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup.law, num_engines=setup.num_engines, budget=setup.budget)
+        super().__init__(setup.length_of, num_engines=setup.num_engines, budget=setup.budget)
         self.is_stuck = False
         self.loses_samples = False
         self.reports_twice = False  # first as a version before would have
@@ -121,7 +121,7 @@ def test_completions_of_a_stalled_engine_are_ignored_a_step_later():
     """Fails when completions are matched by engine alone: the sample would get its tokens twice,
     those of the older version first.
     """
-    run, engines = faulty(law=constant(12), tick_steps=3)
+    run, engines = faulty(length_of=constant(12), tick_steps=3)
     run.step()
     engines.is_stuck = True
     with pytest.raises(EngineStalledError):
@@ -144,7 +144,7 @@ def test_completions_of_a_stalled_engine_are_ignored_a_step_later():
 
 def test_a_late_completion_is_not_taken_for_the_one_from_the_abort():
     """Fails when the first completion of a sample is taken for what came back."""
-    run, engines = faulty(law=lognormal(20, 0.9))
+    run, engines = faulty(length_of=lognormal(20, 0.9))
     engines.reports_twice = True
     for _ in range(4):
         assert run.step().stats.progress
@@ -185,7 +185,7 @@ def test_a_stuck_reward_blocks_neither_generation_nor_the_abort():
 
 def test_a_slow_reward_limits_how_many_prompts_are_opened():
     """Fails when groups that wait for scores do not count as alive."""
-    setup = Setup(delay=500, max_staleness=2, law=constant(1))
+    setup = Setup(delay=500, max_staleness=2, length_of=constant(1))
     run = Run(setup)
     for _ in range(5):
         run.step()
@@ -211,7 +211,7 @@ def test_at_the_limit_on_rejected_groups_a_step_returns_its_ready_groups():
 
 def test_one_shot_starts_another_group_for_a_rejected_one():
     """Fails when one-shot gives no slots back: the step would end with too few groups."""
-    run = Run(Setup(reject_every=2, refill=False, alpha=1.0, law=lognormal(5, 1.0)))
+    run = Run(Setup(reject_every=2, refill=False, alpha=1.0, length_of=lognormal(5, 1.0)))
     groups = run.step().groups
     assert [scored.group.prompt.id for scored in groups] == [1, 3, 5]
     assert run.prompts.taken == [0, 1, 2, 3, 4, 5]
@@ -220,7 +220,7 @@ def test_one_shot_starts_another_group_for_a_rejected_one():
 def test_a_rejected_groups_slots_are_refilled_while_the_others_still_run():
     """Fails when one-shot waits for the end before it starts another group."""
     setup = Setup(
-        reject_every=4, refill=False, alpha=1.0, law=lambda s: 1 if s.prompt_id == 0 else 40
+        reject_every=4, refill=False, alpha=1.0, length_of=lambda s: 1 if s.prompt_id == 0 else 40
     )
     stats = Run(setup).step().stats
     assert stats.engine_steps < 60
@@ -245,7 +245,7 @@ def test_a_step_says_that_groups_were_dropped():
 @pytest.mark.parametrize("error", [RunError("the reward is broken"), KeyboardInterrupt()])
 def test_samples_in_flight_are_parked_whatever_ends_the_step(error):
     """Fails when a step ends by an error of the scorer, or by Ctrl-C, without its abort."""
-    run = Run(Setup(law=lognormal(20, 0.5), delay=1))
+    run = Run(Setup(length_of=lognormal(20, 0.5), delay=1))
     run.step()
     known = run.scorer.collect
 
@@ -266,7 +266,9 @@ def test_completions_are_kept_when_the_scorer_raises():
     """Fails when a scorer that raises loses the other completions of a tick, or of the abort, and
     its error with them.
     """
-    run = Run(Setup(law=lambda s: 3 if s.prompt_id == 0 else 30, group_size=4, computes_on=False))
+    run = Run(
+        Setup(length_of=lambda s: 3 if s.prompt_id == 0 else 30, group_size=4, computes_on=False)
+    )
 
     def submit(_: Sample, *, group_size: int) -> None:  # noqa: ARG001
         raise RunError("the reward is broken")
@@ -287,7 +289,7 @@ def test_a_step_cut_short_by_lost_groups_still_waits_for_groups_that_are_due():
         max_staleness=0,
         reject_every=2,
         max_rejected_groups=2,
-        law=lambda s: 30 if s.prompt_id == 1 else 3,
+        length_of=lambda s: 30 if s.prompt_id == 1 else 3,
     )
     run = Run(setup)
     groups = run.step().groups

@@ -13,7 +13,7 @@ from april_rl.rollout.ledger import State
 
 STEPS = st.integers(1, 5)
 TIGHT = Setup(  # a tail that outlasts the cap
-    num_groups=4, group_size=4, alpha=2.0, max_staleness=2, budget=160, law=lognormal(12, 0.8)
+    num_groups=4, group_size=4, alpha=2.0, max_staleness=2, budget=160, length_of=lognormal(12, 0.8)
 )
 quick = settings(max_examples=60, deadline=None)
 

@@ -10,7 +10,7 @@ import pytest
 from fake_engine import FakePrompts, logprob, reward, token
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_runs import LAWS, Run, Setup, constant, extreme, lognormal
+from rollout_runs import LENGTH_DISTRIBUTIONS, Run, Setup, constant, extreme, lognormal
 
 from april_rl.rollout.requests import request_seed
 from april_rl.rollout.stop_rule import must_wait
@@ -25,7 +25,7 @@ def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredG
         samples = []
         for index in range(setup.group_size):
             sample_id = SampleId(prompt.id, index)
-            natural = setup.law(sample_id)
+            natural = setup.length_of(sample_id)
             length = range(min(natural, setup.budget))
             completion = Completion(
                 sample_id=sample_id,
@@ -54,7 +54,7 @@ def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredG
         refill=st.just(False),
         num_engines=st.integers(1, 3),
         tick_steps=st.integers(1, 16),
-        law=LAWS,
+        length_of=LENGTH_DISTRIBUTIONS,
         delay=st.integers(0, 6),
         max_staleness=st.integers(0, 3),
         seed=st.integers(0, 9),
@@ -85,7 +85,7 @@ def test_request_seeds_depend_only_on_run_seed_sample_and_number_of_completions(
     }
     assert len(seeds) == 81
     assert all(0 <= seed < 2**63 for seed in seeds)
-    run = Run(Setup(law=extreme(3), alpha=2.0))
+    run = Run(Setup(length_of=extreme(3), alpha=2.0))
     run.steps(4)
     asked = {(r.sample_id, r.start): r.seed for r in run.fakes.each[0].requests}
     samples = [sample for scored in run.trained for sample in scored.group.samples]
@@ -97,7 +97,7 @@ def test_request_seeds_depend_only_on_run_seed_sample_and_number_of_completions(
 
 def test_surplus_ready_groups_come_first_in_the_next_step():
     """Fails when ready groups are dropped at the end of a step, or generated past."""
-    run = Run(Setup(num_groups=2, alpha=3.0, law=constant(4), tick_steps=4))
+    run = Run(Setup(num_groups=2, alpha=3.0, length_of=constant(4), tick_steps=4))
     first = run.step()
     surplus = [scored.group.prompt.id for scored in run.groups.buffer.ready_groups()]
     assert len(surplus) >= 2
@@ -113,8 +113,10 @@ def test_a_kept_sample_returns_to_the_engine_with_its_kv_cache(num_engines):
     """Fails when a step forgets which engine has a parked sample, or counts kept ones as prefilled
     again.
     """
-    law = lognormal(30, 0.8)
-    setup = Setup(num_groups=6, group_size=4, alpha=2.0, law=law, budget=200, keeps=True)
+    length_of = lognormal(30, 0.8)
+    setup = Setup(
+        num_groups=6, group_size=4, alpha=2.0, length_of=length_of, budget=200, keeps=True
+    )
     run = Run(replace(setup, num_engines=num_engines))
     stats = [run.step().stats for _ in range(8)]
     resumed, kept = (sum(getattr(s, f"{k}_samples") for s in stats) for k in ("resumed", "kept"))
@@ -129,8 +131,12 @@ def test_a_kept_sample_returns_to_the_engine_with_its_kv_cache(num_engines):
 
 def test_refill_keeps_every_slot_busy():
     """Fails when a slot waits for the controller, or is refilled a whole group at a time."""
-    law = lognormal(60, 0.5)
-    run = Run(Setup(num_groups=8, group_size=4, alpha=2.0, max_staleness=8, law=law, budget=400))
+    length_of = lognormal(60, 0.5)
+    run = Run(
+        Setup(
+            num_groups=8, group_size=4, alpha=2.0, max_staleness=8, length_of=length_of, budget=400
+        )
+    )
     stats = [run.step().stats for _ in range(6)]
     busy = [s.in_flight_mean / s.num_slots for s in stats if s.engine_steps]
     assert min(busy) > 0.9
@@ -153,7 +159,7 @@ def test_a_step_that_only_waits_for_stale_groups_opens_nothing():
         tick_steps=2,
         max_staleness=4,
         budget=400,
-        law=lambda s: 400 if s.prompt_id == 0 else 6,
+        length_of=lambda s: 400 if s.prompt_id == 0 else 6,
     )
     run = Run(setup)
     run.steps(4)

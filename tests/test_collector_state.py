@@ -28,7 +28,7 @@ PROMPTS = [
     Prompt(id=i, token_ids=(i + 1,) * (1 + i % 3), text=f"{i}?", answer=f"{i}", source=f"{i}")
     for i in range(NUM_PROMPTS)
 ]
-LONG = Setup(num_groups=3, group_size=3, alpha=2.5, num_engines=2, law=lognormal(12, 0.8))
+LONG = Setup(num_groups=3, group_size=3, alpha=2.5, num_engines=2, length_of=lognormal(12, 0.8))
 
 
 class KilledError(Exception):
@@ -53,7 +53,7 @@ class MortalEngines(FakeEngines):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(
-            setup.law,
+            setup.length_of,
             num_engines=setup.num_engines,
             budget=setup.budget,
             keeps=setup.keeps,
@@ -206,7 +206,7 @@ def test_a_saved_state_is_json_and_saving_what_was_restored_gives_the_same():
     """Fails when a field is saved and not restored, a failed score's NaN is written as it is, or
     samples that have their score are scored again.
     """
-    run = start(replace(LONG, failing=frozenset(range(20)), delay=5, law=lognormal(4, 1.2)))
+    run = start(replace(LONG, failing=frozenset(range(20)), delay=5, length_of=lognormal(4, 1.2)))
     outcomes = set()
     for _ in range(6):
         run.step()
@@ -225,7 +225,7 @@ def test_a_saved_state_is_json_and_saving_what_was_restored_gives_the_same():
 
 def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
     """Fails when only what a step itself rejects counts, or a restored run forgets the others."""
-    setup = Setup(num_groups=2, alpha=3.0, reject_every=2, delay=6, law=lognormal(6, 1.0))
+    setup = Setup(num_groups=2, alpha=3.0, reject_every=2, delay=6, length_of=lognormal(6, 1.0))
     run, between = start(setup), 0
     counted: list[int] = []
     for _ in range(6):
@@ -258,7 +258,7 @@ def test_a_state_of_another_format_is_refused_by_name():
 )
 def test_settings_with_which_saved_groups_cannot_be_completed_are_refused(changes, message):
     """Fails when a group of another size, or a sample beyond its budget, is gone on with."""
-    run = start(replace(LONG, law=lambda _: 40, tick_steps=5, alpha=1.5))
+    run = start(replace(LONG, length_of=lambda _: 40, tick_steps=5, alpha=1.5))
     run.step()
     state = run.collector.save()
     assert state["buffer"]["open"]

@@ -126,7 +126,7 @@ def test_a_step_records_the_cost_of_its_engines():
 
     scenario = Scenario(
         cost=COST,
-        law=Lognormal(median_tokens=60, sigma=0.8),
+        length_of=Lognormal(median_tokens=60, sigma=0.8),
         num_groups=8,
         group_size=4,
         max_response_tokens=400,

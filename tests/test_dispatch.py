@@ -165,7 +165,7 @@ def test_the_rest_of_a_group_queues_at_the_same_engine_as_its_siblings():
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_a_failed_launch_is_the_error_that_the_run_ends_with(number):
     """Fails when samples that were to be launched after it count as lost, or it loses any."""
-    run = Run(Setup(law=lognormal(20, 0.5), group_size=2, num_engines=3, alpha=2.0))
+    run = Run(Setup(length_of=lognormal(20, 0.5), group_size=2, num_engines=3, alpha=2.0))
     launch, launched = run.fakes.launch, 0
 
     def fail(engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
@@ -186,7 +186,7 @@ def test_a_failed_launch_is_the_error_that_the_run_ends_with(number):
 @pytest.mark.parametrize("number", range(1, 9))
 def test_an_unreadable_prompt_is_the_error_that_the_run_ends_with(number):
     """Fails when samples that were chosen for an engine and not yet launched count as lost."""
-    run = Run(Setup(law=lognormal(20, 0.5), group_size=2, num_engines=2))
+    run = Run(Setup(length_of=lognormal(20, 0.5), group_size=2, num_engines=2))
     take = run.prompts.take
 
     def fail() -> Prompt:

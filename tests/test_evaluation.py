@@ -35,7 +35,7 @@ from april_rl.ticks import Completions
 from april_rl.types import Prompt, SampleId, Sampling, Score
 
 BUDGET, NUM_PROMPTS, K = 40, 4, 3
-LAW = lognormal(9, 0.9)
+LENGTH_OF = lognormal(9, 0.9)
 HELD_OUT = HeldOut(
     name="sums",
     prompts=[
@@ -91,7 +91,7 @@ def evaluator(engines: FakeEngines, scorer: FakeScorer, **settings) -> Evaluator
 
 
 def run(scorer: FakeScorer | None = None, *, held_out: HeldOut = HELD_OUT, **settings):
-    engines = FakeEngines(LAW, num_engines=2, budget=BUDGET)
+    engines = FakeEngines(LENGTH_OF, num_engines=2, budget=BUDGET)
     return evaluate(
         held_out,
         evaluator(engines, scorer or CountingScorer(), **settings),
@@ -105,7 +105,7 @@ def test_every_held_out_sample_is_asked_for_once_with_a_seed_of_its_own(num_slot
     """Fails when the samples of a prompt that are sent apart get each other's place, seed or
     reward, one is sent twice, or an engine holds more than its share.
     """
-    engines = FakeEngines(LAW, num_engines=2, budget=BUDGET)
+    engines = FakeEngines(LENGTH_OF, num_engines=2, budget=BUDGET)
     most_held = 0
 
     def look(*_: object) -> None:
@@ -125,13 +125,15 @@ def test_every_held_out_sample_is_asked_for_once_with_a_seed_of_its_own(num_slot
     assert most_held <= -(-num_slots // 2)
     assert done == [*range(1, 13)]
     assert [sample.id for sample in outcome.samples] == IDS
-    assert [sample.num_tokens for sample in outcome.samples] == [min(LAW(i), BUDGET) for i in IDS]
+    assert [sample.num_tokens for sample in outcome.samples] == [
+        min(LENGTH_OF(i), BUDGET) for i in IDS
+    ]
     assert outcome.rewards.ravel().tolist() == [*map(reward, IDS)]
 
 
 def test_a_set_is_drawn_at_its_own_temperature_and_nucleus() -> None:
     """Fails when the engines' own are used."""
-    engines = FakeEngines(LAW, num_engines=1, budget=BUDGET)
+    engines = FakeEngines(LENGTH_OF, num_engines=1, budget=BUDGET)
     aime = replace(HELD_OUT, sampling=replace(HELD_OUT.sampling, temperature=0.6, top_p=0.95))
     evaluator(engines, CountingScorer()).run(aime, lambda _: None)
     assert {request.sampling for request in engines.each[0].requests} == {Sampling(0.6, 0.95)}
@@ -139,7 +141,7 @@ def test_a_set_is_drawn_at_its_own_temperature_and_nucleus() -> None:
 
 def test_a_missing_sample_is_an_error_and_not_a_zero() -> None:
     """lighteval #771: AIME24 fell from 0.47 to 0.22 with the samples that vLLM left out."""
-    engines = LosingEngines(LAW, num_engines=1, budget=BUDGET)
+    engines = LosingEngines(LENGTH_OF, num_engines=1, budget=BUDGET)
     with pytest.raises(EvaluationError, match=r"sums: the engines gave .* of 3 .* at sums:3"):
         evaluator(engines, CountingScorer()).run(HELD_OUT, lambda _: None)
 
@@ -165,7 +167,7 @@ def test_the_figures_are_those_of_the_records() -> None:
         )
         assert record.num_tokens == len(record.response.split())
         assert record.stated == record.response.split()[0]
-        assert record.finish_reason == ("length" if LAW(sample_id) > BUDGET else "stop")
+        assert record.finish_reason == ("length" if LENGTH_OF(sample_id) > BUDGET else "stop")
 
 
 def test_a_failed_reward_leaves_its_prompt_out_and_is_no_zero() -> None:

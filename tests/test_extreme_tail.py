@@ -22,14 +22,14 @@ LONG, SHORT, EVERY = 50_000, 100, 16
 NUM_GROUPS, GROUP_SIZE, CAP, STEPS = 8, 4, 5, 60
 
 
-def law(sample_id: SampleId) -> int:
+def length_of(sample_id: SampleId) -> int:
     """Two samples in 32 are long: in every fourth group, one."""
     return LONG if (sample_id.prompt_id * GROUP_SIZE + sample_id.index) % EVERY == 0 else SHORT
 
 
 SCENARIO = Scenario(
     cost=EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5),
-    law=law,
+    length_of=length_of,
     num_groups=NUM_GROUPS,
     group_size=GROUP_SIZE,
     max_response_tokens=LONG,

@@ -9,7 +9,7 @@ from rollout_runs import Run, Setup, lognormal
 
 def test_every_token_that_was_generated_and_not_trained_is_in_the_lines():
     """Fails when ready groups, parked ones, or those of a failed update are left out."""
-    run = Run(Setup(alpha=3.0, law=lognormal(8, 0.9), tick_steps=9))
+    run = Run(Setup(alpha=3.0, length_of=lognormal(8, 0.9), tick_steps=9))
     under_way = run.step().groups
     while not (run.groups.buffer.num_ready and run.groups.buffer.num_open):
         under_way = run.step().groups

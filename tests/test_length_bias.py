@@ -10,7 +10,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 import pytest
-from fake_engine import Law, reward
+from fake_engine import LengthDistribution, reward
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_runs import Run, Setup
@@ -25,15 +25,15 @@ STEADY_FROM = 12  # two full cycles of the cap of five versions
 ALPHAS = [1.0, 1.5, 2.0, 3.0]
 
 
-def lognormal_of(seed: int) -> Law:
+def lognormal_of(seed: int) -> LengthDistribution:
     """Lengths drawn for each sample by itself: median 6, long tail, at most the budget."""
 
     @cache
-    def law(sample_id: SampleId) -> int:
+    def length_of(sample_id: SampleId) -> int:
         u = (request_seed(seed, sample_id, 0) + 0.5) / 2**63
         return min(max(1, round(6 * math.exp(0.8 * NormalDist().inv_cdf(u)))), BUDGET)
 
-    return law
+    return length_of
 
 
 @dataclass
@@ -49,12 +49,12 @@ class Trial:
         groups = self.run.step(may_open=may_open).groups
         self.trained.append([s.num_tokens for scored in groups for s in scored.group.samples])
         ids = (SampleId(p, i) for p in self.run.prompts.taken[taken:] for i in range(4))
-        self.opened.append([self.run.setup.law(sample_id) for sample_id in ids])
+        self.opened.append([self.run.setup.length_of(sample_id) for sample_id in ids])
 
 
 def trial(seed: int, alpha: float, **changes: object) -> Trial:
     setup = {"num_groups": 8, "group_size": 4, "alpha": alpha, "budget": BUDGET, "tick_steps": 2}
-    return Trial(Run(Setup(law=lognormal_of(seed), **{**setup, **changes})))  # type: ignore[arg-type]
+    return Trial(Run(Setup(length_of=lognormal_of(seed), **{**setup, **changes})))  # type: ignore[arg-type]
 
 
 @lru_cache
@@ -141,7 +141,7 @@ def test_a_run_that_drains_trains_every_length_it_opened_and_what_is_left_otherw
     left = [sample for sample in each.run.alive if not sample.is_finished]
     mean = fmean(flat(each.opened))
     if left:
-        assert fmean(each.run.setup.law(sample.id) for sample in left) > 1.3 * mean
+        assert fmean(each.run.setup.length_of(sample.id) for sample in left) > 1.3 * mean
     while each.run.alive:
         each.step(may_open=False)
     assert sorted(flat(each.trained)) == sorted(flat(each.opened))

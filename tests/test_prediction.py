@@ -23,23 +23,23 @@ from april_rl.tuning.prediction import Comparison, predict
 from april_rl.types import SampleId
 
 COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
-LAW = Lognormal(median_tokens=1000, sigma=0.6, correlation=0.3)
+LENGTH_OF = Lognormal(median_tokens=1000, sigma=0.6, correlation=0.3)
 LONG = Scenario(
     cost=COST,
-    law=LAW,
+    length_of=LENGTH_OF,
     num_groups=12,
     group_size=4,
     max_response_tokens=8192,
     prompt_tokens=200,
     tick_steps=16,
 )
-SHORT = replace(LONG, law=Lognormal(median_tokens=40, sigma=0.6), max_response_tokens=200)
+SHORT = replace(LONG, length_of=Lognormal(median_tokens=40, sigma=0.6), max_response_tokens=200)
 
 
 def lengths_of(scenario: Scenario, *, num_groups: int = 400) -> tuple[tuple[int, ...], ...]:
     limit = scenario.max_response_tokens
     return tuple(
-        tuple(min(limit, scenario.law(SampleId(i, k))) for k in range(scenario.group_size))
+        tuple(min(limit, scenario.length_of(SampleId(i, k))) for k in range(scenario.group_size))
         for i in range(num_groups)
     )
 
@@ -83,9 +83,9 @@ def test_a_scaled_down_scenario_takes_the_same_time(
 
 
 def test_a_small_scenario_is_not_scaled_down() -> None:
-    """Fails when anything but the law changes where nothing is large."""
+    """Fails when anything but the lengths changes where nothing is large."""
     small = scaled_down(SHORT, lengths_of(SHORT))
-    assert replace(small.scenario, law=SHORT.law) == SHORT
+    assert replace(small.scenario, length_of=SHORT.length_of) == SHORT
     assert small.kv_tokens == 1
 
 
@@ -119,7 +119,7 @@ def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str
     comparisons = [
         predict(
             Comparison(
-                scenario=replace(scenario, seed=seed, law=lambda _: 1),
+                scenario=replace(scenario, seed=seed, length_of=lambda _: 1),
                 lengths=lengths_of(scenario),
                 refill=refill,
                 factors=factors,
@@ -138,8 +138,8 @@ def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str
 
 
 def test_unfinished_responses_count_with_the_lengths_they_may_reach() -> None:
-    """An exponential law cut off at random: its mean is found within 8 %. Fails when unfinished
-    samples are left out (-35 %) or taken for finished (-33 %).
+    """An exponential distribution cut off at random: its mean is found within 8 %. Fails when
+    unfinished samples are left out (-35 %) or taken for finished (-33 %).
     """
     rng = np.random.default_rng(1)
     natural, cut = rng.exponential(300, 4000).round(), rng.uniform(0, 900, 4000).round()

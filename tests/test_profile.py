@@ -27,7 +27,9 @@ def profile_of(lengths: np.ndarray, *, truncated: float = 0.0, silent: float = 0
 
 
 def rows_of(profile: Profile) -> list[dict[str, object]]:
-    scenario = Scenario(cost=COST, law=Recorded(groups=profile.lengths), num_groups=8, group_size=4)
+    scenario = Scenario(
+        cost=COST, length_of=Recorded(groups=profile.lengths), num_groups=8, group_size=4
+    )
     return predicted(profile, scenario, refill=True, factors=FACTORS)
 
 

@@ -114,15 +114,15 @@ def test_a_wrong_setting_ends_in_one_message(capsys):
 
 
 def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
-    """Against 200,000 lengths drawn from the same law."""
+    """Against 200,000 lengths drawn from the same distribution."""
     from april_rl.rehearsal.findings import SIGMA
     from april_rl.simulator.length_distributions import Lognormal, median_for
     from april_rl.types import SampleId
 
     config = to_config(compose_overrides([FLAGSHIP, "rehearsal.mean_response_tokens=10000"]))
     median = median_for(10_000, sigma=SIGMA, cap=config.rollout.max_response_tokens)
-    law = Lognormal(median_tokens=median, sigma=SIGMA)
-    drawn = sum(law(SampleId(number, 0)) > 16_384 for number in range(20_000)) / 20_000
+    length_of = Lognormal(median_tokens=median, sigma=SIGMA)
+    drawn = sum(length_of(SampleId(number, 0)) > 16_384 for number in range(20_000)) / 20_000
     assert share_longer_than(16_384, config) == pytest.approx(drawn, abs=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Ledger, slots, serial engines and step statistics, each by itself."""
+"""Ledger, slots, simulated engines and step statistics, each by itself."""
 
 from __future__ import annotations
 
@@ -134,7 +134,9 @@ def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
 
 def test_step_statistics_count_what_the_engines_did():
     """Fails when tokens of the abort, finished samples, resumed or truncated ones are left out."""
-    run = Run(Setup(num_groups=2, alpha=2.0, budget=6, law=lambda s: 3 if s.prompt_id % 2 else 9))
+    run = Run(
+        Setup(num_groups=2, alpha=2.0, budget=6, length_of=lambda s: 3 if s.prompt_id % 2 else 9)
+    )
     generated = finished = 0
     for _ in range(3):
         resumable = sum(sample.num_tokens > 0 and not sample.is_finished for sample in run.alive)

@@ -96,7 +96,7 @@ def test_versions_are_counted_as_the_groups_have_them(reject_every):
     """Fails when a group that becomes ready, is rejected, trained or restored stays counted, or one
     that gets its first token does not move, or versions of the past are kept.
     """
-    setup = Setup(alpha=2.5, law=lognormal(30, 0.9), budget=200, reject_every=reject_every)
+    setup = Setup(alpha=2.5, length_of=lognormal(30, 0.9), budget=200, reject_every=reject_every)
     run = Run(setup)
     seen = set()
     for _ in range(12):
@@ -129,7 +129,7 @@ def _restored(run: Run) -> Run:
 
 def test_the_search_for_cycles_goes_on_after_a_step_also_when_that_fails():
     """Fails when a step leaves it off, or turns on what the user has turned off."""
-    run = Run(Setup(law=constant(5)))
+    run = Run(Setup(length_of=constant(5)))
     inside = []
     run.fakes.each[0].on_step = lambda *_: inside.append(gc.isenabled())
     assert gc.isenabled()

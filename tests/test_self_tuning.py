@@ -99,7 +99,7 @@ def test_auto_works_with_very_few_samples(other: dict[str, object]) -> None:
     """One group, one token, many rejected ones, steps that only train ready groups. Fails when a
     step without ticks is fitted, or a window without finished samples divides by their number.
     """
-    of = scenario(law=lambda sample_id: 1 + sample_id.prompt_id % 3, **other)
+    of = scenario(length_of=lambda sample_id: 1 + sample_id.prompt_id % 3, **other)
     run = tune(of, tuner(of), num_steps=30)
     assert 1 <= min(run.factors) <= max(run.factors) <= 4
     assert not any("failed" in note for note in run.notes)

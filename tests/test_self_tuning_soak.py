@@ -38,10 +38,10 @@ def test_the_best_fixed_factor_is_what_the_table_says(name: str) -> None:
 
 
 def seeded(scenario: Scenario, seed: int) -> Scenario:
-    law = scenario.law
+    length_of = scenario.length_of
     return (
-        replace(scenario, seed=seed, law=replace(law, seed=seed))
-        if isinstance(law, Lognormal)
+        replace(scenario, seed=seed, length_of=replace(length_of, seed=seed))
+        if isinstance(length_of, Lognormal)
         else scenario
     )
 

@@ -27,7 +27,7 @@ from april_rl.tracking.samples_file import SampleRecord, write_samples
 NUM_GROUPS, GROUP_SIZE, BUDGET = 8, 4, 600
 SCENARIO = Scenario(
     cost=EngineCost(step_s=3e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5),
-    law=Lognormal(median_tokens=80, sigma=0.9, correlation=0.3),
+    length_of=Lognormal(median_tokens=80, sigma=0.9, correlation=0.3),
     num_groups=NUM_GROUPS,
     group_size=GROUP_SIZE,
     max_response_tokens=BUDGET,

@@ -15,7 +15,7 @@ from april_rl.rollout.step import StepRules
 from april_rl.simulator.engine_cost import EngineCost
 from april_rl.simulator.in_process import SerialEngines, SingleEngine
 from april_rl.simulator.length_distributions import (
-    Law,
+    LengthDistribution,
     Lognormal,
     Recorded,
     capped_mean,
@@ -30,7 +30,7 @@ COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_toke
 quick = settings(max_examples=40, deadline=None)
 
 
-def by_index(lengths: list[int]) -> Law:
+def by_index(lengths: list[int]) -> LengthDistribution:
     """The length of a sample by its prompt."""
     return lambda sample_id: lengths[sample_id.prompt_id % len(lengths)]
 
@@ -47,7 +47,7 @@ def test_a_synchronous_step_takes_what_the_closed_form_says(lengths, prompt_toke
     """
     scenario = Scenario(
         cost=COST,
-        law=by_index(lengths),
+        length_of=by_index(lengths),
         num_groups=len(lengths),
         group_size=1,
         max_response_tokens=300,
@@ -85,7 +85,7 @@ def test_skipping_from_event_to_event_counts_what_single_steps_count(
 
     def finish(tick_steps: int) -> tuple[object, ...]:
         engine = SimulatedEngine(
-            law=by_index(lengths),
+            length_of=by_index(lengths),
             cost=COST,
             keeps_parked=keeps,
             max_batched_tokens=max_batched_tokens,
@@ -132,7 +132,7 @@ def test_a_long_prefill_shares_its_steps_with_the_samples_that_decode():
     samples a token. Fails when decoding samples wait for a prefill, or it for them.
     """
     engine = SimulatedEngine(
-        law=by_index([12, 24]), cost=COST, keeps_parked=False, max_batched_tokens=11
+        length_of=by_index([12, 24]), cost=COST, keeps_parked=False, max_batched_tokens=11
     )
     first = engine.advance([request(0)], slots=2, max_steps=2)
     assert (first.prefilled_tokens, first.generated_tokens) == (20, 1)
@@ -182,9 +182,11 @@ def test_the_collector_does_on_simulated_engines_what_it_does_on_the_fake_ones()
             found += [(s.id, s.policy_versions) for g in groups for s in g.group.samples]
         return found
 
-    law = Lognormal(median_tokens=15, sigma=0.8)
-    simulated = SimulatedEngine(law=law, cost=COST, keeps_parked=True, max_batched_tokens=10**6)
-    fake = _LooseFake(law=law, budget=60, keeps=True)
+    length_of = Lognormal(median_tokens=15, sigma=0.8)
+    simulated = SimulatedEngine(
+        length_of=length_of, cost=COST, keeps_parked=True, max_batched_tokens=10**6
+    )
+    fake = _LooseFake(length_of=length_of, budget=60, keeps=True)
     assert versions(simulated) == versions(fake)
 
 
@@ -208,8 +210,8 @@ def test_drawn_lengths_follow_their_distribution(correlation):
     """Mean under the cap, deviation and correlation within groups. Fails when samples of a group
     share their whole deviation, or it is added to theirs.
     """
-    law = Lognormal(median_tokens=200, sigma=0.8, correlation=correlation, seed=3)
-    drawn = np.array([[law(SampleId(i, j)) for j in range(2)] for i in range(4000)])
+    length_of = Lognormal(median_tokens=200, sigma=0.8, correlation=correlation, seed=3)
+    drawn = np.array([[length_of(SampleId(i, j)) for j in range(2)] for i in range(4000)])
     logs = np.log(drawn)
     assert np.minimum(drawn, 900).mean() == pytest.approx(capped_mean(200, 0.8, 900), rel=0.03)
     assert logs.std() == pytest.approx(0.8, rel=0.03)
@@ -218,7 +220,7 @@ def test_drawn_lengths_follow_their_distribution(correlation):
 
 def test_recorded_groups_are_drawn_whole():
     """Fails when every sample draws a group of its own."""
-    law = Recorded(groups=((1, 2), (10, 20)), seed=0)
-    pairs = {(law(SampleId(i, 0)), law(SampleId(i, 1))) for i in range(50)}
+    length_of = Recorded(groups=((1, 2), (10, 20)), seed=0)
+    pairs = {(length_of(SampleId(i, 0)), length_of(SampleId(i, 1))) for i in range(50)}
     assert pairs == {(1, 2), (10, 20)}
-    assert {law(SampleId(i, 5)) for i in range(50)} == {1, 2, 10, 20}
+    assert {length_of(SampleId(i, 5)) for i in range(50)} == {1, 2, 10, 20}

@@ -19,7 +19,7 @@ COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_toke
 TAIL = Lognormal(median_tokens=150, sigma=1.0, correlation=0.3)
 SMALL = Scenario(
     cost=COST,
-    law=TAIL,
+    length_of=TAIL,
     num_groups=8,
     group_size=4,
     max_response_tokens=1500,
@@ -80,7 +80,7 @@ def test_simulated_lengths_follow_the_distribution_and_the_budget(
 def test_the_same_seed_gives_the_same_figures_and_another_one_others():
     """Fails when a figure depends on the machine's clock."""
     first, second = run(SMALL, 2.0, refill=True), run(SMALL, 2.0, refill=True)
-    other = run(replace(SMALL, law=replace(TAIL, seed=1), seed=1), 2.0, refill=True)
+    other = run(replace(SMALL, length_of=replace(TAIL, seed=1), seed=1), 2.0, refill=True)
     assert first == second
     assert first != other
 
@@ -91,7 +91,7 @@ def test_over_sampling_gains_with_a_long_tail_and_nothing_without():
     gains = [o.trained_samples_per_s / tail[0].trained_samples_per_s for o in tail]
     assert gains[1] > 1.5
     assert gains[2] > 1.5
-    even = replace(SMALL, law=lambda _: 256, tick_steps=1)
+    even = replace(SMALL, length_of=lambda _: 256, tick_steps=1)
     base, shot = run(even, 1, refill=False), run(even, 2, refill=False)
     # 64 samples together for 256 steps instead of twice 32: what is saved is the weights' reading.
     saved_s = COST.step_s * 256 / 2
@@ -115,7 +115,7 @@ def test_engines_work_side_by_side():
     """Two with half the samples each take the time of one with half of all. Fails when the ticks of
     two engines come one after the other.
     """
-    even = replace(SMALL, law=lambda _: 100, group_size=1, num_groups=8)
+    even = replace(SMALL, length_of=lambda _: 100, group_size=1, num_groups=8)
     two = run(replace(even, num_engines=2), 1, refill=False)
     half = run(replace(even, num_groups=4), 1, refill=False)
     assert two.step_s == pytest.approx(half.step_s)

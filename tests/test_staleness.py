@@ -16,7 +16,7 @@ from april_rl.batch.staleness import comparable, staleness_by_length
 from april_rl.types import Sample, ScoredGroup
 
 quick = settings(max_examples=60, deadline=None)
-PARKING = Setup(num_groups=4, group_size=4, alpha=2.5, budget=80, law=lognormal(12, 0.8))
+PARKING = Setup(num_groups=4, group_size=4, alpha=2.5, budget=80, length_of=lognormal(12, 0.8))
 
 
 def bucket_of(length: int, budget: int) -> str:

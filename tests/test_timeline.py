@@ -29,7 +29,7 @@ def run(factor: float = 2.0) -> list[tuple[Collection, Timeline]]:
     cost = EngineCost(step_s=0.01, sample_s=0.001, context_token_s=0.0, prefill_token_s=0.0)
     scenario = Scenario(
         cost=cost,
-        law=Lognormal(median_tokens=40, sigma=0.8, seed=1),
+        length_of=Lognormal(median_tokens=40, sigma=0.8, seed=1),
         num_groups=GROUPS,
         group_size=SIZE,
         max_response_tokens=400,

@@ -44,7 +44,7 @@ class NoisyCost(EngineCost):
 def scenario(**changes: object) -> Scenario:
     base = Scenario(
         cost=CHEAP_SAMPLES,
-        law=TAIL,
+        length_of=TAIL,
         num_groups=8,
         group_size=4,
         max_response_tokens=1024,
@@ -65,7 +65,7 @@ class SetUp:
     largest: float = 4.0  # α that holds the budgets
 
 
-_NARROW = scenario(law=NARROW, num_groups=16, group_size=2, keeps_parked=True)
+_NARROW = scenario(length_of=NARROW, num_groups=16, group_size=2, keeps_parked=True)
 _NARROW_SPEEDS = {
     1: 0.53,
     1.25: 0.62,
@@ -122,7 +122,7 @@ SET_UPS = {
         },
     ),
     "saturated": SetUp(
-        scenario=scenario(law=one_length, cost=SATURATED),
+        scenario=scenario(length_of=one_length, cost=SATURATED),
         speeds={
             1: 1.0,
             1.25: 0.97,
@@ -157,9 +157,11 @@ SET_UPS = {
 
 def noisy(of: Scenario, *, seed: int) -> Scenario:
     """Return the scenario with another seed, on engines with noisy ticks."""
-    law = replace(of.law, seed=seed) if isinstance(of.law, Lognormal) else of.law
+    length_of = (
+        replace(of.length_of, seed=seed) if isinstance(of.length_of, Lognormal) else of.length_of
+    )
     rng = np.random.default_rng(seed)
-    return replace(of, law=law, seed=seed, cost=NoisyCost(**asdict(of.cost), rng=rng))
+    return replace(of, length_of=length_of, seed=seed, cost=NoisyCost(**asdict(of.cost), rng=rng))
 
 
 def at_once(comparison: Comparison) -> Future[list[Prediction]]:
@@ -179,7 +181,7 @@ def tuner(
     """Return a tuner that gets the settings of the scenario, but not its lengths and cost."""
     settings = replace(
         of,
-        law=one_length,
+        length_of=one_length,
         cost=EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0),
     )
     return AutoFactor(settings, budgets, refill=refill, submit=submit)

@@ -25,7 +25,7 @@ os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "
 
 import torch
 from bench_device import copy_bandwidth, pick_device, timed
-from bench_modes import LengthLaw, Prompts
+from bench_modes import CappedLognormal, Prompts
 from bench_rows import group_of_one, load_config
 from transformers import AutoConfig
 
@@ -92,9 +92,9 @@ def _steps(args: argparse.Namespace, config: TrainConfig, device: torch.device) 
     engine = start_engine(args, slots=slots, tokens=tokens, eager=True)
     worker = _WorkerByHand(config, learner, engine, device)
     prompts = Prompts(_vocabulary(args.model))
-    law = LengthLaw(median_tokens=128, sigma=1.0, max_tokens=args.max_response_tokens)
+    length_of = CappedLognormal(median_tokens=128, sigma=1.0, max_tokens=args.max_response_tokens)
     steps = [
-        worker.step([prompts.take() for _ in range(args.num_groups)], law)
+        worker.step([prompts.take() for _ in range(args.num_groups)], length_of)
         for _ in range(args.steps)
     ]
     return {"steps": steps, "bytes": worker.bytes_sent, "num_tensors": worker.tensors_sent}
@@ -112,11 +112,11 @@ class _WorkerByHand:
         self._packer = build_packer(config, num_ranks=1, hidden_size=hidden_size)
         self.bytes_sent = self.tensors_sent = 0  # in the last sync
 
-    def step(self, prompts: Sequence[Prompt], law: LengthLaw) -> dict[str, float]:
+    def step(self, prompts: Sequence[Prompt], length_of: CappedLognormal) -> dict[str, float]:
         """Return the seconds of every part, the memory freed, and the mismatch."""
         engine, learner = self._engine, self._learner
         started = time.perf_counter()
-        groups = sampled(engine, prompts, law)
+        groups = sampled(engine, prompts, length_of)
         found = {"rollout_s": time.perf_counter() - started}
         rewards = [group.rewards for group in groups]
         advantages = ADVANTAGES[self._config.algorithm.advantage](rewards)
@@ -155,12 +155,16 @@ class _WorkerByHand:
         return 0 if self._device.type == "cpu" else torch.accelerator.get_memory_info()[0]
 
 
-def sampled(engine: VllmEngine, prompts: Sequence[Prompt], law: LengthLaw) -> list[ScoredGroup]:
+def sampled(
+    engine: VllmEngine, prompts: Sequence[Prompt], length_of: CappedLognormal
+) -> list[ScoredGroup]:
     """Return a group for each prompt; half of the rewards are 1, whatever the responses are."""
     ids = [SampleId(prompt.id, i) for prompt in prompts for i in range(GROUP_SIZE)]
     tokens_of = {prompt.id: prompt.token_ids for prompt in prompts}
-    requests = [_request(sample_id, tokens_of[sample_id.prompt_id], law) for sample_id in ids]
-    tick = engine.advance(requests, slots=len(requests), max_steps=law.max_tokens + len(requests))
+    requests = [_request(sample_id, tokens_of[sample_id.prompt_id], length_of) for sample_id in ids]
+    tick = engine.advance(
+        requests, slots=len(requests), max_steps=length_of.max_tokens + len(requests)
+    )
     done = {completion.sample_id: completion for completion in tick.finished}
     rewards = tuple(float(i % 2) for i in range(GROUP_SIZE))
     groups = []
@@ -173,12 +177,14 @@ def sampled(engine: VllmEngine, prompts: Sequence[Prompt], law: LengthLaw) -> li
     return groups
 
 
-def _request(sample_id: SampleId, token_ids: tuple[int, ...], law: LengthLaw) -> Request:
+def _request(
+    sample_id: SampleId, token_ids: tuple[int, ...], length_of: CappedLognormal
+) -> Request:
     return Request(
         sample_id=sample_id,
         prompt_token_ids=token_ids,
         start=0,
-        max_tokens=law(sample_id),
+        max_tokens=length_of(sample_id),
         seed=GROUP_SIZE * sample_id.prompt_id + sample_id.index,
     )
 
@@ -192,13 +198,13 @@ def ticks(args: argparse.Namespace) -> dict[str, Any]:
     )
     start_s = time.perf_counter() - started
     prompts = Prompts(_vocabulary(args.model))
-    law = LengthLaw(median_tokens=tokens, sigma=0.0, max_tokens=tokens)
+    length_of = CappedLognormal(median_tokens=tokens, sigma=0.0, max_tokens=tokens)
     rows = []
     for in_flight in args.in_flight:
         tick_s, abort_s = [], []
         for _ in range(2):  # the first time warms up
             requests = [
-                _request(SampleId(prompt.id, 0), prompt.token_ids, law)
+                _request(SampleId(prompt.id, 0), prompt.token_ids, length_of)
                 for prompt in (prompts.take() for _ in range(in_flight))
             ]
             engine.advance(requests, slots=in_flight, max_steps=TICK_STEPS)  # with the prefill

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from bench_models import SIZES, write_random_model
-from bench_modes import LengthLaw
+from bench_modes import CappedLognormal
 from bench_rows import Work, group_of_one, load_config, make_rows
 from rich.console import Console
 from rich.progress import track
@@ -33,7 +33,7 @@ _WORK = Work(
     num_groups=1,
     group_size=2,
     prompt_tokens=8,
-    law=LengthLaw(median_tokens=16, sigma=0.5, max_tokens=32),
+    length_of=CappedLognormal(median_tokens=16, sigma=0.5, max_tokens=32),
 )
 
 

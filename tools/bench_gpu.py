@@ -42,7 +42,7 @@ from bench_logprobs import METHODS, Size, cost
 from bench_loops import packed_loop
 from bench_memory import PeakMemory, in_fresh_process
 from bench_models import SIZES, ModelSize, write_random_model
-from bench_modes import LengthLaw
+from bench_modes import CappedLognormal
 from bench_rows import Work, group_of_one, load_config, make_rows, num_tokens
 
 from april_rl.batch.packing import MicroBatch
@@ -155,7 +155,7 @@ def _work(args: argparse.Namespace) -> Work:
         num_groups=args.num_groups,
         group_size=8,
         prompt_tokens=args.prompt_tokens,
-        law=LengthLaw.of(args),
+        length_of=CappedLognormal.of(args),
     )
 
 

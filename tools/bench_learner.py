@@ -24,7 +24,7 @@ import torch
 from bench_loops import Outcome, packed_loop, padded_loop
 from bench_memory import PeakMemory, in_fresh_process
 from bench_models import SIZES, write_random_model
-from bench_modes import LengthLaw
+from bench_modes import CappedLognormal
 from bench_rows import (
     Work,
     group_of_one,
@@ -81,7 +81,7 @@ def bench_learner(args: argparse.Namespace) -> list[dict[str, Any]]:
         for name in args.sizes:
             write_random_model(Path(folder) / name, SIZES[name])
             rows += _bench_size(args, name, Path(folder) / name)
-    _show(rows, LengthLaw.of(args))
+    _show(rows, CappedLognormal.of(args))
     return rows
 
 
@@ -97,7 +97,7 @@ def _bench_size(args: argparse.Namespace, name: str, folder: Path) -> list[dict[
         num_groups=args.num_groups,
         group_size=args.group_size,
         prompt_tokens=args.prompt_tokens,
-        law=LengthLaw.of(args),
+        length_of=CappedLognormal.of(args),
     )
     size = SIZES[name]
     rows = make_rows(
@@ -185,10 +185,10 @@ def row_of(
     }
 
 
-def _show(rows: Sequence[dict[str, Any]], law: LengthLaw) -> None:
+def _show(rows: Sequence[dict[str, Any]], length_of: CappedLognormal) -> None:
     table = Table(
         title=f"one update, medians of rounds; response tokens lognormal, median "
-        f"{law.median_tokens:g}, sigma {law.sigma:g}, at most {law.max_tokens}"
+        f"{length_of.median_tokens:g}, sigma {length_of.sigma:g}, at most {length_of.max_tokens}"
     )
     heads = ("size", "mode", "tokens", "update", "tokens/s (min-max)", "÷ plain", "peak")
     for head in heads:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench_modes import KeepingEngine, LawfulEngine, LengthLaw, Prompts, Slice
+from bench_modes import CappedLognormal, DrawnLengthsEngine, KeepingEngine, Prompts, Slice
 
 from april_rl.rollout.requests import request_seed
 from april_rl.ticks import Completions, Tick
@@ -29,7 +29,7 @@ class Limit:
     def __init__(self, args: argparse.Namespace, engine: KeepingEngine, *, factor: float) -> None:
         """Samples in flight are put back from round to round."""
         self.factor = factor
-        self._engine = LawfulEngine(engine, LengthLaw.of(args), keeps=False)
+        self._engine = DrawnLengthsEngine(engine, CappedLognormal.of(args), keeps=False)
         self._args = args
         self._slots = round(factor * args.num_groups * args.group_size)
         self._prompts, self._held = Prompts(90), deque[Sample]()

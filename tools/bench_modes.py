@@ -28,7 +28,7 @@ NO_SIGNAL_FRAC = 0.5  # of the groups, which the filtered modes reject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LengthLaw:
+class CappedLognormal:
     """Lognormal distribution of response lengths; a length is a function of the sample's id."""
 
     median_tokens: float
@@ -64,20 +64,20 @@ class KeepingEngine(SingleEngine, Protocol):
         """Release the state of parked samples."""
 
 
-class LawfulEngine:
+class DrawnLengthsEngine:
     """An engine whose responses end at the length that the distribution gives."""
 
-    def __init__(self, engine: KeepingEngine, law: LengthLaw, *, keeps: bool) -> None:
+    def __init__(self, engine: KeepingEngine, length_of: CappedLognormal, *, keeps: bool) -> None:
         """`engine` must not end responses by itself; with `keeps`, parked samples continue without
         a prefill.
         """
-        self._engine, self._law, self._keeps = engine, law, keeps
+        self._engine, self._length_of, self._keeps = engine, length_of, keeps
         self._versions: dict[int, int] = {}  # of the engine, which has many modes, and of this one
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Run a tick of the engine."""
-        lawful = [r._replace(max_tokens=self._law(r.sample_id) - r.start) for r in submit]
-        tick = self._engine.advance(lawful, slots=slots, max_steps=max_steps)
+        capped = [r._replace(max_tokens=self._length_of(r.sample_id) - r.start) for r in submit]
+        tick = self._engine.advance(capped, slots=slots, max_steps=max_steps)
         return replace(tick, finished=Completions(map(self._as_mode, tick.finished)))
 
     def abort(self) -> Completions:
@@ -172,8 +172,8 @@ class CollectorMode:
         self.is_auto = is_auto
         self.notes: list[str] = []  # why α changed
         self._over_sampling = over_sampling
-        law = LengthLaw.of(args)
-        self._engine = LawfulEngine(engine, law, keeps=keeps)
+        length_of = CappedLognormal.of(args)
+        self._engine = DrawnLengthsEngine(engine, length_of, keeps=keeps)
         self._needed = args.num_groups * args.group_size
         self._version = 0
         self._collector = Collector(

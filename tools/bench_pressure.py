@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench_modes import LengthLaw
+from bench_modes import CappedLognormal
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -56,9 +56,9 @@ class _Run(NamedTuple):
 
 def bench_pressure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure every engine, print the table; returns its rows."""
-    law = LengthLaw.of(args)
+    length_of = CappedLognormal.of(args)
     samples = [SampleId(i, 0) for i in range(args.samples)]
-    mean_tokens = _PROMPT_TOKENS + sum(map(law, samples)) / len(samples)
+    mean_tokens = _PROMPT_TOKENS + sum(map(length_of, samples)) / len(samples)
     kinds = [(share, headroom, False) for share in (args.cache,) for headroom in HEADROOMS]
     kinds += [(4.0, 0.1, False), (4.0, 0.1, True)]  # enough for everything
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def bench_pressure(args: argparse.Namespace) -> list[dict[str, Any]]:
         turns = [i for _ in range(args.rounds + 1) for i in range(len(engines))]
         runs: list[list[_Run]] = [[] for _ in engines]
         for i in track(turns, description="measuring"):
-            runs[i].append(_run(engines[i], samples, law))
+            runs[i].append(_run(engines[i], samples, length_of))
     rows = [
         {
             "cache": share,
@@ -114,14 +114,14 @@ def _engine(
     )
 
 
-def _run(engine: VllmEngine, samples: list[SampleId], law: LengthLaw) -> _Run:
+def _run(engine: VllmEngine, samples: list[SampleId], length_of: CappedLognormal) -> _Run:
     """Finish all samples, as many at a time as the slots and the cache allow."""
     requests = [
         Request(
             sample_id=sample_id,
             prompt_token_ids=tuple(3 + (sample_id.prompt_id * 13 + j) % 90 for j in range(16)),
             start=0,
-            max_tokens=law(sample_id),
+            max_tokens=length_of(sample_id),
             seed=sample_id.prompt_id,
         )
         for sample_id in samples

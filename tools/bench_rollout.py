@@ -1,11 +1,11 @@
 """How fast samples are finished: synchronous, one-shot and refill at several over-sampling factors,
 and the limit.
 
-The real collector drives the real engine in this process. Response lengths follow a lognormal law:
-a sample's length is drawn from its id, so every mode is given the same work. Modes take turns in
-rounds, because the machine's speed drifts, and the table shows medians over rounds with the
-smallest and the largest value. The *limit* is an engine that is never short of work and never
-aborted, with the same number of samples in flight.
+The real collector drives the real engine in this process. Response lengths follow a lognormal
+distribution: a sample's length is drawn from its id, so every mode is given the same work. Modes
+take turns in rounds, because the machine's speed drifts, and the table shows medians over rounds
+with the smallest and the largest value. The *limit* is an engine that is never short of work and
+never aborted, with the same number of samples in flight.
 
 Without `--full` there is one over-sampling factor and no filter: what the README shows, in minutes.
 """
@@ -28,9 +28,9 @@ from bench_limit import Limit
 from bench_modes import (
     NO_SIGNAL_FRAC,
     PROMPT_TOKENS,
+    CappedLognormal,
     CollectorMode,
     KeepingEngine,
-    LengthLaw,
     Slice,
 )
 from bench_rollout_plan import Planned, factors_of, planned_modes, warmup_steps
@@ -69,7 +69,7 @@ def bench_rollout(args: argparse.Namespace) -> list[dict[str, object]]:
     warmups = [warmup_steps(args, each) for each in planned]
     add_simulated(rows, args, dict(zip(modes, warmups, strict=True)), slices)
     notes = [f"auto: {n}" for m in modes if isinstance(m, CollectorMode) for n in m.notes]
-    show(rows, LengthLaw.of(args), notes)
+    show(rows, CappedLognormal.of(args), notes)
     return rows
 
 
@@ -94,7 +94,7 @@ def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
     """rollout.over_sampling_factor=auto, which simulates between two steps: this is not timed."""
     settings = Scenario(
         cost=EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0),
-        law=LengthLaw.of(args),
+        length_of=CappedLognormal.of(args),
         num_groups=args.num_groups,
         group_size=args.group_size,
         max_response_tokens=args.max_response_tokens,
@@ -153,7 +153,7 @@ def add_simulated(
             continue
         scenario = Scenario(
             cost=cost,
-            law=LengthLaw.of(args),
+            length_of=CappedLognormal.of(args),
             num_groups=args.num_groups,
             group_size=args.group_size,
             max_response_tokens=args.max_response_tokens,

@@ -1,8 +1,8 @@
 """Packed rows of random samples as a run would train them, and a learner to train them with.
 
 Settings are those of a recipe, taken through the same builders as in a run. Response lengths follow
-a lognormal law. Behaviour log-probabilities are the learner's own, somewhat off, as an engine's
-are; the learning rate is next to nothing, so that they stay so over many updates.
+a lognormal distribution. Behaviour log-probabilities are the learner's own, somewhat off, as an
+engine's are; the learning rate is next to nothing, so that they stay so over many updates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from bench_modes import LengthLaw
+from bench_modes import CappedLognormal
 from hydra import compose, initialize_config_dir
 
 from april_rl.algorithm.advantages import ADVANTAGES
@@ -38,7 +38,7 @@ class Work:
     num_groups: int
     group_size: int
     prompt_tokens: int
-    law: LengthLaw  # of responses
+    length_of: CappedLognormal  # of responses
 
 
 def load_config(folder: Path, *overrides: str) -> TrainConfig:
@@ -98,7 +98,7 @@ def _group(number: int, work: Work, vocabulary: int) -> ScoredGroup:
         source=f"random:{number}",
     )
     samples = [Sample(prompt=prompt, index=i) for i in range(work.group_size)]
-    finished = tuple(s.extended(_completion(tokens(work.law(s.id)), s.id)) for s in samples)
+    finished = tuple(s.extended(_completion(tokens(work.length_of(s.id)), s.id)) for s in samples)
     rewards = tuple(float(i < work.group_size // 2) for i in range(work.group_size))
     return ScoredGroup(group=Group(prompt=prompt, samples=finished), rewards=rewards)
 

@@ -134,7 +134,7 @@ def simulated_engine(args: argparse.Namespace, number: int) -> SimulatedEngine:
     step_s = factor / args.tokens_per_s
     median = median_for(args.mean_tokens, sigma=args.sigma, cap=args.max_tokens)
     return SimulatedEngine(
-        law=Lognormal(median_tokens=median, sigma=args.sigma),
+        length_of=Lognormal(median_tokens=median, sigma=args.sigma),
         cost=EngineCost(step_s=step_s, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0),
         keeps_parked=False,
         max_batched_tokens=_MAX_BATCHED_TOKENS,

@@ -7,16 +7,16 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from bench_modes import NO_SIGNAL_FRAC, LengthLaw
+from bench_modes import NO_SIGNAL_FRAC, CappedLognormal
 from rich.console import Console
 from rich.table import Table
 
 from april_rl.types import SampleId
 
 
-def show(rows: Sequence[dict[str, Any]], law: LengthLaw, notes: Sequence[str]) -> None:
+def show(rows: Sequence[dict[str, Any]], length_of: CappedLognormal, notes: Sequence[str]) -> None:
     """Print the table, the main ratios, and other notes."""
-    lengths = [law(SampleId(i, j)) for i in range(500) for j in range(8)]
+    lengths = [length_of(SampleId(i, j)) for i in range(500) for j in range(8)]
     p50, p99 = np.percentile(lengths, (50, 99))
     table = Table(
         title=f"finished samples per second, medians of rounds; response tokens: mean "

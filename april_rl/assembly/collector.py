@@ -13,7 +13,7 @@ from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines, PromptSource, Scorer
 from april_rl.rollout.step import StepRules
 from april_rl.simulator.engine_cost import EngineCost
-from april_rl.simulator.length_distributions import Law, Lognormal
+from april_rl.simulator.length_distributions import LengthDistribution, Lognormal
 from april_rl.simulator.simulation import Scenario
 from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor
 from april_rl.tuning.process import SimulationProcess
@@ -92,14 +92,16 @@ def build_collector(
     )
 
 
-def scenario_of(config: TrainConfig, *, num_engines: int, cost: EngineCost, law: Law) -> Scenario:
+def scenario_of(
+    config: TrainConfig, *, num_engines: int, cost: EngineCost, length_of: LengthDistribution
+) -> Scenario:
     """Return the run as a scenario to simulate, with the engine cost and length distribution
     given.
     """
     rollout = config.rollout
     return Scenario(
         cost=cost,
-        law=law,
+        length_of=length_of,
         num_groups=config.trainer.num_groups,
         group_size=rollout.group_size,
         max_response_tokens=rollout.max_response_tokens,
@@ -128,7 +130,7 @@ def _over_sampling(
             config,
             num_engines=num_engines,
             cost=unknown,
-            law=Lognormal(median_tokens=1.0, sigma=0.0),
+            length_of=Lognormal(median_tokens=1.0, sigma=0.0),
         ),
         Budgets(max_off_policy_frac=rollout.max_off_policy_frac, kv_cache_tokens=kv_cache_tokens),
         refill=rollout.refill,

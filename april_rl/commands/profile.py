@@ -207,7 +207,7 @@ def _show(
     except ValueError as error:
         raise RunError(f"too little was generated ({error}): raise --prompts") from error
     scenario = scenario_of(
-        config, num_engines=num_engines, cost=cost, law=Recorded(groups=profile.lengths)
+        config, num_engines=num_engines, cost=cost, length_of=Recorded(groups=profile.lengths)
     )
     scenario = replace(
         scenario,

@@ -144,15 +144,15 @@ def _source(options: argparse.Namespace) -> Source:
             "--mean-tokens, --sigma and --correlation have no effect with --run, which uses the "
             "run's recorded lengths; remove them"
         )
-    scenario = replace(scenario, law=_law(options, scenario))
+    scenario = replace(scenario, length_of=_length_of(options, scenario))
     refill = source.refill if options.refill is None else options.refill
     return replace(source, scenario=scenario, refill=refill)
 
 
-def _law(options: argparse.Namespace, scenario: Scenario) -> Lognormal | Recorded:
+def _length_of(options: argparse.Namespace, scenario: Scenario) -> Lognormal | Recorded:
     """Return the length distribution with the scenario's seed and budget."""
-    if isinstance(scenario.law, Recorded):
-        return replace(scenario.law, seed=scenario.seed)
+    if isinstance(scenario.length_of, Recorded):
+        return replace(scenario.length_of, seed=scenario.seed)
     sigma = 0.8 if options.sigma is None else options.sigma
     correlation = 0.3 if options.correlation is None else options.correlation
     if sigma < 0 or not 0 <= correlation <= 1:
@@ -164,9 +164,9 @@ def _law(options: argparse.Namespace, scenario: Scenario) -> Lognormal | Recorde
 
 def _preset(options: argparse.Namespace) -> Source:
     preset = PRESETS[options.preset]
-    placeholder = Lognormal(median_tokens=1.0, sigma=0.0)  # `_law` knows the final budget
+    placeholder = Lognormal(median_tokens=1.0, sigma=0.0)  # `_length_of` knows the final budget
     return Source(
-        scenario=Scenario(cost=preset.cost, law=placeholder, num_engines=8, tick_steps=32),
+        scenario=Scenario(cost=preset.cost, length_of=placeholder, num_engines=8, tick_steps=32),
         refill=True,
         title=options.preset,
         kv_bytes_per_token=preset.kv_bytes_per_token,
@@ -183,7 +183,7 @@ def _recorded(run_dir: Path) -> Source:
         config,
         num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
         cost=recorded.cost,
-        law=Recorded(groups=recorded.lengths),
+        length_of=Recorded(groups=recorded.lengths),
     )
     return Source(
         scenario=replace(

@@ -131,7 +131,7 @@ def _scenario(config: TrainConfig, facts: ModelFacts) -> Scenario:
     ).cost
     return Scenario(
         cost=cost,
-        law=Lognormal(median_tokens=median, sigma=SIGMA, correlation=_CORRELATION),
+        length_of=Lognormal(median_tokens=median, sigma=SIGMA, correlation=_CORRELATION),
         num_groups=config.trainer.num_groups,
         group_size=rollout.group_size,
         max_response_tokens=budget,

@@ -104,7 +104,7 @@ def _scenario(run: RunFiles, recorded: RecordedRun) -> Scenario:
         tick_steps = auto_tick_steps(num_engines=num_engines, max_response_tokens=budget)
     return Scenario(
         cost=recorded.cost,
-        law=Recorded(groups=recorded.lengths),
+        length_of=Recorded(groups=recorded.lengths),
         num_groups=int(run.number("trainer.num_groups", 1)),
         group_size=int(run.number("rollout.group_size", 1)),
         max_response_tokens=budget,

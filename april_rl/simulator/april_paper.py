@@ -2,7 +2,7 @@
 
 Set-up of the paper: 8 GPUs, 32 prompts x 8 samples, α = 2, responses of at most 16,384 tokens,
 rollout throughput over the synchronous loop. It gives neither lengths nor hardware in a form that
-could be entered here, so the laws below are assumptions.
+could be entered here, so the distributions below are assumptions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PaperCase:
         median = median_for(self.mean_tokens, sigma=_SIGMA, cap=MAX_RESPONSE_TOKENS)
         return Scenario(
             cost=preset.cost,
-            law=Lognormal(median_tokens=median, sigma=_SIGMA, correlation=_CORRELATION),
+            length_of=Lognormal(median_tokens=median, sigma=_SIGMA, correlation=_CORRELATION),
             num_groups=4 * self.num_engines,
             num_engines=self.num_engines,
             max_response_tokens=MAX_RESPONSE_TOKENS,

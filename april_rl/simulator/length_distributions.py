@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 from april_rl.types import SampleId
 
-Law = Callable[[SampleId], int]
+LengthDistribution = Callable[[SampleId], int]
 
 _NORMAL = NormalDist()
 _HALVINGS = 60  # of an interval of logarithms: to the last bit

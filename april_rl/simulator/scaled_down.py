@@ -44,7 +44,7 @@ def scaled_down(real: Scenario, lengths: Sequence[Sequence[int]]) -> ScaledDown:
             context_token_s=tokens**2 * samples * real.cost.context_token_s,
             prefill_token_s=tokens * samples * real.cost.prefill_token_s,
         ),
-        law=Recorded(groups=groups, seed=real.seed),
+        length_of=Recorded(groups=groups, seed=real.seed),
         num_groups=num_groups,
         max_response_tokens=math.ceil(real.max_response_tokens / tokens),
         prompt_tokens=max(1, round(real.prompt_tokens / tokens)),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from april_rl.simulator.engine_cost import EngineCost
-from april_rl.simulator.length_distributions import Law
+from april_rl.simulator.length_distributions import LengthDistribution
 from april_rl.ticks import Completions, Tick, TickCounts
 from april_rl.types import Completion, FinishReason, Request, SampleId
 
@@ -44,12 +44,12 @@ class _Kept:
 
 
 class SimulatedEngine:
-    """A `serial.SingleEngine` whose samples end where the law, or their budget, says so."""
+    """A `SingleEngine` whose samples end at the length of the distribution or at their budget."""
 
     def __init__(
         self,
         *,
-        law: Law,
+        length_of: LengthDistribution,
         cost: EngineCost,
         keeps_parked: bool,
         max_batched_tokens: int,
@@ -58,7 +58,7 @@ class SimulatedEngine:
         """`keeps_parked`: aborted samples keep their KV cache; `max_batched_tokens` of one engine
         step, where each sample that has its prefill takes one.
         """
-        self._law, self._cost = law, cost
+        self._length_of, self._cost = length_of, cost
         self._keeps_parked, self._max_batched_tokens = keeps_parked, max_batched_tokens
         self._block_tokens = block_tokens
         self._policy_version = 0
@@ -153,7 +153,7 @@ class SimulatedEngine:
             self._admit(request, kept if kept and kept.start == request.start else None)
 
     def _admit(self, request: Request, kept: _Kept | None) -> None:
-        natural, budget = self._law(request.sample_id), request.start + request.max_tokens
+        natural, budget = self._length_of(request.sample_id), request.start + request.max_tokens
         running = _Running(
             request=request,
             order=self._order,

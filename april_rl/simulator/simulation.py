@@ -14,7 +14,7 @@ from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.step import StepRules
 from april_rl.simulator.engine_cost import EngineCost
-from april_rl.simulator.length_distributions import Law
+from april_rl.simulator.length_distributions import LengthDistribution
 from april_rl.simulator.simulated_engine import BLOCK_TOKENS, SimulatedEngine
 from april_rl.simulator.world import (
     DelayedScorer,
@@ -33,7 +33,7 @@ class Scenario:
     """The work and the machine, which stay the same while over-sampling factors are compared."""
 
     cost: EngineCost
-    law: Law
+    length_of: LengthDistribution
     num_groups: int = 32  # N
     group_size: int = 8  # G
     max_response_tokens: int = 16384
@@ -226,7 +226,7 @@ class _Run:
         self._scenario, self._clock = scenario, VirtualClock()
         self._engines = [
             SimulatedEngine(
-                law=scenario.law,
+                length_of=scenario.length_of,
                 cost=scenario.cost,
                 keeps_parked=scenario.keeps_parked,
                 max_batched_tokens=scenario.max_batched_tokens,
