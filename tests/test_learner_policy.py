@@ -173,9 +173,15 @@ def test_an_export_in_several_files_has_an_index_that_loads(path, tmp_path):
         assert torch.equal(parameter, weights[name]), name
 
 
-def test_an_export_never_overwrites(path, tmp_path):
-    with pytest.raises(FileExistsError, match="never overwritten"):
-        make_learner(path).export(tmp_path)
+def test_an_export_replaces_an_earlier_one_whole(path, tmp_path):
+    """Fails when files of the earlier one stay, or its folder under another name."""
+    target = tmp_path / "step_2"
+    target.mkdir()
+    (target / "model-00001-of-00002.safetensors").write_text("of an earlier life")
+    make_learner(path).export(target)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_2"]
+    assert not (target / "model-00001-of-00002.safetensors").exists()
+    AutoModelForCausalLM.from_pretrained(target)
 
 
 def test_files_of_an_export_stay_below_their_size_unless_one_tensor_is_larger():

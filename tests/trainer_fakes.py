@@ -43,7 +43,7 @@ class FakeWorkers:
 
     def export(self, path: Path) -> None:
         self.exports.append((path.name, rows_of(self._run_dir)[-1]))
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
 
 
 class FakeTokenizer:

@@ -1,17 +1,18 @@
-"""Three whole runs of two workers each, side by side, and what they left."""
+"""Whole runs of two workers each, and what they left."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from command_line import command, run, run_until_killed, write_task
+from command_line import command, run, write_task
 from equal_runs import SETTINGS
 
 TWO_WORKERS = ("runtime.num_workers=2", "evaluation.max_prompts=2")
-# Two engines, twice the same: DAPO with a reference and two optimizer steps a batch.
+# Two engines, in two runs: DAPO with a reference and two optimizer steps a batch.
 DATA_PARALLEL = (
     *TWO_WORKERS,
     *SETTINGS,
@@ -23,6 +24,7 @@ DATA_PARALLEL = (
     "learner.offload=all",
     "checkpoint.every_steps=2",
     "checkpoint.export_every_steps=2",
+    "checkpoint.keep_last=3",
     "tracking.wandb=offline",
 )
 # One engine of two workers: GSPO on adapters, with an over-sampling factor that is learned, a low
@@ -62,11 +64,11 @@ class TwoWorkers:
 
 
 def run_two_workers(folder: Path) -> TwoWorkers:
-    """Run them side by side: none may take what the others have of sockets and shared memory, and
-    each disturbs the others' clocks.
+    """Run two side by side: neither may take what the other has of sockets and shared memory, and
+    each disturbs the other's clock. The first run's environment names a cluster elsewhere.
 
-    The first run's environment names a cluster elsewhere. The second is killed in its fourth step,
-    or soon after, and goes on from the second or fourth.
+    The second run goes on from what the first would have left if it had been killed in its fifth
+    step: from the checkpoint of the second.
     """
     task, here = write_task(folder), Path(__file__).parent
     variables = {
@@ -76,24 +78,33 @@ def run_two_workers(folder: Path) -> TwoWorkers:
     }
     before = set(Path("/dev/shm").iterdir())
 
-    def killed_and_resumed() -> subprocess.CompletedProcess[str]:
-        second = command(task, folder / "second", *DATA_PARALLEL)
-        run_until_killed(second, folder, lambda: has_row(folder / "second", step=3))
-        return run([*second, "resume=auto"], folder)
+    def first() -> subprocess.CompletedProcess[str]:
+        return run(command(task, folder / "first", *DATA_PARALLEL), folder, **variables)
+
+    def together() -> subprocess.CompletedProcess[str]:
+        return run(command(task, folder / "together", *TENSOR_PARALLEL), folder)
 
     with ThreadPoolExecutor() as threads:
-        ended = {
-            "first": threads.submit(
-                run, command(task, folder / "first", *DATA_PARALLEL), folder, **variables
-            ),
-            "second": threads.submit(killed_and_resumed),
-            "together": threads.submit(
-                run, command(task, folder / "together", *TENSOR_PARALLEL), folder
-            ),
-        }
-        done = {name: future.result() for name, future in ended.items()}
+        futures = {"first": threads.submit(first), "together": threads.submit(together)}
+        done = {name: future.result() for name, future in futures.items()}
+    assert done["first"].returncode == 0, done["first"].stderr[-3000:]
+    copy_as_killed(folder / "first", folder / "second")
+    second = command(task, folder / "second", *DATA_PARALLEL, "resume=auto")
+    done["second"] = run(second, folder)
     left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
     return TwoWorkers(folder=folder, done=done, shared_memory=left)
+
+
+def copy_as_killed(run_dir: Path, copy: Path) -> None:
+    """Copy what the run would have left if it had been killed after the row of its fifth step, with
+    the disk so slow that the fourth step's checkpoint was not complete.
+    """
+    late = ("report.html", "leftover.jsonl", "step_5", "eval_*_step_5.jsonl")
+    shutil.copytree(run_dir, copy, symlinks=True, ignore=shutil.ignore_patterns(*late))
+    saved = copy / "checkpoints"
+    (saved / "latest").write_text("step_2\n")
+    (saved / "step_4" / "manifest.json").unlink()
+    (saved / "step_4").rename(saved / ".step_4.partial")
 
 
 def has_row(run_dir: Path, *, step: int) -> bool:

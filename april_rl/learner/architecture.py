@@ -82,8 +82,8 @@ def _check(causal_lm: PreTrainedModel) -> None:
     reason = next(_objections(causal_lm), None)
     if reason is not None:
         raise UnsupportedModelError(
-            f"model.path: model_type {causal_lm.config.model_type} (supported ones are in "
-            f"docs/models.md) is not supported: {reason}"
+            f"model.path: model_type {causal_lm.config.model_type} is not supported: {reason}; "
+            "docs/models.md lists the supported ones"
         )
 
 
@@ -154,9 +154,9 @@ def logit_shape(causal_lm: PreTrainedModel) -> LogitShape:
         torch.testing.assert_close(logits, shape.of(products.clone()), rtol=1e-5, atol=1e-8)
     except (*_CODE_ERRORS, AssertionError) as error:
         raise UnsupportedModelError(
-            f"model.path: model_type {causal_lm.config.model_type} (supported ones are in "
-            f"docs/models.md) is not supported: it transforms its logits by "
-            f"more than a scale or a soft cap ({type(error).__name__})"
+            f"model.path: model_type {causal_lm.config.model_type} is not supported: it transforms "
+            f"its logits by more than a scale or a soft cap ({type(error).__name__}); "
+            "docs/models.md lists the supported ones"
         ) from error
     return shape
 

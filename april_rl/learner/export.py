@@ -53,20 +53,16 @@ def export(
     `weights` in order; all of them have `dtype`. `max_bytes` bounds a file. `also` may write more
     files into the folder it gets.
 
-    The folder appears whole or not at all. Raises FileExistsError when `target` exists.
+    The folder appears whole or not at all. A folder that is there already is replaced once the new
+    one is complete: a resumed run exports again what it had exported after its checkpoint.
     """
-    if target.exists():
-        raise FileExistsError(
-            f"{target} exists already and is never overwritten; remove it or choose another folder"
-        )
-    dist.barrier()  # every rank has checked before rank 0 creates the folder
     files = plan_shards([dtype.itemsize * shape.numel() for shape in shapes], max_bytes=max_bytes)
     if dist.get_rank() == 0:
         partial = _write(weights, files=files, source=source, target=target)
         _describe(partial, source=source, dtype=dtype)
         if also is not None:
             also(partial)
-        os.rename(partial, target)
+        _put(partial, target)
     else:
         for _ in weights:
             pass
@@ -85,6 +81,16 @@ def _write(
         if file.suffix in _COPIED and file.name not in _WRITTEN:
             shutil.copyfile(file, partial / file.name)
     return partial
+
+
+def _put(partial: Path, target: Path) -> None:
+    """Give a complete folder its name, in the place of what has it."""
+    replaced = target.with_name(f".{target.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if target.exists():
+        os.rename(target, replaced)
+    os.rename(partial, target)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _describe(folder: Path, *, source: Path, dtype: torch.dtype) -> None:

@@ -184,7 +184,7 @@ class Learner:
         """Write weights, config and tokenizer as the Hugging Face folder `path`.
 
         Adapters are merged, and also written alone into the subfolder `adapter`. A collective; rank
-        0 writes. The folder appears whole or not at all. Raises FileExistsError when `path` exists.
+        0 writes. The folder appears whole or not at all, and replaces one that is there.
         """
         self._policy.reshard_all()
         export(

@@ -19,7 +19,7 @@ from april_rl.config.task import (
 )
 
 _GROUPS, _GROUP_SIZE, _STEPS, _RESPONSE_TOKENS = 4, 4, 2, 48
-_HELD_OUT_PROMPTS, _HELD_OUT_SAMPLES, _HELD_OUT_TOKENS = 4, 2, 32
+_HELD_OUT_PROMPTS, _HELD_OUT_SAMPLES, _HELD_OUT_TOKENS = 2, 2, 16
 # A random model answers nothing right. So that rewards differ, and filter, advantages and update
 # have something to work on, a second function adds noise.
 NOISE = "april_rl.rehearsal.noise:even_sum"

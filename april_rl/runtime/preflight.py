@@ -193,7 +193,8 @@ def model_facts(model_path: str) -> ModelFacts:
     except (AttributeError, TypeError, ValueError) as error:
         raise PreflightError(
             f"model.path={model_path}: model_type {config.model_type} is not supported: its "
-            f"config.json lacks the sizes of a decoder ({error})"
+            f"config.json lacks the sizes of a decoder ({error}); docs/models.md lists the "
+            "supported ones"
         ) from error
 
 
