@@ -89,6 +89,7 @@ class Tick:
     elapsed_s: float
     preempted_samples: int = 0  # times a running request lost its KV cache to another
     preempted_tokens: int = 0  # tokens whose KV cache was lost by that
+    kv_cache_frac: float = 0.0  # largest share of the KV cache in use
     failed_attempts: int = 0  # requests that went wrong, and were tried again or given up
 
 
@@ -103,4 +104,5 @@ class TickCounts:
     prefilled_tokens: int = 0
     preempted_samples: int = 0
     preempted_tokens: int = 0
+    kv_cache_frac: float = 0.0
     failed_attempts: int = 0

@@ -26,7 +26,9 @@ from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.timeline import timeline_of
+from april_rl.runtime.memory.usage import controller_memory
 from april_rl.simulator.engine_cost import engine_metrics
+from april_rl.step_profiler import StepProfiler
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase
 from april_rl.types import ScoredGroup
@@ -70,6 +72,7 @@ class Trainer:
             self.collector, self.workers = self._parts.collector, self._parts.workers
             self.packer, self.tracker = self._parts.packer, self._parts.tracker
             self._checkpointer = self._parts.checkpointer
+            self._profiler = StepProfiler(config.profiler, self.workers, self.tracker, run_dir)
             self._updates = Updates(self.workers, config, run_dir, tell=self.tracker.message)
             if resumed is not None:
                 self._restore(resumed)
@@ -107,7 +110,8 @@ class Trainer:
         for step in range(self._version + 1, self._config.trainer.num_steps + 1):
             self._interrupts.check()
             started = time.perf_counter()
-            metrics = self.step()
+            with self._profiler.step(step):
+                metrics = self.step()
             if metrics is None:
                 self._end_before(step)
                 break
@@ -186,6 +190,7 @@ class Trainer:
                 "time/rollout_s": Sum(collection.stats.time_s),
                 "time/score_s": Sum(collection.stats.score_s),
                 **sync,
+                **controller_memory(),
             }
         )
 

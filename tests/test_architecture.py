@@ -38,7 +38,7 @@ LAYERS = (  # the floors, lowest first
     {"tuning", "report"},
     {"data", "rewards", "engine", "learner", "evaluation", "tiny"},
     {"runtime"},
-    {"assembly", "updates"},
+    {"assembly", "updates", "step_profiler"},
     {"trainer", "restarts"},
     {"rehearsal"},
     {"train", "commands", "sweep_end"},

@@ -37,7 +37,16 @@ def test_every_panel_shows_metrics_that_are_described():
 
 def test_the_sections_are_those_of_a_step():
     names = [section["name"] for section in sections_of(run_dashboard)]
-    assert names == ["overview", "rollout", "staleness", "learning", "time", "ledger", "engines"]
+    assert names == [
+        "overview",
+        "rollout",
+        "staleness",
+        "learning",
+        "time",
+        "ledger",
+        "engines",
+        "memory",
+    ]
 
 
 def sections_of(build) -> list[dict]:

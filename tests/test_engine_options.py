@@ -204,6 +204,7 @@ def test_speculative_tokens_have_the_distribution_and_logprobs_of_the_model(fold
         assert abs(surprises.mean()) < 4 * standard_error
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
@@ -216,6 +217,7 @@ def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
     assert tokens_of(fresh) == tokens_of(kept)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_an_fp8_cache_is_further_from_the_learner_than_the_engine_is_by_itself(folder):

@@ -266,9 +266,10 @@ def test_without_vllm_the_learner_is_measured_and_the_rest_says_why_not(tmp_path
     assert (folder / "acceptance.md").read_text().count("vLLM is not installed: make setup") == 4
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-@pytest.mark.parametrize("parts", ["sync", pytest.param("smoke,sync", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("parts", ["sync", "smoke,sync"])
 def test_sync_and_the_smoke_recipe_are_measured_and_calibrate_the_mismatch(tmp_path, parts):
     ended = accept(tmp_path, f"parts={parts}")
     assert ended.returncode == 0, ended.stdout + ended.stderr

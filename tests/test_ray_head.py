@@ -153,6 +153,7 @@ def alive(pids: Iterable[int]) -> Iterator[psutil.Process]:
                 yield process
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_run_whose_head_process_is_killed_ends_with_one_message_and_no_process(tmp_path):

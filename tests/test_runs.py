@@ -1,6 +1,4 @@
-"""Whole runs through `python -m april_rl.train`: real Ray, vLLM, FSDP2 and reward processes. Each
-setting shows in what only it leaves behind; test_runs_soak.py combines all of them.
-"""
+"""Whole runs through the command; each setting shows in what only it leaves behind."""
 
 from __future__ import annotations
 
@@ -10,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from command_line import LEDGER_STATES, command, groups_of, refused, rows_of, run, steps_of
 from equal_runs import check_equal
+from exported_adapters import check_merged
 from safetensors.torch import load_file
+from step_profiles import check_profile
 from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
 from wandb_files import check_one_run
 
@@ -71,7 +70,7 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
 ELSEWHERE = (
     *("length_bias/dispersion", "length_bias/reward_dispersion"),
     *("source/*", "source/*/*", "loss/reference_kl", "reward/verify_*", "reward/*/mean"),
-    *("eval/*/maj_at_k", "engine/*"),
+    *("eval/*/maj_at_k", "engine/*", "memory/gpu_*"),
 )
 
 
@@ -167,6 +166,22 @@ def test_the_checkpoint_of_a_run_can_be_looked_into(first, capsys):
     assert [path.name for path in (first / "checkpoints").glob("step_*")] == ["step_5"]
 
 
+def test_a_profiled_step_shows_phases_and_the_calls_of_both_workers_on_one_clock(first):
+    """Fails when a worker's times do not fit the controller's, or a process is missing."""
+    (path,) = (first / "profile").glob("step_00002.trace.json.gz")
+    check_profile(path, workers={"worker 0", "worker 1"})
+
+
+def test_memory_and_kv_cache_are_measured(first):
+    """Fails when a figure is missing, of another unit, or larger than there is."""
+    for row in steps_of(first):
+        assert 0 < row["rollout/kv_cache_frac"] <= 1
+        assert 0 < row["memory/host_used_frac"] < 1
+        assert 2**28 < row["memory/controller_rss_bytes"] < 2**34
+        assert 2**28 < row["memory/worker_rss_bytes"] < 2**34
+        assert row["memory/buffer_bytes"] >= 12 * row["rollout/parked_tokens"]
+
+
 def test_a_controller_loads_no_engine_and_leaves_cuda_alone(first):
     """The whole run long. Fails when anything of it imports vllm at any time."""
     loaded = (first.parent / "loaded").read_text()
@@ -219,22 +234,8 @@ def test_gspo_clips_whole_responses_within_its_narrow_bounds(together):
 
 def test_adapters_are_written_beside_the_weights_they_are_merged_into(two_workers, together):
     """Fails when the whole model is trained, or what is exported is not the sum of both."""
-    exported = together / "exports" / "step_8"
-    adapters = load_file(exported / "adapter" / "adapter_model.safetensors")
-    merged, start = (
-        load_file(folder / "model.safetensors")
-        for folder in (exported, two_workers.folder / "model")
-    )
-    names = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in adapters}
-    assert len(adapters) == 2 * len(names) == 2 * 2 * 7  # two layers of seven matrices
-    for name, weight in merged.items():
-        expected = start[name].float()
-        layer = name.removesuffix(".weight")
-        if layer in names:
-            a, b = (adapters[f"base_model.model.{layer}.lora_{part}.weight"] for part in "AB")
-            assert b.abs().max() > 0
-            expected = expected + 32.0 / 4 * b @ a
-        torch.testing.assert_close(weight.float(), expected, atol=1e-4, rtol=2e-2)
+    start = load_file(two_workers.folder / "model" / "model.safetensors")
+    check_merged(together / "exports" / "step_8", start, scaling=32.0 / 4)
 
 
 def test_a_learned_over_sampling_factor_begins_at_one_and_says_what_it_changes(

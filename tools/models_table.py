@@ -34,7 +34,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from april_rl.batch.packing import MicroBatch
 from april_rl.errors import RunError
-from april_rl.learner.architecture import empty_model, logit_shape
+from april_rl.learner.architecture import NOT_SUPPORTED, empty_model, logit_shape
 from april_rl.learner.logprobs import LogitShape
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.policy import build_policy
@@ -107,7 +107,7 @@ def _tried(model_type: str) -> tuple[Result, str]:
 
 def _reason(refusal: RunError) -> str:
     """Return why the learner refuses, without the model's name."""
-    before, _, reason = str(refusal).rpartition(" is not supported: ")
+    before, _, reason = str(refusal).rpartition(NOT_SUPPORTED)
     return reason if before else f"its checkpoints have another layout ({type(refusal).__name__})"
 
 

@@ -149,6 +149,12 @@ def _check_steps(config: TrainConfig) -> None:
         drain < num_steps,
         f"rollout.drain_steps must be < trainer.num_steps ({num_steps}), got {drain}",
     )
+    outside = [step for step in config.profiler.steps if not 1 <= step <= num_steps]
+    require(
+        not outside,
+        f"profiler.steps={config.profiler.steps} names steps that the run does not have: {outside} "
+        f"(trainer.num_steps={num_steps})",
+    )
 
 
 def _check_workers(config: TrainConfig) -> None:

@@ -24,6 +24,7 @@ from april_rl.config.choices import (
 from april_rl.config.consistency import check_consistency
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
+from april_rl.config.profiler import ProfilerConfig
 from april_rl.config.rehearsal import RehearsalConfig
 from april_rl.config.runtime import RuntimeConfig
 from april_rl.config.task import (
@@ -216,6 +217,7 @@ class TrainConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
 
     def __post_init__(self) -> None:

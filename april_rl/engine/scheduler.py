@@ -18,7 +18,7 @@ from april_rl.ticks import TickCounts
 
 
 class CountingScheduler(Scheduler):
-    """Counts engine steps, the requests in each of them, and preemptions."""
+    """Counts engine steps, the requests in each of them, their KV cache, and preemptions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's own
         super().__init__(*args, **kwargs)
@@ -32,6 +32,8 @@ class CountingScheduler(Scheduler):
             self.counts.engine_steps += 1
             self.counts.slot_steps += len(self.running)
             self.counts.context_token_steps += sum(request.num_tokens for request in self.running)
+            used = self.kv_cache_manager.usage
+            self.counts.kv_cache_frac = max(self.counts.kv_cache_frac, used)
         for request_id, num_cached in _resumed(output, self.requests):
             self._recomputed[request_id] = self.requests[request_id].num_tokens - num_cached
         return output

@@ -134,6 +134,7 @@ class VllmEngine:
             elapsed_s=time.perf_counter() - started,
             preempted_samples=counts.preempted_samples,
             preempted_tokens=counts.preempted_tokens,
+            kv_cache_frac=counts.kv_cache_frac,
             failed_attempts=counts.failed_attempts,
         )
 

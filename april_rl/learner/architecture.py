@@ -16,6 +16,8 @@ from april_rl.errors import RunError
 from april_rl.learner import attention
 from april_rl.learner.logprobs import LogitShape
 
+# Stands between a model's name and the reason.
+NOT_SUPPORTED = " is not supported (docs/models.md lists those that are): "
 _NOISE = "drop"  # part of every dropout setting's name: attention_dropout, resid_pdrop, layerdrop
 
 # Layer types that mix tokens only in attention.packed_attention. Other types select tokens by
@@ -82,13 +84,12 @@ def _check(causal_lm: PreTrainedModel) -> None:
     reason = next(_objections(causal_lm), None)
     if reason is not None:
         raise UnsupportedModelError(
-            f"model.path: model_type {causal_lm.config.model_type} is not supported: {reason}; "
-            "docs/models.md lists the supported ones"
+            f"model.path: model_type {causal_lm.config.model_type}{NOT_SUPPORTED}{reason}"
         )
 
 
 def _objections(causal_lm: PreTrainedModel) -> Iterator[str]:
-    """Yield the reasons why a model is not supported, each completing "is not supported: "."""
+    """Yield the reasons why a model is not supported, each completing NOT_SUPPORTED."""
     config = causal_lm.config
     text = config.get_text_config().to_dict()
     if config.is_encoder_decoder:
@@ -154,9 +155,8 @@ def logit_shape(causal_lm: PreTrainedModel) -> LogitShape:
         torch.testing.assert_close(logits, shape.of(products.clone()), rtol=1e-5, atol=1e-8)
     except (*_CODE_ERRORS, AssertionError) as error:
         raise UnsupportedModelError(
-            f"model.path: model_type {causal_lm.config.model_type} is not supported: it transforms "
-            f"its logits by more than a scale or a soft cap ({type(error).__name__}); "
-            "docs/models.md lists the supported ones"
+            f"model.path: model_type {causal_lm.config.model_type}{NOT_SUPPORTED}it transforms its "
+            f"logits by more than a scale or a soft cap ({type(error).__name__})"
         ) from error
     return shape
 

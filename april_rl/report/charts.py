@@ -215,12 +215,14 @@ def _ledger(flows: Sequence[Row]) -> Chart | None:
 def _occupancy(steps: Sequence[Row]) -> Chart | None:
     if not points(steps, {"": "rollout/occupancy"}):
         return None
-    spec = lines(steps, {"slots in use": "rollout/occupancy"}, title="share of slots")
+    shares = {"slots in use": "rollout/occupancy", "KV cache, at most": "rollout/kv_cache_frac"}
+    spec = lines(steps, shares, title="share")
     spec["encoding"]["y"] |= {"axis": {"format": "%"}, "scale": {"domain": [0, 1]}}
     return Chart(
         id="occupancy",
         title="Engine occupancy",
-        caption="Share of the slots that compute a request, over the time of a rollout.",
+        caption="Share of the slots that compute a request, over the time of a rollout, and the "
+        "largest share of the KV cache that was in use.",
         spec=spec,
     )
 

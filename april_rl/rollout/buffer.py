@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.types import Prompt, Sample, Score, ScoredGroup
 
+_TOKEN_BYTES = 12  # int32 of the token id and float64 of its log-probability
+
 
 class Buffer:
     """Every live group, by prompt id. No group is in it twice, and no group is trained twice."""
@@ -35,6 +37,13 @@ class Buffer:
     def open_tokens(self) -> int:
         """Return the response tokens of all open groups."""
         return sum(sum(group.lengths) for group in self._open.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the tokens and log-probabilities of all groups."""
+        groups = [scored.group for scored in self._ready.values()]
+        ready_tokens = sum(sample.num_tokens for group in groups for sample in group.samples)
+        return _TOKEN_BYTES * (self.open_tokens + ready_tokens)
 
     @property
     def has_unscored(self) -> bool:

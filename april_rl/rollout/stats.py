@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.metrics import Histogram, Metric, Metrics, Sum
+from april_rl.metrics import Histogram, Max, Metric, Metrics, Sum
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.ticks import Tick
@@ -64,6 +64,7 @@ class StepStats:
         self.reprefill_tokens = 0
         self.preempted_samples = 0  # times a running sample lost its place in a full KV cache
         self.preempted_tokens = 0  # whose KV cache was lost by that
+        self.kv_cache_frac = 0.0  # largest share of an engine's KV cache in use
         self.failed_attempts = 0  # requests that an engine failed, and mostly tried again
         self.rejected_groups = 0
         self.dropped_groups = 0
@@ -94,6 +95,7 @@ class StepStats:
         self.slot_steps += tick.slot_steps
         self.preempted_samples += tick.preempted_samples
         self.preempted_tokens += tick.preempted_tokens
+        self.kv_cache_frac = max(self.kv_cache_frac, tick.kv_cache_frac)
         self.failed_attempts += tick.failed_attempts
 
     def add_completion(self, completion: Completion, *, prompt_tokens: int) -> None:
@@ -127,6 +129,7 @@ class StepStats:
                 "rollout/parked_groups": Sum(buffer.num_open),
                 "rollout/parked_tokens": Sum(buffer.open_tokens),
                 "rollout/ready_groups": Sum(buffer.num_ready),
+                "memory/buffer_bytes": Sum(buffer.num_bytes),
             }
         )
 
@@ -160,6 +163,7 @@ class StepStats:
                 "rollout/reprefill_tokens": Sum(self.reprefill_tokens),
                 "rollout/preempted_samples": Sum(self.preempted_samples),
                 "rollout/preempted_tokens": Sum(self.preempted_tokens),
+                "rollout/kv_cache_frac": Max(self.kv_cache_frac),
                 "rollout/failed_attempts": Sum(self.failed_attempts),
                 "rollout/rejected_groups": Sum(self.rejected_groups),
                 "rollout/dropped_groups": Sum(self.dropped_groups),

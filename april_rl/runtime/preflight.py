@@ -192,9 +192,9 @@ def model_facts(model_path: str) -> ModelFacts:
         return _facts(config.get_text_config())
     except (AttributeError, TypeError, ValueError) as error:
         raise PreflightError(
-            f"model.path={model_path}: model_type {config.model_type} is not supported: its "
-            f"config.json lacks the sizes of a decoder ({error}); docs/models.md lists the "
-            "supported ones"
+            f"model.path={model_path}: model_type {config.model_type} is not supported "
+            "(docs/models.md lists those that are): its config.json lacks the sizes of a decoder "
+            f"({error})"
         ) from error
 
 

@@ -15,9 +15,11 @@ import ray
 from april_rl.checkpointing.checkpointer import Written
 from april_rl.metrics import Max, Metrics
 from april_rl.rollout.requests import Requests
+from april_rl.runtime.call_profiler import CallProfiler
 from april_rl.runtime.cluster import WorkerLocation
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
 from april_rl.runtime.memory.host import WorkerMemory, host_memory
+from april_rl.runtime.memory.usage import worker_memory
 from april_rl.runtime.process_setup import end_with_parent, unlink_shared_memory
 from april_rl.runtime.saving import BackgroundWrite
 from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
@@ -43,6 +45,7 @@ class Worker:
         """Keep the settings; learner and engine are built when the controller asks for them."""
         self._settings = settings
         self.heartbeat = Heartbeat()
+        self._profiler = CallProfiler(device=settings.device)
         end_with_parent()
 
     def process(self) -> WorkerProcess:
@@ -151,7 +154,8 @@ class Worker:
     @records_activity
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """Run one tick of the engine."""
-        return self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
+        with self._profiler.call("advance", is_tick=True):
+            return self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
 
     @records_activity
     def abort(self) -> Completions:
@@ -169,9 +173,10 @@ class Worker:
     @records_activity
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Take one optimizer step per minibatch while the engine sleeps, if it can."""
-        self._engine.sleep()
-        started = time.perf_counter()
-        metrics = self._learner.update(minibatches)
+        with self._profiler.call("update"):
+            self._engine.sleep()
+            started = time.perf_counter()
+            metrics = self._learner.update(minibatches)
         return Metrics({**metrics, "time/update_s": Max(time.perf_counter() - started)})
 
     @records_activity
@@ -181,11 +186,13 @@ class Worker:
         The learner offloads before the KV cache needs the memory.
         """
         started = time.perf_counter()
-        num_bytes = self._send_weights(policy_version)
+        with self._profiler.call("sync_weights"):
+            num_bytes = self._send_weights(policy_version)
         return Metrics(
             {
                 "time/weight_sync_s": Max(time.perf_counter() - started),
                 "sync/bytes": Max(num_bytes),
+                **worker_memory(device=self._settings.device),
             }
         )
 
@@ -199,6 +206,16 @@ class Worker:
         self._engine.sleep()
         self._learner.export(path)
         self._send_weights(self._engine.policy_version)
+
+    @records_activity
+    def start_profile(self, origin_ns: int, *, num_ticks: int) -> None:
+        """Trace calls from now on, as `CallProfiler.start`."""
+        self._profiler.start(origin_ns, num_ticks=num_ticks)
+
+    @records_activity
+    def write_profile(self, path: Path, *, rank: int) -> None:
+        """End the trace and write it into `path`, as the worker `rank`."""
+        self._profiler.write(path, rank=rank)
 
     @records_activity
     def start_saving(self, folder: Path) -> None:

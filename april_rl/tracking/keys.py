@@ -66,6 +66,7 @@ _ROLLOUT = _stage(
         "kept_samples | samples | resumed samples whose KV cache was kept, without a prefill",
         "preempted_samples | samples | times a running sample was evicted from a full KV cache",
         "preempted_tokens | tokens | tokens of KV cache lost by preemption and computed again",
+        "kv_cache_frac | share | largest share of an engine's KV cache in use",
         "dropped_groups | groups | groups dropped because a reward or an engine failed",
         "failed_attempts | samples | attempts at a request that an engine failed; it repeats most",
         "prompt_tokens_mean | tokens | mean prompt length of the trained groups",
@@ -227,6 +228,18 @@ _OTHERS = (
             "sample_s | s | fitted cost of each sample in an engine step",
             "context_token_s | s | fitted cost of each token that attention reads",
             "prefill_token_s | s | fitted cost of each prefilled token",
+        ),
+    ),
+    *_stage(
+        "memory",
+        frozen=(),
+        more=(
+            "worker_rss_bytes | bytes | resident memory of the largest worker process",
+            "controller_rss_bytes | bytes | resident memory of the controller process",
+            "host_used_frac | share | memory in use on the fullest machine, by all processes",
+            "gpu_used_frac | share | memory in use on the fullest GPU, with the engine awake",
+            "gpu_peak_bytes | bytes | most that torch held on a GPU during the step",
+            "buffer_bytes | bytes | tokens and log-probabilities of parked and ready groups",
         ),
     ),
     *_stage(

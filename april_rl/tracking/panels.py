@@ -139,7 +139,17 @@ SECTIONS = (
             Panel("preempted tokens", ("rollout/preempted_tokens",)),
             Panel("cost of an engine step", _under("engine", "step_s", "sample_s")),
             Panel("cost of a token", _under("engine", "context_token_s", "prefill_token_s")),
+            Panel("share of the KV cache in use", ("rollout/kv_cache_frac",)),
             Panel("bytes in a weight sync", ("sync/bytes",)),
+        ),
+    ),
+    PanelSection(
+        "memory",
+        (
+            Panel("share in use", _under("memory", "gpu_used_frac", "host_used_frac")),
+            Panel("peak of torch on a GPU", ("memory/gpu_peak_bytes",)),
+            Panel("processes", _under("memory", "worker_rss_bytes", "controller_rss_bytes")),
+            Panel("parked and ready groups", ("memory/buffer_bytes",)),
         ),
     ),
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import yaml
 from rich.console import Console
@@ -36,6 +37,14 @@ from april_rl.tracking.timeline_file import write_timeline
 
 class RunDirectoryError(RunError):
     """The run directory cannot be created or written."""
+
+
+class EndedPhase(NamedTuple):
+    """A phase, and its times of the Unix clock."""
+
+    name: str
+    began_ns: int
+    ended_ns: int
 
 
 class Tracker:
@@ -71,6 +80,7 @@ class Tracker:
         self._print_samples_every = tracking.print_samples_every
         self._save_samples_every = tracking.save_samples_every
         self._tracking_s = 0.0  # since the last row
+        self.phases = deque[EndedPhase](maxlen=100)  # the last ones
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
             self._metrics_file = _open_metrics_file(run_dir, first_step)
@@ -97,9 +107,13 @@ class Tracker:
         """Return the id of the W&B run; empty when there is none."""
         return self._backends.wandb_id
 
-    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[Phase]:
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
         """The phase shown while the context is open; `total` None: no known end."""
-        return self._view.phase(name, total)
+        began_ns = time.time_ns()
+        with self._view.phase(name, total) as phase:
+            yield phase
+        self.phases.append(EndedPhase(name, began_ns, time.time_ns()))
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Record the metrics of a step: once, in order; step 0 is before the first update.
