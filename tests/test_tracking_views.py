@@ -1,6 +1,7 @@
 """What a run shows: the live view at two widths, plain lines elsewhere, readable figures."""
 
 import io
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from april_rl.tracking.live_view import LiveView
 from april_rl.tracking.pace import Pace
 from april_rl.tracking.plain_view import PlainView
 from april_rl.tracking.samples_file import SampleRecord
+from april_rl.tracking.terminal import can_redraw
 
 VALUES = {
     "reward/mean": 0.4125,
@@ -227,3 +229,29 @@ def test_the_time_left_depends_on_recent_steps() -> None:
     left = [pace.left_s(step, step_s=None) for step in range(26)]
     assert left[1] == pytest.approx(99 * 1000.0)
     assert left[25] == pytest.approx(75 * 1.0)
+
+
+@pytest.mark.parametrize(
+    ("variables", "redraws"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm-color", "FORCE_COLOR": "1", "JPY_PARENT_PID": "7"}, False),
+    ],
+    ids=["terminal", "dumb", "notebook"],
+)
+def test_the_live_view_needs_a_terminal_that_moves_its_cursor(monkeypatch, variables, redraws):
+    """Fails when a notebook or a dumb terminal gets thousands of lines of control characters."""
+    for name in ("TERM", "FORCE_COLOR", "JPY_PARENT_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    controller, terminal = os.openpty()
+    with os.fdopen(controller), os.fdopen(terminal, "w") as file:
+        assert can_redraw(Console(file=file)) == redraws
+
+
+def test_a_pipe_gets_plain_lines_also_where_colours_are_asked_for(monkeypatch):
+    """CI services set FORCE_COLOR. Fails when rich's `is_terminal` is asked."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not can_redraw(Console(file=io.StringIO()))

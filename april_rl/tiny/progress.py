@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from april_rl.tiny.warm_start import Progress
+from april_rl.tracking.terminal import can_redraw
 
 LINE_EVERY_S = 10.0
 LOSS_MEMORY = 0.95  # decay of the exponential mean of the loss that is shown
@@ -29,7 +30,7 @@ class ProgressDisplay:
             TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not can_redraw(self._console),
         )
         self._task = self._bar.add_task("warm start", total=None, loss="")
 
@@ -55,7 +56,7 @@ class ProgressDisplay:
             completed=progress.step,
             loss=f"loss {self._loss:.3f}",
         )
-        if not self._console.is_terminal:
+        if not can_redraw(self._console):
             self._print_line(progress, self._loss)
 
     def _print_line(self, progress: Progress, loss: float) -> None:

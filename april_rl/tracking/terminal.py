@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rich.console import Console
+
 from april_rl.tracking.samples_file import SampleRecord
+
+# Set by Jupyter for what a notebook starts. A notebook shows the pseudo-terminal of `!command`, but
+# moves no cursor.
+_NOTEBOOK = "JPY_PARENT_PID"
+
+
+def can_redraw(console: Console) -> bool:
+    """Return whether `console` is a terminal that can overwrite what it shows.
+
+    rich's `is_terminal` is also true of pipes where FORCE_COLOR is set, as CI services do.
+    """
+    is_terminal = console.file.isatty() and not console.is_dumb_terminal
+    return is_terminal and _NOTEBOOK not in os.environ
 
 
 @dataclass(slots=True)

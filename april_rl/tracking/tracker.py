@@ -31,7 +31,7 @@ from april_rl.tracking.samples_file import (
     write_evaluation,
     write_samples,
 )
-from april_rl.tracking.terminal import Phase, View
+from april_rl.tracking.terminal import Phase, View, can_redraw
 from april_rl.tracking.timeline_file import write_timeline
 
 
@@ -228,8 +228,6 @@ def _is_due(step: int, every: int) -> bool:
 def open_view(*, title: str, num_steps: int, is_terminal: bool | None = None) -> View:
     """Return the live view on a terminal that can move its cursor, plain lines elsewhere."""
     console = Console()
-    if is_terminal is None:
-        is_terminal = console.is_terminal and not console.is_dumb_terminal
-    if is_terminal:
+    if can_redraw(console) if is_terminal is None else is_terminal:
         return LiveView(title=title, num_steps=num_steps, console=console)
     return PlainView(title=title)
