@@ -27,11 +27,12 @@ class Leftovers:
         return sum(sample.num_tokens for samples in self.parked for sample in samples)
 
     def __str__(self) -> str:
-        return (
-            f"{len(self.parked)} parked groups with {self.parked_tokens} response tokens, "
-            f"{len(self.ready)} ready groups (rollout.drain_steps trains them), "
-            f"{len(self.collected)} groups of an update that did not end"
-        )
+        parts = {
+            f"parked groups with {self.parked_tokens} response tokens": self.parked,
+            "ready groups (rollout.drain_steps trains them)": self.ready,
+            "groups of an update that did not end": self.collected,
+        }
+        return ", ".join(f"{len(groups)} {what}" for what, groups in parts.items() if groups)
 
     def write(self, path: Path) -> None:
         """Write `lines` to a file; raise OSError when that fails."""
