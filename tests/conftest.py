@@ -16,6 +16,9 @@ from april_rl.runtime.engine_build import installed_engines
 # such small matrices, threads would only spin and wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The first takes minutes; the others have no slow marker, as they start no engine.
+LONGEST = ("test_runs.py", "test_self_tuning.py", "test_tuning_process.py")
+
 # On a busy machine any example may be slow once; tests that are always slow show in the durations.
 settings.register_profile("april_rl", deadline=None)
 settings.load_profile("april_rl")
@@ -26,15 +29,17 @@ gc.disable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put files with slow tests first, so that quick ones fill the end; leave out `soak` unless it
-    is asked for; skip tests of the engine's CPU build where another build is installed.
+    """Put the longest files first, then those with slow tests, so that quick ones fill the end.
+
+    Leave out `soak` unless it is asked for; skip tests of the engine's CPU build where another
+    build is installed.
     """
     if "soak" not in config.getoption("markexpr"):
         left_out = [item for item in items if item.get_closest_marker("soak") is not None]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.name not in LONGEST, item.path not in slow))
     skip_cpu_engine(items, installed=installed_engines())
 
 

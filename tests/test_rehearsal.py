@@ -21,8 +21,8 @@ DIFFERENT = (
     pytest.param("tiny_cpu", marks=pytest.mark.soak),  # it trains the tiny task's model first
     "qwen3_0_6b_smoke",
     "qwen3_4b_dapo",
-    "paper/qwen3_4b_deepmath_gspo",
-    "paper/r1_distill_1_5b_deepscaler_grpo",
+    pytest.param("paper/qwen3_4b_deepmath_gspo", marks=pytest.mark.soak),
+    pytest.param("paper/r1_distill_1_5b_deepscaler_grpo", marks=pytest.mark.soak),
 )
 PLANTED: list[tuple[list[str], str, str]] = [
     (["reward.extract=boxed"], "reward_form", "ask for the form 'answer_line'"),
