@@ -102,6 +102,25 @@ def test_a_kept_sample_goes_on_as_if_nothing_had_happened(engine, folders):
         assert (completion.start, completion.finish_reason) == (len(before.token_ids), "length")
 
 
+@pytest.mark.parametrize("when", ["running", "parked"])
+def test_a_request_that_vllm_has_forgotten_is_prefilled_again(engine, folders, when):
+    """Its tokens are not lost. Fails when a sample without its request ends the run."""
+    prompts = [request(i) for i in range(3)]
+    expected = whole(engine, prompts)
+    assert not engine.advance(prompts, slots=SLOTS, max_steps=25).finished
+    (forgotten,) = (i for i, a in engine._running.items() if a.request.sample_id.prompt_id == 1)
+    if when == "running":
+        engine._core.abort_requests([forgotten])
+    first = {c.sample_id.prompt_id: c for c in engine.abort()}
+    if when == "parked":
+        engine._core.abort_requests([forgotten])
+    load(engine, folders["now"])
+    last = whole(engine, [request(i, c.token_ids) for i, c in first.items()])
+    for i, completion in last.items():
+        assert [*first[i].token_ids, *completion.token_ids] == [*expected[i].token_ids]
+        assert completion.is_kept == (i != 1)
+
+
 def test_new_weights_sample_the_rest_and_no_new_prompt_reads_an_old_cache(engine, folders):
     """Fails when the sync does not reach kept samples, or prompts share old blocks."""
     prompts = [request(i, length=80) for i in range(4)]

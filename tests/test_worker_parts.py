@@ -13,11 +13,17 @@ import pytest
 import torch
 from test_config import load
 
+from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
 from april_rl.engine import vllm_engine
+from april_rl.runtime.call_profiler import CallProfiler
 from april_rl.runtime.supervision.heartbeat import Heartbeat
 from april_rl.runtime.worker import Worker
 from april_rl.runtime.worker_parts import WorkerSettings
+
+SETTINGS = WorkerSettings(
+    config=TrainConfig(), device="cpu", threads=1, max_model_len=16, max_num_seqs=2
+)
 
 
 class Log:
@@ -54,7 +60,8 @@ class BareWorker(Worker):
     """A worker whose engine and learner are the same log."""
 
     def __init__(self, log: Log) -> None:
-        self.heartbeat = Heartbeat()
+        self.heartbeat, self._profiler = Heartbeat(), CallProfiler(device="cpu")
+        self._settings = SETTINGS
         self._engine = self._learner = log
 
 

@@ -43,11 +43,14 @@ class Parked:
         return cast("Scheduler", self._core.engine_core.scheduler)
 
     def park(self, running: dict[str, Attempt]) -> None:
-        """Take running requests off vLLM's list; abort those without a token yet."""
+        """Take running requests off vLLM's list; abort those without a token yet, and those that
+        vLLM does not know any more.
+        """
         kept: set[str] = set()
         for request_id, attempt in running.items():
-            status = self._scheduler.requests[request_id].status
-            if status == RequestStatus.RUNNING and attempt.has_state:
+            held = self._scheduler.requests.get(request_id)
+            is_running = held is not None and held.status == RequestStatus.RUNNING
+            if is_running and attempt.has_state:
                 self._idle[attempt.request.sample_id] = (request_id, attempt.continued())
                 kept.add(request_id)
         self._scheduler.running = [r for r in self._scheduler.running if r.request_id not in kept]
@@ -61,10 +64,11 @@ class Parked:
         if found is None:
             return None
         request_id, attempt = found
-        if attempt.request.start != request.start:
+        held = self._scheduler.requests.get(request_id)
+        if held is None or attempt.request.start != request.start:
             self._core.abort_requests([request_id])
             return None
-        self._scheduler.running.append(self._scheduler.requests[request_id])
+        self._scheduler.running.append(held)
         return request_id, replace(attempt, request=request)
 
     def release(self, *, but: Container[SampleId] = ()) -> None:
