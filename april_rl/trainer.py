@@ -109,13 +109,13 @@ class Trainer:
             self._end_step(self._row)
         for step in range(self._version + 1, self._config.trainer.num_steps + 1):
             self._interrupts.check()
-            started = time.perf_counter()
             with self._profiler.step(step):
+                started = time.perf_counter()
                 metrics = self.step()
+                step_s = time.perf_counter() - started
             if metrics is None:
                 self._end_before(step)
                 break
-            step_s = time.perf_counter() - started
             timed: dict[str, Metric | float] = {
                 "time/step_s": Sum(step_s),
                 "throughput/trained_tokens_per_s": self._trained_tokens / step_s,

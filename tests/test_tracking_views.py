@@ -248,7 +248,7 @@ def test_the_live_view_needs_a_terminal_that_moves_its_cursor(monkeypatch, varia
         monkeypatch.setenv(name, value)
     controller, terminal = os.openpty()
     with os.fdopen(controller), os.fdopen(terminal, "w") as file:
-        assert can_redraw(Console(file=file)) == redraws
+        assert can_redraw(Console(file=file, _environ=os.environ)) == redraws
 
 
 def test_a_pipe_gets_plain_lines_also_where_colours_are_asked_for(monkeypatch):

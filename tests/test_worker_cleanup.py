@@ -1,4 +1,4 @@
-"""Workers are ended where Ray does not end them, and a killed one shows one message only."""
+"""Ray starts workers only; they are ended where it does not end them, with one message."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import psutil
 import pytest
 import ray
 from cluster_snapshots import process_of
-from light_groups import run_alone
+from light_groups import Group, run_alone
 
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.supervision.heartbeat import WorkerProcess, read_stat
@@ -43,6 +44,15 @@ class NoActor:
 
     process: Call
     _actor_id: str = "none"
+
+
+@pytest.mark.usefixtures("embedded_ray")
+def test_ray_starts_no_process_that_waits_for_work():
+    """Fails when it starts an idle one for each core, of which a GPU machine has hundreds."""
+    assert len(Group().alive()) == 2
+    titles = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+    assert any(title.startswith("ray::") for title in titles)
+    assert not any(title.startswith("ray::IDLE") for title in titles)
 
 
 @pytest.mark.usefixtures("embedded_ray")

@@ -81,19 +81,21 @@ def run_two_workers(folder: Path) -> TwoWorkers:
     }
     before = set(Path("/dev/shm").iterdir())
 
-    def first() -> subprocess.CompletedProcess[str]:
-        return run(command(task, folder / "first", *DATA_PARALLEL), folder, **variables)
+    done: dict[str, subprocess.CompletedProcess[str]] = {}
 
-    def together() -> subprocess.CompletedProcess[str]:
-        return run(command(task, folder / "together", *TENSOR_PARALLEL), folder)
+    def first_and_second() -> None:
+        first, second = (
+            command(task, folder / name, *DATA_PARALLEL) for name in ("first", "second")
+        )
+        done["first"] = run(first, folder, **variables)
+        assert done["first"].returncode == 0, done["first"].stderr[-3000:]
+        copy_as_killed(folder / "first", folder / "second")
+        done["second"] = run([*second, "resume=auto"], folder)
 
     with ThreadPoolExecutor() as threads:
-        futures = {"first": threads.submit(first), "together": threads.submit(together)}
-        done = {name: future.result() for name, future in futures.items()}
-    assert done["first"].returncode == 0, done["first"].stderr[-3000:]
-    copy_as_killed(folder / "first", folder / "second")
-    second = command(task, folder / "second", *DATA_PARALLEL, "resume=auto")
-    done["second"] = run(second, folder)
+        others = threads.submit(first_and_second)
+        done["together"] = run(command(task, folder / "together", *TENSOR_PARALLEL), folder)
+        others.result()
     left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
     return TwoWorkers(folder=folder, done=done, shared_memory=left)
 

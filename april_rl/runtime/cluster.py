@@ -78,6 +78,9 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
     # With Ray's default, 15, every other process of the machine would get the CPU before the
     # engine and the learner: the rewards, and whatever else runs there.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray would start an idle Python process for each core of the machine. The workers have
+    # environments of their own, so none of them would ever be used.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     try:
         with blocked_for_children():
             _init_here(num_workers=num_workers, batch_tokens=batch_tokens)
