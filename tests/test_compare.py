@@ -146,6 +146,7 @@ def test_runs_that_never_reach_the_accuracy_are_counted(folder: Path) -> None:
 
 def test_the_page_has_the_table_and_its_charts_are_valid(comparison: Comparison) -> None:
     page = Page(comparison_page(comparison))
+    assert "<h1>synchronous against α = 2.0</h1>" in comparison_page(comparison)
     assert page.specs.keys() == {"accuracy-seconds", "accuracy-samples", "step-seconds"}
     for spec in page.specs.values():
         assert vl_convert.vegalite_to_vega(spec)["marks"]

@@ -198,6 +198,7 @@ def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunF
     assert re.search(r"\d+ % of a synchronous rollout would wait for the last \d+ % of its", text)
     assert "α = 2, as run, gives +20%" in text
     assert "α = 3 would give +50% over this run" in text
+    assert "What small batches cost is a guess there" in text
     short = told(run, replace(found, synchronous=replace(found.synchronous, spans=_equal(found))))
     assert "hardly a tail" in short
 

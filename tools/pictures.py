@@ -3,7 +3,9 @@
     python tools/pictures.py PAGE.html --sections head timeline --out docs/pictures/report
 
 writes docs/pictures/report_light.png and report_dark.png. `head` is what stands above the charts;
-other sections are named by their chart (`id` in the page). Needs Chromium or Chrome, and Pillow.
+other sections are named by their chart (`id` in the page). Without --sections the page is whole.
+The page of a server, such as trackio's, is given by its address. Needs Chromium or Chrome, and
+Pillow.
 """
 
 from __future__ import annotations
@@ -20,34 +22,38 @@ from PIL import Image, ImageChops
 
 _NAMES = ("chromium", "google-chrome", "chrome")
 _SCHEMES = {"light": 1, "dark": 0}  # Blink's preferredColorScheme
-_TALLEST, _MARGIN, _COLOURS = 6000, 16, 128
+_MARGIN, _COLOURS = 16, 128
 _DRAWING_MS = 5000
 
 
-def picture(browser: str, page: Path, *, scheme: str, width: int, target: Path) -> None:
-    """Write a picture of the page as the browser draws it, without the empty space below."""
+def picture(
+    browser: str, address: str, *, scheme: str, size: tuple[int, int], target: Path
+) -> None:
+    """Write a picture of the page in a window of this size, without the empty space below."""
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
         command = [
             *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
             *("--hide-scrollbars", f"--user-data-dir={folder}/profile"),
-            *(f"--window-size={width},{_TALLEST}", f"--virtual-time-budget={_DRAWING_MS}"),
+            *(f"--window-size={size[0]},{size[1]}", f"--virtual-time-budget={_DRAWING_MS}"),
             f"--blink-settings=preferredColorScheme={_SCHEMES[scheme]}",
-            *(f"--screenshot={shot}", page.resolve().as_uri()),
+            *(f"--screenshot={shot}", address),
         ]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         image = Image.open(shot).convert("RGB")
     empty = Image.new("RGB", image.size, image.getpixel((0, image.height - 1)))
     box = ImageChops.difference(image, empty).getbbox()
     if box is None:
-        raise ValueError(f"{page} is empty in the browser")
+        raise ValueError(f"{address} is empty in the browser")
     target.parent.mkdir(parents=True, exist_ok=True)
-    image = image.crop((0, 0, width, min(image.height, box[3] + _MARGIN)))
+    image = image.crop((0, 0, size[0], min(image.height, box[3] + _MARGIN)))
     image.quantize(_COLOURS).save(target, optimize=True)
 
 
 def reduced(text: str, sections: Sequence[str]) -> str:
     """Return the page with these sections alone; raise ValueError for one that it does not have."""
+    if not sections:
+        return text
     charts = [section for section in sections if section != "head"]
     missing = [chart for chart in charts if f'id="{chart}"' not in text]
     if missing:
@@ -64,22 +70,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("page", type=Path)
-    parser.add_argument("--sections", nargs="+", required=True)
+    parser.add_argument("page", help="a file, or an address that begins with http")
+    parser.add_argument("--sections", nargs="+", default=())
     parser.add_argument("--out", type=Path, required=True, help="path without _light.png")
     parser.add_argument("--width", type=int, default=1000)
+    parser.add_argument("--height", type=int, default=6000, help="the page is cut there")
     args = parser.parse_args()
+    size = args.width, args.height
     browser = next(filter(None, map(shutil.which, _NAMES)), None)
     try:
         if browser is None:
             raise ValueError(f"none of {', '.join(_NAMES)} is installed")
-        text = reduced(args.page.read_text(encoding="utf-8"), args.sections)
         with tempfile.TemporaryDirectory() as folder:
-            page = Path(folder) / "page.html"
-            page.write_text(text, encoding="utf-8")
+            address = args.page
+            if not address.startswith("http"):
+                page = Path(folder) / "page.html"
+                text = Path(args.page).read_text(encoding="utf-8")
+                page.write_text(reduced(text, args.sections), encoding="utf-8")
+                address = page.as_uri()
             for scheme in _SCHEMES:
                 target = args.out.with_name(f"{args.out.name}_{scheme}.png")
-                picture(browser, page, scheme=scheme, width=args.width, target=target)
+                picture(browser, address, scheme=scheme, size=size, target=target)
                 print(target)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -17,12 +17,12 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
     bounds = LOSS_SETTINGS[algorithm.loss]
     is_one_update = config.trainer.num_minibatches == 1
     if algorithm.ratio is Ratio.proximal and is_one_update and bounds:
-        keys = " and ".join(f"algorithm.{key}" for key in bounds)
+        *most, last = [f"algorithm.{key}" for key in bounds]
+        keys = " and ".join([", ".join(most), last]) if most else last
         yield (
-            f"every ratio is 1, so {keys} never act and loss/clip_frac stays 0: "
-            "with algorithm.ratio=proximal and trainer.num_minibatches=1 the only optimizer step "
-            "of a batch compares the policy with itself. Set trainer.num_minibatches above 1, or "
-            "algorithm.ratio=behaviour with algorithm.correction=none, if they shall act"
+            "a batch is used for one optimizer step (trainer.num_minibatches=1), so every ratio is "
+            f"1: {keys} never act and loss/clip_frac stays 0. That is sound; for ratios that "
+            "differ, set num_minibatches=2, or algorithm.ratio=behaviour algorithm.correction=none"
         )
     yield from _ignored_on_cpu(config) if device == "cpu" else _ignored_on_gpu(config)
 

@@ -85,7 +85,14 @@ def _tail(run: RunFiles, prediction: Prediction) -> Iterator[str]:
         text += f"; α = {own:g}, as run, gives {gain_now - 1:+.0%} samples/s over it"
     if gain > _WORTH_SAYING * gain_now:
         text += f"; α = {best:g} would give {gain / gain_now - 1:+.0%} over this run"
-    yield text + " (by the simulator, with this run's lengths and engine cost)."
+    text += " (by the simulator, with this run's lengths and engine cost)."
+    if own > 1 and run.setting("rollout.refill"):
+        # docs/simulator.md: batches of nearly one size do not tell what small ones cost.
+        text += (
+            " What small batches cost is a guess there, because this run had none; python -m "
+            "april_rl compare measures the gain over a synchronous run."
+        )
+    yield text
 
 
 def _staleness(run: RunFiles) -> Iterator[str]:

@@ -110,7 +110,7 @@ def compare(
     Raises ReportError for a folder without a run, fewer than two runs, or an unknown set.
     """
     runs = [read_run(run_dir) for path in paths for run_dir in _run_dirs(path)]
-    runs = [run for run in runs if run.steps]
+    runs = sorted((run for run in runs if run.steps), key=lambda run: run.number("seed"))
     if len(runs) < 2:
         raise ReportError(f"a comparison needs at least two runs with steps, found {len(runs)}")
     names = sorted(set.intersection(*(set(run.evaluation_sets) for run in runs)))

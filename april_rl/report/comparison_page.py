@@ -42,7 +42,9 @@ def comparison_page(comparison: Comparison) -> str:
 
 
 def _body(comparison: Comparison) -> Iterator[str]:
-    yield f"<header><h1>{escape(' against '.join(reversed(list(comparison.variants))))}</h1>"
+    others = [variant for variant in comparison.variants if variant != comparison.baseline]
+    title = " against ".join(filter(None, (comparison.baseline, ", ".join(others))))
+    yield f"<header><h1>{escape(title)}</h1>"
     yield f"<p>{escape(_explained(comparison))}</p></header><main>"
     yield _table(comparison)
     for chart in _charts(comparison):
