@@ -129,15 +129,13 @@ def nucleus(logprobs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     [B] (Holtzman et al. 2020, section 3.1). The rest is not renormalised.
     """
     bound = top_p.double()[:, None]
-    vocabulary, count = logprobs.shape[-1], _FIRST_TOP_K
-    while True:
-        count = min(count, vocabulary)
+    vocabulary = logprobs.shape[-1]
+    for count in (min(_FIRST_TOP_K, vocabulary), vocabulary):
         ordered, order = logprobs.topk(count, dim=-1)
         probabilities = ordered.double().exp()
         total = probabilities.cumsum(dim=-1)
-        if count == vocabulary or bool((total[:, -1:] >= bound).all()):
+        if bool((total[:, -1:] >= bound).all()):
             break
-        count *= 8
     is_outside = total - probabilities >= bound  # more probable tokens suffice
     nothing = torch.full_like(logprobs, -torch.inf)
     return nothing.scatter_(-1, order, ordered.masked_fill(is_outside, -torch.inf))
