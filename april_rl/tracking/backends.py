@@ -146,8 +146,10 @@ def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
 
 
 def _built(name: Name, settings: BackendSettings, tell: Tell) -> Backend | None:
-    """Start a tracker; each imports its library, which takes seconds."""
+    """Start a tracker; each imports its library, which takes seconds. None: W&B is disabled."""
     if name == "wandb":
+        if settings.wandb_mode == "disabled":
+            return None
         from april_rl.tracking.wandb_run import start_wandb
 
         return start_wandb(settings, tell=tell)

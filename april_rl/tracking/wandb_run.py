@@ -59,12 +59,10 @@ def _exit_code(error: BaseException | None) -> int:
     return _KILLED if isinstance(error, KeyboardInterrupt) else _FAILED
 
 
-def start_wandb(settings: BackendSettings, *, tell: Callable[[str], None]) -> WandbRun | None:
-    """Return a run with its files in RUN/wandb, which goes on with `wandb_id` where that is given;
-    None when W&B is disabled. What keeps an online run offline is told once.
+def start_wandb(settings: BackendSettings, *, tell: Callable[[str], None]) -> WandbRun:
+    """Return a run with its files in RUN/wandb, which goes on with `wandb_id` where that is given.
+    What keeps an online run offline is told once.
     """
-    if settings.wandb_mode == "disabled":
-        return None
     wandb.setup(wandb.Settings(silent=True))
     if settings.wandb_mode == "online":
         try:
