@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import run, write_task
+from command_line import write_task
 
 from april_rl.commands.evaluate import main
 from april_rl.config import TrainConfig
@@ -168,7 +166,9 @@ def test_sets_without_a_common_prompt_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_reports_what_its_samples_say(tmp_path: Path) -> None:
+def test_the_command_reports_what_its_samples_say(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Two sets of their own, on a model whose folder is all there is: no data.path, no learner. One
     of them is compared with an earlier evaluation at another temperature. Fails when a figure is of
     other samples than are written, a set is drawn as another, or the difference is of prompts that
@@ -181,7 +181,10 @@ def test_the_command_reports_what_its_samples_say(tmp_path: Path) -> None:
     write_report(Report(settings={}, sets={"plain": earlier}), tmp_path / "before")
     own = f"{{path: {sums}, num_samples: 4, top_p: 0.000001, max_response_tokens: 5}}"
     arguments = [f"+evaluation.sets.greedy={own}", "evaluation.max_prompts=8"]
-    done = evaluated(task, "out", *arguments, "--compare", str(tmp_path / "before"))
+    capfd.readouterr()
+    evaluated(task, "out", *arguments, "--compare", str(tmp_path / "before"))
+    printed = capfd.readouterr()
+    assert printed.err == ""
     report = read_report(tmp_path / "out")
     for name, k, budget in (("plain", 3, 9), ("greedy", 4, 5)):
         records = samples_of(tmp_path / "out", name)
@@ -203,13 +206,13 @@ def test_the_command_reports_what_its_samples_say(tmp_path: Path) -> None:
             "1+0=",
             "1+1=",
         ]
-        assert str(found.estimates["avg_at_k"]) in done.stdout
+        assert str(found.estimates["avg_at_k"]) in printed.out
         of_prompts = [{r["response"] for r in records[i : i + k]} for i in range(0, 8 * k, k)]
         assert (max(map(len, of_prompts)) == 1) is (name == "greedy")
     assert isinstance(report.sets["plain"].estimates["avg_at_k"], Estimate)
     assert report.settings["model"]["path"] == str(task / "model")
     assert not list(tmp_path.glob("**/metrics.jsonl"))
-    check_difference(done.stdout, earlier, tmp_path / "out")
+    check_difference(printed.out, earlier, tmp_path / "out")
 
 
 def earlier_evaluation(sums: Path) -> SetReport:
@@ -226,8 +229,8 @@ def earlier_evaluation(sums: Path) -> SetReport:
     return replace(report, path=str(sums), sampling=sampling, prompts=tuple(prompts))
 
 
-def evaluated(task: Path, output: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The ended command on the set `plain`, three samples a prompt and nine tokens a sample."""
+def evaluated(task: Path, output: str, *arguments: str) -> None:
+    """Run the command on the set `plain`, three samples a prompt and nine tokens a sample."""
     settings = [
         f"model.path={task / 'model'}",
         f"+evaluation.sets.plain={{path: {task / 'sums.jsonl'}}}",
@@ -242,9 +245,7 @@ def evaluated(task: Path, output: str, *arguments: str) -> subprocess.CompletedP
         "runtime.threads=1",
         f"output={task / output}",
     ]
-    done = run([sys.executable, "-m", "april_rl", "evaluate", *settings, *arguments], task)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    return done
+    assert main([*settings, *arguments]) == 0
 
 
 def samples_of(folder: Path, name: str) -> list[dict[str, Any]]:

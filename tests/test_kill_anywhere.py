@@ -12,10 +12,10 @@ from source_tree import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 
-# With seed 18 the first two kills come while the run starts; the third ends the worker after a step
+# With seed 535 the first kill comes while the run starts; the second ends the worker after a step
 # and, while that is restarted, the controller.
 @pytest.mark.parametrize(
-    ("num_kills", "seed"), [(3, 18), pytest.param(50, 3, marks=pytest.mark.soak)]
+    ("num_kills", "seed"), [(2, 535), pytest.param(50, 3, marks=pytest.mark.soak)]
 )
 def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
     tmp_path, num_kills, seed

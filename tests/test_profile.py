@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import run, write_task
+from command_line import write_task
 
 from april_rl.commands.profile import main
 from april_rl.simulator.engine_cost import EngineCost
@@ -97,7 +96,9 @@ def test_a_wrong_setting_ends_in_one_message(
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_the_command_profiles_a_mixture_as_its_samples_say(tmp_path: Path) -> None:
+def test_the_command_profiles_a_mixture_as_its_samples_say(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Fails when figures are of other samples than are written, or a source gets no share."""
     task = write_task(tmp_path)
     settings = [
@@ -119,9 +120,10 @@ def test_the_command_profiles_a_mixture_as_its_samples_say(tmp_path: Path) -> No
         "runtime.threads=1",
         f"output={tmp_path / 'out'}",
     ]
-    command = [sys.executable, "-m", "april_rl", "profile", *settings, "--prompts", "12"]
-    done = run([*command, "--alpha", "1.5", "2", "4"], tmp_path)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    capfd.readouterr()
+    assert main([*settings, "--prompts", "12", "--alpha", "1.5", "2", "4"]) == 0
+    printed = capfd.readouterr()
+    assert printed.err == ""
     lengths = []
     for name, num_prompts in (("sums", 9), ("asked", 3)):
         lines = (tmp_path / "out" / "samples" / f"eval_{name}.jsonl").read_text().splitlines()
@@ -133,5 +135,5 @@ def test_the_command_profiles_a_mixture_as_its_samples_say(tmp_path: Path) -> No
     assert found["percentiles"]["max"] == max(lengths) <= 24
     # α = 4 needs a staleness cap of 3
     assert [row["over_sampling_factor"] for row in found["factors"]] == [1, 1.5, 2]
-    assert all(line in done.stdout for line in found["advice"])
-    assert "response tokens of 48 samples of 12 training prompts" in done.stdout
+    assert all(line in printed.out for line in found["advice"])
+    assert "response tokens of 48 samples of 12 training prompts" in printed.out

@@ -33,7 +33,7 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[pytest.param("tied", marks=pytest.mark.soak), "untied", "experts"])
 def model_path(request, tmp_path) -> Iterator[str]:
     MODELS[request.param](tmp_path)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
