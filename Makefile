@@ -20,6 +20,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready-$(DEVICE)
 
+# Container images often turn byte code off; then each of the hundreds of processes of the tests compiles this package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup train test soak check format bench build clean
 
 setup: $(STAMP)
