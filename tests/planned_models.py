@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
@@ -37,9 +38,11 @@ MODELS = {
 }
 INPUTS = MemoryInputs(
     layout=Layout(device="cuda", num_workers=8, tensor_parallel_size=1),
-    learner=LearnerConfig(max_tokens=16384, activation_checkpointing=True),
+    learner=LearnerConfig(
+        max_tokens=16384, activation_checkpointing=True, compute_dtype=ComputeDtype.bfloat16
+    ),
     lora=LoraConfig(),
-    engine=EngineConfig(gpu_memory_utilization=0.5),
+    engine=EngineConfig(gpu_memory_utilization=0.5, dtype=ComputeDtype.bfloat16),
     has_reference=False,
     longest_tokens=10000,
     keeps_parked=False,

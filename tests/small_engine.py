@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 
 if TYPE_CHECKING:
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 SMALL = {
     "max_batched_tokens": 1024,
-    "kv_cache_gib": 0.03,
+    "kv_cache_gib": 0.06,
+    "dtype": ComputeDtype.float32,
     "gpu_memory_utilization": 0.2,
     "cuda_graphs": False,
 }

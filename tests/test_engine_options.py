@@ -59,7 +59,7 @@ def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, s
 
 def arguments(**settings: Any) -> EngineArgs:
     """Return the options that vLLM gets from an engine's settings on an accelerator."""
-    config = EngineConfig(**settings)
+    config = EngineConfig(**({"dtype": ComputeDtype.bfloat16} | settings))
     device = AcceleratorDevice(config, sleeps=False)
     sizes = {"max_model_len": 64, "max_num_seqs": 16}
     return engine_args(config, device, model_path="some/model", seed=0, **sizes)

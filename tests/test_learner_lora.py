@@ -11,6 +11,7 @@ import pytest
 import torch
 from learner_setup import (
     ALGORITHM,
+    PRECISIONS,
     Example,
     all_plain_logprobs,
     group_of_one,
@@ -118,7 +119,7 @@ def test_the_exported_adapter_is_the_policy_to_peft(path, tmp_path):
     torch.testing.assert_close(learner_logprobs(learner, examples), expected, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("compute_dtype", list(ComputeDtype))
+@pytest.mark.parametrize("compute_dtype", PRECISIONS)
 def test_engine_and_checkpoint_get_merged_weights_under_the_names_of_the_model(
     path, tmp_path, compute_dtype
 ):
@@ -183,7 +184,8 @@ def test_lora_a_is_drawn_from_the_seed_as_in_peft_and_lora_b_is_zero(path):
 def test_a_run_trains_the_adapters_of_its_settings_and_seed(path):
     """Fails when a setting of `lora`, or the seed, is lost between the YAML and the layers."""
     settings = ("lora.rank=2", "lora.alpha=6", "lora.target_modules=[k_proj]", "seed=9")
-    config = load("+recipe=tiny_cpu", f"model.path={path}", *settings)
+    precision = "learner.compute_dtype=float32"
+    config = load("+recipe=tiny_cpu", f"model.path={path}", precision, *settings)
     learner = build_learner(config, device="cpu")
     lora = LoraConfig(rank=2, alpha=6.0, target_modules=["k_proj"])
     found, expected = matrices(learner), matrices(make_learner(path, lora=lora, seed=9))
@@ -211,7 +213,7 @@ def test_only_adapters_have_masters_gradients_and_moments(path):
     assert learner.num_trained_parameters == sum(p.numel() for p in adapters.values())
 
 
-@pytest.mark.parametrize("compute_dtype", list(ComputeDtype))
+@pytest.mark.parametrize("compute_dtype", PRECISIONS)
 def test_the_reference_is_the_policy_without_its_adapters(path, compute_dtype):
     """To the last bit what a second model gives, whose memory is spared; and training goes on as
     without it. Fails when adapters stay on, stay off, or are not trained at the first forward pass.

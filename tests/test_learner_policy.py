@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from learner_setup import (
+    PRECISIONS,
     TEMPERATURE,
     Example,
     all_plain_logprobs,
@@ -136,7 +137,7 @@ def test_a_float32_learner_sends_its_masters_to_the_last_bit(path):
     assert all(not torch.equal(sent[name], before[name]) for name in sent)
 
 
-@pytest.mark.parametrize("compute_dtype", list(ComputeDtype))
+@pytest.mark.parametrize("compute_dtype", PRECISIONS)
 def test_an_exported_policy_is_the_same_model_to_transformers(path, tmp_path, compute_dtype):
     learner = make_learner(path, compute_dtype=compute_dtype)
     examples = make_examples(path, noise=0.0, age=0)

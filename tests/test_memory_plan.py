@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.learner import attention
 from april_rl.learner.attention import Packing
-from april_rl.runtime.layout import Layout, settle
+from april_rl.runtime.layout import settle
 from april_rl.runtime.memory.check import Room, check_memory, check_plan
 from april_rl.runtime.memory.inputs import memory_inputs
 from april_rl.runtime.memory.plan import GIB, Phase, plan_memory
@@ -227,8 +227,7 @@ def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
     sizes = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
     config = Qwen3Config(**sizes, num_attention_heads=32, tie_word_embeddings=True, **LAYERS)
     config.save_pretrained(tmp_path)
-    layout = Layout(device="cuda", num_workers=8, tensor_parallel_size=1)
-    settings = memory_inputs(load("+recipe=qwen3_4b_dapo"), layout)
+    settings = memory_inputs(*settle(load("+recipe=qwen3_4b_dapo"), gpus=8, where="here"))
     workers = [worker("a", host=1000 * GIB)] * 8
     table = str(check_memory(model_facts(str(tmp_path)), settings, workers)).splitlines()
     assert table[0].split("GiB")[1].split() == [

@@ -60,6 +60,14 @@ def test_every_recipe_and_every_choice_of_configs_is_in_the_wheel(wheel):
         assert {path.relative_to(root) for path in root.rglob("*.yaml")} == in_checkout
 
 
+def test_the_tiny_policy_and_its_problems_are_in_the_wheel(wheel):
+    """Fails when package data leave out a file: the first run would look for it on a hub."""
+    for folder in ("tiny/policy", "tiny/problems"):
+        in_checkout = {path.name for path in (ROOT / "april_rl" / folder).iterdir()}
+        assert {path.name for path in (wheel / "april_rl" / folder).iterdir()} == in_checkout
+        assert in_checkout
+
+
 def test_an_installed_wheel_prints_a_configuration_with_hydra_and_psutil_alone(wheel, tmp_path):
     """Fails when composing a configuration imports anything else that has to be installed."""
     for name in ("hydra", "omegaconf", "antlr4", "yaml", "packaging", "psutil"):

@@ -28,7 +28,7 @@ def test_a_picture_shows_the_named_parts_alone_in_light_and_dark(tmp_path: Path)
     """Fails when the whole page is taken, space is left below, or the colours are those of one
     scheme.
     """
-    page = write_report(make_run(tmp_path / "run"))
+    page = write_report(make_run(tmp_path / "run")).path
     args = ("--sections", "ages", "--out", str(tmp_path / "ages"), "--width", "700")
     done = take(page, *args)
     assert done.returncode == 0, done.stderr

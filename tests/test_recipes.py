@@ -22,7 +22,7 @@ from april_rl.config.choices import Device
 from april_rl.config.notes import inert_settings
 from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
-from april_rl.runtime.layout import Layout
+from april_rl.runtime.layout import Layout, settle
 from april_rl.runtime.memory.check import Room, check_plan
 from april_rl.runtime.memory.inputs import memory_inputs
 from april_rl.runtime.memory.kv_room import kv_demand, planned_kv_tokens
@@ -50,14 +50,12 @@ def header(name: str) -> str:
     return " ".join(head)
 
 
-def layout_of(config: TrainConfig) -> Layout:
+def settled(name: str) -> tuple[TrainConfig, Layout]:
+    """Return the recipe and its layout on a machine with the GPUs that it names."""
+    config = load(f"+recipe={name}")
     workers = config.runtime.num_workers
     assert isinstance(workers, int)
-    return Layout(
-        device="cuda",
-        num_workers=workers,
-        tensor_parallel_size=config.engine.tensor_parallel_size,
-    )
+    return settle(config, gpus=workers, where="this machine")
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -80,7 +78,7 @@ def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(
     name: str, tmp_path: Path
 ) -> None:
     """Fails when a setting that takes memory changes and the header does not, or does not fit."""
-    config = load(f"+recipe={name}")
+    config, layout = settled(name)
     stated = _PLAN.search(header(name))
     hardware = re.search(r"Hardware: (one|eight) (\d+) GiB GPU", header(name))
     assert stated, "no memory plan"
@@ -89,7 +87,7 @@ def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(
     gpu = int(stated[2]) * GIB
     plan = check_plan(
         facts_of(tmp_path, HUB[config.model.path]),
-        memory_inputs(config, layout_of(config)),
+        memory_inputs(config, layout),
         Room(device=gpu, free=gpu - GIB),
     )
     found = ", ".join(f"{phase.name} {phase.total / GIB:.1f}" for phase in plan.phases)
@@ -100,15 +98,15 @@ def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(
 def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(
     name: str, tmp_path: Path
 ) -> None:
-    config = load(f"+recipe={name}")
+    config, layout = settled(name)
     stated = _PLAN.search(header(name))
     assert stated
     planned = planned_kv_tokens(
         facts_of(tmp_path, HUB[config.model.path]),
-        memory_inputs(config, layout_of(config)),
+        memory_inputs(config, layout),
         device_bytes=int(stated[2]) * GIB,
     )
-    demand = kv_demand(config, layout_of(config), num_slots=num_slots(config))
+    demand = kv_demand(config, layout, num_slots=num_slots(config))
     assert demand is not None
     assert planned >= (1.0 if name in OURS else 0.8) * demand.total_tokens
 

@@ -39,7 +39,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(run_dir: Path) -> Page:
-    return Page(write_report(run_dir).read_text())
+    return Page(write_report(run_dir).path.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_the_phases_of_a_step_add_up_to_it(run: RunFiles, page: Page) -> None:
 def test_a_long_run_is_drawn_as_means_of_its_steps(long_run: Path) -> None:
     """Fails when steps are left out, or the phases of a mean do not add up to it."""
     run = read_run(long_run)
-    page = Page(write_report(long_run).read_text())
+    page = Page(write_report(long_run).path.read_text())
     bars = page.specs["time"]["data"]["values"]
     assert len({bar["step"] for bar in bars}) == 60
     mean_s = run.total("time/step_s") / len(run.steps)
@@ -133,7 +133,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_of_very_long_responses_has_a_page_of_three_megabytes_at_most(tmp_path: Path) -> None:
-    path = write_report(make_run(tmp_path / "run", response="x < y " * 30_000))
+    path = write_report(make_run(tmp_path / "run", response="x < y " * 30_000)).path
     assert 900_000 < path.stat().st_size < MAX_BYTES
     assert "characters …]" in path.read_text()
 
@@ -178,6 +178,10 @@ def told(run: RunFiles, prediction: Prediction | None = None, **changes: object)
         ({"reward/no_signal_frac": 0.6}, r"60 % of the groups have no signal.*dynamic_sampling"),
         ({"staleness/age_max": 5}, r"The staleness cap binds: in 100 % .* age 5 was trained"),
         ({"staleness/masked_tokens": 10}, r"70 tokens were older than the cap"),
+        (
+            {"rollout/reprefill_tokens": 300, "engine/prefill_token_s": 1e-3, "rollout/time_s": 2},
+            r"15 % of the rollouts went into prefilling parked samples again.*resume=keep",
+        ),
         ({"rollout/preempted_samples": 3}, r"lost their KV cache 21 times"),
         ({"rollout/failed_attempts": 2}, r"Engines failed 14 attempts at a response"),
         ({"rollout/truncated_frac": 0.3}, r"30 % .* cut off by rollout.max_response_tokens=400"),
@@ -215,7 +219,7 @@ def test_a_run_without_samples_or_engine_cost_has_the_charts_that_are_left(tmp_p
     run_dir = make_run(tmp_path / "run", num_steps=2)
     shutil.rmtree(run_dir / "samples")
     shutil.rmtree(run_dir / "timeline")
-    page = Page(write_report(run_dir).read_text())
+    page = Page(write_report(run_dir).path.read_text())
     assert page.specs.keys() == CHARTS - {"length-histogram", "timeline", "synchronous"}
 
 
@@ -239,7 +243,9 @@ def test_a_run_ends_with_the_place_of_its_report_or_why_there_is_none(
     tmp_path: Path, run_dir: Path
 ) -> None:
     """A failure to write it is one line; nothing is written for a run that logged nothing."""
-    assert report_line(run_dir, since_s=0.0) == f"report: {run_dir / 'report.html'}"
+    line, *advice = report_line(run_dir, since_s=0.0).splitlines()
+    assert line == f"report: {run_dir / 'report.html'}"
+    assert advice == [f"  - {text}" for text in write_report(run_dir).advice] != []
     assert report_line(tmp_path, since_s=0.0) is None
     assert report_line(run_dir, since_s=4e9) is None
     (tmp_path / "metrics.jsonl").write_text("not json\n")
@@ -262,7 +268,7 @@ def test_a_browser_draws_every_chart_without_errors(
     request: pytest.FixtureRequest, tmp_path: Path, which: str, width: int, dark: bool
 ) -> None:
     """Real Chromium, from file://, light and dark, on a phone and on a screen."""
-    report = write_report(request.getfixturevalue(which))
+    report = write_report(request.getfixturevalue(which)).path
     done = subprocess.run(
         [
             *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),

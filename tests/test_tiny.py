@@ -1,11 +1,9 @@
-"""The tiny task: its problems, its tokenizer, its cache, and a policy that learns to stop."""
+"""The tiny task: its problems, its tokenizer, the files of the package, and a policy that stops."""
 
 import json
 import re
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from random import Random
 
@@ -14,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from april_rl.errors import RunError
-from april_rl.tiny import prepare, task
+from april_rl.tiny import builtins, task
 from april_rl.tiny.tokenizer import build_tokenizer
 
 SUM = re.compile(r"([a-z])(\d+)")
@@ -80,7 +78,7 @@ def test_training_and_warm_start_problems_hold_no_held_out_one() -> None:
     training = task.training_problems(5000, seed=0, held_out=held_out)
     assert len(set(held_out)) == 256
     assert not set(held_out) & set(training)
-    assert not set(held_out) & set(prepare.warm_start_problems(5000))
+    assert not set(held_out) & set(task.warm_start_problems(5000))
 
 
 def test_equal_seeds_draw_equal_problems_and_other_seeds_others() -> None:
@@ -102,113 +100,46 @@ def test_the_tokenizer_returns_the_text_it_was_given(text: str) -> None:
 
 def test_paths_that_are_not_builtin_are_returned_unchanged() -> None:
     for path in ("Qwen/Qwen3-4B", "/data/train.jsonl", "builtin"):
-        assert prepare.resolve(path) == path
+        assert builtins.resolve(path) == path
 
 
 def test_an_unknown_builtin_is_refused_with_the_known_ones() -> None:
     expected = r"data\.path=builtin:nope: .*builtin:tiny, builtin:arithmetic, "
     with pytest.raises(RunError, match=expected):
-        prepare.resolve("builtin:nope", key="data.path")
+        builtins.resolve("builtin:nope", key="data.path")
 
 
-def test_problem_files_are_cached_and_hold_prompts_with_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("APRIL_RL_CACHE", str(tmp_path))
-    path = Path(prepare.resolve("builtin:arithmetic"))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(rows) == prepare.NUM_TRAINING_ROWS
-    assert set(rows[0]) == {"prompt", "answer"}
-    held_out = Path(prepare.resolve("builtin:arithmetic_held_out")).read_text().splitlines()
-    assert len(held_out) == prepare.NUM_HELD_OUT_ROWS
-    written_at = path.stat().st_mtime_ns
-    assert prepare.resolve("builtin:arithmetic") == str(path)
-    assert path.stat().st_mtime_ns == written_at
+def test_the_problem_files_of_the_package_are_those_that_the_task_draws() -> None:
+    """Fails when the task changes and `python -m april_rl.tiny` was not run."""
+    held_out = task.held_out_problems(task.NUM_HELD_OUT)
+    for name, problems in (("arithmetic", task.rl_problems()), ("arithmetic_held_out", held_out)):
+        lines = Path(builtins.resolve(f"builtin:{name}")).read_text().splitlines()
+        expected = [{"prompt": p.prompt, "answer": p.answer} for p in problems]
+        assert [json.loads(line) for line in lines] == expected
 
 
-def test_a_cache_folder_that_cannot_be_made_names_the_variable_to_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    monkeypatch.setenv("APRIL_RL_CACHE", str(file / "cache"))
-    for path in ("builtin:arithmetic", "builtin:tiny"):
-        with pytest.raises(prepare.CacheError, match="set APRIL_RL_CACHE"):
-            prepare.resolve(path)
+def test_the_policy_of_the_package_has_the_shape_and_tokenizer_that_the_warm_start_builds() -> None:
+    """Fails when either changes and `python -m april_rl.tiny` was not run."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from april_rl.tiny.warm_start import WarmStart, build_model
+
+    folder, tokenizer = builtins.resolve("builtin:tiny"), build_tokenizer()
+    shipped = AutoTokenizer.from_pretrained(folder)
+    assert shipped.get_vocab() == tokenizer.get_vocab()
+    assert shipped("a1+b12=\\boxed{13}") == tokenizer("a1+b12=\\boxed{13}")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    expected = build_model(WarmStart(), tokenizer)
+    assert {k: v.shape for k, v in model.state_dict().items()} == {
+        k: v.shape for k, v in expected.state_dict().items()
+    }
+    size = sum(path.stat().st_size for path in Path(folder).iterdir())
+    assert size < 2 * 2**20, "the package carries it"
 
 
-def test_an_interrupted_build_leaves_nothing_and_the_next_one_starts_clean(tmp_path: Path) -> None:
-    folder = tmp_path / "thing"
-
-    def interrupted(unfinished: Path) -> None:
-        (unfinished / "half").write_text("")
-        raise KeyboardInterrupt
-
-    def whole(unfinished: Path) -> None:
-        assert list(unfinished.iterdir()) == []
-        (unfinished / "whole").write_text("")
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare.build_once(folder, interrupted)
-    assert not folder.exists()
-    prepare.build_once(folder, whole)
-    assert [file.name for file in folder.iterdir()] == ["whole"]
-
-
-def test_concurrent_builders_build_once(tmp_path: Path) -> None:
-    builds: list[Path] = []
-
-    def slow(unfinished: Path) -> None:
-        builds.append(unfinished)
-        time.sleep(0.2)
-
-    builders = [
-        threading.Thread(target=prepare.build_once, args=(tmp_path / "thing", slow))
-        for _ in range(3)
-    ]
-    for builder in builders:
-        builder.start()
-    for builder in builders:
-        builder.join()
-    assert len(builds) == 1
-    assert (tmp_path / "thing").is_dir()
-
-
-def test_a_builder_says_what_it_waits_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Once, and only when it takes long. Fails when the lock is waited for without a word."""
-    folder, other = tmp_path / "thing", tmp_path / "other"
-    is_said, is_building = threading.Event(), threading.Event()
-
-    def endless(_: Path) -> None:
-        is_building.set()
-        assert is_said.wait(30)
-
-    builder = threading.Thread(target=prepare.build_once, args=(folder, endless))
-    builder.start()
-    assert is_building.wait(30)
-    prepare.build_once(other, lambda _: None)
-    assert capsys.readouterr().err == ""
-    waiting = threading.Thread(target=prepare.build_once, args=(folder, endless))
-    waiting.start()
-    said, deadline = "", time.monotonic() + 10
-    while not said and time.monotonic() < deadline:
-        time.sleep(0.05)
-        said = capsys.readouterr().err
-    is_said.set()
-    builder.join()
-    waiting.join()
-    assert said == f"another process is building {folder}; waiting for it\n"
-    assert capsys.readouterr().err == ""
-
-
-def test_asking_for_problems_loads_neither_torch_nor_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("APRIL_RL_CACHE", str(tmp_path))
+def test_finding_the_problems_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from april_rl.tiny.prepare import resolve; resolve('builtin:arithmetic'); "
+        "import sys; from april_rl.tiny.builtins import resolve; resolve('builtin:arithmetic'); "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -224,7 +155,7 @@ def test_a_warm_started_policy_stops_by_itself() -> None:
     steps: list[Progress] = []
     tokenizer = build_tokenizer()
     small = WarmStart(hidden_size=64, intermediate_size=128, num_heads=2, num_rows=1000)
-    problems = [p for p in prepare.warm_start_problems(4000) if len(p.operands) <= 5]
+    problems = [p for p in task.warm_start_problems(4000) if len(p.operands) <= 5]
     model = warm_start(small, problems[:1000], tokenizer, report=steps.append)
     assert steps[-1].step == steps[-1].num_steps
     assert steps[-1].loss < 0.6 * steps[0].loss
@@ -233,3 +164,20 @@ def test_a_warm_started_policy_stops_by_itself() -> None:
     stopped = (responses == tokenizer.eos_token_id).any(dim=1)
     assert stopped.float().mean() > 0.8
     assert "\\boxed{" in tokenizer.decode(responses[0])
+
+
+@pytest.mark.soak
+def test_the_policy_made_anew_is_as_accurate_as_the_one_of_the_package(tmp_path: Path) -> None:
+    """By held-out avg@4 with the real engine; the two may differ by other CPUs' rounding."""
+    from april_rl.commands.evaluate import main
+    from april_rl.evaluation.report import FILE_NAME, read_report
+
+    subprocess.run([sys.executable, "-m", "april_rl.tiny", str(tmp_path)], check=True)
+    accuracy = {}
+    for name, model in (("package", "builtin:tiny"), ("anew", tmp_path / builtins.POLICY)):
+        settings = [f"model.path={model}", "evaluation.num_samples=4", f"output={tmp_path / name}"]
+        assert main(["+recipe=tiny_cpu", *settings]) == 0
+        report = read_report(tmp_path / name / FILE_NAME)
+        accuracy[name] = report.sets["held_out"].estimates["avg_at_k"].value
+    assert 0.3 < accuracy["package"] < 0.5, "RL has a signal, and room"
+    assert abs(accuracy["anew"] - accuracy["package"]) < 0.05

@@ -111,7 +111,7 @@ def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sl
         "temperature": 0.6,
         "max_model_len": 300,
         "max_num_seqs": 5,
-        "keeps_parked": resume is Resume.keep,
+        "keeps_parked": resume is not Resume.reprefill,  # the engine drops it when it sleeps
         "sleeps": sleeps,
     }
 

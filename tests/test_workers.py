@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from test_config import load, refusal
 
+from april_rl.config import TrainConfig
+from april_rl.config.choices import ComputeDtype, Resume
 from april_rl.errors import RunError
 from april_rl.runtime.cluster import Node, WorkerLocation, rank_order, spread
-from april_rl.runtime.layout import LayoutError, settle
+from april_rl.runtime.layout import LayoutError, choices_made, settle
 from april_rl.runtime.lockstep import LockstepError, check_lockstep, fingerprint
 from april_rl.runtime.preflight import num_visible
 from april_rl.types import Completion, SampleId
@@ -54,6 +56,53 @@ def test_auto_is_every_gpu_or_one_engine_on_cpu() -> None:
     assert layout_of("runtime.device=auto", gpus=0) == ("cpu", 1, 1)
     assert layout_of(two, gpus=8) == ("cpu", 2, 1), "the recipe says cpu"
     assert layout_of(two, "runtime.num_workers=4", gpus=0) == ("cpu", 4, 2)
+
+
+def settled(*overrides: str, gpus: int) -> TrainConfig:
+    return settle(load("+recipe=tiny_cpu", *overrides), gpus=gpus, where="this machine")[0]
+
+
+def test_auto_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
+    """Fails when one of learner and engine is left out, or a precision that was asked for is not
+    taken.
+    """
+    for gpus, expected in ((0, ComputeDtype.float32), (1, ComputeDtype.bfloat16)):
+        found = settled("runtime.device=auto", gpus=gpus)
+        assert (found.learner.compute_dtype, found.engine.dtype) == (expected, expected)
+    asked = settled("learner.compute_dtype=bfloat16", gpus=0)
+    assert asked.learner.compute_dtype is ComputeDtype.bfloat16
+    assert asked.engine.dtype is ComputeDtype.float32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        ((), 0, Resume.keep),
+        (("deterministic=true",), 0, Resume.reprefill),
+        (("engine.speculation=ngram",), 0, Resume.reprefill),
+        (("rollout.resume=reprefill",), 0, Resume.reprefill),
+        (("runtime.device=gpu", "engine.sleep=never"), 1, Resume.keep),
+        (("runtime.device=gpu", "engine.sleep=always"), 1, Resume.reprefill),
+        (("runtime.device=gpu",), 1, Resume.auto),
+    ],
+)
+def test_parked_samples_are_kept_where_engines_stay_awake(overrides, gpus, expected) -> None:
+    """With engine.sleep=auto on a GPU the memory plan decides later."""
+    assert settled(*overrides, gpus=gpus).rollout.resume is expected
+
+
+def test_the_start_says_what_auto_has_become_and_why() -> None:
+    def said(*overrides: str) -> list[str]:
+        requested = load("+recipe=tiny_cpu", *overrides)
+        return list(choices_made(requested, settle(requested, gpus=0, where="here")[0]))
+
+    precision, resume = said()
+    assert precision.startswith("learner.compute_dtype and engine.dtype: float32, ")
+    assert resume.startswith("rollout.resume: keep, since engines stay awake")
+    *_, resume = said("deterministic=true")
+    assert resume.startswith("rollout.resume: reprefill, since deterministic=true")
+    explicit = ("learner.compute_dtype=float32", "engine.dtype=bfloat16", "rollout.resume=keep")
+    assert said(*explicit) == []
 
 
 def test_workers_that_make_no_engines_are_refused_with_both_keys() -> None:

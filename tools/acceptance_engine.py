@@ -32,9 +32,11 @@ from transformers import AutoConfig
 from april_rl.algorithm.advantages import ADVANTAGES
 from april_rl.assembly.packer import build_packer
 from april_rl.config import TrainConfig
+from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
+from april_rl.runtime.layout import precision
 from april_rl.runtime.worker_parts import build_learner
 from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
 
@@ -61,7 +63,12 @@ def main() -> None:
 def start_engine(args: argparse.Namespace, *, slots: int, tokens: int, eager: bool) -> VllmEngine:
     """Return an engine that never ends a response by itself; on CPU its KV cache has 1/4 GiB."""
     return VllmEngine(
-        EngineConfig(kv_cache_gib=0.25, gpu_memory_utilization=0.4, cuda_graphs=not eager),
+        EngineConfig(
+            dtype=precision(ComputeDtype.auto, pick_device("auto").type),
+            kv_cache_gib=0.25,
+            gpu_memory_utilization=0.4,
+            cuda_graphs=not eager,
+        ),
         model_path=str(args.model),
         seed=0,
         temperature=1.0,

@@ -71,7 +71,7 @@ def add_learner_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of log length")
     parser.add_argument("--max-response-tokens", type=int, default=640)
     parser.add_argument("--max-tokens", type=int, default=4096, help="tokens of a row")
-    parser.add_argument("--compute-dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--compute-dtype", choices=("auto", "bfloat16", "float32"), default="auto")
 
 
 def bench_learner(args: argparse.Namespace) -> list[dict[str, Any]]:

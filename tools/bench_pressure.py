@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 HEADROOMS = (0.0, 0.05, 0.1, 0.2)
 _PROMPT_TOKENS = 16
-_KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 2  # (key, value) · layers · heads · width · bytes: bfloat16
+_KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4  # (key, value) · layers · heads · width · bytes: float32
 
 
 def add_pressure_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,11 +89,15 @@ def _engine(
 ) -> VllmEngine:
     from tiny_models import write_tiny_qwen3
 
+    from april_rl.config.choices import ComputeDtype
     from april_rl.config.engine import EngineConfig
     from april_rl.engine.vllm_engine import VllmEngine
+    from april_rl.runtime.layout import precision
+    from april_rl.runtime.preflight import pick_device
 
     write_tiny_qwen3(folder)
     config = EngineConfig(
+        dtype=precision(ComputeDtype.auto, pick_device("auto")),
         max_batched_tokens=1024,
         kv_cache_gib=tokens_a_slot * args.slots * _KV_BYTES_PER_TOKEN / 2**30,
         gpu_memory_utilization=0.5,

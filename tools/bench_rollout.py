@@ -205,15 +205,21 @@ def start_engine(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[
     from tiny_models import write_tiny_qwen3
     from transformers import AutoModelForCausalLM
 
+    from april_rl.config.choices import ComputeDtype
     from april_rl.config.engine import EngineConfig
     from april_rl.engine.vllm_engine import VllmEngine
+    from april_rl.runtime.layout import precision
+    from april_rl.runtime.preflight import pick_device
 
     write_tiny_qwen3(folder, hidden_size=128, num_layers=4, initializer_range=0.02)
     most = max(*factors_of(args), largest_factor(args.max_staleness))
     slots = round(most * args.num_groups * args.group_size)
     engine = VllmEngine(
         EngineConfig(
-            max_batched_tokens=MAX_BATCHED_TOKENS, kv_cache_gib=2.0, gpu_memory_utilization=0.5
+            dtype=precision(ComputeDtype[args.dtype], pick_device("auto")),
+            max_batched_tokens=MAX_BATCHED_TOKENS,
+            kv_cache_gib=2.0,
+            gpu_memory_utilization=0.5,
         ),
         model_path=str(folder),
         seed=0,

@@ -47,6 +47,7 @@ def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of log length")
     parser.add_argument("--max-response-tokens", type=int, default=640)
     parser.add_argument("--tick-steps", type=int, default=8)
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     # Above α = (cap + 1) · mean ÷ longest length, 2.6 here, steps alternate: some wait at the cap
     # with empty slots, others find their groups ready. A few steps would not show the mean.
     parser.add_argument("--max-staleness", type=int, default=16)

@@ -23,6 +23,8 @@ from april_rl.assembly.packer import build_packer
 from april_rl.batch.packing import MicroBatch
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.learner.learner import Learner
+from april_rl.runtime.layout import settle
+from april_rl.runtime.preflight import num_gpus
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 _LR = 1e-8
@@ -42,16 +44,17 @@ class Work:
 
 
 def load_config(folder: Path, *overrides: str) -> TrainConfig:
-    """Return the recipe `tiny_cpu` with another model and a learning rate so small that nothing
-    changes.
+    """Return the recipe `tiny_cpu`, settled for this machine, with another model and a learning
+    rate so small that nothing changes.
     """
     register()
     with initialize_config_dir(config_dir(), version_base="1.3"):
         settings = [
             *("+recipe=tiny_cpu", f"model.path={folder}", f"optimizer.lr={_LR}"),
-            *("trainer.num_steps=1000000", *overrides),
+            *("trainer.num_steps=1000000", "runtime.device=auto", *overrides),
         ]
-        return to_config(compose("train", settings))
+        config = to_config(compose("train", settings))
+    return settle(config, gpus=num_gpus(), where="this machine")[0]
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
@@ -17,6 +17,7 @@ from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
 from april_rl.checkpointing.resume import AUTO, CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
+from april_rl.config.choices import Resume
 from april_rl.config.notes import inert_settings
 from april_rl.data.prompts import PromptTable
 from april_rl.data.sets import PromptSets
@@ -29,7 +30,7 @@ from april_rl.rollout.collector import Collector
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engine_sleep import settle_sleep
 from april_rl.runtime.engines import RayEngines
-from april_rl.runtime.layout import Layout, settled
+from april_rl.runtime.layout import Layout, choices_made, resume_line, settled
 from april_rl.runtime.memory.check import check_memory, least_room
 from april_rl.runtime.memory.host import WorkerMemory
 from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
@@ -77,7 +78,7 @@ def assemble(
     packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
     shown, folder = layout.shown_in(plain), run_dir.resolve()
     tracker = stack.enter_context(_tracker(config, run_dir, shown, resumed=resumed, labels=labels))
-    for line in (str(layout), *inert_settings(requested, device=layout.device)):
+    for line in _opening_lines(requested, config, layout):
         tracker.message(line)
     tokenizer = load_tokenizer(config.model.path)
     with tracker.phase("loading the reward"):
@@ -94,7 +95,7 @@ def assemble(
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     memory = workers.memory()
-    inputs = _planned(config, layout, facts=facts, memory=memory, tell=tracker.message)
+    config, inputs = _planned(config, layout, facts=facts, memory=memory, tell=tracker.message)
     kv_room = KvRoom(kv_demand(config, layout, num_slots=num_slots(config)), tell=tracker.message)
     least = min(worker.device_bytes for worker in memory)
     kv_room.compare(planned_kv_tokens(facts, inputs, device_bytes=least))
@@ -120,6 +121,13 @@ def assemble(
     )
 
 
+def _opening_lines(requested: TrainConfig, config: TrainConfig, layout: Layout) -> Iterator[str]:
+    """Yield the layout, what each auto has become, and settings that have no effect."""
+    yield str(layout)
+    yield from choices_made(requested, config)
+    yield from inert_settings(requested, device=layout.device)
+
+
 def _planned(
     config: TrainConfig,
     layout: Layout,
@@ -127,16 +135,22 @@ def _planned(
     facts: ModelFacts,
     memory: Sequence[WorkerMemory],
     tell: Callable[[str], None],
-) -> MemoryInputs:
-    """Decide whether engines sleep, and report the memory plan and the reason.
+) -> tuple[TrainConfig, MemoryInputs]:
+    """Decide whether engines sleep, and with it rollout.resume=auto; report the memory plan and the
+    reasons.
 
-    Raise PreflightError when the plan does not fit.
+    Return the configuration with rollout.resume decided. Raise PreflightError when the plan does
+    not fit.
     """
     inputs, reason = settle_sleep(facts, memory_inputs(config, layout), room=least_room(memory))
     tell(str(check_memory(facts, inputs, memory)))
     if reason:
         tell(reason)
-    return inputs
+    if config.rollout.resume is Resume.auto:
+        resume = Resume.reprefill if inputs.engine_sleeps else Resume.keep
+        config = replace(config, rollout=replace(config.rollout, resume=resume))
+        tell(resume_line(config))
+    return config, inputs
 
 
 def _tracker(

@@ -178,11 +178,9 @@ def _evaluated(config: TrainConfig, composed: DictConfig, folder: Path) -> Repor
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
     from april_rl.assembly.evaluation_run import EvaluationRun
-    from april_rl.assembly.workers import context_length
     from april_rl.tiny.builtins import resolve_builtins
 
     settings = _plain(composed)
-    context_length(config, is_training=False)  # before the tiny task's model is trained
     resolve_builtins(config)
     with ExitStack() as stack:
         run = EvaluationRun(config, folder=folder, stack=stack, interrupts=interrupts)

@@ -23,7 +23,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory")
     try:
         for run_dir in parser.parse_args(arguments).runs:
-            print(write_report(run_dir))
+            path, advice = write_report(run_dir)
+            print("\n".join([str(path), *(f"  - {line}" for line in advice)]))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1

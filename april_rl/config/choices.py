@@ -15,6 +15,7 @@ class OnStale(Enum):
 class Resume(Enum):
     """How a parked sample goes on in the next step."""
 
+    auto = "auto"  # keep where engines stay awake (on a CPU always), otherwise reprefill
     keep = "keep"  # with the KV cache the older policies computed, where the engine still has it
     reprefill = "reprefill"  # prompt and response so far are computed again by the new policy
 
@@ -152,10 +153,11 @@ class Device(Enum):
 
 
 class ComputeDtype(Enum):
-    """The precision of the learner's forward and backward pass; master weights and optimizer state
-    are always float32.
+    """The precision of the engine, or of the learner's forward and backward pass; master weights
+    and optimizer state are always float32.
     """
 
+    auto = "auto"  # bfloat16 on a GPU, float32 on a CPU
     bfloat16 = "bfloat16"
     float32 = "float32"
 

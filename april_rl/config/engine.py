@@ -12,7 +12,7 @@ from april_rl.config.choices import ComputeDtype, KvCacheDtype, Sleep, Speculati
 class EngineConfig:
     """The inference side: vLLM."""
 
-    dtype: ComputeDtype = ComputeDtype.bfloat16
+    dtype: ComputeDtype = ComputeDtype.auto
     max_model_len: int = (
         0  # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
     )

@@ -99,7 +99,7 @@ class RolloutConfig:
     refill: bool = True  # fill a finished sample's slot at once; false: one-shot over-provisioning
     max_staleness: int = 5  # policy versions between a token's sampling and its training
     on_stale: OnStale = OnStale.finish
-    resume: Resume = Resume.reprefill  # how a parked sample continues
+    resume: Resume = Resume.auto  # how a parked sample continues
     max_response_tokens: int = 16384
     temperature: float = 1.0
     drain_steps: int = 0  # number of last steps that open no new prompts
@@ -161,7 +161,7 @@ class LearnerConfig:
     # nats; the run warns if the mean |logprob - behaviour_logprob| of age-0 tokens is above it, and
     # ends if it is above 5 times it
     max_mismatch: float = 0.05
-    compute_dtype: ComputeDtype = ComputeDtype.bfloat16
+    compute_dtype: ComputeDtype = ComputeDtype.auto
     activation_checkpointing: bool = False
     # consecutive workers that share one copy of weights, gradients and optimizer state;
     # runtime.num_workers is a multiple of it (hybrid sharding); 0: all workers

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoTokenizer, GenerationConfig
 from vllm import EngineArgs
 
-from april_rl.config.choices import Speculation
+from april_rl.config.choices import ComputeDtype, Speculation
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.device import Device
 from april_rl.engine.tensor_parallel import parallel_args
@@ -27,6 +27,7 @@ def engine_args(
     """Return arguments that keep the distribution of samples and their exact log-probabilities,
     except for the precision of the KV cache.
     """
+    assert config.dtype is not ComputeDtype.auto, "vLLM would take that of the checkpoint"
     return EngineArgs(
         model=model_path,
         seed=seed,

@@ -15,6 +15,7 @@ _TRUNCATED = 0.2
 _WITHOUT_SIGNAL = 5  # steps
 _DISPERSION = 1.5  # 1 is a random draw
 _PREEMPTED = 0.01  # of the samples
+_PREFILLED_AGAIN = 0.05  # of the rollouts' time
 
 
 def advisories(run: RunFiles, prediction: Prediction | None) -> list[str]:
@@ -112,6 +113,12 @@ def _staleness(run: RunFiles) -> Iterator[str]:
 
 
 def _engines(run: RunFiles) -> Iterator[str]:
+    again = _prefilled_again(run)
+    if again > _PREFILLED_AGAIN:
+        yield (
+            f"{percent(again)} of the rollouts went into prefilling parked samples again (by the "
+            "engine's fitted cost); rollout.resume=keep, with engines that stay awake, saves that."
+        )
     preempted = run.total("rollout/preempted_samples")
     if preempted > _PREEMPTED * run.samples_per_step * len(run.steps):
         yield (
@@ -130,6 +137,20 @@ def _engines(run: RunFiles) -> Iterator[str]:
             f"{percent(truncated)} of the responses are cut off by rollout.max_response_tokens="
             f"{run.setting('rollout.max_response_tokens')}."
         )
+
+
+def _prefilled_again(run: RunFiles) -> float:
+    """Return the share of the engines' time in rollouts that resumed samples took until they could
+    go on.
+    """
+    tokens, costs = (
+        dict(run.series("rollout/reprefill_tokens")),
+        run.series("engine/prefill_token_s"),
+    )
+    spent_s = sum(tokens.get(step, 0.0) * token_s for step, token_s in costs)
+    rollouts = dict(run.series("rollout/time_s"))
+    total_s = sum(rollouts.get(step, 0.0) for step, _ in costs) * run.num_engines
+    return spent_s / total_s if total_s else 0.0
 
 
 def _learning(run: RunFiles) -> Iterator[str]:

@@ -12,7 +12,7 @@ _PATIENCE_S = 120.0
 
 
 def report_line(run_dir: Path, *, since_s: float) -> str | None:
-    """Write the report of a run that has just ended, and return the line that says where it is.
+    """Write the report of a run that has just ended, and return where it is and what it advises.
 
     None where the run logged nothing after `since_s`, in seconds since the epoch: it never began.
     """

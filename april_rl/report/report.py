@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from april_rl.report import html
 from april_rl.report.advisories import advisories, percent
@@ -21,12 +22,21 @@ from april_rl.timeline import Timeline
 NAME = "report.html"
 
 
-def write_report(run_dir: Path) -> Path:
-    """Write report.html into a run directory, with the Chrome trace of its timeline, and return its
-    path. Raises ReportError when it is no run directory, or cannot be written.
+class WrittenReport(NamedTuple):
+    """The page, and its advice for the terminal."""
+
+    path: Path
+    advice: list[str]
+
+
+def write_report(run_dir: Path) -> WrittenReport:
+    """Write report.html into a run directory, with the Chrome trace of its timeline. Raises
+    ReportError when it is no run directory, or cannot be written.
     """
     run = read_run(run_dir)
-    text = html.page(f"{run.name}: report", _body(run))
+    prediction = predict(run)
+    advice = advisories(run, prediction)
+    text = html.page(f"{run.name}: report", _body(run, prediction, advice))
     try:
         step, timeline = run.timeline
         if timeline is not None:
@@ -34,19 +44,18 @@ def write_report(run_dir: Path) -> Path:
         (run_dir / NAME).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ReportError(f"{run_dir / NAME} cannot be written: {error.strerror}") from error
-    return run_dir / NAME
+    return WrittenReport(run_dir / NAME, advice)
 
 
 def _trace_path(run_dir: Path, step: int) -> Path:
     return run_dir / "timeline" / f"step_{step:05d}.trace.json"
 
 
-def _body(run: RunFiles) -> Iterator[str]:
-    prediction = predict(run)
+def _body(run: RunFiles, prediction: Prediction | None, advice: list[str]) -> Iterator[str]:
     yield f"<header><h1>{escape(run.name)}</h1><p>{escape(_what_ran(run))}</p>"
     yield f'<p class="soft">{escape(str(run.run_dir.resolve()))}</p>'
     yield html.figures(head_figures(run))
-    yield html.advice(advisories(run, prediction)) + "</header>\n<main>"
+    yield html.advice(advice) + "</header>\n<main>"
     drawn = charts(run)
     for chart in drawn[:4]:
         yield html.chart_block(chart)

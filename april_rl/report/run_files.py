@@ -64,6 +64,12 @@ class RunFiles:
         """Return N·G, the samples a step trains."""
         return int(self.number("trainer.num_groups", 1) * self.number("rollout.group_size", 1))
 
+    @property
+    def num_engines(self) -> int:
+        """Return how many engines sampled independently of each other."""
+        size = self.number("engine.tensor_parallel_size", 1)
+        return max(1, int(self.number("runtime.num_workers", 1) / size))
+
     def series(self, key: str) -> list[tuple[int, float]]:
         """Return (step, value) of every row that has the metric."""
         found = ((row["step"], row.get(key)) for row in self.rows)

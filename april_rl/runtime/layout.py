@@ -4,11 +4,18 @@ before anything starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Device, Offload
+from april_rl.config.choices import (
+    ComputeDtype,
+    Device,
+    Offload,
+    Resume,
+    Sleep,
+    Speculation,
+)
 from april_rl.config.schema import LearnerConfig
 from april_rl.errors import RunError
 from april_rl.runtime.cluster import cluster_gpus
@@ -72,8 +79,8 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
     names the machine in messages.
 
     num_workers=auto is one worker per GPU, or one engine on CPU. On CPU nothing is offloaded, since
-    the learner uses the host's memory anyway. Raise LayoutError naming the keys when the workers do
-    not form whole engines.
+    the learner uses the host's memory anyway. rollout.resume stays auto where the memory plan has
+    to decide. Raise LayoutError naming the keys when the workers do not form whole engines.
     """
     runtime, together = config.runtime, config.engine.tensor_parallel_size
     device = pick_device(runtime.device.name, gpus=gpus)
@@ -85,7 +92,9 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
         found = replace(
             config,
             runtime=replace(runtime, num_workers=workers, device=name),
-            learner=config.learner if device == "cuda" else _on_cpu(config.learner),
+            rollout=replace(config.rollout, resume=_resume(config, device)),
+            learner=_learner(config.learner, device),
+            engine=replace(config.engine, dtype=precision(config.engine.dtype, device)),
         )
     except ValueError as error:
         raise LayoutError(
@@ -95,5 +104,65 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
     return found, layout
 
 
-def _on_cpu(learner: LearnerConfig) -> LearnerConfig:
-    return replace(learner, offload=Offload.none)
+def precision(asked: ComputeDtype, device: str) -> ComputeDtype:
+    """Return what a precision setting means on `device`, cpu or cuda.
+
+    On a CPU auto is float32 whatever the instruction set: nothing computes it more slowly, and a
+    run is the same everywhere (docs/experiments.md has the speeds).
+    """
+    if asked is not ComputeDtype.auto:
+        return asked
+    return ComputeDtype.bfloat16 if device == "cuda" else ComputeDtype.float32
+
+
+def choices_made(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
+    """Yield a line for each auto of `requested` that `settle` replaced in `config`, with the
+    reason.
+    """
+    is_on_cpu = config.runtime.device is Device.cpu
+    asked = {
+        "learner.compute_dtype": (requested.learner.compute_dtype, config.learner.compute_dtype),
+        "engine.dtype": (requested.engine.dtype, config.engine.dtype),
+    }
+    reason = ", which no CPU computes more slowly than bfloat16 here, and many by far faster"
+    for dtype in (ComputeDtype.float32, ComputeDtype.bfloat16):
+        keys = [k for k, (before, after) in asked.items() if before != after and after is dtype]
+        if keys:
+            yield f"{' and '.join(keys)}: {dtype.value}{reason if is_on_cpu else ''}"
+    if requested.rollout.resume is not config.rollout.resume:
+        yield resume_line(config)
+
+
+def resume_line(config: TrainConfig) -> str:
+    """Return what rollout.resume=auto has become in `config`, and why."""
+    if config.rollout.resume is Resume.keep:
+        return (
+            "rollout.resume: keep, since engines stay awake; parked samples are not prefilled again"
+        )
+    if config.deterministic:
+        reason = "deterministic=true holds after a kill too, which loses KV caches"
+    elif config.engine.speculation is not Speculation.none:
+        reason = "a guessing engine cannot keep parked samples"
+    else:
+        reason = "engines sleep during updates and lose their KV caches"
+    return f"rollout.resume: reprefill, since {reason}"
+
+
+def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
+    return replace(
+        learner,
+        compute_dtype=precision(learner.compute_dtype, device),
+        offload=learner.offload if device == "cuda" else Offload.none,
+    )
+
+
+def _resume(config: TrainConfig, device: str) -> Resume:
+    """Replace auto, unless the memory plan has to decide whether engines sleep."""
+    asked, sleep = config.rollout.resume, config.engine.sleep
+    if asked is not Resume.auto:
+        return asked
+    if config.deterministic or config.engine.speculation is not Speculation.none:
+        return Resume.reprefill
+    if device == "cpu" or sleep is Sleep.never:
+        return Resume.keep
+    return Resume.reprefill if sleep is Sleep.always else Resume.auto

@@ -55,7 +55,9 @@ def build_learner(
 
 
 def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
-    """Start vLLM; with `sleeps` it gives up its memory for each update."""
+    """Start vLLM; with `sleeps` it gives up its memory for each update, and keeps no parked
+    samples.
+    """
     with garbage_collection_paused():
         from april_rl.engine.vllm_engine import VllmEngine
 
@@ -67,6 +69,6 @@ def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
         temperature=config.rollout.temperature,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
-        keeps_parked=config.rollout.resume is Resume.keep,
+        keeps_parked=config.rollout.resume is not Resume.reprefill,
         sleeps=sleeps,
     )

@@ -1,16 +1,21 @@
-"""`python -m april_rl.tiny`: build the tiny policy and the problem files, print where they are."""
+"""`python -m april_rl.tiny FOLDER`: make the tiny policy and the problem files anew, as this
+package has them; with FOLDER=april_rl/tiny they replace those of a checkout.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
 from pathlib import Path
 
-from april_rl.tiny.prepare import (
-    CacheError,
-    build_once,
-    policy_folder,
-    resolve_problems,
+from april_rl.tiny.builtins import HELD_OUT, POLICY, TRAIN
+from april_rl.tiny.task import (
+    NUM_HELD_OUT,
+    Problem,
+    held_out_problems,
+    rl_problems,
     warm_start_problems,
 )
 
@@ -18,20 +23,33 @@ MAX_THREADS = 8  # a model this small cannot use more
 
 
 def main() -> int:
-    """Build what is missing; exit code 0, or 1 with a message when the cache cannot be used."""
+    """Make both; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m april_rl.tiny",
+        description="Make the tiny task anew: problem files, and a policy after a warm start "
+        "of some minutes.",
+    )
+    parser.add_argument("folder", type=Path, help="folder for policy/ and problems/")
+    folder = parser.parse_args().folder
     try:
-        problems = resolve_problems()
-        build_once(policy_folder(), build_policy)
-    except CacheError as error:
+        write_problems(folder / TRAIN, rl_problems())
+        write_problems(folder / HELD_OUT, held_out_problems(NUM_HELD_OUT))
+        build_policy(folder / POLICY)
+    except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; nothing was kept", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
-    print(
-        f"builtin:tiny is {policy_folder()}, builtin:arithmetic is in {problems}", file=sys.stderr
-    )
+    print(f"builtin:tiny and builtin:arithmetic, made anew: {folder}", file=sys.stderr)
     return 0
+
+
+def write_problems(path: Path, problems: list[Problem]) -> None:
+    """Write one line of JSON with `prompt` and `answer` for each problem."""
+    lines = (json.dumps({"prompt": p.prompt, "answer": p.answer}) for p in problems)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def build_policy(folder: Path) -> None:

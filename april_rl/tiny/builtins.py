@@ -1,18 +1,47 @@
-"""Replace the `builtin:` paths of a configuration by folders and files."""
+"""Replace the `builtin:` paths of a configuration by the folders and files of this package.
+
+`builtin:tiny` is the folder of a Hugging Face model with its tokenizer, warm-started on worked
+solutions; `builtin:arithmetic` and `builtin:arithmetic_held_out` are jsonl files with the columns
+`prompt` and `answer`. `python -m april_rl.tiny` makes all of them anew.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from april_rl.config import TrainConfig
-from april_rl.tiny.prepare import resolve
+from april_rl.errors import RunError
+
+PREFIX = "builtin:"
+POLICY, TRAIN, HELD_OUT = "policy", "problems/train.jsonl", "problems/held_out.jsonl"
+
+_PACKAGE = Path(__file__).resolve().parent
+_FILES = {"tiny": POLICY, "arithmetic": TRAIN, "arithmetic_held_out": HELD_OUT}
+
+
+class UnknownBuiltinError(RunError, ValueError):
+    """There is no builtin of that name."""
+
+
+def resolve(path: str, *, key: str = "path") -> str:
+    """Return the file or folder of a `builtin:` path; return other strings unchanged.
+
+    Raise UnknownBuiltinError naming the setting `key`.
+    """
+    if not path.startswith(PREFIX):
+        return path
+    name = path.removeprefix(PREFIX)
+    if name not in _FILES:
+        known = ", ".join(PREFIX + known for known in _FILES)
+        raise UnknownBuiltinError(f"{key}={path}: no such builtin; choose one of {known}")
+    return str(_PACKAGE / _FILES[name])
 
 
 def resolve_builtins(config: TrainConfig) -> None:
-    """Replace every `builtin:` path of `config` by its folder or file, building what is missing.
+    """Replace every `builtin:` path of `config` by its folder or file.
 
-    A model folder becomes absolute, because workers run in other directories. Raises RunError
-    naming the key.
+    A model folder becomes absolute, because workers run in other directories. Raise
+    UnknownBuiltinError naming the key.
     """
     model = Path(resolve(config.model.path, key="model.path"))
     if model.is_dir():  # otherwise a hub id

@@ -21,8 +21,13 @@ TAIL_EXPONENT = 1.8
 LARGEST_OPERAND = 9
 HASTY_FRACTION = 0.5  # share of the worked solutions
 
+NUM_RL_PROBLEMS = 20_000
+NUM_HELD_OUT = 256
+
 _HELD_OUT_SEED = "held out"
 _TRAINING_SEED = "training"
+# The warm start sees other problems than RL.
+_RL_SEED, _WARM_START_SEED = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +97,15 @@ def training_problems(count: int, *, seed: int, held_out: list[Problem]) -> list
         if problem not in kept_out:
             problems.append(problem)
     return problems
+
+
+def rl_problems() -> list[Problem]:
+    """Return the problems of builtin:arithmetic, none of them held out."""
+    held_out = held_out_problems(NUM_HELD_OUT)
+    return training_problems(NUM_RL_PROBLEMS, seed=_RL_SEED, held_out=held_out)
+
+
+def warm_start_problems(count: int) -> list[Problem]:
+    """Return `count` problems for supervised training, none of them held out."""
+    held_out = held_out_problems(NUM_HELD_OUT)
+    return training_problems(count, seed=_WARM_START_SEED, held_out=held_out)

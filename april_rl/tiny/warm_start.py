@@ -29,9 +29,9 @@ class WarmStart:
     num_heads: int = 4
     # About 1 / sqrt(hidden_size); with the usual 0.02 a model this narrow learns far slower.
     init_std: float = 0.08
-    num_rows: int = 16_000
-    batch_tokens: int = 1536  # padding included
-    lr: float = 4e-3
+    num_rows: int = 32_000
+    batch_tokens: int = 2048  # padding included
+    lr: float = 3e-3
     warmup_fraction: float = 0.05
     weight_decay: float = 0.05
     max_grad_norm: float = 1.0
@@ -59,46 +59,35 @@ def warm_start(
     random = Random(settings.seed)
     batches = _batches(_rows(problems, tokenizer, random), settings.batch_tokens, random)
     model = build_model(settings, tokenizer)
-    optimizers = _optimizers(model, settings)
-    schedules = [
-        torch.optim.lr_scheduler.OneCycleLR(
-            optimizer,
-            max_lr=settings.lr,
-            total_steps=len(batches),
-            pct_start=settings.warmup_fraction,
-            cycle_momentum=False,
-        )
-        for optimizer in optimizers
-    ]
+    optimizer = _optimizer(model, settings)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        max_lr=settings.lr,
+        total_steps=len(batches),
+        pct_start=settings.warmup_fraction,
+        cycle_momentum=False,
+    )
     for step, batch in enumerate(batches, start=1):
         loss = model(**_tensors(batch, tokenizer.pad_token_id), use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
         report(Progress(step, len(batches), loss.item()))
     model.bfloat16()
     return model
 
 
-def _optimizers(model: Qwen3ForCausalLM, settings: WarmStart) -> list[torch.optim.Optimizer]:
-    """Return Muon for the layers' matrices, which then need half the tokens, and AdamW for the
-    rest.
-    """
-    is_matrix = {name: p.ndim == 2 and "layers" in name for name, p in model.named_parameters()}
-    matrices = [p for name, p in model.named_parameters() if is_matrix[name]]
-    others = [p for name, p in model.named_parameters() if not is_matrix[name]]
-    return [
-        torch.optim.Muon(
-            matrices,
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            adjust_lr_fn="match_rms_adamw",  # one learning rate serves both
-        ),
-        torch.optim.AdamW(others, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+def _optimizer(model: Qwen3ForCausalLM, settings: WarmStart) -> torch.optim.Optimizer:
+    """Return AdamW with weight decay for matrices only."""
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim != 2]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), fused=True)
 
 
 def build_model(settings: WarmStart, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:

@@ -57,7 +57,7 @@ def build(
         max_num_seqs=32,
         temperature=0.8,
         keeps_parked=keeps_parked,
-        **settings,
+        **({"dtype": ComputeDtype.bfloat16} | settings),
     )
     return learner, engine
 

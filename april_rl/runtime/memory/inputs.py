@@ -26,7 +26,7 @@ class MemoryInputs:
     engine: EngineConfig
     has_reference: bool  # a second, frozen model
     longest_tokens: int  # of a sample: learner.max_tokens cannot be less
-    keeps_parked: bool  # the KV cache of parked samples: only an engine that does not sleep can
+    keeps_parked: bool  # rollout.resume=keep: engines must not sleep
 
     @property
     def is_on_cpu(self) -> bool:
