@@ -124,7 +124,7 @@ def choices_made(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
         "learner.compute_dtype": (requested.learner.compute_dtype, config.learner.compute_dtype),
         "engine.dtype": (requested.engine.dtype, config.engine.dtype),
     }
-    reason = ", which no CPU computes more slowly than bfloat16 here, and many by far faster"
+    reason = ", on a CPU as fast as bfloat16 or many times faster"
     for dtype in (ComputeDtype.float32, ComputeDtype.bfloat16):
         keys = [k for k, (before, after) in asked.items() if before != after and after is dtype]
         if keys:
