@@ -56,7 +56,7 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
     assert (run_dir / "report.html").stat().st_size > 10_000
     weights = load_file(two_workers.folder / "model" / "model.safetensors")
     for row in rows:
-        assert row["sync/bytes"] == sum(tensor.nbytes for tensor in weights.values())
+        assert row["sync/bytes"] == sum(4 * tensor.numel() for tensor in weights.values())
         assert 0 < row["rollout/stop_s"] <= row["rollout/time_s"]
         assert row.get("mismatch/logprob_abs_mean", 0) <= 0.02
     assert sum("mismatch/logprob_abs_mean" in row for row in rows) > 1
