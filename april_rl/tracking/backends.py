@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Protocol
 
+from april_rl.config.choices import TrackingBackend
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
 from april_rl.tracking.labels import RunLabels
@@ -147,16 +148,18 @@ def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
 
 def _built(name: Name, settings: BackendSettings, tell: Tell) -> Backend | None:
     """Start a tracker; each imports its library, which takes seconds. None: W&B is disabled."""
-    if name == "wandb":
-        if settings.wandb_mode == "disabled":
-            return None
-        from april_rl.tracking.wandb_run import start_wandb
+    match TrackingBackend(name):
+        case TrackingBackend.wandb:
+            if settings.wandb_mode == "disabled":
+                return None
+            from april_rl.tracking.wandb_run import start_wandb
 
-        return start_wandb(settings, tell=tell)
-    if name == "trackio":
-        from april_rl.tracking.trackio_run import TrackioRun
+            return start_wandb(settings, tell=tell)
+        case TrackingBackend.trackio:
+            from april_rl.tracking.trackio_run import TrackioRun
 
-        return TrackioRun(settings, tell=tell)
-    from april_rl.tracking.tensorboard_run import TensorboardRun
+            return TrackioRun(settings, tell=tell)
+        case TrackingBackend.tensorboard:
+            from april_rl.tracking.tensorboard_run import TensorboardRun
 
-    return TensorboardRun(settings)
+            return TensorboardRun(settings)
