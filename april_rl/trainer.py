@@ -143,7 +143,7 @@ class Trainer:
         """Report that no group is left, and evaluate the last version if that is not done yet."""
         self.tracker.message(f"no group is left to train; the run ends before step {step}")
         if self._evaluated != self._version:
-            self.tracker.log(step, self._evaluate())
+            self.tracker.amend(self._version, self._evaluate())
 
     def step(self) -> Metrics | None:
         """Make one policy version and return its metrics; None when no group was left to

@@ -67,6 +67,24 @@ def test_a_key_without_stage_and_quantity_is_refused_by_name(tmp_path: Path, key
     assert list(tmp_path.iterdir()) == [], "a file without a step"
 
 
+def test_metrics_that_come_late_join_the_row_of_their_step(tmp_path: Path) -> None:
+    """Fails when they make a second row, lose the rows before, or replace what is there."""
+    with MetricsFile(tmp_path / "m.jsonl") as file:
+        file.append(1, {"reward/mean": 0.5})
+        file.append(2, {"reward/mean": 0.25, "loss/total": math.nan})
+        file.amend(2, {"eval/test/avg_at_k": 1.0})
+        with pytest.raises(ValueError, match="reward/mean of step 2 is logged already"):
+            file.amend(2, {"reward/mean": 1.0})
+        file.append(3, {"reward/mean": 0.0})
+        file.amend(4, {"eval/test/avg_at_k": 0.5})
+    assert read_metrics(tmp_path / "m.jsonl") == [
+        {"step": 1, "reward/mean": 0.5},
+        {"step": 2, "reward/mean": 0.25, "loss/total": None, "eval/test/avg_at_k": 1.0},
+        {"step": 3, "reward/mean": 0.0},
+        {"step": 4, "eval/test/avg_at_k": 0.5},
+    ]
+
+
 def test_a_step_is_one_line_sorted_by_stage_and_on_the_disk_at_once(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     values = {

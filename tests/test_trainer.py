@@ -205,14 +205,17 @@ def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalti
 def test_a_drained_run_that_ends_early_is_evaluated_before_its_last_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """Fails when the loop is left without an evaluation of the policy that is kept."""
+    """Fails when the loop is left without an evaluation of the policy that is kept, or when it
+    stands in a row of its own, of a step that was never trained.
+    """
     workers = run(settings(num_steps=9, drain_steps=8), tmp_path)
     rows = rows_of(tmp_path)
     trained = [row for row in rows if "reward/mean" in row]
     num_steps = len(trained)
     assert 1 < num_steps < 9, "not what this test is about"
     assert trained[-1]["ledger/parked"] == trained[-1]["ledger/ready"] == 0
-    assert evaluated(rows) == [0, num_steps + 1]
+    assert [row["step"] for row in rows] == list(range(num_steps + 1))
+    assert evaluated(rows) == [0, num_steps]
     (export,) = workers.exports
     assert export[0] == f"step_{num_steps}"
     assert "eval/held_out/avg_at_k" in export[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -43,11 +43,27 @@ class MetricsFile:
                 "merge the metrics of a step and log them once"
             )
         self._last_step = step
-        row: dict[str, float | None] = {"step": step}
-        for key in sorted(values, key=keys.sort_key):
-            row[key] = values[key] if math.isfinite(values[key]) else None
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.write(_line(step, values))
         self._file.flush()
+
+    def amend(self, step: int, values: Mapping[str, float]) -> None:
+        """Add metrics to the row of the last step, or append a row if `step` has none.
+
+        Raises ValueError as `append` does, also for a metric that the row has already.
+        """
+        if step != self._last_step:
+            self.append(step, values)
+            return
+        *others, last = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        row = json.loads(last)
+        for key in values:
+            keys.check(key)
+            if key in row:
+                raise ValueError(f"metric {key} of step {step} is logged already")
+        whole = _line(step, {**row, **values})
+        self._file.close()
+        _replace(self._path, [*others, whole])
+        self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Nothing can be appended afterwards; a file without a step is taken away again."""
@@ -83,10 +99,24 @@ def _truncate(path: Path, first_step: int) -> tuple[dict[str, float | None], int
         if step < first_step:
             kept.append(line)
             kept_row = row
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    partial.replace(path)
+    _replace(path, kept)
     return kept_row, forgotten_step
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
+    """Replace the file at once, so that a kill leaves the old or the new one."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(lines), encoding="utf-8")
+    partial.replace(path)
+
+
+def _line(step: int, values: Mapping[str, float | None]) -> str:
+    """Return a row as a line: the step, then the keys by stage; what is not finite becomes null."""
+    row: dict[str, float | None] = {"step": step}
+    for key in sorted(values.keys() - {"step"}, key=keys.sort_key):
+        value = values[key]
+        row[key] = value if value is not None and math.isfinite(value) else None
+    return json.dumps(row, allow_nan=False) + "\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:

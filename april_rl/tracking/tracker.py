@@ -131,6 +131,18 @@ class Tracker:
             left_s = self._pace.left_s(step, step_s=values.get("time/step_s"))
             self._view.step(step, values, left_s=left_s)
 
+    def amend(self, step: int, metrics: Metrics) -> None:
+        """Add metrics to the row of the last step, such as an evaluation after it was logged.
+
+        Raises the errors of `log`, and ValueError for a metric that the row has already.
+        """
+        values = metrics.read()
+        with self._timed():
+            with self._writing():
+                self._metrics_file.amend(step, values)
+            self._backends.log(step, values, metrics.histograms())
+            self._view.step(step, values, left_s=None)
+
     def wants_samples(self, step: int) -> bool:
         """Whether `samples` of this step are written or shown: otherwise spare their texts."""
         return _is_due(step, self._save_samples_every) or _is_due(step, self._print_samples_every)
