@@ -26,16 +26,18 @@ class Learners(Protocol):
     def update(self, batch: Batch) -> Metrics:
         """Take the optimizer steps of a batch.
 
-        Raises NonFiniteError or MismatchError with the weights as they were before the failed step.
+        Raises MismatchError with the weights as they were, and NonFiniteError with the weights as
+        they were before the first minibatch that is not finite.
         """
 
 
 class Updates:
     """The updates of a run; a bad step is skipped.
 
-    A step whose loss or gradient is not finite is skipped: the weights stay, its groups are written
-    to a file and count as trained, so that they are not trained again. A step on whose tokens
-    engine and learner disagree is skipped too, because the weight sync that follows may cure that.
+    A step is skipped from the first minibatch on whose loss or gradient is not finite; what the
+    minibatches before it have changed stays. Its groups are written to a file and count as trained,
+    so that they are not trained again. A step on whose tokens engine and learner disagree is
+    skipped whole, because the weight sync that follows may cure that.
     """
 
     def __init__(

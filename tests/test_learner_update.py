@@ -243,13 +243,41 @@ def test_a_step_that_is_not_finite_is_named_and_not_made(path, advantage, named)
     learner = make_learner(path)
     before = weights_of(learner)
     examples = [replace(e, advantage=advantage) for e in make_examples(path, noise=0.0, age=0)[2:3]]
-    with pytest.raises(NonFiniteError, match=f"the {named} is"):
+    said = f"minibatch 1 of 1 was not finite; the weights were not changed: the {named} is"
+    with pytest.raises(NonFiniteError, match=said):
         learner.update([pack_minibatch([examples])])
     assert are_equal(before, weights_of(learner))
     other, good = make_learner(path), [pack_minibatch([make_examples(path, noise=0.0, age=0)])]
     metrics = [each.update(good).read() for each in (learner, other)]
     assert metrics[0] == metrics[1], "the next update is as if there had been none before"
     assert are_equal(weights_of(learner), weights_of(other))
+
+
+def test_an_update_that_stops_at_its_second_minibatch_says_so_and_is_an_update_with_the_first(path):
+    """Fails when the message says that the weights are as before, or the second changes them."""
+    good = make_examples(path, noise=0.0, age=0)
+    bad = [replace(good[2], advantage=math.inf)]
+    learner, other = make_learner(path), make_learner(path)
+    said = "minibatch 2 of 3 was not finite; 1 optimizer step was applied: the loss is"
+    with pytest.raises(NonFiniteError, match=said):
+        learner.update([pack_minibatch([part]) for part in (good, bad, good)])
+    other.update([pack_minibatch([good])])
+    assert are_equal(weights_of(learner), weights_of(other))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [({"advantage": 2e38}, NonFiniteError), ({"behaviour_logprobs": -9.0}, MismatchError)],
+)
+def test_an_update_that_is_refused_frees_its_gradients(path, change, error):
+    """The engine needs their memory. Fails when they stay until the next update."""
+    learner = make_learner(path)
+    first, *_ = make_examples(path, noise=0.0, age=0)
+    if "behaviour_logprobs" in change:
+        change = {"behaviour_logprobs": first.behaviour_logprobs + np.float32(-9.0)}
+    with pytest.raises(error):
+        learner.update([pack_minibatch([[replace(first, **change)]])])
+    assert all(parameter.grad is None for parameter in learner._policy.parameters())
 
 
 def test_the_learning_rate_rises_then_follows_its_schedule(path):

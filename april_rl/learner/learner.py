@@ -134,7 +134,8 @@ class Learner:
         A collective; all ranks have the same number of micro-batches in each minibatch. The loss is
         a sum over the tokens of all ranks. Raises MismatchError before the first step when engine
         and learner differ by several times `max_mismatch` on tokens of the current weights, and
-        NonFiniteError when a loss or gradient is not finite; the step that fails changes nothing.
+        NonFiniteError when a loss or gradient is not finite: that minibatch and those after it
+        change nothing, the optimizer steps before it stay. No gradient outlives the call.
         """
         self._num_updates += 1
         self._masters.reload()
@@ -143,20 +144,18 @@ class Learner:
         statistics = TokenStatistics(device=self._device)
         anchors = self._anchors(rows, mismatch)
         steps: list[Metrics] = []
-        for number, (part, part_anchors) in enumerate(zip(rows, anchors, strict=True)):
+        try:
+            for part, part_anchors in zip(rows, anchors, strict=True):
+                self._optimizer.zero_grad()
+                done = self._accumulate(part, part_anchors, statistics)
+                if not steps:
+                    self._check_mismatch(part, done, mismatch)
+                steps.append(self._step(done.loss))
+        except NonFiniteError as error:
+            raise error.after(len(steps), num_minibatches=len(rows)) from error
+        finally:
             self._optimizer.zero_grad()
-            done = self._accumulate(part, part_anchors, statistics)
-            if number == 0:
-                for row, logprobs in zip(part, done.logprobs, strict=True):
-                    mismatch.add(row, logprobs)
-                mismatch.check(
-                    self._max_mismatch,
-                    model_type=self._policy.model_type,
-                    has_synced=self._num_updates > 1,
-                )
-            steps.append(self._step(done.loss))
-        self._optimizer.zero_grad()
-        return_cached_memory(self._device)
+            return_cached_memory(self._device)
         return merge([*steps, statistics.metrics(), mismatch.metrics()])
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
@@ -274,13 +273,23 @@ class Learner:
             )
         return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
 
+    def _check_mismatch(self, rows: Sequence[PackedRow], done: _Pass, mismatch: Mismatch) -> None:
+        """Add the first minibatch to the comparison with the engine; raise MismatchError."""
+        for row, logprobs in zip(rows, done.logprobs, strict=True):
+            mismatch.add(row, logprobs)
+        mismatch.check(
+            self._max_mismatch,
+            model_type=self._policy.model_type,
+            has_synced=self._num_updates > 1,
+        )
+
     def _step(self, loss: Tensor) -> Metrics:
         total = loss.clone()
         dist.all_reduce(total)
         if not math.isfinite(total.item()):
             raise NonFiniteError(
-                f"the loss is {total.item()}; the weights were not changed. Check the step's "
-                "rewards and advantages, and the metrics mismatch/* and loss/* of earlier steps"
+                f"the loss is {total.item()}. Check the step's rewards and advantages, and the "
+                "metrics mismatch/* and loss/* of earlier steps"
             )
         self._moments.reload()
         try:

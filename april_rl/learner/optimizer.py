@@ -118,9 +118,8 @@ class Optimizer:
         grad_norm = _value(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         if not math.isfinite(grad_norm):
             raise NonFiniteError(
-                f"the gradient norm is {grad_norm}; the weights were not changed. Lower "
-                "optimizer.lr, or set learner.compute_dtype=float32 to see whether precision is "
-                "the cause"
+                f"the gradient norm is {grad_norm}. Lower optimizer.lr, or set "
+                "learner.compute_dtype=float32 to see whether precision is the cause"
             )
         lr = self._schedule.get_last_lr()[0]
         self._adamw.step()

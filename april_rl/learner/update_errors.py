@@ -18,6 +18,14 @@ class MismatchError(RunError):
 class NonFiniteError(RunError):
     """A loss or gradient is infinite or NaN; an optimizer step would destroy the weights."""
 
+    def after(self, num_steps: int, *, num_minibatches: int) -> NonFiniteError:
+        """Return the error with what the update had applied: `num_steps` optimizer steps."""
+        applied = {0: "the weights were not changed", 1: "1 optimizer step was applied"}
+        return NonFiniteError(
+            f"minibatch {num_steps + 1} of {num_minibatches} was not finite; "
+            f"{applied.get(num_steps, f'{num_steps} optimizer steps were applied')}: {self}"
+        )
+
 
 class MismatchWarning:
     """Warns once when engine and learner drift apart, and again only after they have agreed."""

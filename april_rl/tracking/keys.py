@@ -124,7 +124,7 @@ _LOSS = _stage(
         "masked_frac | share | trained tokens that a response or token mask leaves out",
         "reference_kl | nats | KL(learner ‖ frozen reference), where the run has a reference",
         "lr | rate | learning rate, averaged over the optimizer steps",
-        "bad_step | 0 or 1 | 1: the step was skipped, see trainer.max_bad_steps",
+        "bad_step | 0 or 1 | 1: skipped, from the first bad minibatch on (trainer.max_bad_steps)",
     ),
 )
 
