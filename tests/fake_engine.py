@@ -56,6 +56,7 @@ class FakeEngine:
     policy_version: int = 0
     requests: list[Request] = field(default_factory=list)  # ever submitted, in order
     generated: int = 0  # tokens ever sampled
+    now_s: float = 0.0  # a second for each engine step
     on_step: Callable[[FakeEngine, int], None] = lambda _engine, _slots: None
     running: dict[SampleId, tuple[Request, list[int]]] = field(default_factory=dict)
     contexts: dict[SampleId, int] = field(default_factory=dict)  # version of the cache, if running
@@ -76,6 +77,7 @@ class FakeEngine:
             if not self.running:
                 break
             self.on_step(self, slots)
+            self.now_s += 1.0
             steps, slot_steps = steps + 1, slot_steps + len(self.running)
             finished += self._step()
         return Tick(
@@ -158,7 +160,7 @@ class FakeEngines(SerialEngines):
         """`computes_on`: an abort comes behind the ticks under way, as it does with real workers;
         otherwise before them.
         """
-        self._computes_on = computes_on
+        self._computes_on, self._looks = computes_on, 0
         self.each = [
             FakeEngine(length_of=length_of, budget=budget, keeps=keeps) for _ in range(num_engines)
         ]
@@ -174,6 +176,11 @@ class FakeEngines(SerialEngines):
             assert not engine.running
             assert not engine.queue
             engine.policy_version = policy_version
+
+    def clock(self) -> float:
+        """Return the seconds of engines that compute side by side; a look takes a microsecond."""
+        self._looks += 1
+        return max(engine.now_s for engine in self.each) + 1e-6 * self._looks
 
     @property
     def generated(self) -> int:
@@ -197,6 +204,9 @@ class FakeEngines(SerialEngines):
         while self._computes_on and any(self.under_way):
             finished += [c for _, tick in FakeEngines.wait(self, timeout_s) for c in tick.finished]
         self.under_way = [0] * self.num_engines
+        last_s = max(engine.now_s for engine in self.each)
+        for engine in self.each:
+            engine.now_s = last_s  # those that were idle have waited for the others
         rest, stalled = super().abort(timeout_s)
         return [*finished, *rest], stalled
 

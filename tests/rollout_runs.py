@@ -127,6 +127,7 @@ class Run:
                     tick_steps=setup.tick_steps, max_response_tokens=setup.budget, seed=setup.seed
                 ),
             ),
+            clock=self.fakes.clock,
             over_sampling=over_sampling or FixedFactor(setup.alpha),
             keep=self._keep,
         )

@@ -134,7 +134,12 @@ def test_refill_keeps_every_slot_busy():
     length_of = lognormal(60, 0.5)
     run = Run(
         Setup(
-            num_groups=8, group_size=4, alpha=2.0, max_staleness=8, length_of=length_of, budget=400
+            **{"num_groups": 8, "group_size": 4, "alpha": 2.0, "max_staleness": 8},
+            **{
+                "length_of": length_of,
+                "budget": 400,
+                "tick_steps": 1,
+            },  # the last tick is not counted
         )
     )
     stats = [run.step().stats for _ in range(6)]

@@ -135,6 +135,31 @@ def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
     assert comparison.mean(waiting, SYNCHRONOUS) > 2 * comparison.mean(waiting, "α = 2.0") > 0
 
 
+def test_a_slow_reward_shows_as_slots_that_wait(comparison: Comparison) -> None:
+    """The engines of a run compute for half of its rollouts, which wait for rewards before they
+    end. Fails when only the time in which engines compute is compared.
+    """
+    run = comparison.variants["α = 2.0"][0]
+    rows = [
+        {
+            **row,
+            "rollout/time_s": 2 * row["rollout/time_s"],
+            "rollout/occupancy": row["rollout/occupancy"] / 2,
+            "time/score_s": row["rollout/time_s"],
+        }
+        for row in run.steps
+    ]
+    slow = replace(run, rows=rows)
+    awaiting, waiting = (
+        figure(label)
+        for label in ("rollout that waits for rewards alone", "slots that wait during a rollout")
+    )
+    assert awaiting.value(run, comparison.budget) == 0.0
+    assert awaiting.value(slow, comparison.budget) == pytest.approx(0.5)
+    idle, slow_idle = (waiting.value(each, comparison.budget) for each in (run, slow))
+    assert slow_idle == pytest.approx(0.5 + idle / 2)
+
+
 def test_runs_that_never_reach_the_accuracy_are_counted(folder: Path) -> None:
     found = compare([folder], accuracy=0.75, evaluation_set="held_out")
     seconds = figure("seconds to the accuracy")

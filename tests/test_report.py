@@ -174,6 +174,7 @@ def told(run: RunFiles, prediction: Prediction | None = None, **changes: object)
     ("changes", "sentence"),
     [
         ({"reward/errors": 4.0}, r"The reward failed on 23 % of the samples"),
+        ({"time/score_s": 9.0}, r"Rollouts wait for rewards for \d+ % .*\(10\.5 s a step\)"),
         ({"reward/no_signal_frac": 1.0}, r"No group has a signal since step 0"),
         ({"reward/no_signal_frac": 0.6}, r"60 % of the groups have no signal.*dynamic_sampling"),
         ({"staleness/age_max": 5}, r"The staleness cap binds: in 100 % .* age 5 was trained"),

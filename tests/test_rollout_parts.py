@@ -183,22 +183,22 @@ def tick(*, engine_steps: int, slot_steps: int, elapsed_s: float) -> Tick:
     )
 
 
-def test_occupancy_is_slot_time_over_the_time_of_the_engine_that_worked_longest():
+def test_occupancy_is_slot_time_over_the_time_of_the_rollout():
     """Two engines with 8 slots each: one full for 6 s and half full, in slow steps, for 4 s; the
-    other full for 2 s and then out of work. 6·8 + 4·4 + 2·8 = 80 of 16·10 slot-seconds. Fails when
-    engine steps are weighted alike however long they took (0.94), or the time in which an engine
-    had nothing to do is left out (0.83).
+    other full for 2 s and then out of work; then both wait 10 s for scores. 6·8 + 4·4 + 2·8 = 80 of
+    16·20 slot-seconds. Fails when engine steps are weighted alike however long they took, or the
+    time in which one engine or all of them had nothing to do is left out (0.5).
     """
     stats = StepStats(num_slots=16, policy_version=0, clock=lambda: 0.0)
     stats.add_tick(tick(engine_steps=60, slot_steps=480, elapsed_s=6.0), engine=0)
     stats.add_tick(tick(engine_steps=20, slot_steps=160, elapsed_s=2.0), engine=1)
     stats.add_tick(tick(engine_steps=10, slot_steps=40, elapsed_s=4.0), engine=0)
     stats.add_tick(tick(engine_steps=0, slot_steps=0, elapsed_s=0.0), engine=1)
-    assert stats.in_flight_mean == pytest.approx(8.0)
-    stats.time_s = 10.0
-    assert stats.metrics(num_needed=8).read()["rollout/occupancy"] == pytest.approx(0.5)
+    stats.time_s = 20.0
+    assert stats.in_flight_mean == pytest.approx(4.0)
+    assert stats.metrics(num_needed=8).read()["rollout/occupancy"] == pytest.approx(0.25)
 
 
 def test_a_step_without_engine_work_has_no_requests_in_flight():
-    """Fails when a step that only takes ready groups divides by its engines' time."""
+    """Fails when a step that only takes ready groups, in no time, divides by it."""
     assert StepStats(num_slots=4, policy_version=0, clock=lambda: 0.0).in_flight_mean == 0.0

@@ -150,6 +150,8 @@ def test_a_slow_reward_is_waited_for_only_at_the_end_of_a_synchronous_step():
     at_once = run(SMALL, 1, refill=False)
     slow = run(replace(SMALL, score_s=0.5), 1, refill=False)
     assert slow.step_s == pytest.approx(at_once.step_s + 0.5)
+    busy_s = at_once.occupancy * at_once.rollout_s
+    assert slow.occupancy == pytest.approx(busy_s / slow.rollout_s), "slots wait with the step"
 
 
 def test_presets_hold_what_the_data_sheet_gives():

@@ -16,6 +16,7 @@ _WITHOUT_SIGNAL = 5  # steps
 _DISPERSION = 1.5  # 1 is a random draw
 _PREEMPTED = 0.01  # of the samples
 _PREFILLED_AGAIN = 0.05  # of the rollouts' time
+_SLOW_REWARD = 0.1  # of the rollouts
 
 
 def advisories(run: RunFiles, prediction: Prediction | None) -> list[str]:
@@ -24,6 +25,7 @@ def advisories(run: RunFiles, prediction: Prediction | None) -> list[str]:
     """
     return [
         *_failures(run),
+        *_slow_reward(run),
         *_signal(run),
         *(_tail(run, prediction) if prediction else ()),
         *_staleness(run),
@@ -44,6 +46,17 @@ def _failures(run: RunFiles) -> Iterator[str]:
         yield (
             f"The reward failed on {percent(errors / scored)} of the samples; their groups were "
             "dropped. See reward/errors, reward/timeouts and reward/crashes in metrics.jsonl."
+        )
+
+
+def _slow_reward(run: RunFiles) -> Iterator[str]:
+    waited_s, rollout_s = run.total("time/score_s"), run.total("rollout/time_s")
+    if waited_s > _SLOW_REWARD * rollout_s:
+        yield (
+            f"Rollouts wait for rewards for {percent(waited_s / rollout_s)} of their time "
+            f"({waited_s / len(run.steps):.1f} s a step), while no engine computes (time/score_s). "
+            "Use a faster reward, or more of it at a time: reward.num_processes, or its argument "
+            "concurrency."
         )
 
 

@@ -221,8 +221,9 @@ def _occupancy(steps: Sequence[Row]) -> Chart | None:
     return Chart(
         id="occupancy",
         title="Engine occupancy",
-        caption="Share of the slots that compute a request, over the time of a rollout, and the "
-        "largest share of the KV cache that was in use.",
+        caption="Share of the slots that compute a request, over the whole time of a rollout, and "
+        "the largest share of the KV cache that was in use. Slots are empty while rewards are "
+        "awaited and while the step stops.",
         spec=spec,
     )
 

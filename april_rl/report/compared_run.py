@@ -131,6 +131,11 @@ def _idle(run: RunFiles, _: Budget) -> float | None:
     return 1 - busy / seconds if seconds else None
 
 
+def _awaiting_scores(run: RunFiles, _: Budget) -> float | None:
+    seconds = run.total("rollout/time_s")
+    return run.total("time/score_s") / seconds if seconds else None
+
+
 def _wasted(run: RunFiles, _: Budget) -> float | None:
     generated = _generated(run)
     trained = _sum_of_products(run, "throughput/trained_tokens_per_s", "time/step_s")
@@ -160,6 +165,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("step, seconds, p95", _step_seconds(95), _number(2)),
     Figure("step, seconds, p99", _step_seconds(99), _number(2)),
     Figure("slots that wait during a rollout", _idle, _percent, is_share=True),
+    Figure("rollout that waits for rewards alone", _awaiting_scores, _percent, is_share=True),
     Figure("off-policy tokens", _mean_of("staleness/off_policy_token_frac"), _percent, True),
     Figure("mean age of a token", _mean_of("staleness/age_mean"), _number(2), True),
     Figure("generated, never trained", _wasted, _percent, is_share=True),

@@ -140,11 +140,11 @@ class StepStats:
 
     @property
     def in_flight_mean(self) -> float:
-        """Return the requests in a slot, over all engines, averaged over the time of the busiest
-        engine; idle time of the others counts as empty slots.
+        """Return the requests in a slot, over all engines, averaged over the whole rollout: slots
+        are empty while an engine has nothing to do, scores are awaited or the step stops. The last
+        tick of each engine, which ends in the abort, counts as that.
         """
-        worked_s = max(self._worked_s.values(), default=0.0)
-        return self._slot_s / worked_s if worked_s else 0.0
+        return self._slot_s / self.time_s if self.time_s else 0.0
 
     def metrics(self, *, num_needed: int) -> Metrics:
         """Return `rollout/*`; `num_needed` is N·G, the samples that a step needs."""
