@@ -123,6 +123,22 @@ def test_seeds_without_a_partner_are_not_paired_and_one_pair_has_no_interval(fol
     assert "[" not in found.versus(rate, "α = 2.0")
 
 
+def test_runs_of_one_seed_are_averaged(comparison: Comparison) -> None:
+    """Fails when the last run of a seed stands for all of them, or the others count as missing."""
+    runs = comparison.variants[SYNCHRONOUS][:1]
+    slow = replace(
+        runs[0], rows=[{**row, "time/step_s": 3 * row["time/step_s"]} for row in runs[0].steps]
+    )
+    twice = replace(comparison, variants={**comparison.variants, SYNCHRONOUS: [*runs, slow]})
+    median = figure("step, seconds, p50")
+    alone = median.value(runs[0], comparison.budget)
+    assert twice.mean(median, SYNCHRONOUS) == pytest.approx(2 * alone)
+    assert twice.missing(median, SYNCHRONOUS) == 0
+    [april, _, _] = comparison.variants["α = 2.0"]
+    ratio = math.log(median.value(april, comparison.budget) / (2 * alone))
+    assert twice.paired(median, "α = 2.0") == (pytest.approx(ratio), math.inf)
+
+
 def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
     off_policy = figure("off-policy tokens")
     assert comparison.mean(off_policy, SYNCHRONOUS) == 0.0

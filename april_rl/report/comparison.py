@@ -39,13 +39,13 @@ class Comparison:
         return next(iter(self.variants))
 
     def mean(self, figure: Figure, variant: str) -> float | None:
-        """Return the mean of a figure over a variant's runs that have it."""
+        """Return the mean of a figure over a variant's seeds that have it."""
         values = self._values(figure, variant)
         return fmean(values.values()) if values else None
 
     def missing(self, figure: Figure, variant: str) -> int:
         """Return how many runs of a variant do not have the figure."""
-        return len(self.variants[variant]) - len(self._values(figure, variant))
+        return sum(figure.value(run, self.budget) is None for run in self.variants[variant])
 
     def paired(self, figure: Figure, variant: str) -> tuple[float, float] | None:
         """Return a variant against the baseline on the seeds both have, with half its 95 %
@@ -65,12 +65,13 @@ class Comparison:
         return fmean(found), quantile * stdev(found) / math.sqrt(len(found))
 
     def _values(self, figure: Figure, variant: str) -> dict[str, float]:
-        """Return the figure by seed."""
-        return {
-            str(run.setting("seed")): value
-            for run in self.variants[variant]
-            if (value := figure.value(run, self.budget)) is not None
-        }
+        """Return the figure by seed, averaged over the runs of a seed."""
+        found: dict[str, list[float]] = {}
+        for run in self.variants[variant]:
+            value = figure.value(run, self.budget)
+            if value is not None:
+                found.setdefault(str(run.setting("seed")), []).append(value)
+        return {seed: fmean(values) for seed, values in found.items()}
 
     def versus(self, figure: Figure, variant: str) -> str:
         """Return the paired comparison as text: × 1.31 [1.20, 1.43], or a difference."""
