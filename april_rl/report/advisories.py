@@ -41,7 +41,7 @@ def percent(value: float) -> str:
 
 def _failures(run: RunFiles) -> Iterator[str]:
     errors = run.total("reward/errors")
-    scored = errors + run.samples_per_step * len(run.steps)
+    scored = max(errors, run.scored_samples)
     if errors > _MANY * scored:
         yield (
             f"The reward failed on {percent(errors / scored)} of the samples; their groups were "

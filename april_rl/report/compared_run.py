@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from april_rl.report.run_files import Row, RunFiles
+from april_rl.report.run_files import RunFiles
 
 
 class Evaluated(NamedTuple):
@@ -42,17 +42,13 @@ class Figure(NamedTuple):
 def evaluations(run: RunFiles, name: str) -> list[Evaluated]:
     """Return every accuracy of a held-out set, in order."""
     seconds = accumulate(row.get("time/step_s") or 0.0 for row in run.rows)
-    trained = accumulate(run.samples_per_step * _is_step(row) for row in run.rows)
+    trained = accumulate(run.trained_samples)
     key = f"eval/{name}/avg_at_k"
     return [
         Evaluated(samples, spent_s, accuracy)
         for row, samples, spent_s in zip(run.rows, trained, seconds, strict=True)
         if (accuracy := row.get(key)) is not None
     ]
-
-
-def _is_step(row: Row) -> bool:
-    return row.get("time/step_s") is not None
 
 
 def best_accuracy(run: RunFiles, name: str) -> float:
@@ -102,7 +98,7 @@ def _accuracy_after_seconds(run: RunFiles, budget: Budget) -> float | None:
 
 def _rate(run: RunFiles, _: Budget) -> float | None:
     seconds = run.total("time/step_s")
-    return run.samples_per_step * len(run.steps) / seconds if seconds else None
+    return sum(run.trained_samples) / seconds if seconds else None
 
 
 def _mean_of(key: str) -> Callable[[RunFiles, Budget], float | None]:

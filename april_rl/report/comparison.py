@@ -120,7 +120,7 @@ def compare(
     name = evaluation_set or (names[0] if names else "")
     reached = min(best_accuracy(run, name) for run in runs)
     budget = Budget(
-        samples=min(run.samples_per_step * len(run.steps) for run in runs),
+        samples=min(sum(run.trained_samples) for run in runs),
         seconds=min(run.total("time/step_s") for run in runs),
         accuracy=math.floor(100 * reached) / 100 if accuracy is None else accuracy,
         evaluation_set=name,

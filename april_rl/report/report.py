@@ -97,7 +97,7 @@ def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         yield "mean reward", f"{reward:.3f}", "of the second half of the steps"
     seconds = [value for _, value in run.series("time/step_s")]
     if seconds:
-        rate = run.samples_per_step * len(seconds) / sum(seconds)
+        rate = sum(run.trained_samples) / sum(seconds)
         yield "trained samples/s", f"{rate:.1f}", "steps with their update, evaluations apart"
         yield "time of a step", f"{median(seconds):.2f} s", "median"
     if (share := run.mean("staleness/off_policy_token_frac")) is not None:

@@ -70,6 +70,40 @@ class RunFiles:
         size = self.number("engine.tensor_parallel_size", 1)
         return max(1, int(self.number("runtime.num_workers", 1) / size))
 
+    @cached_property
+    def trained_samples(self) -> list[int]:
+        """Return how many samples each row trained [rows]: 0 for an evaluation alone and for a step
+        that was skipped.
+        """
+        # The rows of a run that was resumed elsewhere do not begin with its first step.
+        before = 0.0 if self._has_beginning else None
+        found = []
+        for row in self.rows:
+            groups = row.get("ledger/trained")
+            num_groups = self.number("trainer.num_groups", 1)
+            if groups is not None and before is not None:
+                num_groups = groups - before
+            is_trained = row.get("time/step_s") is not None and not row.get("loss/bad_step")
+            found.append(round(num_groups * self.number("rollout.group_size", 1) * is_trained))
+            before = before if groups is None else groups
+        return found
+
+    @property
+    def scored_samples(self) -> float:
+        """Return the samples of all groups that were scored, whatever became of them."""
+        ends = ("ready", "trained", "rejected", "dropped")
+        num_groups = sum(self._growth(f"ledger/{end}") for end in ends)
+        return num_groups * self.number("rollout.group_size", 1)
+
+    @property
+    def _has_beginning(self) -> bool:
+        return bool(self.rows) and (self.rows[0].get("step") or 0) <= 1
+
+    def _growth(self, key: str) -> float:
+        """Return by how much a metric that counts from the beginning of the run has grown."""
+        values = [value for _, value in self.series(key)]
+        return values[-1] - (0.0 if self._has_beginning else values[0]) if values else 0.0
+
     def series(self, key: str) -> list[tuple[int, float]]:
         """Return (step, value) of every row that has the metric."""
         found = ((row["step"], row.get(key)) for row in self.rows)
