@@ -39,3 +39,44 @@ def test_a_short_question_overlaps_only_where_it_is_the_same() -> None:
 def test_a_question_without_words_overlaps_with_nothing(text: str) -> None:
     assert passages(text) == []
     assert found([text], test=[text]) == []
+
+
+CHINESE = "一个农场有鸡和兔子共35只，它们一共有94只脚，请问这个农场里鸡和兔子各有多少只？"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        CHINESE,
+        "Каждое утро пекарь продаёт девять буханок хлеба по четыре доллара и две оставляет дома",
+        "हर सुबह एक बेकर नौ रोटियाँ चार डॉलर में बेचता है और दो अपने घर के लिए रखता है",
+        "농부는 매일 아침 달걀 아홉 개를 사 달러에 팔고 두 개는 집에 가져가서 나누어 준다",
+        "ทุกเช้าคนทำขนมปังขายขนมปังเก้าก้อนในราคาก้อนละสี่ดอลลาร์และเก็บไว้ที่บ้านสองก้อน",
+    ],
+)
+def test_a_question_in_any_script_is_found(question: str) -> None:
+    """Fails when words have the letters a to z only."""
+    assert found([f"{question} (7)"], test=["Name a prime.", question]) == [(0, "test", 1)]
+
+
+def test_questions_in_other_scripts_that_share_their_digits_only_do_not_overlap() -> None:
+    """Fails when all words but the digits are left out of the comparison."""
+    assert (
+        found(["小明有2个苹果，小红有5个，一共有几个苹果？"], test=["从2到5的整数的乘积等于多少？"])
+        == []
+    )
+    assert (
+        found(["Сколько будет 5 плюс 3 в сумме?"], test=["Найдите остаток от деления 5 на 3"]) == []
+    )
+
+
+def test_chinese_questions_overlap_by_a_passage_and_not_by_a_phrase() -> None:
+    """Half of a question, in other words around it. Fails when a dozen characters are enough."""
+    assert found([f"已知{CHINESE[3:36]}试求之"], test=[CHINESE]) == [(0, "test", 0)]
+    assert found(["请问这个农场里鸡和兔子各有几条腿呢"], test=[CHINESE]) == []
+
+
+def test_a_question_of_three_words_overlaps_with_nothing() -> None:
+    """Fails when the same sum in two sets, or "2 + 3" for "2 - 3", is taken for a leak."""
+    assert found(["2 + 3 ="], test=["2 - 3 ="]) == []
+    assert found(["求2+3的值"], test=["求2-3的值"]) == []

@@ -1,8 +1,10 @@
 """Find training questions that share a passage with evaluation questions, by n-grams of words.
 
 The rule is the one of GPT-3 (Brown et al. 2020, appendix C): 13 consecutive words in common,
-compared in lower case and without punctuation. A question with fewer words overlaps only if all of
-it is equal.
+compared in lower case and without punctuation. Scripts without spaces between words (Chinese,
+Japanese, Thai) are compared by characters, of which two count as a word. A question with fewer
+words overlaps only if all of it is equal, and one with fewer than four words never does: the same
+"2 + 3" in two sets is no leak.
 """
 
 from __future__ import annotations
@@ -10,9 +12,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from unicodedata import category, normalize
 
-NUM_WORDS = 13
-_WORD = re.compile(r"[a-z0-9]+")
+NUM_WORDS, FEWEST_WORDS = 13, 4
+# Thai to Myanmar, Khmer, kana, bopomofo, Chinese characters.
+_CHARACTERS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u31bf\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_CHARACTERS_OF_A_WORD = 2
+_MARKS = "".join(  # vowel signs and accents, which are no letters for \w
+    chr(code) for code in range(0x300, 0x10000) if category(chr(code)) in ("Mn", "Mc")
+)
+_WORD = re.compile(rf"[{_CHARACTERS}]|(?:(?![{_CHARACTERS}])[^\W_]|[{_MARKS}])+")
+_CHARACTER = re.compile(f"[{_CHARACTERS}]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +65,38 @@ class Passages:
 
 
 def passages(question: str) -> list[str]:
-    """Return every run of NUM_WORDS consecutive words of a question; all its words if it is
-    shorter.
+    """Return every run of consecutive words of a question that is as long as NUM_WORDS; all its
+    words if it is shorter, and nothing if it is shorter than FEWEST_WORDS.
     """
-    words = _WORD.findall(question.lower())
-    if not words:
+    text = normalize("NFKC", question).casefold()
+    words = _WORD.findall(text)
+    if not _CHARACTER.search(text):
+        return _runs(words)
+    lengths = [1 if _CHARACTER.match(word) else _CHARACTERS_OF_A_WORD for word in words]
+    return _weighted_runs(words, lengths)
+
+
+def _runs(words: Sequence[str]) -> list[str]:
+    if len(words) < FEWEST_WORDS:
         return []
     last = max(0, len(words) - NUM_WORDS)
     return [" ".join(words[start : start + NUM_WORDS]) for start in range(last + 1)]
+
+
+def _weighted_runs(words: Sequence[str], lengths: Sequence[int]) -> list[str]:
+    """Return the shortest runs of at least NUM_WORDS from each word on; `lengths` [words] are in
+    characters.
+    """
+    if sum(lengths) < FEWEST_WORDS * _CHARACTERS_OF_A_WORD:
+        return []
+    wanted = NUM_WORDS * _CHARACTERS_OF_A_WORD
+    found, end, length = [], 0, 0
+    for start, first in enumerate(lengths):
+        while end < len(words) and length < wanted:
+            length += lengths[end]
+            end += 1
+        if length < wanted and start:
+            break
+        found.append(" ".join(words[start:end]))
+        length -= first
+    return found
