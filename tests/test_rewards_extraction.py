@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
+from source_tree import ROOT
 
 from april_rl.config.choices import Extract
 from april_rl.rewards.check import gold_response
@@ -21,8 +23,14 @@ AUTO = {
     "Answer: 33\nso \\boxed{34}": "34",
     "Answer: $\\boxed{\\frac{1}\n{2}}$": "\\frac{1}\n{2}",
     r"it is \boxed{\boxed{34}}": "34",
-    "The answer: 34": None,
-    "Answer:\n34": None,
+    "The answer: 34": "34",
+    "Answer:\n34": "34",
+    "Answer:\n\n**\n\\[\n34\n\\]": "34",
+    "So, Answer: 34": "34",
+    "Answer: 33, or Answer: 34": "34",
+    "Write 'Answer: 33'.\nAnswer: 34": "34",
+    "Answer:": None,
+    "so the answer: 34": None,
     "it is 34": None,
     "<think>\\boxed{33}</think>Answer: 34": "34",
     "\\boxed{33}</think>no idea": None,
@@ -34,6 +42,39 @@ AUTO = {
 @pytest.mark.parametrize("response", AUTO)
 def test_auto_reads_the_last_box_or_answer_line_after_the_thinking(response):
     assert extract_answer(response, "auto") == AUTO[response]
+
+
+def documented_forms() -> dict[str, tuple[str, str, str]]:
+    """Return the table of docs/rewards.md: the right answer, and what a person and we say, by
+    response.
+    """
+    text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `(.*?)`(?: \(of `(.*?)`\))? \| (\w+) \| \**(\w+)\** \| \w+ \|", text, re.M
+    )
+    return {form.replace("⏎", "\n"): (gold or "34", *said) for form, gold, *said in rows}
+
+
+FORMS = documented_forms()
+# Not in the form that was asked for, or a chain of equations, of which math-verify takes the last.
+UNLIKE_A_PERSON = {
+    *("Answer: The sum is 34", "Answer: 33 = 34", "So the answer: 34"),
+    *("It is 34.", "The answer is 34."),
+}
+
+
+@pytest.mark.parametrize("response", FORMS)
+def test_an_answer_to_the_prompt_of_dapo_is_judged_as_a_person_would(response):
+    """Fails when a form that people take for right trains as wrong, or a hedge as right."""
+    gold, person, ours = FORMS[response]
+    found = score_math(response, gold, soft_timeout_s=20)
+    assert ("right" if found else "wrong") == ours
+    assert (ours != person) == (response in UNLIKE_A_PERSON)
+
+
+def test_the_table_of_forms_has_fifty_rows():
+    assert len(FORMS) == 50
+    assert set(FORMS) >= UNLIKE_A_PERSON
 
 
 NUMBERS = {
@@ -67,6 +108,12 @@ HEDGED = [
     (r"Answer: \boxed{4} or \boxed{3}", "auto"),
     ("Answer: 3 or 4", "auto"),
     ("Answer: 3, 4", "auto"),
+    ("Answer: $3$ or $4$", "auto"),
+    ("Answer: $3$, $4$", "auto"),
+    ("Answer: 3, or Answer: 4", "auto"),
+    ("So, Answer: 4\nSo, Answer: 3", "auto"),
+    ("Answer: 4\nSo, Answer: 3", "answer_line"),
+    ("Answer: 3 not 4", "auto"),
     ("Answer: 3 and 4", "answer_line"),
     (r"\boxed{3, 4}", "boxed"),
     (r"Answer: 4} \boxed{3", "auto"),
@@ -111,6 +158,10 @@ def test_the_answer_of_the_data_set_is_right_in_the_form_that_is_read(gold, how)
         r"\boxed{1}",
         ",234",
         "Answer: 3\n",
+        "Answer:\n",
+        "Answer: $",
+        "the final answer",
+        "34 no ",
         "answer ",
         "$",
         "* ",

@@ -124,7 +124,7 @@ class Extract(Enum):
 
     auto = "auto"  # boxed or answer_line, whichever comes last in the response
     boxed = "boxed"  # the last \\boxed{...}
-    answer_line = "answer_line"  # the last line that begins with `Answer:`
+    answer_line = "answer_line"  # what follows the last `Answer:`
     last_number = "last_number"  # the last number
 
 

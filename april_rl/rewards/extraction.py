@@ -12,17 +12,33 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 # A box opens, something is escaped (so that its brace does not count), or a brace.
 _BRACES = re.compile(r"(?P<box>\\{1,2}boxed\s*\{)|\\.|[{}]", re.DOTALL)
-_ANSWER_LINE = re.compile(
-    r"^[ \t>*_#`-]*answer[ \t*_`]*:(?P<answer>[^\n]*)$", re.IGNORECASE | re.MULTILINE
+# "Answer:" at the beginning of a line in any case, or within a line with a capital letter.
+_ANSWER = re.compile(
+    r"(?:(?P<begins>^(?i:[ \t>*_#`-]*(?:the[ \t]+)?(?:final[ \t]+)?answer))|\bA(?:nswer|NSWER))"
+    r"[ \t*_`]*[:\N{FULLWIDTH COLON}]",
+    re.MULTILINE,
 )
+# What may stand between the colon and the answer: markup, line ends, a displayed formula's bracket.
+_LEAD = re.compile(r"(?:[\s*_`$]|\\\[(?=[ \t]*\n))*")
 _NUMBER = re.compile(
     r"(?:(?<![\w).])-)?"
     r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"(?:[eE][+-]?\d+)?(?:/\d+)?"
 )
+_UNIT = r"[A-Za-z]{2,}(?:[ \t][A-Za-z]{2,}){0,2}"
+_WITH_UNIT = re.compile(rf"(?P<number>[+-]?(?:{_NUMBER.pattern}))[ \t]+(?P<unit>{_UNIT})")
+_NO_UNITS = frozenset(
+    (
+        *("and", "but", "no", "not", "or", "to"),
+        *("half", "dozen", "hundred", "thousand", "million", "billion", "trillion", "percent"),
+        *("minus", "mod", "over", "plus", "times", "pi", "root"),
+        *("cubed", "factorial", "power", "squared", "th"),
+    )
+)
 _SPACES = re.compile(r"\s+|\\[,;:! ]|\\(?:left|right)(?![a-zA-Z])|[$~]")
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_EMPHASIS = re.compile(r"\*\*|(?<!\\)\$")
 _MARKUP = " \t\r\n*_`$"
 
 
@@ -50,7 +66,8 @@ def stated_answers(response: str, how: str) -> list[str]:
     has no answer.
 
     `boxed`: the content of each complete \\boxed{...}, of nested boxes the innermost.
-    `answer_line`: the rest of each line that begins with `Answer:`, or of a box in it.
+    `answer_line`: what follows each `Answer:`, or the boxes in it. If the last one begins a line,
+    those within a line do not count.
     `auto`: as answer_line when an answer line comes last, else as boxed.
     `last_number`: only the last number, since those before it are working.
     """
@@ -88,13 +105,25 @@ def gold_answer(answer: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return a text without the markdown emphasis, math delimiters and period around it."""
-    text = text.strip(_MARKUP)
+    """Return a text without the markdown emphasis and dollar signs in it, and without the math
+    delimiters and period around it.
+    """
+    text = _EMPHASIS.sub("", text).strip(_MARKUP)
     if text.endswith(".") and not text.endswith(".."):
         text = text[:-1].strip(_MARKUP)
     if text[:2] + text[-2:] in (r"\(\)", r"\[\]"):
         text = text[2:-2].strip(_MARKUP)
     return text
+
+
+def without_unit(answer: str) -> str:
+    """Return an answer without the words after a plain number ("34 dollars"), which math-verify
+    would read as a product of letters, unless one of them changes the number ("34 million").
+    """
+    found = _WITH_UNIT.fullmatch(answer)
+    if found is None or _NO_UNITS.intersection(found["unit"].lower().split()):
+        return answer
+    return found["number"]
 
 
 def normalised(answer: str) -> str:
@@ -122,20 +151,41 @@ def _boxes(text: str) -> list[Statement]:
 
 
 def _answer_lines(text: str, boxes: list[Statement]) -> tuple[list[Statement], int]:
-    """Return what the answer lines state, and where the last of them ends (-1: there is none)."""
-    found: list[Statement] = []
-    end, index = -1, 0
-    for line in _ANSWER_LINE.finditer(text):
-        while index < len(boxes) and boxes[index].start < line.start():
+    """Return what `Answer:` states, and where the last such statement ends (-1: there is none).
+
+    If the last one begins its line, those within lines are working or quotations: only those that
+    begin a line count then.
+    """
+    marks = list(_ANSWER.finditer(text))
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    found: list[tuple[bool, int, list[Statement]]] = []  # begins a line, end, statements
+    index = 0
+    for mark, limit in zip(marks, ends, strict=False):
+        start, end = _after(text, mark.end(), limit)
+        while index < len(boxes) and boxes[index].start < mark.start():
             index += 1
         first = index
-        while index < len(boxes) and boxes[index].start < line.end():
+        while index < len(boxes) and boxes[index].start < end:
             index += 1
-        of_line = boxes[first:index] or [Statement(line.start(), bare(line["answer"]))]
+        of_line = boxes[first:index] or [Statement(mark.start(), bare(text[start:end]))]
         stated = [statement for statement in of_line if statement.text]
-        end = line.end() if stated else end
-        found += stated
-    return found, end
+        if stated:
+            found.append((mark["begins"] is not None, end, stated))
+    if not found:
+        return [], -1
+    needs_beginning, end, _ = found[-1]
+    counted = [stated for begins, _, stated in found if begins or not needs_beginning]
+    return [statement for stated in counted for statement in stated], end
+
+
+def _after(text: str, start: int, limit: int) -> tuple[int, int]:
+    """Return where the answer after a colon begins and ends, within `limit`: the rest of the line,
+    or the first line with content.
+    """
+    lead = _LEAD.match(text, start, limit)
+    start = lead.end() if lead else start
+    end = text.find("\n", start, limit)
+    return start, limit if end < 0 else end
 
 
 def _numbers(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from types import FrameType
 
 from math_verify import parse, verify
 
-from april_rl.rewards.extraction import gold_answer, normalised, stated_answers
+from april_rl.rewards.extraction import gold_answer, normalised, stated_answers, without_unit
 from april_rl.rewards.jobs import Disagreement
 from april_rl.rewards.plain_values import are_equal
 
@@ -73,7 +73,7 @@ def compare_math(response: str, answer: str, *, how: str, soft_timeout_s: float)
 def _is_equal(expected: str, text: str) -> bool:
     """Return whether math-verify takes the two expressions as equal; the first is the right one."""
     parsed_expected, parsed = (
-        parse(f"\\boxed{{{part}}}", parsing_timeout=None) for part in (expected, text)
+        parse(f"\\boxed{{{without_unit(part)}}}", parsing_timeout=None) for part in (expected, text)
     )
     return bool(verify(parsed_expected, parsed, timeout_seconds=None))
 
