@@ -121,6 +121,46 @@ def test_a_set_that_is_all_wrong_or_all_right_still_has_a_width(right: int) -> N
     assert found.high - found.low == pytest.approx(0.1135, abs=1e-4)  # z² / (30 + z²)
 
 
+@pytest.mark.parametrize("pairs", [1, 8, 30, 500])
+def test_two_models_that_agree_on_every_prompt_may_still_differ(pairs: int) -> None:
+    """By hand: without a pair that differs the score test keeps d while n·d² <= z²·d·(1 - d), so as
+    far as z² / (n + z²). Fails when prompts are resampled.
+    """
+    half = 1.959964**2 / (pairs + 1.959964**2)
+    for values in (np.ones(pairs), np.zeros(pairs), np.full(pairs, 0.25)):
+        assert paired_difference(values, values) == pytest.approx((0.0, -half, half), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "pairs"),
+    [(1, 0, 30), (0, 1, 44), (5, 0, 5), (12, 2, 100), (9, 9, 20), (0, 7, 40), (30, 25, 60)],
+)
+def test_the_interval_of_paired_proportions_ends_where_the_score_test_rejects(
+    gained: int, lost: int, pairs: int
+) -> None:
+    """The likeliest shares under each hypothesis are found on a grid, not by a formula. Fails when
+    gained and lost are swapped, or the variance is not that of the hypothesis.
+    """
+    kept = []
+    for difference in np.linspace(-1, 1, 401):
+        shares = np.linspace(max(0.0, -difference), (1 - difference) / 2, 4001)
+        counts = (
+            (gained, shares + difference),
+            (lost, shares),
+            (pairs - gained - lost, 1 - 2 * shares - difference),
+        )
+        with np.errstate(divide="ignore"):
+            likelihood = sum(n * np.log(np.maximum(share, 0)) for n, share in counts if n)
+        share = shares[int(np.argmax(likelihood))]
+        variance = pairs * (2 * share + difference - difference**2)
+        if (gained - lost - pairs * difference) ** 2 <= 1.96**2 * variance + 1e-9:
+            kept.append(difference)
+    values = np.array([1.0] * gained + [-1.0] * lost + [0.0] * (pairs - gained - lost))
+    found = paired_difference(np.zeros(pairs), values)
+    assert found.value == pytest.approx((gained - lost) / pairs)
+    assert (found.low, found.high) == pytest.approx((min(kept), max(kept)), abs=0.006)
+
+
 def test_differences_are_paired() -> None:
     """Prompts differ far more than the two models. Fails when the two sets are resampled apart."""
     rng = np.random.default_rng(3)
