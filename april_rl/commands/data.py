@@ -22,10 +22,11 @@ _USAGE = """usage: python -m april_rl data PATH... [+recipe=NAME] [data.KEY=VALU
 PATH is what data.path takes: a .jsonl, .json or .parquet file, a data set id, reasoning_gym:NAME.
 For each set it shows rows, duplicates, prompts that are too long, lengths in tokens, three prompts
 as the model sees them, what the reward gives right and wrong answers in each form, and which
-prompts share 13 consecutive words with an evaluation set. write=FILE writes the prompts that a run
-would train on, without those, as rendered (data.path=FILE data.template=plain). Settings are those
-of training; without model.path lengths are in tokens of Qwen3."""
-_WRITE = "write="
+prompts share 13 consecutive words with an evaluation set. write=FILE (.jsonl or .parquet) writes
+the rows of the prompts that a run would train on, without those, with all columns and unrendered:
+train with the same settings and data.path=FILE. Of a mixture each source gets a file. Settings are
+those of training; without model.path lengths are in tokens of Qwen3."""
+_WRITE, _WRITABLE = "write=", (".jsonl", ".parquet")
 _DEFAULT_MODEL = "Qwen/Qwen3-4B"
 
 
@@ -53,6 +54,9 @@ def _show(arguments: Sequence[str]) -> int:
     configs = _configs(paths, overrides)
     if targets and len(configs) > 1:
         print(f"error: {_WRITE}{targets[-1]} takes one PATH, got {len(configs)}", file=sys.stderr)
+        return 2
+    if targets and Path(targets[-1]).suffix not in _WRITABLE:
+        print(f"error: {_WRITE}{targets[-1]} must end in .jsonl or .parquet", file=sys.stderr)
         return 2
     from april_rl.rehearsal.data_page import DataPage
     from april_rl.runtime.preflight import without_network_go_offline

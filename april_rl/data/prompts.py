@@ -64,6 +64,12 @@ class PromptTable(Sequence[Prompt]):
         return self._tokenized.lengths[self._places]
 
     @property
+    def source_rows(self) -> list[int]:
+        """Return the index of each prompt's row in the source, which counts from 0 [prompts]."""
+        rows = self._tokenized.table.data.column("place").to_numpy()[self._places]
+        return [int(row) for row in rows]
+
+    @property
     def fingerprint(self) -> str:
         """Return a hash of the tokens and answers of all prompts, in order."""
         digest = xxhash.xxh3_128(self._tokenized.fingerprint.encode())

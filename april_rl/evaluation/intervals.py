@@ -9,6 +9,7 @@ Legend: [P] prompts.
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -90,7 +91,7 @@ def _is_kept(difference: float, gained: int, lost: int, pairs: int) -> bool:
     a = 2 * pairs
     b = (2 * pairs - gained + lost) * difference - gained - lost
     c = -lost * difference * (1 - difference)
-    share_lost = (max(0.0, b * b - 4 * a * c) ** 0.5 - b) / (2 * a)
+    share_lost = (math.sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)
     variance = pairs * (2 * share_lost + difference * (1 - difference))
     return (gained - lost - pairs * difference) ** 2 <= _Z**2 * variance
 

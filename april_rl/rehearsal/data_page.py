@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import indent
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.task import PromptSetConfig
+from april_rl.data.copied_rows import UnwritableError, copy_rows
 from april_rl.data.decontamination import Overlap, Passages
+from april_rl.data.errors import DataError
 from april_rl.data.prompts import PromptTable, load_prompts
 from april_rl.rehearsal import stand_ins
 from april_rl.rehearsal.inspection import FormsTried, forms_lines, shortened, try_forms
@@ -26,6 +29,15 @@ _NO_SETS = "overlap: no evaluation sets are named ('+evaluation.sets.NAME={path:
 _NUM_RENDERED, _NUM_SHOWN_OVERLAPS = 3, 3
 
 
+class _TrainingSet(NamedTuple):
+    """A set that a run trains on, as loaded."""
+
+    key: str  # the setting that names its path
+    chosen: PromptSetConfig
+    table: PromptTable
+    overlaps: frozenset[int]  # places of prompts that an evaluation set has too
+
+
 class DataPage:
     """Pages about the sets that a configuration trains on."""
 
@@ -33,8 +45,7 @@ class DataPage:
         """Write to `say`, one part at a time."""
         self._config, self._say = config, say
         self._tokenizer = stand_ins.find_tokenizer(config.model.path, say)
-        self._tables: dict[str, PromptTable] = {}
-        self._overlaps: dict[str, set[int]] = {}  # places of prompts, by set
+        self._sets: dict[str, _TrainingSet] = {}
 
     def show(self) -> None:
         """Load every set and print its page. Raise RunError."""
@@ -45,33 +56,61 @@ class DataPage:
                     evaluation_set(config.data, chosen),
                     key=f"evaluation.sets.{name}.path",
                     columns=trial.columns,
-                )
+                )[0]
                 for name, chosen in config.evaluation.sets.items()
             }
             for name, chosen in training_sets(config.data).items():
                 key = f"data.sources.{name}.path" if name else "data.path"
-                table = self._load(chosen, key=key, columns=trial.columns)
-                self._tables[name] = table
+                table, chosen = self._load(chosen, key=key, columns=trial.columns)
                 self._show_set(table, chosen, try_forms(table, trial.rate))
                 found = overlapping(table, held_out)
-                self._overlaps[name] = {overlap.row for overlap in found}
+                overlaps = frozenset(overlap.row for overlap in found)
+                self._sets[name] = _TrainingSet(key, chosen, table, overlaps)
                 self._say(overlap_lines(found, held_out) if held_out else _NO_SETS)
 
     def write(self, path: Path) -> None:
-        """Write the prompts that a run would train on, without those that overlap with an
-        evaluation set. Raise OSError.
+        """Write the rows of the prompts that a run would train on, without those that overlap with
+        an evaluation set; each source of a mixture to a file of its own. Raise DataError for rows
+        that the file would not give back, and OSError.
         """
-        with path.open("w", encoding="utf-8") as file:
-            for name, table in self._tables.items():
-                file.writelines(kept_lines(table, leave_out=self._overlaps[name]))
-        left_out = sum(map(len, self._overlaps.values()))
-        total = sum(map(len, self._tables.values()))
-        self._say(
-            f"{total - left_out:,} prompts written to {path}, {left_out:,} left out that overlap "
-            "with an evaluation set; train on them with data.path=FILE data.template=plain"
-        )
+        for name, each in self._sets.items():
+            target = path.with_name(f"{path.stem}.{name}{path.suffix}") if name else path
+            kept = [place for place in range(len(each.table)) if place not in each.overlaps]
+            if not kept:
+                raise DataError(f"{each.key}: every prompt overlaps with an evaluation set")
+            source_rows = each.table.source_rows
+            rows = [source_rows[place] for place in kept]
+            partial_file = target.with_name(f".partial_{target.name}")
+            try:
+                copy_rows(each.chosen, rows, partial_file, key=each.key, seed=self._config.seed)
+                self._check_written(each, kept, partial_file)
+                partial_file.replace(target)
+            except UnwritableError as error:
+                remedy = f"use write={target.with_suffix('.parquet')}"
+                raise DataError(f"{target}: {error}; {remedy}") from error
+            finally:
+                partial_file.unlink(missing_ok=True)
+            self._say(
+                f"{len(kept):,} rows written to {target}, {len(each.overlaps):,} left out that "
+                "overlap with an evaluation set; train on them with the same settings and "
+                f"{each.key}={target}{' (without args)' if each.chosen.args else ''}"
+            )
 
-    def _load(self, chosen: PromptSetConfig, *, key: str, columns: Sequence[str]) -> PromptTable:
+    def _check_written(self, each: _TrainingSet, kept: Sequence[int], path: Path) -> None:
+        """Raise UnwritableError unless the file gives the same tokens and answers."""
+        chosen = replace(each.chosen, path=str(path), args={})
+        try:
+            written, _ = self._load(chosen, key=each.key, columns=())
+        except DataError as error:
+            raise UnwritableError(f"its rows could not be read back ({error})") from error
+        found = [(prompt.token_ids, prompt.answer) for prompt in written]
+        wanted = ((each.table[place].token_ids, each.table[place].answer) for place in kept)
+        if found != list(wanted):
+            raise UnwritableError("read back, its rows give other prompts or answers")
+
+    def _load(
+        self, chosen: PromptSetConfig, *, key: str, columns: Sequence[str]
+    ) -> tuple[PromptTable, PromptSetConfig]:
         data = self._config.data
         load = partial(
             load_prompts,
@@ -83,7 +122,7 @@ class DataPage:
             num_processes=data.num_processes,
             seed=self._config.seed,
         )
-        return stand_ins.find_prompts(load, chosen, self._say)[0]
+        return stand_ins.find_prompts(load, chosen, self._say)
 
     def _show_set(self, table: PromptTable, chosen: PromptSetConfig, tried: FormsTried) -> None:
         limit = self._config.data.max_prompt_tokens
@@ -174,13 +213,3 @@ def overlap_lines(found: Sequence[Overlap], held_out: Mapping[str, Sequence[Prom
         )
         lines += [f"  {overlap.passage!r}" for overlap in of_set[:_NUM_SHOWN_OVERLAPS]]
     return "\n".join(lines)
-
-
-def kept_lines(prompts: Sequence[Prompt], *, leave_out: Collection[int]) -> Iterator[str]:
-    """Yield the prompts but those at the places `leave_out`, a JSON object a line: `prompt` as
-    rendered, `answer`, `source`.
-    """
-    for place, prompt in enumerate(prompts):
-        if place not in leave_out:
-            row = {"prompt": prompt.text, "answer": prompt.answer, "source": prompt.source}
-            yield json.dumps(row, ensure_ascii=False) + "\n"
