@@ -31,6 +31,7 @@ from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
 from april_rl.metrics import Mean, Metrics, Sum
+from april_rl.tracking import keys
 from april_rl.tracking.tracker import Tracker
 from april_rl.trainer import Trainer
 from april_rl.types import Prompt
@@ -200,6 +201,8 @@ def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalti
     run(config, tmp_path, advantages=advantages)
     assert [[len(rewards) for rewards in groups] for groups in calls] == [[2, 2], [2, 2]]
     assert all(reward < 0 for call in calls for rewards in call for reward in rewards)
+    assert all(row["reward/mean"] >= 0 for row in rows_of(tmp_path)[1:]), "before the penalty"
+    assert "before the overlong penalty" in keys.describe("reward/mean").meaning
 
 
 def test_a_drained_run_that_ends_early_is_evaluated_before_its_last_checkpoint(

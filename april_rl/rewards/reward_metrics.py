@@ -1,9 +1,8 @@
 """Metrics of a step's rewards, in total and by reward function.
 
-`reward/mean` is the mean of the rewards that train. With several functions each has
-`reward/FUNCTION/mean`, before its weight, and with several sources
-`source/SOURCE/reward/FUNCTION/mean`; the reward that trains is `source/SOURCE/reward_mean` by
-source.
+`reward/mean` is the mean of the rewards, before the overlong penalty that advantages are computed
+with. With several functions each has `reward/FUNCTION/mean`, before its weight, and with several
+sources `source/SOURCE/reward/FUNCTION/mean`; the reward is `source/SOURCE/reward_mean` by source.
 """
 
 from __future__ import annotations

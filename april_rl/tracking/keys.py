@@ -91,7 +91,7 @@ _STALENESS = _stage(
 _REWARD = _stage(
     "reward",
     frozen=(
-        "mean | reward | mean reward of the trained samples",
+        "mean | reward | mean reward of the trained samples, before the overlong penalty",
         "std | reward | standard deviation of the trained samples' rewards",
         "no_signal_frac | share | scored groups whose rewards are all equal",
         "errors | samples | rewards that failed for good: timeouts, crashes and no_scores",
@@ -216,7 +216,7 @@ _OTHERS = (
             "trained_tokens_mean | tokens | mean length of the samples trained in the same steps",
             "scored_reward_mean | reward | mean reward of the groups scored in the same steps",
             "trained_reward_mean | reward | mean reward of the samples trained in the same steps",
-            "dispersion | ratio | how much the mean length of a batch varies; 1: like random draws",
+            "dispersion | ratio | deviation of mean lengths between steps; 1: like random draws",
             "reward_dispersion | ratio | the same of the mean reward of a batch",
         ),
     ),
