@@ -187,7 +187,7 @@ def told(run: RunFiles, prediction: Prediction | None = None, **changes: object)
         ({"rollout/failed_attempts": 2}, r"Engines failed 14 attempts at a response"),
         ({"rollout/truncated_frac": 0.3}, r"30 % .* cut off by rollout.max_response_tokens=400"),
         ({"mismatch/logprob_abs_mean": 0.3}, r"disagree by 0.300 nats"),
-        ({"length_bias/dispersion": 2.4}, r"varies 2.4 times"),
+        ({"length_bias/dispersion": 1.4}, r"deviates 1.4 times as far"),
     ],
 )
 def test_the_report_advises_what_to_change(run: RunFiles, changes: dict, sentence: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.length_bias import dispersion
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.simulator.engine_cost import EngineCost
 from april_rl.simulator.length_distributions import Lognormal
@@ -152,6 +154,14 @@ def test_a_slow_reward_is_waited_for_only_at_the_end_of_a_synchronous_step():
     assert slow.step_s == pytest.approx(at_once.step_s + 0.5)
     busy_s = at_once.occupancy * at_once.rollout_s
     assert slow.occupancy == pytest.approx(busy_s / slow.rollout_s), "slots wait with the step"
+
+
+def test_the_figures_say_how_far_batches_are_from_random_draws():
+    """Fails when the command cannot repeat what docs/experiments.md says of dispersion."""
+    seen: list[Collection] = []
+    outcome = run(SMALL, 2.0, refill=True, steps=20, seen=seen)
+    lengths = [[np.mean([s.num_tokens for s in g.group.samples]) for g in c.groups] for c in seen]
+    assert outcome.figures()["dispersion"] == pytest.approx(dispersion(lengths[-20:]))
 
 
 def test_presets_hold_what_the_data_sheet_gives():

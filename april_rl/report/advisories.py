@@ -13,7 +13,7 @@ _LONG_TAIL = 0.2  # share of the time less share of the samples
 _MANY = 0.02  # samples without a reward
 _TRUNCATED = 0.2
 _WITHOUT_SIGNAL = 5  # steps
-_DISPERSION = 1.5  # 1 is a random draw
+_DISPERSION = 1.25  # a ratio of standard deviations; 1 is a random draw
 _PREEMPTED = 0.01  # of the samples
 _PREFILLED_AGAIN = 0.05  # of the rollouts' time
 _SLOW_REWARD = 0.1  # of the rollouts
@@ -176,6 +176,7 @@ def _learning(run: RunFiles) -> Iterator[str]:
     dispersion = run.mean("length_bias/dispersion", late=True)
     if dispersion and dispersion > _DISPERSION:
         yield (
-            f"Batches are not like random draws: their mean length varies {dispersion:.1f} times "
-            "as much (length_bias/dispersion)."
+            f"Batches are not like random draws: their mean length deviates {dispersion:.1f} times "
+            "as far from that of neighbouring steps (length_bias/dispersion). A smaller α, or a "
+            "larger rollout.max_staleness, makes them more alike (docs/experiments.md)."
         )

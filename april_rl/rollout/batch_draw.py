@@ -1,8 +1,8 @@
 """Which ready groups a step trains: those that must be trained now, and others by lot.
 
 Short responses are ready first, and groups that become ready together are alike. Batches of the
-oldest groups would follow those waves: with α = 1.5 the mean response length of a batch varied four
-times as much as random draws of the same groups would (docs/experiments.md).
+oldest groups would follow those waves: with α = 1.5 the mean response length of a batch deviated
+twice as far as that of random draws of the same groups (docs/experiments.md).
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from april_rl.types import ScoredGroup
 
 # More steps than a group may live, so that the longest responses in the window are known.
 _WINDOW_STEPS = 20
-_FEWEST_BATCHES = 10  # of which a variance is given
+_FEWEST_BATCHES = 10  # of which a dispersion is given
+_NEIGHBOURS = 5  # steps of the running mean that a batch is compared with, itself in the middle
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,8 +112,8 @@ class LengthBias:
         Without a filter each pair agrees unless something is biased, except in the first steps. A
         filter selects by reward, so with one they differ by that selection.
 
-        `dispersion`: how much the mean response length of a batch varies from step to step, as a
-        multiple of what batches drawn at random from all trained groups would (`dispersion`);
+        `dispersion`: how much the mean response length of a batch varies from step to step, beside
+        slow changes, as a multiple of what batches drawn at random would (`dispersion`);
         `reward_dispersion`: the same of the mean reward.
         """
         window = {id(step) for step in self._steps}
@@ -171,19 +172,26 @@ def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
 
 
 def dispersion(batches: Sequence[Sequence[float]]) -> float | None:
-    """Return the variance of the batches' means, divided by what it is expected to be if every
-    batch were drawn at random: the variance of all values over the size of a batch. 1 is a random
-    draw. None with too few batches to tell, or when all values are equal.
+    """Return the standard deviation of the batches' means around their running mean, divided by
+    what it is expected to be if every batch were drawn at random: the standard deviation of the
+    values over the root of a batch's size. 1 is a random draw. None with too few batches to tell,
+    or when all values are equal.
+
+    The running mean over neighbouring steps takes out what changes slowly: a policy whose responses
+    grow longer is no schedule that sorts them.
     """
     filled = [np.asarray(batch, float) for batch in batches if batch]
-    if len(filled) < _FEWEST_BATCHES:
+    if len(filled) < _FEWEST_BATCHES or np.ptp(np.concatenate(filled)) == 0:
         return None
-    values = np.concatenate(filled)
-    size = len(values) / len(filled)
-    expected = values.var(ddof=1) / size
-    if expected == 0:
-        return None
-    return float(np.var([batch.mean() for batch in filled], ddof=1) / expected)
+    means = np.array([batch.mean() for batch in filled])
+    level = np.convolve(means, np.full(_NEIGHBOURS, 1 / _NEIGHBOURS), "valid")
+    edge = _NEIGHBOURS // 2
+    inner = filled[edge:-edge]
+    values = np.concatenate([batch - mean for batch, mean in zip(inner, level, strict=True)])
+    expected = values.var() * len(inner) / len(values)
+    # A mean of independent values deviates less from a running mean that it is part of.
+    found = np.square(means[edge:-edge] - level).mean() / (1 - 1 / _NEIGHBOURS)
+    return float(np.sqrt(found / expected)) if expected else None
 
 
 def _mean(value: float | None) -> Mean:

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.dispatch import RequestRules
+from april_rl.rollout.length_bias import dispersion
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.step import StepRules
@@ -96,6 +98,8 @@ class Outcome:
     busy_slot_s: float = 0.0  # of these, with a request
     factor: float = 1.0  # α of the last step
     tokens_by_age: Counter[int] = field(default_factory=Counter)  # trained tokens
+    # Of each step the mean response length of each trained group.
+    group_lengths: list[list[float]] = field(default_factory=list)
 
     @property
     def step_s(self) -> float:
@@ -169,6 +173,7 @@ class Outcome:
             "peak_kv_tokens": self.peak_kv_tokens,
             "peak_parked_tokens": self.peak_parked_tokens,
             "over_sampling_factor": self.factor,
+            **({} if (found := dispersion(self.group_lengths)) is None else {"dispersion": found}),
         }
 
     def add(self, collection: Collection, *, policy_version: int, parked_tokens: int) -> None:
@@ -181,6 +186,9 @@ class Outcome:
         self.reprefill_tokens += stats.reprefill_tokens
         self.rejected_groups += stats.rejected_groups
         self.peak_parked_tokens = max(self.peak_parked_tokens, parked_tokens)
+        self.group_lengths.append(
+            [fmean(s.num_tokens for s in scored.group.samples) for scored in collection.groups]
+        )
         for scored in collection.groups:
             self.trained_samples += len(scored.group.samples)
             for completion in (c for s in scored.group.samples for c in s.completions):
