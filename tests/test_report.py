@@ -21,7 +21,7 @@ from april_rl.report.advisories import advisories
 from april_rl.report.at_end import report_line
 from april_rl.report.charts import PHASES, REST, phase_seconds
 from april_rl.report.prediction import Prediction, predict
-from april_rl.report.report import head_figures, write_report
+from april_rl.report.report import write_report
 from april_rl.report.run_files import RunFiles, read_run
 
 CHARTS = {
@@ -194,30 +194,6 @@ def test_the_report_advises_what_to_change(run: RunFiles, changes: dict, sentenc
     healthy = {"staleness/age_max": 1, "rollout/truncated_frac": 0.0}
     assert told(run, None, **healthy) == ""
     assert re.search(sentence, told(run, None, **(healthy | changes)))
-
-
-def test_the_share_of_failed_rewards_is_one_of_the_scored_samples(run: RunFiles) -> None:
-    """Nine of ten groups are rejected, and 10 of 960 samples fail. Fails when the share is one of
-    the trained samples, which are few, and the advice is given.
-    """
-    rows = [row | {"ledger/rejected": 9 * row["ledger/trained"]} for row in run.steps]
-    rows[-1]["reward/errors"] = 10.0
-    assert "The reward failed" not in "\n".join(advisories(replace(run, rows=rows), None))
-    rows[-1]["reward/errors"] = 100.0
-    assert "The reward failed on" in "\n".join(advisories(replace(run, rows=rows), None))
-
-
-def test_samples_per_second_count_what_was_trained(run: RunFiles) -> None:
-    """A skipped step and one of half the size. Fails when every step counts N·G samples."""
-    rows = [dict(row) for row in run.rows]
-    rows[2]["loss/bad_step"] = 1.0
-    for row in rows[4:]:
-        row["ledger/trained"] -= 2
-    found = replace(run, rows=rows)
-    assert found.trained_samples == [0, 16, 0, 16, 8, 16, 16]
-    figures = {label: value for label, value, _ in head_figures(found)}
-    assert figures["trained samples/s"] == f"{72 / run.total('time/step_s'):.1f}"
-    assert replace(run, rows=rows[5:]).trained_samples == [16, 16], "of a run resumed elsewhere"
 
 
 def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunFiles) -> None:

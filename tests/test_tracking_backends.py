@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import sqlite3
 import subprocess
 import sys
-from configparser import ConfigParser
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -297,21 +295,3 @@ def test_settings_of_trackers_that_have_no_effect_are_refused():
         TrackingConfig(backends=[], wandb=WandbMode.online)
     with pytest.raises(ValueError, match="names a tracker twice"):
         TrackingConfig(backends=[*WANDB, *WANDB])
-
-
-def test_a_tracker_that_is_not_known_is_not_taken_for_another(tmp_path, capsys):
-    """A name without a library of ours. Fails when the last tracker of the list is the default."""
-    settings = backends.BackendSettings(
-        backends=("mlflow",), labels=LABELS, run_dir=tmp_path, config={}
-    )
-    started = backends.start_backends(settings, tell=print)
-    assert started.open == {}
-    assert "mlflow failed" in capsys.readouterr().out
-
-
-def test_a_plain_installation_has_the_tracker_that_runs_use_by_default():
-    """Fails when `pip install april_rl` installs a program that its default settings refuse."""
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    required = re.findall(r"^[\w-]+", setup["options"]["install_requires"], re.MULTILINE)
-    assert {backend.value for backend in TrackingConfig().backends} <= set(required)

@@ -277,11 +277,8 @@ class Learner:
         """Add the first minibatch to the comparison with the engine; raise MismatchError."""
         for row, logprobs in zip(rows, done.logprobs, strict=True):
             mismatch.add(row, logprobs)
-        mismatch.check(
-            self._max_mismatch,
-            model_type=self._policy.model_type,
-            has_synced=self._num_updates > 1,
-        )
+        model_type, has_synced = self._policy.model_type, self._num_updates > 1
+        mismatch.check(self._max_mismatch, model_type=model_type, has_synced=has_synced)
 
     def _step(self, loss: Tensor) -> Metrics:
         total = loss.clone()

@@ -57,16 +57,11 @@ class Scenario:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a scenario that cannot be simulated."""
-        for name, value in (
-            ("num_groups", self.num_groups),
-            ("group_size", self.group_size),
-            ("max_response_tokens", self.max_response_tokens),
-            ("prompt_tokens", self.prompt_tokens),
-            ("num_engines", self.num_engines),
-            ("tick_steps", self.tick_steps),
-            ("max_batched_tokens", self.max_batched_tokens),
-            ("block_tokens", self.block_tokens),
+        for name in (
+            *("num_groups", "group_size", "max_response_tokens", "prompt_tokens", "num_engines"),
+            *("tick_steps", "max_batched_tokens", "block_tokens"),
         ):
+            value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
         if min(self.max_staleness, self.score_s, self.rest_s, self.controller_s) < 0:
