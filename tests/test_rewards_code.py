@@ -1,15 +1,20 @@
 """The reward of code: blocks, tests as data sets publish them, and what each failure is worth."""
 
 import json
+import time
+from contextlib import closing
 
 import pytest
+from character_decoder import characters
 
-from april_rl.rewards.builtin import code as module
-from april_rl.rewards.builtin import sandbox
-from april_rl.rewards.builtin.code import build, last_block, open_sandbox
+from april_rl.config.task import RewardConfig
+from april_rl.rewards.builtin import landlock, sandbox
+from april_rl.rewards.builtin.code import Code, build, last_block, open_sandbox
 from april_rl.rewards.builtin.code_tests import Case, read_tests
-from april_rl.rewards.builtin.sandbox import Level, SandboxError
+from april_rl.rewards.builtin.sandbox import Level, Sandbox, SandboxError
 from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.pool import RewardPool
+from april_rl.types import Completion, Prompt, Sample, SampleId
 
 DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\n"
 HALF_RIGHT = "```python\ndef double(x):\n    return x * x\n```"
@@ -22,7 +27,7 @@ CONTEXT = Context(extract="auto", soft_timeout_s=3.0, hard_timeout_s=20.0, folde
 
 
 def build_code(**args: object) -> Built:
-    return build(CONTEXT, **({"sandbox": "none", "timeout_s": 10.0} | args))
+    return build(CONTEXT, **({"sandbox": "none", "timeout_s": 8.0} | args))
 
 
 def score(response: str, tests: object, **args: object) -> float | None:
@@ -81,8 +86,70 @@ def test_the_last_complete_block_after_the_thinking_counts() -> None:
     assert last_block("<think>```python\na\n```</think> none") is None
 
 
-def test_responses_of_a_group_keep_their_order() -> None:
-    reward = build_code(concurrency=2, column="asserts").reward
+def test_blocks_that_never_close_are_read_in_linear_time() -> None:
+    start_s = time.monotonic()
+    assert last_block("```python\n" * 20_000) is None
+    assert last_block("```python\n" * 20_000 + "```") == "```python\n" * 19_999
+    assert time.monotonic() - start_s < 1.0
+
+
+def test_a_right_program_passes_all_of_many_cases() -> None:
+    cases = [{"input": f"{number}\n", "output": f"{2 * number}\n"} for number in range(200)]
+    code = Code(sandbox=Sandbox(level=Level.NONE), value="share", timeout_s=1.0, limit_s=120.0)
+    assert code.score(PROGRAM, cases) == 1.0
+
+
+def test_reward_processes_run_programs_with_many_cases() -> None:
+    cases = [{"input": f"{number}", "output": f"{2 * number}"} for number in range(50)]
+    completion = Completion(
+        sample_id=SampleId(0, 0),
+        start=0,
+        policy_version=0,
+        context_version=0,
+        token_ids=tuple(map(ord, PROGRAM)),
+        logprobs=(-0.1,) * len(PROGRAM),
+        finish_reason="stop",
+    )
+    prompt = Prompt(
+        id=0, token_ids=(1,), text="", answer="", source="f:1", columns={"tests": cases}
+    )
+    reward = RewardConfig(function="code", args={"sandbox": "none"}, hard_timeout_s=60.0)
+    with closing(RewardPool(reward, decode=characters)) as pool:
+        pool.submit(Sample(prompt=prompt, index=0, completions=(completion,)), group_size=1)
+        assert [score.value for score in pool.collect(60.0)] == [1.0], pool.last_failure
+
+
+@pytest.mark.parametrize(
+    ("program", "share"),
+    [
+        ("while True: pass", 0.0),
+        ("import time\ntime.sleep(60)", 0.0),
+        ("print('x' * (20 << 20))", 0.0),
+        ("x = int(input())\nprint(2 * x)\nwhile x == 2: pass", 0.0025),
+    ],
+)
+def test_an_endless_case_ends_the_response_with_what_passed_before(
+    program: str, share: float
+) -> None:
+    cases = [{"input": str(n), "output": str(2 * n)} for n in range(1, 401)]
+    assert score(f"```python\n{program}\n```", cases, timeout_s=1.0) == share
+
+
+def test_too_little_time_for_all_cases_is_no_score() -> None:
+    code = Code(sandbox=Sandbox(level=Level.NONE), value="share", timeout_s=2.0, limit_s=0.8)
+    program = "```python\nimport time\ntime.sleep(0.2)\nprint(4)\n```"
+    assert code.score(program, [{"input": "", "output": "4"}] * 20) is None
+    assert "of 20 cases ran in 0.8 s; raise reward.hard_timeout_s" in code.last_failure
+
+
+def test_with_value_all_the_first_failure_decides() -> None:
+    code = Code(sandbox=Sandbox(level=Level.NONE), value="all", timeout_s=2.0, limit_s=3.0)
+    program = "```python\nimport time\ntime.sleep(0.2)\nprint(5)\n```"
+    assert code.score(program, [{"input": "", "output": "4"}] * 200) == 0.0
+
+
+def test_responses_keep_their_order() -> None:
+    reward = build_code(column="asserts").reward
     responses = [DOUBLE, "nothing", HALF_RIGHT, DOUBLE]
     assert reward(["p"] * 4, responses, [""] * 4, asserts=[ASSERTS] * 4) == [1.0, 0.0, 0.5, 1.0]
 
@@ -99,20 +166,19 @@ def test_a_sandbox_that_breaks_gives_no_score(monkeypatch: pytest.MonkeyPatch) -
     assert "did not close: the kernel said no" in built.last_failure()
 
 
-def test_code_is_refused_where_nothing_isolates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Level", [Level.RLIMITS])
+def test_code_is_refused_where_landlock_does_not_isolate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "BOOTSTRAP", "raise SystemExit('there is no Landlock')")
     open_sandbox.cache_clear()
-    with pytest.raises(SandboxError, match="code that a model wrote is not run"):
-        build_code(sandbox="auto")
+    with pytest.raises(SandboxError, match=r"so it is not run\. .*no Landlock.*sandbox: none"):
+        build_code(sandbox="landlock")
 
 
-def test_the_strongest_sandbox_gives_the_same_scores() -> None:
-    try:
-        built = build_code(sandbox="auto")
-    except SandboxError as error:
-        pytest.skip(str(error))
+@pytest.mark.skipif(landlock.abi_version() == 0, reason="this kernel has no Landlock")
+def test_the_isolating_sandbox_gives_the_same_scores() -> None:
+    built = build_code(sandbox="landlock")
     assert built.reward([""], [DOUBLE], [""], tests=[ASSERTS]) == [1.0]
     assert "stops writing files, reading files, the network" in built.note
+    assert "does not stop" not in built.note
 
 
 def test_the_note_says_what_the_sandbox_does_not_stop() -> None:
@@ -124,7 +190,10 @@ def test_the_note_says_what_the_sandbox_does_not_stop() -> None:
     [
         ({"sandbox": "docker"}, "sandbox=docker"),
         ({"value": "most"}, "value=most"),
-        ({"timeout_s": 20.0}, "timeout_s=20 must be below reward.hard_timeout_s=20"),
+        (
+            {"timeout_s": 10.0},
+            r"timeout_s=10 must be above 0 and at most 9\.5 with reward\.hard_timeout_s=20",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(args: dict[str, object], message: str) -> None:

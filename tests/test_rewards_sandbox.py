@@ -1,23 +1,23 @@
-"""The sandbox for code of a model: self-test, limits, and refusal where nothing isolates."""
+"""The sandbox for code of a model: its self-test, its limits, and what outlives what."""
 
-import shutil
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+import psutil
 import pytest
 from source_tree import ROOT
 
-from april_rl.rewards.builtin import landlock, seccomp
+from april_rl.rewards.builtin import landlock, sandbox, seccomp
 from april_rl.rewards.builtin.probe import (
-    ISOLATION,
     Isolation,
     Threat,
+    check_isolation,
     check_start,
     probe,
-    strongest,
 )
 from april_rl.rewards.builtin.sandbox import Check, Level, Sandbox, SandboxError
 
@@ -26,144 +26,186 @@ needs_landlock = pytest.mark.skipif(
     reason="this kernel has no Landlock or no system call filter",
 )
 LANDLOCK = Sandbox(level=Level.LANDLOCK)
-RLIMITS = Sandbox(level=Level.RLIMITS)
+NONE = Sandbox(level=Level.NONE)
+LEVELS = [pytest.param(Level.LANDLOCK, marks=needs_landlock), Level.NONE]
+# What the filter alone stops. The kernel's rules against files depend on Landlock.
+WITHOUT_LANDLOCK = set(Threat) - {Threat.WRITES, Threat.READS}
 
 
 @needs_landlock
 def test_landlock_stops_every_threat_of_the_self_test() -> None:
-    isolation = probe(LANDLOCK)
-    assert isolation.stopped >= ISOLATION | {Threat.FORKS, Threat.MEMORY, Threat.LOOPS}
-    assert isolation.is_safe
+    assert check_isolation(LANDLOCK).stopped == set(Threat)
+
+
+@needs_landlock
+@pytest.mark.parametrize("abi", range(1, landlock.abi_version() + 1))
+def test_older_kernels_stop_every_threat_too(abi: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_jail(
+        monkeypatch,
+        f"from april_rl.rewards.builtin import landlock as l; l.abi_version = lambda: {abi}",
+    )
+    assert probe(LANDLOCK).stopped == set(Threat)
+
+
+def test_without_landlock_the_filter_stops_all_but_files() -> None:
+    assert probe(NONE).stopped == WITHOUT_LANDLOCK
+
+
+def test_the_self_test_sees_what_limits_alone_let_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp, "is_supported", lambda: False)
+    assert probe(NONE).stopped == {Threat.MEMORY, Threat.LOOPS}
+
+
+@needs_landlock
+@pytest.mark.parametrize(
+    ("rule", "threat"),
+    [
+        ("s.BY_ARGUMENT = [r for r in s.BY_ARGUMENT if r[0] != (72, 25)]", Threat.SIGNALS),
+        ("s.BY_ARGUMENT = [r for r in s.BY_ARGUMENT if r[0] != (157, 167)]", Threat.OUTLIVES),
+        ("del s.DENIED['fremovexattr']", Threat.WRITES),
+        ("del s.DENIED['socket']", Threat.NETWORK),
+    ],
+)
+def test_the_self_test_sees_a_hole_in_the_filter(
+    rule: str, threat: Threat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_jail(monkeypatch, f"from april_rl.rewards.builtin import seccomp as s; {rule}")
+    assert threat not in probe(LANDLOCK).stopped
+    with pytest.raises(SandboxError, match=f"does not stop {threat}.*sandbox: none"):
+        check_isolation(LANDLOCK)
 
 
 def test_too_little_memory_for_python_itself_is_not_the_codes_fault() -> None:
     with pytest.raises(SandboxError, match=r"memory_gib=0\.001; give it more"):
-        check_start(Sandbox(level=Level.RLIMITS, memory_gib=0.001))
-
-
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
-def test_bubblewrap_stops_every_threat_of_the_self_test() -> None:
-    try:
-        isolation = probe(Sandbox(level=Level.BUBBLEWRAP))
-    except SandboxError as error:
-        pytest.skip(f"bubblewrap does not work here: {error}")
-    assert isolation.stopped >= ISOLATION | {Threat.MEMORY, Threat.LOOPS}
-
-
-def test_the_self_test_sees_what_limits_alone_let_pass() -> None:
-    isolation = probe(RLIMITS)
-    assert not isolation.stopped & ISOLATION
-    assert isolation.stopped >= {Threat.MEMORY, Threat.LOOPS}
-    assert not isolation.is_safe
-
-
-def test_without_isolation_code_is_refused_with_the_remedy() -> None:
-    with pytest.raises(SandboxError, match=r"does not stop writing files.*sandbox: none"):
-        strongest([Level.RLIMITS], memory_gib=1.0)
-
-
-def test_a_level_that_is_not_there_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(SandboxError, match="bwrap is not on PATH"):
-        strongest([Level.BUBBLEWRAP], memory_gib=1.0)
+        check_start(Sandbox(level=Level.NONE, memory_gib=0.001))
 
 
 def test_the_description_names_what_is_stopped_and_what_is_not() -> None:
     isolation = Isolation(sandbox=LANDLOCK, stopped=frozenset(Threat) - {Threat.SIGNALS})
     assert isolation.describe() == (
-        "The landlock sandbox stops writing files, reading files, the network, many processes, "
-        "much memory, endless loops; it does not stop signals to other processes."
+        "The landlock sandbox stops writing files, reading files, the network, new processes, "
+        "outliving the reward process, much memory, endless loops; it does not stop signals to "
+        "other processes."
     )
-
-
-@needs_landlock
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "import os; os.execv('/usr/bin/id', ['id'])",
-        "import os; os.kill(os.getppid(), 0)",
-        "import os; os.chmod('/tmp', 0o777)",
-        "import os; os.listdir('/proc')",
-        "import subprocess; subprocess.run(['id'])",
-        "import socket; socket.socket(socket.AF_UNIX)",
-        "import ctypes; assert ctypes.CDLL(None).syscall(425, 1, ctypes.c_buffer(120)) >= 0",
-        "import resource, os; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
-    ],
-)
-def test_known_ways_around_the_sandbox_fail(attempt: str) -> None:
-    assert LANDLOCK.run(attempt, timeout_s=5.0).exit_code != 0
 
 
 @needs_landlock
 def test_ordinary_programs_run_in_the_sandbox() -> None:
     program = """
-import random, threading, tempfile, collections, decimal, sympy
+import asyncio, random, threading, tempfile, collections, decimal, sympy, sys
 thread = threading.Thread(target=print, args=("in a thread",))
 thread.start()
 thread.join()
-print(sympy.factorint(int(input())))
+asyncio.run(asyncio.sleep(0))
+print(sympy.factorint(int(input())), sys.stdin.isatty(), __name__)
 """
     finished = LANDLOCK.run(program, timeout_s=20.0, stdin="12\n")
-    assert (finished.exit_code, finished.output) == (0, "in a thread\n{2: 2, 3: 1}\n")
+    assert (finished.exit_code, finished.output) == (
+        0,
+        "in a thread\n{2: 2, 3: 1} False __main__\n",
+    )
+
+
+def test_every_run_of_an_open_sandbox_starts_anew() -> None:
+    program = "import sys\nprint(len(sys.argv), input())\nsys.argv += [0]\nsys.exit(int(input()))"
+    with NONE.opened(program, timeout_s=5.0) as opened:
+        finished = [opened.run(f"{number}\n{number}\n", wall_s=5.0) for number in range(3)]
+    assert [(f.output, f.exit_code) for f in finished] == [("1 0\n", 0), ("1 1\n", 1), ("1 2\n", 2)]
+
+
+def test_cpu_time_and_wall_time_are_limited_apart() -> None:
+    with NONE.opened("exec(input())", timeout_s=0.3) as opened:
+        loop = opened.run("while True: pass", wall_s=60.0)
+        sleep = opened.run("import time; time.sleep(60)", wall_s=0.5)
+        nap = opened.run("import time; time.sleep(0.5); print(1)", wall_s=60.0)
+    assert [f.limit for f in (loop, sleep, nap)] == ["cpu", "wall", ""]
+    assert (loop.exit_code, sleep.exit_code, nap.exit_code) == (None, None, 0)
 
 
 def test_endless_output_is_cut_and_ends_the_program() -> None:
-    finished = RLIMITS.run("while True: print('x' * 100000)", timeout_s=10.0)
+    finished = NONE.run("while True: print('x' * 100000)", timeout_s=10.0)
     assert finished.exit_code not in (0, None)
     assert len(finished.output) <= 16 << 20
 
 
-def test_what_a_killed_program_started_is_killed_too() -> None:
+def test_what_a_program_started_is_killed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp, "is_supported", lambda: False)
     program = "import os, time; print(os.fork() or os.getpid(), flush=True); time.sleep(60)"
-    finished = RLIMITS.run(program, timeout_s=0.5)
+    finished = NONE.run(program, timeout_s=0.5)
     assert finished.exit_code is None
     pids = [int(line) for line in finished.output.split()]
     assert pids
-    _wait_until(lambda: not any(_is_alive(pid) for pid in pids))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_tests_that_passed_before_the_time_was_over_count() -> None:
     checks = [Check(source="assert True"), Check(source="while True: pass")]
-    finished = RLIMITS.run("", timeout_s=0.5, tests=checks)
+    finished = NONE.run("", timeout_s=0.5, tests=checks)
     assert (finished.num_passed, finished.exit_code) == (1, None)
 
 
-@pytest.mark.parametrize(
-    "code", ["import os; os._exit(0)", "raise SystemExit(0)", "import sys; sys.exit()"]
-)
-def test_a_program_that_exits_early_passes_no_test(code: str) -> None:
-    assert RLIMITS.run(code, timeout_s=5.0, tests=[Check(source="assert False")]).num_passed == 0
-    assert RLIMITS.run(code, timeout_s=5.0, tests=[Check(source="assert True")]).num_passed == 0
-
-
-def test_a_sandbox_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
-    written = tmp_path / "pid"
-    endless = (
-        f"import os\nopen({str(written)!r}, 'w').write(str(os.getpid()) + ' ')\nwhile True: pass"
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_code_does_not_outlive_its_reward_process(level: Level, name: str) -> None:
+    """Code ends with the process although it takes back its parent-death signal, detaches, ends its
+    main thread and sleeps.
+    """
+    stays = (
+        "import ctypes, os, signal, time\n"
+        "for number in {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}:\n"
+        "    signal.signal(number, signal.SIG_IGN)\n"
+        "ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"
+        "try:\n    os.fork()\nexcept OSError:\n    pass\n"
+        "try:\n    os.setsid()\nexcept OSError:\n    pass\n"
+        "import threading\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)"
     )
     script = (
         "from april_rl.rewards.builtin.sandbox import Level, Sandbox\n"
-        f"Sandbox(level=Level.RLIMITS).run({endless!r}, timeout_s=60.0)"
+        f"with Sandbox(level=Level({level.value!r})).opened({stays!r}, timeout_s=60.0) as opened:\n"
+        "    opened.run(wall_s=600.0)"
     )
     scorer = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
-    _wait_until(lambda: written.exists() and written.read_text().endswith(" "))
-    scorer.kill()
-    scorer.wait()
-    _wait_until(lambda: not _is_alive(int(written.read_text())))
+    try:
+        wait_until(lambda: len(sleepers(scorer.pid)) == 2)  # jail.py and its child
+        time.sleep(0.2)  # one may only have waited for a file
+        wait_until(lambda: len(sleepers(scorer.pid)) == 2)
+        started = sleepers(scorer.pid)
+    finally:
+        os.kill(scorer.pid, signal.Signals[name])
+        scorer.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in started))
 
 
-def _wait_until(condition: Callable[[], bool]) -> None:
-    """Wait ten seconds at most for something to become true."""
-    deadline_s = time.monotonic() + 10.0
+def sleepers(pid: int) -> list[int]:
+    """Return the processes below one that wait, or of which only threads wait."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [c.pid for c in children if c.status() != psutil.STATUS_RUNNING]
+
+
+def in_jail(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """Let the process of the sandbox run `source` before anything else."""
+    place = "del sys.path[0]; "
+    monkeypatch.setattr(
+        sandbox, "BOOTSTRAP", sandbox.BOOTSTRAP.replace(place, f"{source}; {place}")
+    )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait twenty seconds at most for something to become true."""
+    deadline_s = time.monotonic() + 20.0
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
 
-def _is_alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and not been waited for does not."""
+def is_alive(pid: int) -> bool:
+    """Return whether a thread of a process runs; one that has ended and not been waited for does
+    not.
+    """
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
+        threads = psutil.Process(pid).threads()
+        states = [psutil.Process(thread.id).status() for thread in threads]
+    except psutil.NoSuchProcess:
         return False
+    return any(s not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) for s in states)

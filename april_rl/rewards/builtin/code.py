@@ -6,19 +6,25 @@ import functools
 import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from april_rl.rewards.builtin.code_tests import Case, read_tests
-from april_rl.rewards.builtin.probe import Isolation, probe, strongest
+from april_rl.rewards.builtin.probe import Isolation, check_isolation, probe
 from april_rl.rewards.builtin.sandbox import Check, Level, Sandbox, SandboxError
 from april_rl.rewards.loading import Built, Context
 
-BLOCK = re.compile(r"^[ \t]*```(?:python3?|py)[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.M | re.S | re.I)
+FENCE = "```"
+OPENING = {f"{FENCE}{name}" for name in ("python", "python3", "py")}
 THINK_END = "</think>"
+WALL_PER_CPU = 2.0  # a run may take this much wall time for its CPU time
+SLACK_S = 1.0  # between the limit of a response here and the end of its reward process
+# Python that looks for what watches it; no solution of a task needs these words.
+INTERNALS = re.compile(
+    r"april_rl|_is_run|_getframe|currentframe|_current_frames|tb_frame|f_(back|locals|globals)|gc\.get_"
+)
 
-Choice = Literal["auto", "bubblewrap", "landlock", "none"]
+Choice = Literal["landlock", "none"]
 Value = Literal["share", "all"]
 
 
@@ -27,28 +33,27 @@ def build(
     *,
     column: str = "tests",
     value: Value = "share",
-    sandbox: Choice = "auto",
-    timeout_s: float = 5.0,
+    sandbox: Choice = "landlock",
+    timeout_s: float = 4.0,
     memory_gib: float = 1.0,
-    concurrency: int = 1,
 ) -> Built:
     """Return the reward function, with the result of the sandbox's self-test as its note.
 
-    `column` is the data column with the tests. `sandbox`: auto takes the strongest one that
-    isolates files and network; none only limits time, memory and output. Raise SandboxError when
-    nothing isolates, and ValueError for invalid arguments.
+    `column` is the data column with the tests. `sandbox`: landlock isolates files, network and
+    processes; none isolates no files. Raise SandboxError when landlock does not isolate here, and
+    ValueError for invalid arguments.
     """
     if value not in get_args(Value):
         raise ValueError(f"args.value={value} must be share or all")
-    if timeout_s >= context.hard_timeout_s:
+    limit_s = context.hard_timeout_s - SLACK_S
+    if not 0 < timeout_s * WALL_PER_CPU <= limit_s:
         raise ValueError(
-            f"args.timeout_s={timeout_s:g} must be below reward.hard_timeout_s="
-            f"{context.hard_timeout_s:g}, after which the reward process is killed"
+            f"args.timeout_s={timeout_s:g} must be above 0 and at most {limit_s / WALL_PER_CPU:g} "
+            f"with reward.hard_timeout_s={context.hard_timeout_s:g}: a run may take "
+            f"{WALL_PER_CPU:g} times as much wall time"
         )
     isolation = open_sandbox(sandbox, memory_gib=memory_gib)
-    code = Code(
-        sandbox=isolation.sandbox, value=value, timeout_s=timeout_s, concurrency=concurrency
-    )
+    code = Code(sandbox=isolation.sandbox, value=value, timeout_s=timeout_s, limit_s=limit_s)
 
     def reward(
         prompts: Sequence[str],  # noqa: ARG001
@@ -56,7 +61,7 @@ def build(
         answers: Sequence[str],  # noqa: ARG001
         **columns: Sequence[object],
     ) -> list[float | None]:
-        return code.score(responses, columns[column])
+        return list(map(code.score, responses, columns[column]))
 
     return Built(
         reward=reward,
@@ -71,81 +76,94 @@ class Code:
     """Runs the programs in responses.
 
     Asserts can be deceived: they run in the interpreter of the response, so code that sets out to
-    (an `__eq__` that is always true, a look at the frames of jail.py) can pass them. Cases {input,
-    output} cannot. Files that Python itself reads are readable.
+    (an `__eq__` that is always true) can pass them. Cases {input, output} cannot. Files that Python
+    itself reads are readable.
     """
 
     sandbox: Sandbox
     value: Value  # share: of the tests that pass; all: 1 when all pass, else 0
-    timeout_s: float  # for all tests of a response
-    concurrency: int  # responses that run at the same time
+    timeout_s: float  # CPU time of one case, or of all asserts of a response
+    limit_s: float  # wall time of a response
     last_failure: str = ""  # why a response had no score
 
-    def score(self, responses: Sequence[str], tests: Sequence[object]) -> list[float | None]:
-        """Run the last ```python block of each response with its task's tests.
+    def score(self, response: str, tests: object) -> float | None:
+        """Run the last ```python block of a response with its task's tests; return their share.
 
         Asserts run in the module of the response, which can also be imported as `solution`. For
         cases {input, output} the block runs as a program, and what it prints is compared.
 
         Tests count as failed when there is no block, and when the code raises, exceeds a limit or
-        prints too much (16 MiB); so do tests for which no time was left. When the sandbox does not
-        start the score is None. Raise ValueError for tests that cannot be read.
+        prints too much (16 MiB); so do cases after one that reached a limit. When the sandbox does
+        not start, or the response's limit ends before all cases were run, the score is None. Raise
+        ValueError for tests that cannot be read.
         """
-        with ThreadPoolExecutor(self.concurrency) as threads:
-            return list(threads.map(self._score_one, responses, tests))
-
-    def _score_one(self, response: str, tests: object) -> float | None:
-        checks = read_tests(tests)
+        read = read_tests(tests)
+        checks = [test for test in read if isinstance(test, Check)]
+        cases = [test for test in read if isinstance(test, Case)]
         program = last_block(response)
-        if program is None:
+        if program is None or (checks and INTERNALS.search(program)):
             return 0.0
         try:
-            share = _share(self.sandbox, program, checks, timeout_s=self.timeout_s)
+            if cases:
+                share = self._share_of_cases(program, cases)
+            else:
+                share = self._share_of_checks(program, checks)
         except SandboxError as error:
             self.last_failure = str(error)
             return None
         return share if self.value == "share" else float(share == 1.0)
+
+    def _share_of_checks(self, program: str, checks: Sequence[Check]) -> float:
+        """Return the share of the tests that count and pass, in [0, 1]."""
+        with self.sandbox.opened(program, timeout_s=self.timeout_s, tests=checks) as opened:
+            finished = opened.run(wall_s=self.timeout_s * WALL_PER_CPU)
+        return finished.num_passed / sum(check.counts for check in checks)
+
+    def _share_of_cases(self, program: str, cases: Sequence[Case]) -> float:
+        """Return the share of cases for which a program ends without an error and prints what they
+        expect; raise SandboxError when the response's limit ends before the cases do.
+        """
+        end_s = time.monotonic() + self.limit_s
+        whole_s = self.timeout_s * WALL_PER_CPU
+        num_met = 0
+        with self.sandbox.opened(program, timeout_s=self.timeout_s) as opened:
+            for number, case in enumerate(cases):
+                wall_s = min(whole_s, end_s - time.monotonic())
+                finished = opened.run(case.input, wall_s=wall_s) if wall_s > 0 else None
+                if finished is None or (finished.limit == "wall" and wall_s < whole_s):
+                    raise SandboxError(
+                        f"Only {number} of {len(cases)} cases ran in {self.limit_s:g} s; raise "
+                        "reward.hard_timeout_s, or keep fewer cases of a task."
+                    )
+                is_met = finished.exit_code == 0 and case.is_met(finished.output)
+                num_met += is_met
+                if finished.limit or (self.value == "all" and not is_met):
+                    break
+        return num_met / len(cases)
 
 
 @functools.cache
 def open_sandbox(choice: Choice, *, memory_gib: float) -> Isolation:
     """Return the sandbox of this process; the first call runs its self-test.
 
-    Raise SandboxError when nothing isolates, unless `choice` is none.
+    Raise SandboxError when it does not isolate, unless `choice` is none.
     """
     if choice not in get_args(Choice):
-        raise ValueError(f"args.sandbox={choice} must be auto, bubblewrap, landlock or none")
-    if choice == "none":
-        return probe(Sandbox(level=Level.RLIMITS, memory_gib=memory_gib))
-    levels = list(Level) if choice == "auto" else [Level(choice)]
-    return strongest(levels, memory_gib=memory_gib)
+        raise ValueError(f"args.sandbox={choice} must be landlock or none")
+    sandbox = Sandbox(level=Level(choice), memory_gib=memory_gib)
+    return probe(sandbox) if sandbox.level is Level.NONE else check_isolation(sandbox)
 
 
 def last_block(response: str) -> str | None:
     """Return the last complete ```python block after the thinking; None when there is none."""
-    blocks = BLOCK.findall(response.rpartition(THINK_END)[2])
-    return blocks[-1] if blocks else None
-
-
-def _share(
-    sandbox: Sandbox, program: str, tests: list[Check] | list[Case], *, timeout_s: float
-) -> float:
-    """Return the share of tests that a program passes, in [0, 1]."""
-    checks = [test for test in tests if isinstance(test, Check)]
-    if checks:
-        finished = sandbox.run(program, timeout_s=timeout_s, tests=checks)
-        return finished.num_passed / sum(check.counts for check in checks)
-    cases = [test for test in tests if isinstance(test, Case)]
-    deadline_s = time.monotonic() + timeout_s
-    return sum(_is_met(sandbox, program, case, deadline_s=deadline_s) for case in cases) / len(
-        cases
-    )
-
-
-def _is_met(sandbox: Sandbox, program: str, case: Case, *, deadline_s: float) -> bool:
-    """Return whether a program ends in time without an error and prints what the case expects."""
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
-        return False
-    finished = sandbox.run(program, timeout_s=left_s, stdin=case.input)
-    return finished.exit_code == 0 and case.is_met(finished.output)
+    last: str | None = None
+    opened: list[str] | None = None  # the lines of a block that is not closed
+    for line in response.rpartition(THINK_END)[2].split("\n"):
+        stripped = line.strip(" \t\r")
+        if opened is None:
+            opened = [] if stripped.lower() in OPENING else None
+        elif stripped == FENCE:
+            last, opened = "".join(opened), None
+        else:
+            opened.append(f"{line}\n")
+    return last

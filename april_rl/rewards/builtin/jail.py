@@ -1,5 +1,5 @@
-"""The process that runs the code of a response: it closes its sandbox, reports that, and runs the
-code.
+"""The process that runs the code of a response, one forked child per run: the child closes its
+sandbox, reports that, and runs the code.
 
 `sandbox.py` starts it with `python -I -c`. Standard library only.
 """
@@ -7,11 +7,16 @@ code.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
+import math
 import os
 import resource
+import select
 import signal
+import socket
 import sys
+import time
 import types
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,75 +24,71 @@ from typing import Any
 
 from april_rl.rewards.builtin import landlock, seccomp
 
-PR_SET_PDEATHSIG = 1
 CAPABILITY_VERSION_3 = 0x20080522
 MAX_OUTPUT_BYTES = 16 << 20  # per file, and so of all that is printed
 MAX_OPEN_FILES = 64
+MAX_TIMERS = 64
+MAX_REQUEST_BYTES = 64
+SHORTEST_WAIT_S = 0.01
+REPORT = 3  # file descriptor of the report on tests
 SOLUTION = "solution"  # the name of the response as a module, for tests that import it
+_execute, _parse = exec, compile  # a response may replace those of `builtins`
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Read a job (JSON) from the first file descriptor, close the sandbox and run the code.
+    """Read a job (JSON) and run its code once per request, until the control socket is closed.
 
-    Write one byte to the second descriptor when the sandbox is closed, and a line `token number` to
-    the third for every test that passes.
+    The arguments are the descriptors of the control socket and of the job, and the id of the
+    process that must not be outlived. A request is a wall limit in seconds, with the descriptors of
+    the input and of the output; the answer is JSON: whether the sandbox closed, the exit code, and
+    which limit ended the run. With tests the output gets a line `token number` for each that
+    passes.
     """
-    job_file, ready, report = (int(number) for number in arguments)
-    with open(job_file, "rb") as file:
+    control_number, job_number, parent = (int(argument) for argument in arguments)
+    die_with(parent)
+    gc.freeze()  # a child ends in half the time if it does not collect what it shares
+    with open(job_number, "rb") as file:
         job = json.load(file)
-    lock_in(job)
-    os.write(ready, b"r")
-    os.close(ready)
-    sys.argv = [SOLUTION]
-    if job["tests"] is None:
-        os.close(report)
-        exec(compile(job["code"], SOLUTION, "exec"), {"__name__": "__main__"})
-        return
-    run_tests(job["code"], job["tests"], f"{job['token']} {{}}\n", report=report)
+    with socket.socket(fileno=control_number) as control:
+        while True:
+            request, files, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 2)
+            if not request:
+                return
+            ready, ready_end = os.pipe()
+            host = os.getpid()
+            if (child := os.fork()) == 0:
+                break
+            for number in (*files, ready_end):
+                os.close(number)
+            answer = _watch(child, ready, cpu_s=job["cpu_s"], wall_s=float(request))
+            control.send(json.dumps(answer).encode())
+    die_with(host)
+    stdin, output = files
+    _run(job, stdin, output, ready_end)  # in the child, which ends as any Python program
 
 
-def run_tests(code: str, tests: Sequence[Sequence[Any]], line: str, *, report: int) -> None:
-    """Run the response as the module `solution`, then the statements of the tests in it, and exit.
-
-    A test is (source, whether it counts). Write `line` with its number for every test that counts
-    and passes. Stop when one that does not count fails, since the tests after it build on it.
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; the process `parent`
+    may have ended already.
     """
-    solution = types.ModuleType(SOLUTION)
-    sys.modules[SOLUTION] = solution
-    if not _is_run(code, vars(solution)):
+    landlock.checked(landlock.libc.prctl(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    if os.getppid() != parent:
         os._exit(1)
-    for number, (source, counts) in enumerate(tests):
-        has_passed = _is_run(source, vars(solution))
-        if has_passed and counts:
-            os.write(report, line.format(number).encode())
-        if not (has_passed or counts):
-            break
-    os._exit(0)  # without waiting for threads that the response left
 
 
 def lock_in(job: dict[str, Any]) -> None:
     """Apply all restrictions of the job, from resource limits to the system call filter."""
-    die_with_parent()
     _limit(resource.RLIMIT_AS, job["memory_bytes"])
-    _limit(resource.RLIMIT_CPU, job["cpu_s"])
+    _limit(resource.RLIMIT_CPU, math.ceil(job["cpu_s"]) + 1)  # should nobody watch
     _limit(resource.RLIMIT_FSIZE, MAX_OUTPUT_BYTES)
     _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     _limit(resource.RLIMIT_CORE, 0)
-    if job["max_processes"] is not None:
-        _limit(resource.RLIMIT_NPROC, job["max_processes"])
-    silent = os.open(os.devnull, os.O_WRONLY)
+    _limit(resource.RLIMIT_SIGPENDING, MAX_TIMERS)  # each takes one of what the user has
     drop_capabilities()
     if job["landlock"]:
         landlock.allow_reading_only(job["readable"])
     if job["seccomp"]:
         seccomp.deny_escapes()
-    os.dup2(silent, 2)  # until here, standard error is for why the sandbox did not close
-    os.close(silent)
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
-    landlock.checked(landlock.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 
 def drop_capabilities() -> None:
@@ -95,6 +96,76 @@ def drop_capabilities() -> None:
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, two words each
     landlock.checked(landlock.libc.capset(ctypes.byref(header), ctypes.byref(nothing)))
+
+
+def run_tests(code: str, tests: Sequence[Sequence[Any]], token: str) -> None:
+    """Run the response as the module `solution`, then the statements of the tests in it, and exit.
+
+    A test is (source, whether it counts). Report the number of every test that counts and passes.
+    Stop when one that does not count fails, since the tests after it build on it.
+    """
+    solution = _new_module(SOLUTION)
+    # nothing is looked up by name after the response has run, which may replace what names mean
+    listed = [(*test, f"{token} {number}\n".encode()) for number, test in enumerate(tests)]
+    is_run, write, leave = _is_run, os.write, os._exit
+    if not is_run(code, solution):
+        leave(1)
+    for source, counts, line in listed:
+        has_passed = is_run(source, solution)
+        if has_passed and counts:
+            write(REPORT, line)
+        if not (has_passed or counts):
+            break
+    leave(0)  # without waiting for threads that the response left
+
+
+def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, Any]:
+    """Wait until a child has ended or exceeds a limit, both from when its sandbox is closed; end it
+    and return the answer.
+    """
+    with open(ready, "rb") as file:
+        is_closed = file.read(1) == b"r"
+    clock = ~child << 3 | 2  # CPU time of a process: bits/time.h, clock_getcpuclockid
+    end_cpu_s = time.clock_gettime(clock) + cpu_s
+    end_s = time.monotonic() + wall_s
+    end = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    limit = ""
+    while not limit:
+        cpu_left_s, left_s = end_cpu_s - time.clock_gettime(clock), end_s - time.monotonic()
+        if poll.poll(1000 * max(0.0, min(max(cpu_left_s, SHORTEST_WAIT_S), left_s))):
+            break
+        limit = "cpu" if cpu_left_s <= 0 else "wall" if left_s <= 0 else ""
+    os.close(end)
+    os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {"is_closed": is_closed, "exit_code": None if limit else code, "limit": limit}
+
+
+def _run(job: dict[str, Any], stdin: int, output: int, ready: int) -> None:
+    """Close the sandbox, report it and run the code, with the descriptors of its files only."""
+    has_tests = job["tests"] is not None
+    silent = os.open(os.devnull, os.O_WRONLY)
+    lock_in(job)
+    for number, wanted in ((stdin, 0), (silent if has_tests else output, 1), (silent, 2)):
+        os.dup2(number, wanted)  # until here, standard error is for why the sandbox did not close
+    os.write(ready, b"r")
+    os.dup2(output, REPORT)
+    os.closerange(REPORT + has_tests, MAX_OPEN_FILES)
+    sys.argv = [SOLUTION]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "april_rl"]:
+        del sys.modules[name]  # the code has no use for what watches it
+    main_module = _new_module("__main__")
+    if has_tests:
+        run_tests(job["code"], job["tests"], job["token"])
+    exec(compile(job["code"], SOLUTION, "exec"), main_module)
+
+
+def _new_module(name: str) -> dict[str, Any]:
+    """Put an empty module where imports find it, and return its namespace."""
+    sys.modules[name] = types.ModuleType(name)
+    return vars(sys.modules[name])
 
 
 def _limit(kind: int, wanted: int) -> None:
@@ -107,6 +178,6 @@ def _limit(kind: int, wanted: int) -> None:
 def _is_run(source: str, namespace: dict[str, Any]) -> bool:
     """Return whether the source runs to its end without raising anything, not even SystemExit."""
     with suppress(BaseException):
-        exec(compile(source, SOLUTION, "exec"), namespace)
+        _execute(_parse(source, SOLUTION, "exec"), namespace)
         return True
     return False

@@ -1,5 +1,4 @@
-"""Landlock through system calls: a process gives up the file system, TCP and signals to others for
-good.
+"""Landlock through system calls: a process gives up the file system and signals to others for good.
 
 Standard library only, as it runs in the sandbox. Constants and structures:
 docs.kernel.org/userspace-api/landlock.html.
@@ -16,7 +15,6 @@ VERSION_FLAG = 1
 RULE_PATH_BENEATH = 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}  # ABI: what it can forbid
-TCP_ABI, TCP_BIND_AND_CONNECT = 4, 3
 SCOPE_ABI, ABSTRACT_SOCKETS_AND_SIGNALS = 6, 3
 PR_SET_NO_NEW_PRIVS = 38
 
@@ -28,7 +26,7 @@ class RulesetAttributes(ctypes.Structure):
 
     _fields_ = (
         ("files", ctypes.c_uint64),
-        ("network", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),  # nothing: the filter denies all sockets
         ("scoped", ctypes.c_uint64),
     )
 
@@ -50,15 +48,13 @@ def abi_version() -> int:
 def allow_reading_only(paths: Iterable[str]) -> None:
     """Restrict this process and its children to reading what lies under `paths`.
 
-    Forbidden: every other file and directory, writing, executing, TCP from ABI 4 on, signals to and
-    abstract sockets of other processes from ABI 6 on. Not covered by Landlock: open files, UDP and
-    other socket families, `stat` and `chdir`, the list of processes, memory and CPU time. Paths
-    that do not exist are skipped. Raise OSError when the kernel refuses.
+    Forbidden: every other file and folder, writing, executing, and from ABI 6 on signals to other
+    processes. Not covered: open files, sockets, `stat` and `chdir`, the list of processes, memory
+    and CPU time. Paths that do not exist are skipped. Raise OSError when the kernel refuses.
     """
     abi = abi_version()
     attributes = RulesetAttributes(
         files=sum(rights for since, rights in FILES.items() if abi >= since),
-        network=TCP_BIND_AND_CONNECT if abi >= TCP_ABI else 0,
         scoped=ABSTRACT_SOCKETS_AND_SIGNALS if abi >= SCOPE_ABI else 0,
     )
     # fields that an older kernel does not know are zero, which it accepts

@@ -1,40 +1,37 @@
-"""Sandboxes for code that a model wrote: three levels, and running code in one.
+"""A sandbox for code that a model wrote, and running code in it.
 
-Strongest first: `bubblewrap` (namespaces: the code sees only Python's files, no network and no
-other process), `landlock` (kernel rules against the same), `rlimits` (limits of time, memory and
-output; nothing is hidden). The first two also filter system calls (seccomp.py), and bubblewrap
-applies Landlock inside if the kernel has it.
+`landlock`: kernel rules against files, and a filter of system calls (seccomp.py) against the
+network, signals and other processes. `none`: the filter alone, where the machine has it; the code
+can read and write what the user can. Both limit time, memory and output.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
-import select
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
 import april_rl
 from april_rl.errors import RunError
-from april_rl.rewards.builtin import landlock, seccomp
+from april_rl.rewards.builtin import seccomp
 from april_rl.rewards.builtin.jail import MAX_OUTPUT_BYTES
 
 START_S = 20.0  # limit for closing a sandbox before its code runs
-SLACK_PROCESSES = 64  # new processes allowed where they cannot be forbidden
+MAX_ANSWER_BYTES = 4096
+MAX_REPORT_BYTES = 1 << 20  # more than ten thousand tests
 GIB = 1 << 30
 ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
     "HOME": "/nonexistent",
     "LANG": "C.UTF-8",
     "OMP_NUM_THREADS": "1",
@@ -54,11 +51,10 @@ class SandboxError(RunError, RuntimeError):
 
 
 class Level(StrEnum):
-    """How code is isolated, strongest first."""
+    """How code is isolated."""
 
-    BUBBLEWRAP = "bubblewrap"
     LANDLOCK = "landlock"
-    RLIMITS = "rlimits"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,28 +71,13 @@ class Finished:
 
     num_passed: int  # tests that count
     output: str  # what a program printed; empty when tests ran
-    exit_code: int | None  # negative: the signal that ended it; None: it ran out of time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """The open files between a run and its sandbox; they have no names."""
-
-    job: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-    stdin: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-    stdout: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-    report: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-    errors: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-
-    def close(self) -> None:
-        """Close all of them, which deletes them."""
-        for file in (self.job, self.stdin, self.stdout, self.report, self.errors):
-            file.close()
+    exit_code: int | None  # negative: the signal that ended it; None: a limit of time did
+    limit: Literal["", "cpu", "wall", "output"] = ""  # that it reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """A level of isolation with its limits; every run has its own process."""
+    """A level of isolation with its limits."""
 
     level: Level
     memory_gib: float = 1.0  # address space, with Python and its libraries
@@ -109,101 +90,108 @@ class Sandbox:
         tests: Sequence[Check] | None = None,
         stdin: str = "",
     ) -> Finished:
-        """Run code and tests in its module, or, without tests, a program that reads `stdin`.
-
-        `timeout_s` of wall time start when the sandbox is closed; at their end everything in its
-        session is killed. Raise SandboxError when the sandbox does not close; nothing has run then.
-        """
-        job = self._job(code, tests, timeout_s=timeout_s)
-        files = Files()
-        try:
-            _fill(files.job, json.dumps(job))
-            _fill(files.stdin, stdin)
-            with self._started(files, has_tests=tests is not None) as (process, ready):
-                exit_code = self._wait(process, ready, timeout_s=timeout_s, errors=files.errors)
-            passed = set(_text(files.report).splitlines())
-            return Finished(
-                num_passed=sum(
-                    f"{job['token']} {number}" in passed for number in range(len(tests or ()))
-                ),
-                output=_text(files.stdout),
-                exit_code=exit_code,
-            )
-        finally:
-            files.close()
-
-    def _job(
-        self, code: str, tests: Sequence[Check] | None, *, timeout_s: float
-    ) -> dict[str, object]:
-        """Return what jail.py reads."""
-        is_isolated = self.level is not Level.RLIMITS
-        has_filter = is_isolated and seccomp.is_supported()
-        return {
-            "code": code,
-            "tests": None if tests is None else [(test.source, test.counts) for test in tests],
-            "token": secrets.token_hex(),
-            "memory_bytes": int(self.memory_gib * GIB),
-            "cpu_s": math.ceil(timeout_s) + 1,
-            "max_processes": None if has_filter else _num_threads_of_user() + SLACK_PROCESSES,
-            "landlock": is_isolated and landlock.abi_version() > 0,
-            "seccomp": has_filter,
-            "readable": readable_paths(),
-        }
+        """Run code once, for at most `timeout_s` of CPU time and of wall time."""
+        with self.opened(code, timeout_s=timeout_s, tests=tests) as program:
+            return program.run(stdin, wall_s=timeout_s)
 
     @contextmanager
-    def _started(
-        self, files: Files, *, has_tests: bool
-    ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-        """Start the process, with a pipe that gets a byte when its sandbox is closed; kill its
-        session in the end.
+    def opened(
+        self, code: str, *, timeout_s: float, tests: Sequence[Check] | None = None
+    ) -> Iterator[Program]:
+        """Start the process that can run code, and tests in its module if there are any; end it
+        and what it started at the end.
+
+        `timeout_s` is the CPU time of each run, without the start of Python.
         """
-        ready, ready_end = os.pipe()
-        passed_on = (files.job.fileno(), ready_end, files.report.fileno())
-        wrapper = bubblewrap() if self.level is Level.BUBBLEWRAP else []
+        token = secrets.token_hex()
+        job = {
+            "code": code,
+            "tests": None if tests is None else [(test.source, test.counts) for test in tests],
+            "token": token,
+            "memory_bytes": int(self.memory_gib * GIB),
+            "cpu_s": timeout_s,
+            "landlock": self.level is Level.LANDLOCK,
+            "seccomp": self.level is Level.LANDLOCK or seccomp.is_supported(),
+            "readable": readable_paths(),
+        }
+        control, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with control, _filled(json.dumps(job)) as file, tempfile.TemporaryFile() as errors:
+            with other_end:
+                process = self._started(other_end.fileno(), file.fileno(), errors)
+            try:
+                yield Program(
+                    sandbox=self, control=control, errors=errors, token=token, tests=tests
+                )
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def _started(self, control: int, job: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start jail.py in a session of its own."""
         python = [sys.executable, "-I", "-B", "-X", "utf8", "-c", BOOTSTRAP]
         try:
-            process = subprocess.Popen(
-                [*wrapper, *python, *(str(number) for number in passed_on)],
-                stdin=subprocess.DEVNULL if has_tests else files.stdin,
-                stdout=subprocess.DEVNULL if has_tests else files.stdout,
-                stderr=files.errors,
-                pass_fds=passed_on,
+            return subprocess.Popen(
+                [*python, *(str(number) for number in (control, job, os.getpid()))],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(control, job),
                 env=ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,
             )
         except OSError as error:
-            os.close(ready)
             raise SandboxError(f"A {self.level} sandbox could not start: {error}.") from error
-        finally:
-            os.close(ready_end)
-        try:
-            yield process, ready
-        finally:
-            os.close(ready)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
-    def _wait(
-        self,
-        process: subprocess.Popen[bytes],
-        ready: int,
-        *,
-        timeout_s: float,
-        errors: IO[bytes],
-    ) -> int | None:
-        """Return the exit code when the code has ended; None when it ran out of time."""
-        if not _has_come(ready, START_S):
-            raise SandboxError(f"A {self.level} sandbox did not close within {START_S:.0f} s.")
-        if not os.read(ready, 1):
-            said = _text(errors).strip().splitlines() or ["it printed no error"]
-            raise SandboxError(f"A {self.level} sandbox did not close: {said[-1]}")
-        end = os.pidfd_open(process.pid)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Code in a sandbox that is open; each run has its own process."""
+
+    sandbox: Sandbox
+    control: socket.socket
+    errors: IO[bytes]
+    token: str
+    tests: Sequence[Check] | None
+
+    def run(self, stdin: str = "", *, wall_s: float) -> Finished:
+        """Run the code once, with `stdin`, for at most `wall_s`.
+
+        Raise SandboxError when the sandbox does not close; nothing has run then.
+        """
+        with _filled(stdin) as file, tempfile.TemporaryFile() as output:
+            answer = self._answer(f"{wall_s:f}", file.fileno(), output.fileno(), wall_s=wall_s)
+            size = os.fstat(output.fileno()).st_size
+            has_tests = self.tests is not None
+            printed = _text(output, MAX_REPORT_BYTES if has_tests else MAX_OUTPUT_BYTES)
+        reported = set(printed.splitlines()) if has_tests else set()
+        return Finished(
+            num_passed=sum(
+                test.counts and f"{self.token} {number}" in reported
+                for number, test in enumerate(self.tests or ())
+            ),
+            output="" if has_tests else printed,
+            exit_code=answer["exit_code"],
+            limit=answer["limit"] or ("output" if size >= MAX_OUTPUT_BYTES else ""),
+        )
+
+    def _answer(self, request: str, *files: int, wall_s: float) -> dict[str, Any]:
+        """Return jail.py's answer about a run; raise SandboxError when the sandbox is open."""
+        level = self.sandbox.level
+        self.control.settimeout(START_S + wall_s)
         try:
-            return process.wait() if _has_come(end, timeout_s) else None
-        finally:
-            os.close(end)
+            socket.send_fds(self.control, [request.encode()], files)
+            text = self.control.recv(MAX_ANSWER_BYTES)
+        except TimeoutError:
+            raise SandboxError(f"A {level} sandbox did not close within {START_S:.0f} s.") from None
+        except ConnectionError:
+            text = b""  # jail.py has ended
+        answer: dict[str, Any] = json.loads(text or '{"is_closed": false}')
+        if not answer["is_closed"]:
+            said = _text(self.errors).strip().splitlines() or ["it printed no error"]
+            raise SandboxError(f"A {level} sandbox did not close: {said[-1]}")
+        return answer
 
 
 def readable_paths() -> list[str]:
@@ -212,46 +200,17 @@ def readable_paths() -> list[str]:
     return [*SYSTEM, *DEVICES, sys.prefix, sys.base_prefix, sys.exec_prefix, *packages]
 
 
-def bubblewrap() -> list[str]:
-    """Return the command that runs another one without other files than the readable ones, without
-    network and other processes; raise SandboxError without bubblewrap.
-    """
-    command = shutil.which("bwrap")
-    if command is None:
-        raise SandboxError("bwrap is not on PATH; install bubblewrap.")
-    binds: list[str] = []
-    for path in dict.fromkeys([*readable_paths(), str(PACKAGE)]):
-        how = "--dev-bind-try" if path in DEVICES else "--ro-bind-try"
-        binds += [how, path, path]
-    flags = ["--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
-    return [command, *flags, *binds, "--remount-ro", "/", "--chdir", "/", "--"]
+@contextmanager
+def _filled(text: str) -> Iterator[IO[bytes]]:
+    """Open a file without a name that holds a text."""
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode(errors="replace"))
+        file.flush()
+        file.seek(0)
+        yield file
 
 
-def _num_threads_of_user() -> int:
-    """Return how many threads this user has, all of which count for RLIMIT_NPROC."""
-    total = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            if process.stat().st_uid == os.getuid():
-                total += len(list((process / "task").iterdir()))
-    return total
-
-
-def _fill(file: IO[bytes], text: str) -> None:
-    """Write a file and rewind it."""
-    file.write(text.encode(errors="replace"))
-    file.flush()
+def _text(file: IO[bytes], longest: int = MAX_REPORT_BYTES) -> str:
+    """Return the text in a file, replacing invalid bytes; at most `longest` bytes."""
     file.seek(0)
-
-
-def _text(file: IO[bytes]) -> str:
-    """Return the text in a file, replacing invalid bytes."""
-    file.seek(0)
-    return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
-
-
-def _has_come(descriptor: int, timeout_s: float) -> bool:
-    """Wait until there is something to read; return whether there is."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
+    return file.read(longest).decode(errors="replace")

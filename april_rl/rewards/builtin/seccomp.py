@@ -1,4 +1,5 @@
-"""Forbids system calls in a sandboxed process: sockets, new processes, signals to others.
+"""Forbids system calls in a sandboxed process: sockets, new processes, signals to others, and what
+Landlock does not cover on older kernels.
 
 Landlock only forbids TCP; without `socket` there is no network of any kind. Standard library only,
 as it runs in the sandbox. Filter language: docs.kernel.org/userspace-api/seccomp_filter.html.
@@ -18,14 +19,17 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000  # calls in the second numbering of x86-64
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data, low words
+NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24  # offsets in struct seccomp_data, low words
+FIRST_UNKNOWN = 441  # this call and newer ones, with equal numbers everywhere, fail as if missing
 CLONE_THREAD = 0x10000
+PR_SET_PDEATHSIG = 1
 ARCHITECTURES = ("x86_64", "aarch64")
 
 # name: number on x86-64, on aarch64
 DENIED: dict[str, tuple[int, int]] = {
     "socket": (41, 198),
     "io_uring_setup": (425, 425),  # has sockets of its own
+    "setsockopt": (54, 208),  # makes the buffers of a socket pair large
     "execve": (59, 221),
     "execveat": (322, 281),
     "kill": (62, 129),
@@ -47,8 +51,6 @@ DENIED: dict[str, tuple[int, int]] = {
     "sched_setattr": (314, 274),
     "unshare": (272, 97),
     "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -60,21 +62,51 @@ DENIED: dict[str, tuple[int, int]] = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
+    "mq_unlink": (241, 181),  # of other processes, like the next eight
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
+    "flock": (73, 32),
+    "sync": (162, 81),  # makes others wait for the disk
+    "syncfs": (306, 267),
+    "inotify_init1": (294, 26),  # of files that Landlock hides; a user has few
+    "fanotify_init": (300, 262),
     "truncate": (76, 45),  # Landlock covers it from ABI 3 on
     "chmod": (90, 53),  # Landlock covers the content of files, not their modes and owners
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
     "chown": (92, 54),
     "fchown": (93, 55),
     "fchownat": (260, 54),
     "utimensat": (280, 88),
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
     "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
 }
-ONLY_X86 = (57, 58, 94, 132, 235, 261)  # fork, vfork, lchown, utime, utimes, futimesat
-CLONE, CLONE3, PRLIMIT = (56, 220), (435, 435), (302, 261)
+# fork, vfork, lchown, utime, utimes, inotify_init, futimesat
+ONLY_X86 = (57, 58, 94, 132, 235, 253, 261)
+CLONE3 = 435
+# Calls that are allowed by one argument: numbers, argument, comparison, values, and whether a value
+# in the list is allowed or refused.
+BY_ARGUMENT: tuple[tuple[tuple[int, int], int, int, tuple[int, ...], bool], ...] = (
+    ((56, 220), FIRST, JUMP_BITS, (CLONE_THREAD,), True),  # clone
+    ((302, 261), FIRST, JUMP_EQUAL, (0,), True),  # prlimit64: 0 is the process itself
+    ((157, 167), FIRST, JUMP_EQUAL, (PR_SET_PDEATHSIG,), False),  # prctl: it must not outlive
+    # fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX send signals; F_SETLEASE, F_SETLK, F_SETLKW,
+    # F_OFD_SETLK and F_OFD_SETLKW make others wait; F_SETPIPE_SZ takes from what a user has
+    ((72, 25), SECOND, JUMP_EQUAL, (8, 10, 15, 1024, 6, 7, 37, 38, 1031), False),
+    # ioctl, of which many send signals or change files: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO,
+    # FIONCLEX, FIOCLEX
+    ((16, 29), SECOND, JUMP_EQUAL, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451), True),
+)
 
 
 class Instruction(ctypes.Structure):
@@ -126,23 +158,13 @@ def _instructions(machine: str) -> list[tuple[int, int, int, int]]:
     for number in [*numbers, *(ONLY_X86 if column == 0 else ())]:
         lines += [(JUMP_EQUAL, 0, 1, number), refused]
     # the C library tries clone3 first, whose flags a filter cannot see, and then clone
-    lines += [(JUMP_EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | errno.ENOSYS)]
+    missing = (RETURN, 0, 0, FAIL | errno.ENOSYS)
+    lines += [(JUMP_EQUAL, 0, 1, CLONE3), missing, (JUMP_AT_LEAST, 0, 1, FIRST_UNKNOWN), missing]
     allowed = (RETURN, 0, 0, ALLOW)
-    return [
-        *lines,
-        *(
-            (JUMP_EQUAL, 0, 4, CLONE[column]),
-            (LOAD, 0, 0, FIRST_ARGUMENT),
-            (JUMP_BITS, 0, 1, CLONE_THREAD),
-            allowed,
-            refused,
-        ),
-        *(  # a process may set its own limits (0 is itself), not another's
-            (JUMP_EQUAL, 0, 4, PRLIMIT[column]),
-            (LOAD, 0, 0, FIRST_ARGUMENT),
-            (JUMP_EQUAL, 0, 1, 0),
-            allowed,
-            refused,
-        ),
-        allowed,
-    ]
+    for of_call, argument, comparison, values, are_allowed in BY_ARGUMENT:
+        listed, other = (allowed, refused) if are_allowed else (refused, allowed)
+        lines += [(JUMP_EQUAL, 0, 2 + 2 * len(values), of_call[column]), (LOAD, 0, 0, argument)]
+        for value in values:
+            lines += [(comparison, 0, 1, value), listed]
+        lines.append(other)
+    return [*lines, allowed]
