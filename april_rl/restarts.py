@@ -1,50 +1,73 @@
-"""Restart a run from its last checkpoint, in the same process, after it lost a worker."""
+"""Restart a run in the same process after it lost a worker, and say from which checkpoint."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
+from april_rl.checkpointing.resume import AUTO
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.runtime.supervision.failures import WorkerDiedError, WorkerMemoryError
 
 
-class Restarts:
-    """Counts restarts. Each rebuilds the whole run, because no worker state survives a failure."""
+class Run(Protocol):
+    """What a restart needs to know of the run that failed."""
 
-    def __init__(self, most: int) -> None:
-        """Allow at most `most` restarts."""
+    @property
+    def version(self) -> int:
+        """Return the policy version, counted in steps."""
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """Return the checkpoint it wrote last, or else the one it went on from."""
+
+
+class Restarts:
+    """Counts restarts, and decides which checkpoint the run goes on from: at first the one that
+    `resume` names, then the last one of the run itself. Each restart rebuilds the whole run,
+    because no worker state survives a failure.
+    """
+
+    def __init__(self, most: int, *, resume: str | None) -> None:
+        """Allow at most `most` restarts; `resume` is the setting of that name."""
+        self.resume = resume  # what to go on from now: a path, auto, or None for a new run
         self._left, self._most = most, most
-        self._version: Callable[[], int] | None = None  # None before the run begins
-        self._failed_at = -1  # policy version at the previous failure
+        self._run: Run | None = None  # None before it is built
+        self._began_at = 0  # policy version at which it was built
         self._failed_s: float | None = None  # time of the last failure
 
-    def begin(self, version: Callable[[], int]) -> None:
-        """Note that the run has been built; `version` returns its current policy version."""
-        self._version = version
+    def begin(self, run: Run) -> None:
+        """Note that the run has been built."""
+        self._run, self._began_at = run, run.version
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
         """Suppress the failure of a worker if the run may restart; let any other error pass.
 
-        The run does not restart if it was never built, made no step since the previous failure, or
-        ran out of memory, because it would fail again.
+        The run does not restart if it was never built, made no step since the last restart, or ran
+        out of memory, because it would fail again.
         """
-        self._version = None
+        self._run = None
         try:
             yield
         except WorkerMemoryError:
             raise
         except (WorkerDiedError, EngineStalledError) as error:
-            if self._version is None or not self._left or self._version() <= self._failed_at:
+            run, is_restart = self._run, self._left < self._most
+            if run is None or not self._left or (is_restart and run.version <= self._began_at):
                 raise
             self._left -= 1
-            self._failed_at, self._failed_s = self._version(), time.monotonic()
+            self._failed_s = time.monotonic()
+            path = run.last_checkpoint
+            self.resume = AUTO if path is None else str(path)
+            how = "there is no checkpoint yet, it begins anew" if path is None else f"from {path}"
             print(
                 f"{error}\nrestart {self._most - self._left} of runtime.max_restarts="
-                f"{self._most}: resuming from the last checkpoint",
+                f"{self._most}: {how}",
                 flush=True,
             )
 

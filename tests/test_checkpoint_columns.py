@@ -18,7 +18,7 @@ ARRAYS = st.one_of(
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | ARRAYS
 STATES = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner) | st.dictionaries(st.text("abc", min_size=1), inner),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text("ab$", min_size=1), inner),
     max_leaves=12,
 )
 
@@ -34,7 +34,9 @@ def typed(state: Any) -> Any:
 
 @given(STATES)
 def test_state_is_read_back_exactly_as_it_was_written(tmp_path_factory, state):
-    """Fails when two arrays share a slice, a type is lost, or a float is rounded."""
+    """Fails when two arrays share a slice, a type is lost, a float is rounded, or a key of the data
+    ({"$oid": ...}) is taken for a slice.
+    """
     folder = tmp_path_factory.mktemp("state")
     write_state(state, folder, "rollout")
     assert typed(read_state(folder, "rollout")) == typed(state)

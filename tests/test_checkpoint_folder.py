@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from april_rl.checkpointing import folder as checkpoint_folder
-from april_rl.checkpointing.folder import begin, commit, latest, prune, saved
+from april_rl.checkpointing.folder import (
+    begin,
+    commit,
+    latest,
+    prune,
+    recover,
+    saved,
+    set_aside_later,
+)
 from april_rl.checkpointing.manifest import CheckpointError, read_manifest, record, verify
 from april_rl.checkpointing.resume import load, unfinished_run
 
@@ -24,7 +33,7 @@ def write(root: Path, step: int, *, content: bytes = b"weights" * 100, **about: 
     shard.write_bytes(content)
     (partial / "config.yaml").write_text("name: test\n")
     records = {"learner/rank_00000.safetensors": record(shard)}
-    return commit(partial, step=step, about=about, records=records)
+    return commit(partial, step=step, about=about, records=records, required=records)
 
 
 def test_a_checkpoint_names_its_files_and_latest_names_the_checkpoint(tmp_path):
@@ -68,6 +77,94 @@ def test_a_resumed_run_replaces_the_checkpoint_of_the_same_step(tmp_path):
     verify(path)
 
 
+class Killed(BaseException):
+    """What no handler of the code catches, as a kill."""
+
+
+def test_a_kill_at_any_moment_of_a_second_save_of_a_step_leaves_a_whole_checkpoint(
+    tmp_path, monkeypatch
+):
+    """A stop saves the step that was saved just before. Fails when the first is removed before the
+    second has its name, or nobody gives a hidden one its name back.
+    """
+    calls = ("rename", "replace", "rmtree", "fsync", "mkdir", "unlink", "write_manifest")
+    targets = [(Path, "rename"), (Path, "replace"), (Path, "mkdir"), (shutil, "rmtree")]
+    targets += [(os, "fsync"), (checkpoint_folder, "write_manifest")]
+    for number in range(1, 100):
+        root = tmp_path / str(number)
+        write(root, 20, content=b"first")
+        left = [number]
+
+        def killed_at_the_nth(real, left=left):
+            def call(*args: object, **settings: object) -> object:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Killed
+                return real(*args, **settings)
+
+            return call
+
+        with monkeypatch.context() as patched:
+            for owner, name in targets:
+                patched.setattr(owner, name, killed_at_the_nth(getattr(owner, name)))
+            try:
+                write(root, 20, content=b"second")
+            except Killed:
+                pass
+            else:
+                break
+        resumed = load_folder(root)
+        assert resumed is not None, number
+        content = (resumed / "learner" / "rank_00000.safetensors").read_bytes()
+        assert content in (b"first", b"second")
+    assert number > len(calls), "every call was killed once"
+    assert (latest(root) / "learner" / "rank_00000.safetensors").read_bytes() == b"second"
+
+
+def load_folder(root: Path) -> Path | None:
+    """The checkpoint that a run finds that starts after the kill; all its files are as written."""
+    recover(root)
+    path = latest(root)
+    if path is not None:
+        verify(path)
+    return path
+
+
+def test_a_checkpoint_without_one_of_its_files_does_not_get_its_name(tmp_path):
+    """Fails when a folder is announced from which nobody can go on."""
+    partial = begin(tmp_path, 1)
+    (partial / "config.yaml").write_text("name: test\n")
+    with pytest.raises(CheckpointError, match=r"lacks run\.json, without which"):
+        commit(partial, step=1, about={}, records={}, required=["config.yaml", "run.json"])
+    assert saved(tmp_path) == []
+
+
+def test_the_checkpoint_that_latest_names_is_never_pruned(tmp_path):
+    """Fails when a person who went back to an earlier step loses what the run writes now."""
+    for step in (20, 90, 100, 30):
+        write(tmp_path, step, **({"score": 0.9} if step == 20 else {}))
+    prune(tmp_path, keep_last=2, keep_best=1)
+    assert latest(tmp_path) == tmp_path / "step_30"
+    assert [one.step for one in saved(tmp_path)] == [20, 30, 90, 100]
+
+
+def test_later_checkpoints_of_a_branch_that_a_run_leaves_are_set_aside(tmp_path):
+    """Fails when `auto` goes on with them, prune counts them, or they are lost."""
+    for step in (20, 90, 100):
+        write(tmp_path, step)
+    assert [path.name for path in set_aside_later(tmp_path / "step_20")] == [
+        "step_90.abandoned",
+        "step_100.abandoned",
+    ]
+    assert latest(tmp_path) == tmp_path / "step_20"
+    verify(tmp_path / "step_100.abandoned")
+    write(tmp_path, 100)
+    assert [path.name for path in set_aside_later(tmp_path / "step_20")] == ["step_100.abandoned.2"]
+    write(tmp_path, 30)
+    assert prune(tmp_path, keep_last=2, keep_best=0) == []
+    assert set_aside_later(tmp_path / "step_30") == []
+
+
 def test_without_latest_the_newest_complete_checkpoint_is_found(tmp_path):
     """Fails when a lost pointer loses the run."""
     good, bad = write(tmp_path, 10), write(tmp_path, 20)
@@ -102,6 +199,7 @@ def test_a_file_that_the_controller_cannot_see_fails_the_checkpoint(tmp_path):
             step=1,
             about={},
             records={"learner/rank_00001.safetensors": record(Path(__file__))},
+            required=(),
         )
     assert latest(tmp_path) is None
 
@@ -128,13 +226,13 @@ def test_a_flipped_bit_or_a_cut_end_is_found_wherever_it_is(tmp_path_factory, da
     [
         ("", "cannot be read"),
         ("[]", "has format"),
-        ('{"format": 99}', "has format 99, and this version of april_rl reads format 1"),
-        ('{"format": 1}', "cannot be read"),
+        ('{"format": 99}', "has format 99, and this version of april_rl reads format 2"),
+        ('{"format": 2}', "cannot be read"),
         (
-            '{"format": 1, "files": {"../../etc/passwd": {"bytes": 1, "xxh3": ""}}}',
+            '{"format": 2, "files": {"../../etc/passwd": {"bytes": 1, "xxh3": ""}}}',
             "leads|not a path",
         ),
-        ('{"format": 1, "files": {"a": 3}}', "cannot be read"),
+        ('{"format": 2, "files": {"a": 3}}', "cannot be read"),
     ],
 )
 def test_a_manifest_of_another_program_or_format_is_refused(tmp_path, text, message):

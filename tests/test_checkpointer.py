@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from april_rl.checkpointing import checkpointer
 from april_rl.checkpointing.checkpointer import Checkpointer, Written
 from april_rl.checkpointing.folder import latest, saved
 from april_rl.checkpointing.manifest import read_manifest, record, verify
@@ -24,10 +25,11 @@ class Workers:
         self.answers_after = 0
         self.error = ""
 
-    def start_saving(self, folder: Path) -> None:
+    def start_saving(self, folder: Path) -> list[str]:
         self.folder, self.asked = folder, 0
         folder.mkdir()
         (folder / "rank_00000.safetensors").write_bytes(b"weights")
+        return ["rank_00000.safetensors"]
 
     def saved(self) -> Written | None:
         self.asked += 1
@@ -168,6 +170,52 @@ def test_a_full_disk_of_a_worker_fails_only_that_checkpoint(setup):
     run.save(3)
     assert latest(run.root) == run.root / "step_3"
     assert sorted(path.name for path in run.root.iterdir()) == ["latest", "step_1", "step_3"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), TypeError("not JSON"), OSError(28, "No space")])
+def test_a_writer_that_fails_in_any_way_fails_only_that_checkpoint(setup, tmp_path, error):
+    """In the controller and in a worker. Fails when half a checkpoint is announced as good."""
+    run = setup()
+    run.save(1)
+
+    def failing(*_: object) -> list[Path]:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpointer, "write_state", failing)
+        run.save(2)
+    saving = BackgroundWrite(failing, tmp_path)
+    while (written := saving.outcome()) is None:
+        time.sleep(0.01)
+    run.workers.error = written.error
+    run.save(3)
+    for step in (2, 3):
+        said = [line for line in run.told if f"checkpoint of step {step} could not be" in line]
+        assert len(said) == 1
+        assert type(error).__name__ in said[0] or str(error) in said[0]
+    assert [one.step for one in saved(run.root)] == [1]
+
+
+def test_a_worker_that_writes_less_than_it_said_fails_the_checkpoint(setup):
+    """Fails when a checkpoint without a rank's shards gets its name."""
+    run = setup()
+    real = run.workers.start_saving
+    run.workers.start_saving = lambda folder: [*real(folder), "rank_00001.safetensors"]
+    run.save(1)
+    assert "lacks learner/rank_00001.safetensors" in run.told[-1]
+    assert latest(run.root) is None
+    assert run.checkpointer.last is None
+
+
+def test_the_run_knows_which_checkpoint_it_would_go_on_from(setup):
+    """Fails when a restart is told another than the one that got its name last."""
+    run = setup()
+    assert run.checkpointer.last is None
+    run.save(2)
+    assert run.checkpointer.last == run.root / "step_2"
+    run.workers.error = "no space"
+    run.save(3)
+    assert run.checkpointer.last == run.root / "step_2"
 
 
 def test_a_folder_that_cannot_be_created_fails_only_that_checkpoint(setup):

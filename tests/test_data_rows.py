@@ -185,6 +185,27 @@ def test_a_missing_file_names_the_key():
         load("nowhere/x.jsonl")
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pyarrow.array([0, 1], pyarrow.timestamp("s")),
+        pyarrow.array([b"a", b"b"]),
+        pyarrow.array(
+            [{"when": [0]}, {"when": [1]}],
+            pyarrow.struct({"when": pyarrow.list_(pyarrow.date32())}),
+        ),
+    ],
+    ids=["timestamp", "binary", "nested"],
+)
+def test_a_column_that_no_checkpoint_can_hold_is_refused_by_name(tmp_path, values):
+    """If the reward asks for it. Fails when the run finds out at its first checkpoint."""
+    table = pyarrow.table({"prompt": ["a", "b"], "answer": ["1", "2"], "extra": values})
+    pyarrow.parquet.write_table(table, tmp_path / "data.parquet")
+    load(tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=r"asks for column extra, whose values are .*as text"):
+        load(tmp_path / "data.parquet", columns=("extra",))
+
+
 def test_a_file_that_is_not_parquet_is_one_message(tmp_path):
     """Fails when it is asked whether there are rows in it."""
     with pytest.raises(DataError, match=r"data\.path=.*broken\.parquet: .*corrupted.*file\.$"):

@@ -101,6 +101,10 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     cispo = ("algorithm=cispo", "trainer.num_minibatches=2")
     with endless_run(task, task / "run", *cispo) as run:
         run.wait_until(lambda: len(run.rows()) >= 3)
+        said = refused(task, run.run_dir, *cispo, "resume=auto")
+        assert f"belongs to a run that is going on (process {run.process.pid} on " in said
+        number = len(run.rows())
+        run.wait_until(lambda: len(run.rows()) > number)
         children = run.descendants()
         assert children
         started = time.monotonic()
@@ -116,6 +120,26 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     algorithm = yaml.safe_load((run.run_dir / "config.yaml").read_text())["algorithm"]
     assert (algorithm["loss"], algorithm["clip_low"]) == ("cispo", 1.0)
     assert all(row["loss/ratio_max"] > 1 for row in steps_of(run.run_dir))
+    before = content_of(run.run_dir)
+    said = refused(task, run.run_dir, *cispo, "resume=auto", "seed=7")
+    assert "seed=7 is not the seed of the saved prompt stream" in said
+    said = refused(task, run.run_dir, *cispo, "resume=auto", "rollout.group_size=8")
+    assert "rollout.group_size=8, but the saved groups have" in said
+    assert content_of(run.run_dir) == before, "a refused resume changes nothing"
+
+
+def refused(task: Path, run_dir: Path, *overrides: str) -> str:
+    """What a run says that ends before it begins."""
+    line = command(task, run_dir, *overrides)
+    ran = subprocess.run(
+        line, env=environment(), cwd=task, text=True, capture_output=True, check=False
+    )
+    assert ran.returncode == 1, ran.stdout
+    return ran.stderr
+
+
+def content_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.soak

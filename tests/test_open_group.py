@@ -43,7 +43,7 @@ def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
 def restored(group: OpenGroup) -> OpenGroup:
     """The group after it was written as JSON and read back."""
     state = save_open_group(group)
-    return restore_open_group(state, group_size=len(group.states), num_engines=1)
+    return restore_open_group(state, num_engines=1)
 
 
 MOVES = {

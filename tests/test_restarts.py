@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 
 from april_rl.errors import RunError
@@ -14,18 +17,36 @@ from april_rl.runtime.supervision.failures import (
 )
 
 
-def fail(restarts: Restarts, error: BaseException, *, version: int | None) -> None:
-    """A life of a run that ends with `error` at a version; None: before it was built."""
+@dataclass
+class FakeRun:
+    """A run at a policy version, with the checkpoint it would go on from."""
+
+    version: int
+    last_checkpoint: Path | None = Path("run/checkpoints/step_50")
+
+
+def fail(
+    restarts: Restarts, error: BaseException, *, began: int = 0, version: int | None = None
+) -> None:
+    """A life of a run that begins at a version and ends with `error` at another; `version` None:
+    before it was built.
+    """
     with restarts.allowed():
         if version is not None:
-            restarts.begin(lambda: version)
+            run = FakeRun(began)
+            restarts.begin(run)
+            run.version = version
         raise error
+
+
+def restarted(most: int) -> Restarts:
+    return Restarts(most, resume=None)
 
 
 @pytest.mark.parametrize("kind", [WorkerDiedError, WorkerStalledError, EngineStalledError])
 def test_a_lost_worker_restarts_the_run_with_a_message(capsys, kind):
     """Fails when the reason is swallowed, or the count is not in the metrics."""
-    restarts = Restarts(3)
+    restarts = restarted(3)
     assert restarts.metrics() == {}
     fail(restarts, kind("worker 0 died"), version=4)
     printed = capsys.readouterr().out
@@ -37,7 +58,7 @@ def test_a_lost_worker_restarts_the_run_with_a_message(capsys, kind):
 
 def test_a_run_restarts_at_most_max_restarts_times(capsys):
     """Fails when a run that loses a worker every few steps goes on for ever."""
-    restarts = Restarts(2)
+    restarts = restarted(2)
     fail(restarts, WorkerDiedError("one"), version=1)
     fail(restarts, WorkerDiedError("two"), version=2)
     with pytest.raises(WorkerDiedError, match="three"):
@@ -47,10 +68,35 @@ def test_a_run_restarts_at_most_max_restarts_times(capsys):
 
 def test_a_run_that_makes_no_step_between_two_failures_ends():
     """Fails when a fault that comes back at the same place is tried again and again."""
-    restarts = Restarts(3)
+    restarts = restarted(3)
     fail(restarts, WorkerDiedError("first"), version=5)
     with pytest.raises(WorkerDiedError, match="again"):
-        fail(restarts, WorkerDiedError("again"), version=5)
+        fail(restarts, WorkerDiedError("again"), began=4, version=4)
+
+
+def test_a_run_that_made_steps_goes_on_although_it_failed_earlier_than_before():
+    """Checkpoint 50, failures at 53 and then at 52. Fails when the failures are compared."""
+    restarts = restarted(3)
+    fail(restarts, WorkerDiedError("first"), version=53)
+    fail(restarts, WorkerDiedError("second"), began=50, version=52)
+    assert restarts.metrics().read()["restart/count"] == 2
+
+
+def test_a_restart_goes_on_from_the_runs_own_last_checkpoint(capsys):
+    """`resume=PATH` stays in force until then. Fails when a restart looks into a folder for
+    whatever it finds, or begins anew beside a checkpoint.
+    """
+    restarts = Restarts(3, resume="other/checkpoints/step_50")
+    assert restarts.resume == "other/checkpoints/step_50"
+    fail(restarts, WorkerDiedError("lost"), began=50, version=53)
+    assert restarts.resume == "run/checkpoints/step_50"
+    assert "from run/checkpoints/step_50" in capsys.readouterr().out
+    without = restarted(3)
+    with without.allowed():
+        without.begin(FakeRun(3, last_checkpoint=None))
+        raise WorkerDiedError("lost")
+    assert without.resume == "auto"
+    assert "no checkpoint yet, it begins anew" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -65,4 +111,4 @@ def test_a_run_that_makes_no_step_between_two_failures_ends():
 def test_other_errors_do_not_restart_the_run(error, version):
     """Fails when a restart hides what would only happen again, or a person who stops the run."""
     with pytest.raises(type(error)):
-        fail(Restarts(3), error, version=version)
+        fail(restarted(3), error, version=version)

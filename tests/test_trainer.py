@@ -100,6 +100,7 @@ def run(
     advantages: BatchAdvantages | None = None,
     held_out: HeldOut | None = HELD_OUT,
     resumed: Resumed | None = None,
+    interrupts: NoInterrupts | None = None,
 ) -> FakeWorkers:
     """A whole run; returns its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
@@ -123,6 +124,7 @@ def run(
         return Parts(
             tracker=stack.enter_context(tracker),
             prompts=prompts,
+            base=None,
             checkpointer=Checkpointer(
                 run_dir / CHECKPOINTS,
                 config.checkpoint,
@@ -165,7 +167,7 @@ def run(
         config,
         run_dir=run_dir,
         plain_config={},
-        interrupts=NoInterrupts(),
+        interrupts=interrupts or NoInterrupts(),
         resumed=resumed,
         build=build,
     ) as trainer:

@@ -31,9 +31,10 @@ class FakeWorkers:
         self._engines.set_version(policy_version)
         return Metrics()
 
-    def start_saving(self, folder: Path) -> None:
+    def start_saving(self, folder: Path) -> list[str]:
         folder.mkdir()
         (folder / "rank_00000.safetensors").write_bytes(b"weights")
+        return ["rank_00000.safetensors"]
 
     def saved(self) -> Written:
         return Written(records={})

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
 from april_rl.assembly.collector import build_collector, num_slots
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.packer import build_packer
+from april_rl.assembly.resume_checks import check_resume, frozen_base
 from april_rl.assembly.rewards import build_rewards, reward_columns
 from april_rl.assembly.workers import build_workers, check_machine, training_sizes
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
+from april_rl.checkpointing.folder import set_aside_later
 from april_rl.checkpointing.resume import AUTO, CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
@@ -37,8 +40,11 @@ from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
 from april_rl.runtime.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
 from april_rl.runtime.preflight import ModelFacts
 from april_rl.runtime.workers import Workers
+from april_rl.tracking.backends import check_installed
 from april_rl.tracking.labels import RunLabels
-from april_rl.tracking.tracker import Tracker, config_text
+from april_rl.tracking.terminal import View
+from april_rl.tracking.tracker import Tracker, config_text, open_view
+from april_rl.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +57,22 @@ class Parts:
     workers: Workers
     engines: RayEngines
     prompts: PromptStream | MixedStream
+    base: Mapping[str, Any] | None  # what tells the frozen weights from others
     checkpointer: Checkpointer
     collector: Collector
     packer: Packer
     evaluator: Evaluator
     held_out: dict[str, HeldOut]
     advantages: BatchAdvantages
+
+
+class _Data(NamedTuple):
+    """What a run reads before its directory is changed."""
+
+    tokenizer: Tokenizer
+    examples: list[Prompt]  # the first of each training set
+    prompts: PromptStream | MixedStream
+    held_out: dict[str, HeldOut]
 
 
 def assemble(
@@ -70,55 +86,77 @@ def assemble(
 ) -> Parts:
     """Return the parts of a run, started; closing `stack` ends them. Raise RunError if one fails.
 
-    Prompts continue from the checkpoint `resumed`; the caller restores the rest.
+    Prompts continue from the checkpoint `resumed`; the caller restores the rest. What a resume can
+    be refused for is checked before the run directory is changed.
     """
     stack.callback(stop_ray)
     requested, (config, layout) = config, settled(config)
     facts = check_machine(config, layout)
     packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
-    shown, folder = layout.shown_in(plain), run_dir.resolve()
-    tracker = stack.enter_context(_tracker(config, run_dir, shown, resumed=resumed, labels=labels))
+    view = _opened_view(config, stack)
     for line in _opening_lines(requested, config, layout):
-        tracker.message(line)
-    tokenizer = load_tokenizer(config.model.path)
-    with tracker.phase("loading the reward"):
-        columns = reward_columns(config, tokenizer, folder=folder)
-    with tracker.phase("reading the data"):
-        tell = tracker.message
-        sets = PromptSets(config.data, tokenizer, seed=config.seed, columns=columns, tell=tell)
-        training, held_out = sets.training(), held_out_sets(config, sets.load)
-        prompts = _stream(config, training, resumed)
+        view.message(line)
+    folder, base = run_dir.resolve(), frozen_base(config)
+    data = _read_data(config, view, folder=folder, resumed=resumed)
+    if resumed is not None:
+        check_resume(config, resumed.state, base=base)
+    shown = layout.shown_in(plain)
+    tracker = stack.enter_context(_tracker(config, run_dir, shown, view, resumed, labels))
+    tell = tracker.message
     with tracker.phase("trying the reward"):
-        examples = [rows[0] for rows in training.values()]
-        rewards = build_rewards(config, tokenizer, examples, folder=folder, tell=tell)
+        rewards = build_rewards(config, data.tokenizer, data.examples, folder=folder, tell=tell)
     stack.callback(rewards.close)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     memory = workers.memory()
-    config, inputs = _planned(config, layout, facts=facts, memory=memory, tell=tracker.message)
-    kv_room = KvRoom(kv_demand(config, layout, num_slots=num_slots(config)), tell=tracker.message)
+    config, inputs = _planned(config, layout, facts=facts, memory=memory, tell=tell)
+    kv_room = KvRoom(kv_demand(config, layout, num_slots=num_slots(config)), tell=tell)
     least = min(worker.device_bytes for worker in memory)
     kv_room.compare(planned_kv_tokens(facts, inputs, device_bytes=least))
     _start(workers, tracker, engines_sleep=inputs.engine_sleeps)
-    kv_cache_tokens = workers.kv_cache_tokens()
-    kv_room.compare(kv_cache_tokens // layout.num_engines)
+    kv_tokens = workers.kv_cache_tokens()
+    kv_room.compare(kv_tokens // layout.num_engines)
     engines = RayEngines(workers, deterministic=config.deterministic)
     return Parts(
         tracker=tracker,
-        tokenizer=tokenizer,
+        tokenizer=data.tokenizer,
         rewards=rewards,
         workers=workers,
         engines=engines,
-        prompts=prompts,
-        checkpointer=_checkpointer(config, run_dir, plain, workers=workers, tell=tracker.message),
+        prompts=data.prompts,
+        base=base,
+        checkpointer=_checkpointer(config, run_dir, plain, workers, resumed, tell=tell),
         collector=build_collector(
-            config, engines, rewards, prompts=prompts, kv_cache_tokens=kv_cache_tokens, stack=stack
+            config, engines, rewards, prompts=data.prompts, kv_cache_tokens=kv_tokens, stack=stack
         ),
         packer=packer,
         evaluator=build_evaluator(config, engines, rewards, num_slots=num_slots(config)),
-        held_out=held_out,
+        held_out=data.held_out,
         advantages=ADVANTAGES[config.algorithm.advantage],
     )
+
+
+def _opened_view(config: TrainConfig, stack: ExitStack) -> View:
+    """Return the view, after checking that the trackers are installed."""
+    check_installed([backend.value for backend in config.tracking.backends])
+    num_steps, num_groups = config.trainer.num_steps, config.trainer.num_groups
+    title = f"{config.name}: {num_steps} steps of {num_groups} groups"
+    view = open_view(title=title, num_steps=num_steps)
+    stack.callback(view.close)
+    return view
+
+
+def _read_data(config: TrainConfig, view: View, *, folder: Path, resumed: Resumed | None) -> _Data:
+    """Read the prompts of the run in `folder`, continued where the checkpoint left them."""
+    tokenizer = load_tokenizer(config.model.path)
+    with view.phase("loading the reward"):
+        columns = reward_columns(config, tokenizer, folder=folder)
+    with view.phase("reading the data"):
+        tell = view.message
+        sets = PromptSets(config.data, tokenizer, seed=config.seed, columns=columns, tell=tell)
+        training, held_out = sets.training(), held_out_sets(config, sets.load)
+        prompts = _stream(config, training, resumed)
+    return _Data(tokenizer, [rows[0] for rows in training.values()], prompts, held_out)
 
 
 def _opening_lines(requested: TrainConfig, config: TrainConfig, layout: Layout) -> Iterator[str]:
@@ -157,15 +195,19 @@ def _tracker(
     config: TrainConfig,
     run_dir: Path,
     plain: Mapping[str, object],
-    *,
+    view: View,
     resumed: Resumed | None,
     labels: RunLabels | None,
 ) -> Tracker:
+    """Return the tracker, which goes on with the files in `run_dir`; set aside the checkpoints
+    after the one that the run goes on from.
+    """
     first_step = resumed.manifest.step + 1 if resumed else None
     if config.resume == AUTO and resumed is None:
         first_step = 0  # a run that ended before its first checkpoint starts again
-    # A copy of the run in another folder counts as another run.
-    is_same_run = resumed is not None and resumed.path.resolve().is_relative_to(run_dir.resolve())
+    is_same_run = resumed is not None and resumed.is_within(run_dir)
+    for path in set_aside_later(resumed.path) if resumed and is_same_run else ():
+        view.message(f"a later checkpoint of the branch that this run leaves is set aside: {path}")
     return Tracker(
         run_dir=run_dir,
         name=config.name,
@@ -174,6 +216,7 @@ def _tracker(
         num_groups=config.trainer.num_groups,
         tracking=config.tracking,
         labels=labels,
+        view=view,
         first_step=first_step,
         wandb_id=resumed.state["wandb_id"] if resumed and is_same_run else "",
     )
@@ -198,8 +241,9 @@ def _checkpointer(
     config: TrainConfig,
     run_dir: Path,
     plain: Mapping[str, object],
-    *,
     workers: Workers,
+    resumed: Resumed | None,
+    *,
     tell: Callable[[str], None],
 ) -> Checkpointer:
     about = {"name": config.name, "model": config.model.path}
@@ -214,6 +258,7 @@ def _checkpointer(
             "best_metric": config.checkpoint.best_metric,
         },
         tell=tell,
+        resumed=resumed.path if resumed else None,
     )
 
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from safetensors import SafetensorError
-
-from april_rl.checkpointing.columns import Plain, write_state
+from april_rl.checkpointing.columns import Plain, state_files, write_state
 from april_rl.checkpointing.folder import SCORE, begin, commit, discard, latest, prune
 from april_rl.checkpointing.manifest import CheckpointError, FileRecord
 from april_rl.config.checkpoint import CheckpointConfig
@@ -40,8 +38,10 @@ class Written:
 class Savers(Protocol):
     """The workers' methods that checkpoints use."""
 
-    def start_saving(self, folder: Path) -> None:
-        """Copy the state of every learner and start writing it into `folder`."""
+    def start_saving(self, folder: Path) -> Collection[str]:
+        """Copy the state of every learner and start writing it into `folder`; return the names of
+        the files there will be.
+        """
 
     def saved(self) -> Written | None:
         """Return the written files, or None while a worker is still writing. Never waits."""
@@ -54,6 +54,7 @@ class _UnderWay(NamedTuple):
     partial: Path
     about: Mapping[str, Any]
     started: float
+    required: frozenset[str]  # files without which nobody can go on from it
     thread: threading.Thread  # writes the controller's state
     errors: list[str]  # appended by the thread
 
@@ -70,16 +71,19 @@ class Checkpointer:
         config_text: str,
         about: Mapping[str, Any],
         tell: Callable[[str], None],
+        resumed: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`config_text` is the resolved configuration, saved in every checkpoint.
 
         `about` holds facts for people who read the manifest. `tell` is called with one line per
-        checkpoint, and per checkpoint that fails.
+        checkpoint, and per checkpoint that fails. `resumed` is the checkpoint that the run goes on
+        from.
         """
         self._root, self._config, self._workers = root, config, workers
         self._config_text, self._about = config_text, dict(about)
         self._tell, self._clock = tell, clock
+        self.last = resumed  # the checkpoint that was written last, or else went on from
         self._under_way: _UnderWay | None = None
         self._last_s = clock()  # start of the last checkpoint
         self._has_failed = False  # whether the last checkpoint failed
@@ -119,7 +123,8 @@ class Checkpointer:
         except OSError as error:
             self._fail(step, str(error))
             return self._clock() - started
-        self._workers.start_saving(partial / LEARNER)
+        learner = self._workers.start_saving(partial / LEARNER)
+        required = {CONFIG, *state_files(STATE), *(f"{LEARNER}/{name}" for name in learner)}
         errors: list[str] = []
         thread = threading.Thread(
             target=_write, args=(state, partial, errors), name="checkpoint", daemon=True
@@ -127,7 +132,13 @@ class Checkpointer:
         thread.start()
         score = {SCORE: self._score} if step == self._scored_step else {}
         self._under_way = _UnderWay(
-            step, partial, {**self._about, **about, **score}, started, thread, errors
+            step,
+            partial,
+            {**self._about, **about, **score},
+            started,
+            frozenset(required),
+            thread,
+            errors,
         )
         return self._clock() - started
 
@@ -166,8 +177,13 @@ class Checkpointer:
         records = {f"{LEARNER}/{name}": of for name, of in written.records.items()}
         try:
             path = commit(
-                under_way.partial, step=under_way.step, about=under_way.about, records=records
+                under_way.partial,
+                step=under_way.step,
+                about=under_way.about,
+                records=records,
+                required=under_way.required,
             )
+            self.last = path
             prune(self._root, keep_last=config.keep_last, keep_best=config.keep_best)
         except (OSError, CheckpointError) as error:
             return [str(error)]
@@ -193,5 +209,10 @@ def _write(state: Plain, partial: Path, errors: list[str]) -> None:
     """Write the controller's state in a thread; append a failure to `errors`."""
     try:
         write_state(state, partial, STATE)
-    except (OSError, SafetensorError) as error:
-        errors.append(str(error))
+    except Exception as error:  # whatever it is, the checkpoint is not whole
+        errors.append(reason_of(error))
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a file was not written; never empty."""
+    return str(error) or repr(error)

@@ -2,7 +2,7 @@
 
 A buffer holds millions of tokens, which would take half a minute to write as JSON. So every `array`
 in the data becomes a slice of one column per type, and JSON refers to the slice:
-`{"$int32": [start, stop]}`.
+`{"$int32": [start, stop]}`. A key of the data that begins with `$` gets another one in front.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ _TYPECODES = {column: typecode for typecode, column in _COLUMNS.items()}
 
 class DamagedStateError(RunError):
     """A file of a checkpoint does not contain what april_rl writes."""
+
+
+def state_files(name: str) -> tuple[str, str]:
+    """Return the names of the files that `write_state` writes."""
+    return f"{name}.json", f"{name}.safetensors"
 
 
 def write_state(state: Plain, folder: Path, name: str) -> None:
@@ -66,7 +71,10 @@ def _without_arrays(
         sizes[column] += len(state)
         return {f"${column}": [start, sizes[column]]}
     if isinstance(state, Mapping):
-        return {key: _without_arrays(value, columns, sizes) for key, value in state.items()}
+        return {
+            f"${key}" if key.startswith("$") else key: _without_arrays(value, columns, sizes)
+            for key, value in state.items()
+        }
     if isinstance(state, list | tuple):
         return [_without_arrays(value, columns, sizes) for value in state]
     return state
@@ -79,9 +87,12 @@ def _with_arrays(state: Plain, columns: Mapping[str, NDArray[Any]]) -> Plain:
         return state
     if len(state) == 1:
         [(key, where)] = state.items()
-        if key.startswith("$"):
+        if key.startswith("$") and not key.startswith("$$"):
             return _slice(columns[key[1:]], *where, typecode=_TYPECODES[key[1:]])
-    return {key: _with_arrays(value, columns) for key, value in state.items()}
+    return {
+        key[1:] if key.startswith("$$") else key: _with_arrays(value, columns)
+        for key, value in state.items()
+    }
 
 
 def _slice(column: NDArray[Any], start: int, stop: int, *, typecode: str) -> array[Any]:

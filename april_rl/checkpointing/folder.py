@@ -1,8 +1,9 @@
 """The folder of a run's checkpoints: each appears whole or not at all, and `latest` names the last.
 
 A commit syncs, in this order: the files as they are written, the manifest, the folder, the rename,
-the parent folder, and last the pointer. So a kill or power cut at any moment leaves every earlier
-checkpoint intact, and at most a hidden partial folder, which the next save removes.
+the parent folder, and last the pointer. A checkpoint that it replaces is renamed, and removed only
+when the new one has its name. So a kill or power cut at any moment leaves every earlier checkpoint
+intact, or hidden and whole, in which case `recover` gives it its name back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +24,13 @@ from april_rl.checkpointing.manifest import (
     Manifest,
     read_manifest,
     record,
+    verify,
     write_manifest,
 )
 
 LATEST = "latest"  # file that contains the name of the last checkpoint
 SCORE = "score"  # manifest key of the value of checkpoint.best_metric at that step
-_PREFIX, _PARTIAL, _REMOVED = "step_", ".partial", ".removed"
+_PREFIX, _PARTIAL, _REMOVED, _ABANDONED = "step_", ".partial", ".removed", ".abandoned"
 
 
 class Saved(NamedTuple):
@@ -40,6 +43,7 @@ class Saved(NamedTuple):
 def begin(root: Path, step: int) -> Path:
     """Return a new, empty folder for a checkpoint; remove what interrupted saves left behind."""
     root.mkdir(parents=True, exist_ok=True)
+    recover(root)
     for left in root.glob(f".{_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
     partial = root / f".{_PREFIX}{step}{_PARTIAL}"
@@ -47,14 +51,39 @@ def begin(root: Path, step: int) -> Path:
     return partial
 
 
+def recover(root: Path) -> None:
+    """Give a checkpoint its name back that a kill took from it: while the same step was saved
+    again, or while it was removed. Call it only where no other process writes into `root`.
+    """
+    for removed in root.glob(f".{_PREFIX}*{_REMOVED}"):
+        path = root / removed.name.removeprefix(".").removesuffix(_REMOVED)
+        for whole in (root / f".{path.name}{_PARTIAL}", removed):
+            if not path.exists() and _is_whole(whole):
+                whole.rename(path)
+                sync(root)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        verify(folder, hashes=False)
+    except CheckpointError:
+        return False
+    return True
+
+
 def commit(
-    partial: Path, *, step: int, about: Mapping[str, Any], records: Mapping[str, FileRecord]
+    partial: Path,
+    *,
+    step: int,
+    about: Mapping[str, Any],
+    records: Mapping[str, FileRecord],
+    required: Iterable[str],
 ) -> Path:
     """Turn the files of `partial` into the checkpoint of `step`; return its path.
 
     `records` holds the files that their writers already synced and hashed, by path in the folder;
     all other files are synced and hashed here. Raises CheckpointError when a file in `records` is
-    not visible on this machine, OSError when the disk refuses.
+    not visible on this machine or one of `required` is missing, OSError when the disk refuses.
     """
     files = dict(records)
     for path in sorted(partial.rglob("*")):
@@ -68,6 +97,8 @@ def commit(
                 f"{partial / name} was written by a worker but is missing on the controller's "
                 "machine: with several machines the run directory must be on a shared file system"
             )
+    if missing := sorted(set(required) - files.keys()):
+        raise CheckpointError(f"{partial} lacks {', '.join(missing)}, without which it is useless")
     write_manifest(
         Manifest(
             step=step,
@@ -81,11 +112,12 @@ def commit(
     for folder in {path.parent for path in partial.rglob("*")}:
         sync(folder)
     path = partial.with_name(f"{_PREFIX}{step}")
-    if path.exists():
-        _remove(path)  # written before the run resumed from an earlier step
+    replaced = _hide(path) if path.exists() else None  # of the same step, saved again by a stop
     partial.rename(path)
     sync(path.parent)
     _point_to(path)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
     return path
 
 
@@ -124,14 +156,36 @@ def latest(root: Path) -> Path | None:
     return None
 
 
+def set_aside_later(path: Path) -> list[Path]:
+    """Make the checkpoint `path` the last one of its folder; return the new names of later ones.
+
+    They belong to a branch that the run leaves: they stay, as step_N.abandoned, and no other
+    function here counts them.
+    """
+    root, step = path.parent, read_manifest(path).step
+    later = [one.path for one in saved(root) if one.step > step]
+    if later:
+        _point_to(path)
+    return [one.rename(_unused(one.with_name(f"{one.name}{_ABANDONED}"))) for one in later]
+
+
+def _unused(path: Path) -> Path:
+    """Return `path`, or, where it exists, the first of path.2, path.3, ... that does not."""
+    names = (path.with_name(f"{path.name}.{number}") for number in count(2))
+    return path if not path.exists() else next(name for name in names if not name.exists())
+
+
 def prune(root: Path, *, keep_last: int, keep_best: int) -> list[Saved]:
-    """Remove all but the `keep_last` newest and the `keep_best` highest-scoring checkpoints.
+    """Remove all but the `keep_last` newest and the `keep_best` highest-scoring checkpoints; never
+    the one that `latest` names.
 
     Returns the removed checkpoints.
     """
     found = saved(root)
     best = best_of(found)[:keep_best]
-    removed = [one for one in found[: max(0, len(found) - keep_last)] if one not in best]
+    last = latest(root)
+    older = [one for one in found[: max(0, len(found) - keep_last)] if one.path != last]
+    removed = [one for one in older if one not in best]
     for one in removed:
         _remove(one.path)
     return removed
@@ -158,10 +212,14 @@ def sync(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; rename it first, so that a kill leaves no half of it under its name."""
-    going = path.with_name(f".{path.name}{_REMOVED}")
-    path.rename(going)
-    shutil.rmtree(going, ignore_errors=True)
+    """Remove a checkpoint; hide it first, so that a kill leaves no half of it under its name."""
+    shutil.rmtree(_hide(path), ignore_errors=True)
+
+
+def _hide(path: Path) -> Path:
+    hidden = path.with_name(f".{path.name}{_REMOVED}")
+    shutil.rmtree(hidden, ignore_errors=True)  # of an earlier removal that was killed
+    return path.rename(hidden)
 
 
 def _point_to(path: Path) -> None:

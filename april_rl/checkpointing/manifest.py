@@ -14,7 +14,7 @@ import xxhash
 from april_rl.errors import RunError
 
 FILE = "manifest.json"
-FORMAT = 1  # of the whole folder; folders in another format are refused
+FORMAT = 2  # of the whole folder; folders in another format are refused
 _CHUNK_BYTES = 1 << 20
 
 

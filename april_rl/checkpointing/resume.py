@@ -7,8 +7,9 @@ from pathlib import Path
 
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import DamagedStateError, Plain, read_state
-from april_rl.checkpointing.folder import latest, saved
+from april_rl.checkpointing.folder import latest, recover, saved
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
+from april_rl.checkpointing.run_lock import owner_of
 
 CHECKPOINTS = "checkpoints"  # folder name within a run directory
 AUTO = "auto"
@@ -22,11 +23,17 @@ class Resumed:
     manifest: Manifest
     state: Plain  # the controller's state
 
+    def is_within(self, run_dir: Path) -> bool:
+        """Return whether the run goes on in its directory; a copy elsewhere is another run."""
+        return self.path.resolve().is_relative_to(run_dir.resolve())
+
 
 def unfinished_run(folder: Path) -> Path | None:
     """Return the run directory in `folder` that saved last and did not finish, or None."""
     newest: tuple[float, Path] | None = None
     for root in folder.glob(f"*/{CHECKPOINTS}"):
+        if owner_of(root.parent) is None:
+            recover(root)
         path = latest(root)
         if path is None:
             continue
@@ -41,12 +48,14 @@ def unfinished_run(folder: Path) -> Path | None:
 
 
 def load(resume: str, run_dir: Path) -> Resumed | None:
-    """Return the checkpoint selected by the setting `resume`, after checking every file of it.
+    """Return the checkpoint selected by the setting `resume`, after checking every file of it. The
+    caller owns `run_dir`.
 
     Returns None when `resume=auto` finds none in the run directory. Raises CheckpointError when it
     is damaged; the message names the newest undamaged checkpoint of the same run.
     """
     root = run_dir / CHECKPOINTS
+    recover(root)
     path = latest(root) if resume == AUTO else Path(resume)
     if path is None:
         return None

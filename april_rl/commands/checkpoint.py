@@ -136,8 +136,15 @@ def _list(path: Path) -> None:
 
 def _prune(path: Path, *, keep_last: int, keep_best: int) -> None:
     from april_rl.checkpointing.folder import prune
+    from april_rl.checkpointing.run_lock import RunOwnedError, owner_of
 
-    for one in prune(_root(path), keep_last=keep_last, keep_best=keep_best):
+    root = _root(path)
+    if (owner := owner_of(root.parent)) is not None:
+        raise RunOwnedError(
+            f"{root.parent} belongs to a run that is going on ({owner}), which prunes by itself: "
+            "set checkpoint.keep_last and keep_best there, or wait until it has ended"
+        )
+    for one in prune(root, keep_last=keep_last, keep_best=keep_best):
         print(f"removed {one.path}")
 
 
@@ -157,11 +164,15 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _root(path: Path) -> Path:
-    """Return the folder of a run's checkpoints."""
+    """Return the folder of a run's checkpoints; give one its name back that a kill has hidden."""
+    from april_rl.checkpointing.folder import recover
     from april_rl.checkpointing.manifest import CheckpointError
     from april_rl.checkpointing.resume import CHECKPOINTS
+    from april_rl.checkpointing.run_lock import owner_of
 
     root = path if path.name == CHECKPOINTS else path / CHECKPOINTS
     if not root.is_dir():
         raise CheckpointError(f"{path} has no folder {CHECKPOINTS}: give a run directory")
+    if owner_of(root.parent) is None:
+        recover(root)
     return root

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
@@ -44,6 +45,17 @@ class _Column:
         return values
 
 
+def _unsaved_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the first type within `kind` whose values JSON has no form for, or None."""
+    types = pa.types
+    if types.is_temporal(kind) or types.is_decimal(kind):
+        return kind
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return kind
+    inner = (_unsaved_type(kind.field(i).type) for i in range(kind.num_fields))
+    return next((found for found in inner if found is not None), None)
+
+
 class RowReader:
     """Reads questions and answers according to a set's settings; every message names its row."""
 
@@ -58,6 +70,13 @@ class RowReader:
                 raise DataError(
                     f"{raw.where} has no column {column}, which the reward asks for; there are "
                     f"{', '.join(features)}"
+                )
+            kind = _unsaved_type(raw.table.data.schema.field(column).type)
+            if kind is not None:
+                raise DataError(
+                    f"{raw.where}: the reward asks for column {column}, whose values are {kind}; "
+                    "a checkpoint holds text, numbers, booleans, lists and mappings of these: "
+                    "write it as text"
                 )
         self.columns = tuple(sorted(columns))
         self._prompt_pattern = re.compile(chosen.prompt_pattern) if chosen.prompt_pattern else None

@@ -52,17 +52,21 @@ class Snapshot(NamedTuple):
     shards: Mapping[str, Shard]  # empty when another rank writes the same shards
     num_optimizer_steps: int
 
+    @property
+    def file_names(self) -> list[str]:
+        """Return the names of the files that `write` makes."""
+        shards = [_FILE.format(self.rank)] if self.shards else []
+        return [*shards, *([_COUNTERS] if self.rank == 0 else [])]
+
     def write(self, folder: Path) -> list[Path]:
         """Write this rank's files, make them durable and return their paths."""
         folder.mkdir(parents=True, exist_ok=True)
-        paths = []
         if self.shards:
-            paths.append(folder / _FILE.format(self.rank))
-            _write_shards(self.shards, paths[-1])
+            _write_shards(self.shards, folder / _FILE.format(self.rank))
         if self.rank == 0:
-            paths.append(folder / _COUNTERS)
             counters = {"num_optimizer_steps": self.num_optimizer_steps}
-            paths[-1].write_text(json.dumps(counters) + "\n", encoding="utf-8")
+            (folder / _COUNTERS).write_text(json.dumps(counters) + "\n", encoding="utf-8")
+        paths = [folder / name for name in self.file_names]
         for path in paths:
             with path.open("rb") as file:
                 os.fsync(file.fileno())

@@ -5,7 +5,7 @@ for tokens and log-probabilities (`checkpointing/columns.py` writes them).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,9 +22,12 @@ class StateError(RunError):
     """A saved state cannot be gone on from, and why."""
 
 
-def check_state(state: Plain, *, num_groups: int, max_staleness: int) -> None:
-    """Raise StateError unless the state was saved in the format that is read here, by a run that
-    trained no more groups a step and let them grow no older.
+def check_state(
+    state: Plain, *, num_groups: int, group_size: int, max_staleness: int, max_response_tokens: int
+) -> None:
+    """Raise StateError unless a run with these settings can go on from what `Collector.save`
+    returned: in the format that is read here, with groups of the same size, no more groups a step,
+    no older ones, and no unfinished sample that has used up its budget.
     """
     if state.get("format") != FORMAT:
         raise StateError(
@@ -40,6 +43,30 @@ def check_state(state: Plain, *, num_groups: int, max_staleness: int) -> None:
                 f"{key}={value}, but the saved run had {saved}: more groups are under way than "
                 "later steps could train in time"
             )
+    for group in state["buffer"]["open"]:
+        if len(group["samples"]) != group_size:
+            raise StateError(
+                f"rollout.group_size={group_size}, but the saved groups have "
+                f"{len(group['samples'])} samples: resume with the same"
+            )
+    longest = max(map(_unfinished_tokens, _all_samples(state)), default=0)
+    if longest >= max_response_tokens:
+        raise StateError(
+            f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
+            f"{longest} tokens already; resume with at least the saved run's value"
+        )
+
+
+def _all_samples(state: Plain) -> Iterator[list[Plain]]:
+    """Yield the completions of each sample of the open groups."""
+    return (sample for group in state["buffer"]["open"] for sample in group["samples"])
+
+
+def _unfinished_tokens(completions: list[Plain]) -> int:
+    """Return the tokens of a sample that has not finished, else 0."""
+    if completions and completions[-1]["finish_reason"] is not None:
+        return 0
+    return sum(len(completion["token_ids"]) for completion in completions)
 
 
 def save_open_group(group: OpenGroup) -> Plain:
@@ -51,16 +78,11 @@ def save_open_group(group: OpenGroup) -> Plain:
     }
 
 
-def restore_open_group(state: Plain, *, group_size: int, num_engines: int) -> OpenGroup:
+def restore_open_group(state: Plain, *, num_engines: int) -> OpenGroup:
     """Return the group that `save_open_group` was given; engines that are none of `num_engines` are
-    forgotten. Raises StateError when the group has not `group_size` samples.
+    forgotten.
     """
     group = _restore_group(state)
-    if len(group.samples) != group_size:
-        raise StateError(
-            f"rollout.group_size={group_size}, but the saved groups have "
-            f"{len(group.samples)} samples: resume with the same"
-        )
     return OpenGroup.restored(
         group,
         engines=[

@@ -206,13 +206,14 @@ class Collector:
         """Go on where `state` was saved, before the first step, with a prompt source restored to
         the same place. Raises StateError for another format, or settings it cannot go on with.
         """
+        rules = self._rules
         check_state(
-            state, num_groups=self._rules.num_groups, max_staleness=self._rules.max_staleness
+            state,
+            num_groups=rules.num_groups,
+            group_size=rules.group_size,
+            max_staleness=rules.max_staleness,
+            max_response_tokens=rules.requests.max_response_tokens,
         )
         self._expected_length.tokens = state["dispatch"]["expected_tokens"]
         self._over_sampling.restore(state["over_sampling"])
-        self._groups.restore(
-            state,
-            max_response_tokens=self._rules.requests.max_response_tokens,
-            num_engines=self._engines.num_engines,
-        )
+        self._groups.restore(state, num_engines=self._engines.num_engines)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Container, Iterable
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.codec import (
     Plain,
-    StateError,
     restore_open_group,
     restore_ready_group,
     save_open_group,
@@ -177,18 +176,14 @@ class Groups:
             "last_failure": self.last_failure,
         }
 
-    def restore(self, state: Plain, *, max_response_tokens: int, num_engines: int) -> None:
+    def restore(self, state: Plain, *, num_engines: int) -> None:
         """Restore `state`, with `num_engines` engines now; submit finished samples without a score
         again.
-
-        Raise StateError when the saved groups do not fit the settings of this run.
         """
         assert not self.ledger.opened, "a state is restored before the first step"
         opened = [
-            restore_open_group(group, group_size=self.buffer.group_size, num_engines=num_engines)
-            for group in state["buffer"]["open"]
+            restore_open_group(group, num_engines=num_engines) for group in state["buffer"]["open"]
         ]
-        _check_budget(opened, max_response_tokens)
         self.buffer.restore(opened, map(restore_ready_group, state["buffer"]["ready"]))
         self.ledger.restore(state["ledger"])
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
@@ -202,13 +197,3 @@ class Groups:
             num_unscored = len(group.states) - len(group.indices(SampleState.scored))
             for index in group.indices(SampleState.finished):
                 self._scorer.submit(group.sample(index), group_size=num_unscored)
-
-
-def _check_budget(groups: Iterable[OpenGroup], max_response_tokens: int) -> None:
-    """Raise StateError unless every unfinished sample may get another token."""
-    longest = max((max(group.unfinished_lengths, default=0) for group in groups), default=0)
-    if longest >= max_response_tokens:
-        raise StateError(
-            f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
-            f"{longest} tokens already; resume with at least the saved run's value"
-        )

@@ -6,9 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-
-from april_rl.checkpointing.checkpointer import Written
+from april_rl.checkpointing.checkpointer import Written, reason_of
 from april_rl.checkpointing.manifest import FileRecord, record
 
 
@@ -36,5 +34,5 @@ class BackgroundWrite:
         try:
             for path in write(self._folder):
                 self._records[path.relative_to(self._folder).as_posix()] = record(path)
-        except (OSError, SafetensorError) as error:
-            self._error = str(error)
+        except Exception as error:  # whatever it is, the checkpoint is not whole
+            self._error = reason_of(error)

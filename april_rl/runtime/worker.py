@@ -218,9 +218,13 @@ class Worker:
         self._profiler.write(path, rank=rank)
 
     @records_activity
-    def start_saving(self, folder: Path) -> None:
-        """Copy what the learner needs to go on; a thread writes it into `folder` from now on."""
-        self._saving = BackgroundWrite(self._learner.snapshot().write, folder)
+    def start_saving(self, folder: Path) -> list[str]:
+        """Copy what the learner needs to go on; a thread writes it into `folder` from now on.
+        Return the names of the files there will be.
+        """
+        snapshot = self._learner.snapshot()
+        self._saving = BackgroundWrite(snapshot.write, folder)
+        return snapshot.file_names
 
     def saved(self) -> Written | None:
         """Return what was written since `start_saving`; None while it is being written."""

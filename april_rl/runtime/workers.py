@@ -153,11 +153,11 @@ class Workers:
         self.watchdog.results(calls)
         return paths
 
-    def start_saving(self, folder: Path) -> None:
+    def start_saving(self, folder: Path) -> list[str]:
         """Copy the learners' state, and begin to write it into `folder`: a shared one, when there
-        are several machines.
+        are several machines. Return the names of the files there will be.
         """
-        self._all("start_saving", folder)
+        return [name for names in self._all("start_saving", folder) for name in names]
 
     def saved(self) -> Written | None:
         """Return what all workers have written; None while one is still writing. Never waits: a

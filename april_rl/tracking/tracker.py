@@ -63,13 +63,15 @@ class Tracker:
         num_groups: int,
         labels: RunLabels | None = None,
         is_terminal: bool | None = None,
+        view: View | None = None,
         first_step: int | None = None,
         wandb_id: str = "",
     ) -> None:
-        """Create the run directory, start the view and the trackers.
+        """Create the run directory, start the trackers, and a view unless there is one already.
 
         `config` is plain data; `labels` are those of the trackers; `is_terminal` None: find out. A
-        resumed run appends to its files from `first_step` on, and to the W&B run `wandb_id`.
+        resumed run goes on with its files from `first_step` on, and with the W&B run `wandb_id`:
+        rows and samples of that step and of later ones are removed, for it makes them again.
 
         Raises RunDirectoryError when the run directory cannot be written, or holds a run, and
         BackendError when a tracker is not installed.
@@ -84,11 +86,13 @@ class Tracker:
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
             self._metrics_file = _open_metrics_file(run_dir, first_step)
+            if first_step is not None:
+                forget_steps(run_dir, first_step)
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
         self._axes = Axes(self._metrics_file.last_row)
         self._pace = Pace(num_steps)
         title = f"{name}: {num_steps} steps of {num_groups} groups"
-        self._view = open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
+        self._view = view or open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
         self._view.message(f"run directory: {run_dir}")
         settings = BackendSettings(
             backends=names,
@@ -230,6 +234,16 @@ def _open_metrics_file(run_dir: Path, first_step: int | None) -> MetricsFile:
             f"hydra.run.dir={run_dir} already holds a run ({path.name}); give another folder, or "
             "go on with it: resume=auto"
         ) from error
+
+
+def forget_steps(run_dir: Path, first_step: int) -> None:
+    """Remove samples and timelines of `first_step` and of later ones: of steps that were not saved,
+    or of a branch that the run has left.
+    """
+    for folder in ("samples", "timeline"):
+        for path in (run_dir / folder).glob("*step_*.json*"):
+            if int(path.name.rpartition("step_")[2].partition(".")[0]) >= first_step:
+                path.unlink()
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -1,0 +1,63 @@
+"""Which checkpoints a run refuses to go on from, by its frozen weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from april_rl.assembly.resume_checks import OtherBaseError, check_resume, frozen_base
+from april_rl.config import TrainConfig
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import Kl
+from april_rl.config.lora import LoraConfig
+from april_rl.config.task import ModelConfig
+from april_rl.rollout.codec import FORMAT
+
+COLLECTOR = {"format": FORMAT, "num_groups": 1, "max_staleness": 0, "buffer": {"open": []}}
+
+
+def model(folder: Path, *, seed: int) -> str:
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(seed)
+    save_file({"w": torch.randn(64, 64, generator=generator)}, folder / "model.safetensors")
+    return str(folder)
+
+
+def adapters(path: str, *, alpha: float = 8.0) -> TrainConfig:
+    return TrainConfig(model=ModelConfig(path=path), lora=LoraConfig(rank=2, alpha=alpha))
+
+
+def state(config: TrainConfig) -> dict:
+    return {"collector": COLLECTOR, "base": frozen_base(config)}
+
+
+def check(config: TrainConfig, saved: dict) -> None:
+    check_resume(config, saved, base=frozen_base(config))
+
+
+def test_adapters_go_on_over_the_same_weights_wherever_they_lie(tmp_path):
+    """Fails when the path counts, or a part of the files does not."""
+    saved = state(adapters(model(tmp_path / "a", seed=0)))
+    check(adapters(model(tmp_path / "b", seed=0)), saved)
+    with pytest.raises(OtherBaseError, match=r"model\.path=.*c has other weights"):
+        check(adapters(model(tmp_path / "c", seed=1)), saved)
+
+
+def test_adapters_do_not_go_on_with_another_scale(tmp_path):
+    path = model(tmp_path / "a", seed=0)
+    with pytest.raises(OtherBaseError, match=r"lora\.alpha=80, but the saved run had 8"):
+        check(adapters(path, alpha=80.0), state(adapters(path)))
+
+
+def test_the_reference_of_a_run_must_be_the_same_and_what_is_trained_need_not(tmp_path):
+    """A checkpoint holds every trained weight. Fails when a run without a reference is refused."""
+    first, other = (model(tmp_path / name, seed=n) for n, name in enumerate("ab"))
+    full = TrainConfig(model=ModelConfig(path=first))
+    check(replace(full, model=ModelConfig(path=other)), state(full))
+    with_reference = replace(full, algorithm=AlgorithmConfig(kl=Kl.k3, kl_coefficient=0.1))
+    with pytest.raises(OtherBaseError, match="has other weights"):
+        check(replace(with_reference, model=ModelConfig(path=other)), state(with_reference))
