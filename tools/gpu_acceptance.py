@@ -20,53 +20,29 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-import acceptance_learner
-import acceptance_parts
-import acceptance_runs
-from acceptance_page import Outcome, Part, Results
-from acceptance_session import FailedError, Machine, Measured, Session, SkippedError
+from acceptance import parts, runs
+from acceptance.page import Outcome, Results
+from acceptance.session import NO_MACHINE, FailedError, Machine, Part, Session, SkippedError
 
 # For the commands that are started: nothing in their logs but their own lines.
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Part):
-    """A part and the function that measures it; the first line of its docstring is shown."""
-
-    measure: Callable[[Session], Measured]
-    needs_engine: bool = True
-
-
-def _step(
-    name: str,
-    title: str,
-    minutes: float,
-    measure: Callable[[Session], Measured],
-    *,
-    needs_engine: bool = True,
-) -> Step:
-    return Step(name=name, title=title, minutes=minutes, measure=measure, needs_engine=needs_engine)
-
-
-STEPS: tuple[Step, ...] = (  # in order of value
-    _step("environment", "environment", 1, acceptance_parts.environment, needs_engine=False),
-    _step("gpu_tests", "GPU tests", 4, acceptance_parts.gpu_tests, needs_engine=False),
-    _step("sync", "sleep, wake and weight sync", 2, acceptance_parts.sync),
-    _step("smoke", "ten steps of qwen3_0_6b_smoke", 4, acceptance_runs.smoke),
-    _step("alpha", "over-sampling: α 1, 1.5 and 2 on a long tail", 5, acceptance_runs.alpha),
-    _step("ticks", "tick and abort times", 2, acceptance_parts.ticks),
-    _step("learner", "learner: MFU", 2, acceptance_learner.learner, needs_engine=False),
-    _step("offload", "offload", 1, acceptance_learner.offload, needs_engine=False),
-    _step("async", "asynchronous scheduling", 4, acceptance_runs.asynchronous),
-    _step("keep", "keep against re-prefill", 5, acceptance_runs.keep),
-    _step("workers", "all devices against one", 4, acceptance_runs.workers),
+PARTS: tuple[Part, ...] = (  # in order of value
+    Part("environment", "environment", 1, parts.environment, needs_engine=False),
+    Part("gpu_tests", "GPU tests", 4, parts.gpu_tests, needs_engine=False),
+    Part("sync", "weight sync", 2, runs.sync),
+    Part("smoke", "ten steps of qwen3_0_6b_smoke", 4, runs.smoke),
+    Part("alpha", "over-sampling: α 1, 1.5 and 2 on a long tail", 5, runs.alpha),
+    Part("learner", "learner: MFU and offload", 2, parts.learner, needs_engine=False),
+    Part("graphs", "CUDA graphs against eager", 4, runs.graphs),
+    Part("async", "asynchronous scheduling", 4, runs.asynchronous),
+    Part("keep", "keep against re-prefill", 5, runs.keep),
+    Part("workers", "all devices against one", 4, runs.workers),
 )
-NAMES = tuple(step.name for step in STEPS)
+NAMES = tuple(part.name for part in PARTS)
 
 
 class UsageError(Exception):
@@ -76,12 +52,13 @@ class UsageError(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Run the parts that are not there yet, or those that are named; return the exit status."""
     if {"-h", "--help"} & set(arguments):
-        print(f"{__doc__}{_listed()}")
+        lines = (f"  {part.name:<12}{part.minutes:>3g}  {part.title}\n" for part in PARTS)
+        print(f"{__doc__}{''.join(lines)}")
         return 0
     try:
         folder, named = _parsed(arguments)
-        session = _session(folder)
-        results = Results.read(folder, session.machine)
+        machine = Machine(**Session(folder, NO_MACHINE).measured("device.probe"))
+        results = Results.read(folder, machine)
     except (UsageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -89,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: the device cannot be looked at: {error}", file=sys.stderr)
         return 1
     try:
-        _run(session, results, named)
+        run(results, named)
     except KeyboardInterrupt:
         print("\ninterrupted: the next start goes on with this part", file=sys.stderr)
         return 130
@@ -102,52 +79,34 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-    """Return the folder, and the parts that are named, in this file's order."""
+    """Return the folder and the parts that are named."""
     given = dict(argument.partition("=")[::2] for argument in arguments)
     unknown = set(given) - {"output", "parts"}
     if unknown:
         raise UsageError(f"{sorted(unknown)[0]} is not an option: output=FOLDER or parts=A,B")
-    asked = given["parts"].split(",") if "parts" in given else []
-    wrong = [name for name in asked if name not in NAMES]
+    named = tuple(given["parts"].split(",")) if "parts" in given else ()
+    wrong = [name for name in named if name not in NAMES]
     if wrong:
         raise UsageError(f"parts={wrong[0]} is no part; there are {', '.join(NAMES)}")
-    folder = Path(given.get("output") or "outputs/gpu_acceptance").resolve()
-    return folder, tuple(name for name in NAMES if name in asked)
+    return Path(given.get("output") or "outputs/gpu_acceptance").resolve(), named
 
 
-def _session(folder: Path) -> Session:
-    """Look at the machine, in a separate process, so that this one holds nothing of the GPU."""
-    found = Session(folder=folder, machine=_NOTHING).found("probe", "acceptance_device.py", "probe")
-    return Session(folder=folder, machine=Machine(**found))
-
-
-_NOTHING = Machine(
-    device="cpu", name="", count=0, total_gib=0.0, without_engine="", without_pytest=""
-)
-
-
-def _run(session: Session, results: Results, named: Sequence[str]) -> None:
-    """Run the parts that are due, and write both files after each."""
-    machine = session.machine
-    print(f"machine     {machine.count} × {machine.name}")
-    if machine.without_engine:
-        print(f"no engine   {machine.without_engine}: parts that need one are skipped")
-    due = [step for step in STEPS if not named or step.name in named]
-    if not named:
-        there = [step.name for step in due if step.name in results.outcomes]
-        due = [step for step in due if step.name not in there]
-        if there:
-            print(f"there       {', '.join(there)}; run again by parts=NAME")
-    if due:
-        minutes = sum(step.minutes for step in due if step.name != "workers" or machine.count > 1)
-        duration = f"about {minutes:.0f} minutes" if machine.is_gpu else "tiny, without a GPU"
-        print(f"to run      {len(due)} parts, {duration}")
-    for number, step in enumerate(due, start=1):
-        about = f", about {step.minutes:g} min" if machine.is_gpu else ""
-        print(f"[{number:>2}/{len(due)}] {step.title}{about}", flush=True)
-        outcome = _outcome(step, session)
-        results.outcomes[step.name] = outcome
-        results.write(STEPS)
+def run(results: Results, named: Sequence[str]) -> None:
+    """Run the parts that are due, and write the results after each."""
+    session = Session(results.folder, results.machine)
+    print(f"machine     {session.machine.count} × {session.machine.name}")
+    if session.machine.without_engine:
+        print(f"no engine   {session.machine.without_engine}: parts that need one are skipped")
+    there = [name for name in NAMES if name in results.outcomes and not named]
+    if there:
+        print(f"there       {', '.join(there)}; run again by parts=NAME")
+    due = [part for part in PARTS if part.name not in there and (not named or part.name in named)]
+    for number, part in enumerate(due, start=1):
+        about = f", about {part.minutes:g} min" if session.is_gpu else ""
+        print(f"[{number:>2}/{len(due)}] {part.title}{about}", flush=True)
+        outcome = outcome_of(part, session)
+        results.outcomes[part.name] = outcome
+        results.write(PARTS)
         for row in outcome.rows:
             mark = "  LOOK" if row.is_as_expected is False else ""
             print(f"        {row.quantity}: {row.measured}{mark}")
@@ -155,17 +114,17 @@ def _run(session: Session, results: Results, named: Sequence[str]) -> None:
         print(f"        {outcome.status} in {outcome.took_s:.0f} s{reason}", flush=True)
 
 
-def _outcome(step: Step, session: Session) -> Outcome:
+def outcome_of(part: Part, session: Session) -> Outcome:
     """Run a part; an error becomes its outcome, and the next part begins."""
     started = time.perf_counter()
 
     def ended(status: str, reason: str) -> Outcome:
         return Outcome(status=status, reason=reason, took_s=time.perf_counter() - started)
 
-    if step.needs_engine and session.machine.without_engine:
+    if part.needs_engine and session.machine.without_engine:
         return ended("skipped", session.machine.without_engine)
     try:
-        measured = step.measure(session)
+        measured = part.measure(session)
     except SkippedError as reason:
         return ended("skipped", str(reason))
     except FailedError as error:
@@ -178,10 +137,6 @@ def _outcome(step: Step, session: Session) -> Outcome:
         rows=tuple(row if session.is_gpu else row.without_gpu() for row in measured.rows),
         values=measured.values,
     )
-
-
-def _listed() -> str:
-    return "".join(f"  {step.name:<12}{step.minutes:>3g}  {step.title}\n" for step in STEPS)
 
 
 if __name__ == "__main__":

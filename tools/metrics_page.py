@@ -1,13 +1,7 @@
-"""The page that lists every metric, written from the table in april_rl/tracking/keys.py.
-
-python tools/metrics_page.py           # write docs/metrics.md
-python tools/metrics_page.py --check   # compare with docs/metrics.md; exit status 1: it differs
-"""
+"""Write docs/metrics.md, which lists every metric, from the table in april_rl/tracking/keys.py."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -41,18 +35,5 @@ def _row(key: Key) -> str:
     return f"| {f'**{name}**' if key.is_frozen else name} | {key.unit} | {key.meaning} |"
 
 
-def main() -> int:
-    """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if not parser.parse_args().check:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    is_current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page()
-    if not is_current:
-        print(f"{PAGE} is not up to date: run python tools/metrics_page.py", file=sys.stderr)
-    return 0 if is_current else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

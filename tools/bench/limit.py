@@ -6,13 +6,11 @@ import argparse
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
-
-from bench_modes import CappedLognormal, DrawnLengthsEngine, KeepingEngine, Prompts, Slice
 
 from april_rl.rollout.requests import request_seed
-from april_rl.ticks import Completions, Tick
+from april_rl.ticks import Tick
 from april_rl.types import Request, Sample, SampleId
+from bench.modes import DrawnLengthsEngine, KeepingEngine, Prompts, Slice, lengths_of
 
 _PREFILL_STEPS = 12  # enough to put every sample of the limit back before the clock starts
 _LIMIT_STEP_S = 1.5  # a slice of the limit lasts about as long as one of the collector
@@ -26,10 +24,17 @@ class Limit:
 
     name = "limit"
 
-    def __init__(self, args: argparse.Namespace, engine: KeepingEngine, *, factor: float) -> None:
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        engine: KeepingEngine,
+        *,
+        factor: float,
+        warmup_steps: int,
+    ) -> None:
         """Samples in flight are put back from round to round."""
-        self.factor = factor
-        self._engine = DrawnLengthsEngine(engine, CappedLognormal.of(args), keeps=False)
+        self.factor, self.warmup_steps = factor, warmup_steps
+        self._engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=False)
         self._args = args
         self._slots = round(factor * args.num_groups * args.group_size)
         self._prompts, self._held = Prompts(90), deque[Sample]()
@@ -59,7 +64,6 @@ class Limit:
             generated=sum(tick.generated_tokens for tick in ticks),
             slot_s=time_s * self._slots,
             occupied_slot_s=time_s * slot_steps / engine_steps,
-            ticks=[replace(tick, finished=Completions()) for tick in ticks],
         )
 
     def _advance(self, live: dict[SampleId, Sample], max_steps: int) -> Tick:

@@ -6,10 +6,9 @@ Response lengths are lognormal and a function of the sample's id, so every mode 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -19,34 +18,17 @@ from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.step import StepRules
 from april_rl.simulator.in_process import SerialEngines, SingleEngine
+from april_rl.simulator.length_distributions import Lognormal
 from april_rl.simulator.world import DelayedScorer, VirtualClock
 from april_rl.ticks import Completions, Tick
-from april_rl.types import Completion, Prompt, Request, SampleId
+from april_rl.types import Completion, Prompt, Request
 
 PROMPT_TOKENS = 12
-NO_SIGNAL_FRAC = 0.5  # of the groups, which the filtered modes reject
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CappedLognormal:
-    """Lognormal distribution of response lengths; a length is a function of the sample's id."""
-
-    median_tokens: float
-    sigma: float
-    max_tokens: int
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> Self:
-        """Return the distribution that the command line describes."""
-        return cls(
-            median_tokens=args.median_tokens, sigma=args.sigma, max_tokens=args.max_response_tokens
-        )
-
-    def __call__(self, sample_id: SampleId) -> int:
-        """Return the response tokens of a sample, 1 … max_tokens."""
-        rng = np.random.default_rng((sample_id.prompt_id, sample_id.index))
-        length = self.median_tokens * math.exp(self.sigma * rng.standard_normal())
-        return int(min(max(length, 1), self.max_tokens))
+def lengths_of(args: argparse.Namespace) -> Lognormal:
+    """Return the distribution that the command line describes; the response budget caps it."""
+    return Lognormal(median_tokens=args.median_tokens, sigma=args.sigma)
 
 
 class KeepingEngine(SingleEngine, Protocol):
@@ -67,7 +49,7 @@ class KeepingEngine(SingleEngine, Protocol):
 class DrawnLengthsEngine:
     """An engine whose responses end at the length that the distribution gives."""
 
-    def __init__(self, engine: KeepingEngine, length_of: CappedLognormal, *, keeps: bool) -> None:
+    def __init__(self, engine: KeepingEngine, length_of: Lognormal, *, keeps: bool) -> None:
         """`engine` must not end responses by itself; with `keeps`, parked samples continue without
         a prefill.
         """
@@ -76,9 +58,12 @@ class DrawnLengthsEngine:
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Run a tick of the engine."""
-        capped = [r._replace(max_tokens=self._length_of(r.sample_id) - r.start) for r in submit]
-        tick = self._engine.advance(capped, slots=slots, max_steps=max_steps)
+        ending = [r._replace(max_tokens=self._room(r)) for r in submit]
+        tick = self._engine.advance(ending, slots=slots, max_steps=max_steps)
         return replace(tick, finished=Completions(map(self._as_mode, tick.finished)))
+
+    def _room(self, request: Request) -> int:
+        return min(request.max_tokens, self._length_of(request.sample_id) - request.start)
 
     def abort(self) -> Completions:
         """Abort the engine's requests."""
@@ -131,7 +116,6 @@ class Slice:
     controller_s: float = 0.0
     slot_s: float = 0.0  # Σ over steps of their time times their slots
     occupied_slot_s: float = 0.0
-    ticks: list[Tick] = field(default_factory=list)
 
     def add(self, stats: StepStats, *, trained: int) -> None:
         """Add a step."""
@@ -143,7 +127,6 @@ class Slice:
         self.controller_s += stats.time_s - stats.waited_s
         self.slot_s += stats.time_s * stats.num_slots
         self.occupied_slot_s += stats.time_s * stats.in_flight_mean
-        self.ticks += stats.ticks
 
     @property
     def occupancy(self) -> float:
@@ -158,28 +141,25 @@ class CollectorMode:
         self,
         args: argparse.Namespace,
         engine: KeepingEngine,
-        *,
         over_sampling: OverSampling,
+        *,
         refill: bool,
-        keeps: bool = False,
-        is_filtered: bool = False,
-        is_auto: bool = False,
+        keeps: bool,
+        warmup_steps: int,
     ) -> None:
-        """Build a collector on the shared engine; `keeps` is rollout.resume=keep, `is_auto` learns
-        the over-sampling factor.
-        """
-        self.is_filtered, self.keeps, self.refill = is_filtered, keeps, refill
-        self.is_auto = is_auto
-        self.notes: list[str] = []  # why α changed
+        """Build a collector on the shared engine; `keeps` is rollout.resume=keep."""
+        self.warmup_steps = warmup_steps
+        unfilled = "synchronous" if over_sampling.factor == 1 else "one-shot"
+        self.name = ("refill" if refill else unfilled) + (", keep" if keeps else "")
+        self._keeps = keeps
         self._over_sampling = over_sampling
-        length_of = CappedLognormal.of(args)
-        self._engine = DrawnLengthsEngine(engine, length_of, keeps=keeps)
+        self._engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=keeps)
         self._needed = args.num_groups * args.group_size
         self._version = 0
         self._collector = Collector(
             SerialEngines([self._engine]),
             # A reward that costs nothing: what is measured here is generation.
-            DelayedScorer(no_signal_frac=NO_SIGNAL_FRAC, score_s=0.0, seed=0, clock=VirtualClock()),
+            DelayedScorer(no_signal_frac=0.0, score_s=0.0, seed=0, clock=VirtualClock()),
             Prompts(90),
             StepRules(
                 num_groups=args.num_groups,
@@ -196,26 +176,13 @@ class CollectorMode:
                 ),
             ),
             over_sampling=over_sampling,
-            keep=lambda scored: scored.has_signal or not is_filtered,
+            keep=lambda _: True,
         )
 
     @property
     def factor(self) -> float:
         """Return the present α."""
         return self._over_sampling.factor
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Return whether no sample starts before its step."""
-        return not self.refill and self.factor == 1
-
-    @property
-    def name(self) -> str:
-        """Return the name in the table."""
-        name = "refill" if self.refill else "synchronous" if self.is_synchronous else "one-shot"
-        kept = ", keep" if self.keeps else ""
-        auto = ", auto" if self.is_auto else ""
-        return f"{name}{kept}{auto}{', filtered' if self.is_filtered else ''}"
 
     def run(self, steps: int, between: Callable[[], None]) -> Slice:
         """Run `steps` steps; in between do what a weight sync does to the engine, untimed.
@@ -225,12 +192,11 @@ class CollectorMode:
         """
         done = Slice()
         self._engine.release_parked()
-        for number in range(-int(self.keeps), steps):
+        for number in range(-int(self._keeps), steps):
             between()
             self._engine.name_version(self._version)
             collection = self._collector.collect(self._version)
             self._version += 1
-            self.notes += collection.notes
             if number >= 0:
                 done.add(collection.stats, trained=self._needed)
         return done

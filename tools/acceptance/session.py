@@ -1,6 +1,4 @@
-"""What the parts of tools/gpu_acceptance.py share: the machine, the output folder, and running
-commands in separate processes.
-"""
+"""What all parts share: the machine, the output folder, and commands in processes of their own."""
 
 from __future__ import annotations
 
@@ -9,16 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from april_rl.config.store import ConfigError, compose_overrides, to_config
-
-TOOLS = Path(__file__).resolve().parent
+TOOLS = Path(__file__).resolve().parents[1]
 PROJECT = TOOLS.parent
 _TOO_SMALL = "does not fit into memory"  # in the memory plan's message
 _PATIENCE_S = 20.0  # for a terminated command to end
@@ -32,16 +28,16 @@ class FailedError(Exception):
     """A part whose command failed; the message says how."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One line of a part's table."""
 
     quantity: str
     measured: str
     expected: str = ""  # "": nothing
+    is_as_expected: bool | None = None  # None: nothing was expected
     meaning: str = ""
     setting: str = ""  # the setting to use, as on the command line
-    is_as_expected: bool | None = None  # None: nothing was expected
     holds_anywhere: bool = False  # the expectation does not depend on the speed of a GPU
 
     def without_gpu(self) -> Row:
@@ -53,7 +49,7 @@ class Row:
         return replace(self, expected="", is_as_expected=None, setting="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Result of a part: the lines of its table, and the numbers behind them."""
 
@@ -63,7 +59,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Result of `acceptance_device.py probe`."""
+    """What `device.probe` finds."""
 
     device: str  # cpu or gpu
     name: str
@@ -78,7 +74,12 @@ class Machine:
         return self.device == "gpu"
 
 
-@dataclass(slots=True, kw_only=True)
+NO_MACHINE = Machine(
+    device="cpu", name="", count=0, total_gib=0.0, without_engine="", without_pytest=""
+)
+
+
+@dataclass(slots=True)
 class Session:
     """One start of the program: machine, folder and how to run commands."""
 
@@ -91,11 +92,17 @@ class Session:
         """Return whether to use the sizes of a GPU."""
         return self.machine.is_gpu
 
-    def found(self, name: str, script: str, *args: object) -> Any:  # noqa: ANN401 - JSON
-        """Return the result that a script of this folder wrote to its --json."""
+    def measured(self, function: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
+        """Return what a function of this folder, such as `device.probe`, returns in a process."""
+        name = function.partition(".")[2]
+        values = json.dumps(arguments, default=str)
+        return self.written(name, "-m", "acceptance.call", function, values)
+
+    def written(self, name: str, *command: object) -> Any:  # noqa: ANN401 - JSON
+        """Return what a Python command writes to its --json."""
         path = self.folder / "logs" / f"{name}.json"
         path.unlink(missing_ok=True)
-        self.run(name, sys.executable, TOOLS / script, *args, "--json", path)
+        self.run(name, sys.executable, *command, "--json", path)
         return json.loads(path.read_text(encoding="utf-8"))
 
     def run(self, name: str, *command: object) -> Path:
@@ -119,6 +126,7 @@ class Session:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=PROJECT,
+                env={**os.environ, "PYTHONPATH": _search_path()},
                 start_new_session=True,
             )
             try:
@@ -133,18 +141,24 @@ class Session:
         """Return the folder of the random model, which is written when it is first asked for."""
         path = self.folder / "model"
         if not path.is_dir():
-            size = "qwen3_0.6b" if self.is_gpu else "tiny"
-            self.found("model", "acceptance_device.py", "model", "--folder", path, "--size", size)
+            self.measured("device.write_model", folder=path, is_tiny=not self.is_gpu)
         return path
 
 
-def check_settings(common: Sequence[str], own: Sequence[str]) -> None:
-    """Raise SkippedError with the configuration's message when it refuses `own` beside `common`."""
-    try:
-        to_config(compose_overrides(["model.path=MODEL", "data.path=DATA", *common, *own]))
-    except ConfigError as error:
-        message = " ".join(str(error).split())
-        raise SkippedError(f"{' '.join(own)} is refused: {message}") from error
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part and the function that measures it."""
+
+    name: str
+    title: str
+    minutes: float  # on a GPU
+    measure: Callable[[Session], Measured]
+    needs_engine: bool = True
+
+
+def _search_path() -> str:
+    """Return PYTHONPATH for commands that import this folder."""
+    return os.pathsep.join([str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def last_words(log: Path) -> str:

@@ -1,5 +1,4 @@
-"""Trained tokens per second of whole steps, and the split of their time: the trainer as users run
-it.
+"""Trained tokens per second of whole steps, and where the time goes: the trainer as users run it.
 
 A random 0.6 M-parameter Qwen3 with a character vocabulary ends its responses by chance: lengths are
 about geometric. Each mode is a run of its own (real Ray, vLLM, FSDP2, reward pool); runs take turns
@@ -26,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 # By name, the settings: the synchronous trainer, and ours.
 MODES = {
@@ -35,18 +34,22 @@ MODES = {
     "refill, α 2": ("rollout.over_sampling_factor=2",),
 }
 _MISMATCH = "mismatch/logprob_abs_mean"
-_PHASES = ("rollout_s", "update_s", "weight_sync_s")
+_NUMBERS = (
+    ("--rounds", 2, "rounds, in which every mode has a run"),
+    ("--steps", 12, "steps of each run"),
+    ("--warmup-steps", 4, "uncounted steps of each run"),
+    ("--num-groups", 16, "trainer.num_groups"),
+    ("--group-size", 8, "rollout.group_size"),
+    ("--max-response-tokens", 512, "rollout.max_response_tokens"),
+)
+_PARTS = ("rollout", "update", "weight_sync")
 
 
-def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `step`."""
     parser.add_argument("--model", type=Path, help="a Hugging Face folder; default: a random one")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=12, help="steps of each run")
-    parser.add_argument("--warmup-steps", type=int, default=4, help="uncounted steps of each run")
-    parser.add_argument("--num-groups", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--max-response-tokens", type=int, default=512)
+    for name, default, meaning in _NUMBERS:
+        parser.add_argument(name, type=int, default=default, help=meaning)
     parser.add_argument(
         "--set",
         nargs="*",
@@ -64,7 +67,7 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def bench_step(args: argparse.Namespace) -> list[dict[str, Any]]:
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run every mode and print the table; return its rows."""
     from tiny_models import write_tiny_qwen3
 
@@ -125,7 +128,6 @@ def _row(name: str, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
     rates = [s["throughput/trained_tokens_per_s"] for s in steps]
     total_s = sum(s["time/step_s"] for s in steps)
     tokens = sum(s["throughput/trained_tokens_per_s"] * s["time/step_s"] for s in steps)
-    split = {key: sum(s[f"time/{key}"] for s in steps) / total_s for key in _PHASES}
     return {
         "mode": name,
         "over_sampling_factor": steps[-1]["rollout/over_sampling_factor"],
@@ -133,20 +135,20 @@ def _row(name: str, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
         "trained_tokens_per_s_min": min(rates),
         "trained_tokens_per_s_max": max(rates),
         "step_s": total_s / len(steps),
-        "finished_samples_per_s": median(s["rollout/finished_samples_per_s"] for s in steps),
-        "generated_tokens_per_s": median(s["rollout/generated_tokens_per_s"] for s in steps),
+        "weight_sync_s": median(s["time/weight_sync_s"] for s in steps),
+        "synced_bytes": steps[-1]["sync/bytes"],
         "occupancy": fmean(s["rollout/occupancy"] for s in steps),
         "reprefill_tokens": fmean(s["rollout/reprefill_tokens"] for s in steps),
         "response_tokens_mean": median(s["rollout/response_tokens_mean"] for s in steps),
         "response_tokens_p99": median(s["rollout/response_tokens_p99"] for s in steps),
         "mismatch": [s[_MISMATCH] for s in steps if _MISMATCH in s],  # nats, of each step
-        **{f"{key.removesuffix('_s')}_frac": value for key, value in split.items()},
+        **{f"{part}_frac": sum(s[f"time/{part}_s"] for s in steps) / total_s for part in _PARTS},
     }
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(title="whole steps")
-    for head in (
+    heads = (
         "mode",
         "α",
         "trained tokens/s (min-max)",
@@ -155,7 +157,8 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         "rollout",
         "update",
         "sync",
-    ):
+    )
+    for head in heads:
         table.add_column(head, justify="left" if head == "mode" else "right")
     for row in rows:
         low, high = row["trained_tokens_per_s_min"], row["trained_tokens_per_s_max"]
@@ -165,6 +168,6 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['trained_tokens_per_s']:,.0f} ({low:,.0f}-{high:,.0f})",
             f"{row['of_first']:.2f}",
             f"{row['step_s']:.2f} s",
-            *(f"{100 * row[f'{key}_frac']:.0f} %" for key in ("rollout", "update", "weight_sync")),
+            *(f"{100 * row[f'{key}_frac']:.0f} %" for key in _PARTS),
         )
     Console().print(table)

@@ -1,0 +1,134 @@
+"""The learner alone: an optimizer step over packed rows, and moving its state to the host and back.
+
+Settings are those of the recipe tiny_cpu with another model, taken through the same builders as in
+a run. Response lengths follow a lognormal distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from bench.modes import Prompts
+from transformers import AutoConfig
+
+from acceptance.device import name_of, product_tflops, sheet_tflops, this_device, timed
+from april_rl.algorithm.advantages import ADVANTAGES
+from april_rl.assembly.packer import build_packer
+from april_rl.batch.packing import MicroBatch
+from april_rl.config import TrainConfig
+from april_rl.config.store import compose_overrides, to_config
+from april_rl.learner.learner import Learner
+from april_rl.runtime.layout import settle
+from april_rl.runtime.preflight import num_gpus
+from april_rl.runtime.worker_parts import build_learner
+from april_rl.simulator.length_distributions import Lognormal
+from april_rl.types import Completion, Group, Prompt, Sample, ScoredGroup
+
+GROUP_SIZE = 8
+_ROUNDS = 3
+
+
+def measure(settings: Sequence[str], num_groups: int, median_tokens: float) -> dict[str, Any]:
+    """Measure an optimizer step after a warm-up, the warm-up's memory on an accelerator, and
+    moving weights and optimizer state to the host and back.
+    """
+    device = this_device()
+    with _learner(settings) as (config, learner):
+        rows = _rows(config, num_groups, median_tokens)
+        learner.update([rows])
+        peak = 0 if device.type == "cpu" else torch.accelerator.max_memory_allocated()
+        seconds = median(timed(lambda: learner.update([rows]), device) for _ in range(_ROUNDS))
+        learner.offload()  # the first time allocates host memory
+        back_s, to_host_s = [], []
+        for _ in range(_ROUNDS):
+            back_s.append(timed(learner.reload, device))
+            to_host_s.append(timed(learner.offload, device))
+    tflops = step_flops(AutoConfig.from_pretrained(config.model.path), rows) / seconds / 1e12
+    return {
+        "time_s": seconds,
+        "tokens_per_s": sum(len(row.token_ids) for row in rows) / seconds,
+        "tflops": tflops,
+        "sheet_tflops": sheet_tflops(name_of(device)),
+        "product_tflops": product_tflops(device),
+        "peak_gib": peak / 2**30,
+        "gib": learner.num_parameters * 12 / 2**30,
+        "to_host_s": median(to_host_s),
+        "back_s": median(back_s),
+    }
+
+
+def step_flops(model: Any, rows: Sequence[MicroBatch]) -> float:  # noqa: ANN401 - a configuration
+    """Return the model FLOPs of an optimizer step (PaLM, arXiv 2204.02311, appendix B): what the
+    mathematics asks for, without recomputation; attention is causal, so half of all pairs count.
+    """
+    heads, layers = model.num_attention_heads, model.num_hidden_layers
+    of_heads = 2 * (heads + model.num_key_value_heads) * model.head_dim
+    layer = model.hidden_size * (of_heads + 3 * model.intermediate_size)
+    tokens = sum(len(row.token_ids) for row in rows)
+    responses = sum(int(row.response_mask.sum()) for row in rows)
+    pairs = sum(length**2 for row in rows for length in row.lengths)
+    of_head = model.vocab_size * model.hidden_size * responses
+    return 6.0 * (layers * layer * tokens + of_head + layers * heads * model.head_dim * pairs)
+
+
+@contextmanager
+def _learner(settings: Sequence[str]) -> Iterator[tuple[TrainConfig, Learner]]:
+    """Build the learner in a `torch.distributed` process group with this process alone."""
+    # Random samples come from no engine, so nothing is close to their log-probabilities.
+    unchecked = "learner.max_mismatch=100"
+    overrides = ["+recipe=tiny_cpu", "runtime.device=auto", "optimizer.lr=1e-8", unchecked]
+    overrides += settings
+    config = to_config(compose_overrides(overrides))
+    config = settle(config, gpus=num_gpus(), where="this machine")[0]
+    device = this_device()
+    backend = "gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield config, build_learner(config, device=device.type)
+    finally:
+        dist.destroy_process_group()
+
+
+def _rows(config: TrainConfig, num_groups: int, median_tokens: float) -> list[MicroBatch]:
+    """Return the micro-batches of one optimizer step on one rank: random samples, packed."""
+    model = AutoConfig.from_pretrained(config.model.path)
+    prompts = Prompts(model.vocab_size)
+    lengths = Lognormal(median_tokens=median_tokens, sigma=1.0)
+    max_tokens = config.rollout.max_response_tokens
+
+    def tokens(sample: Sample) -> tuple[int, ...]:
+        rng = np.random.default_rng(sample.id)
+        return tuple(
+            rng.integers(4, model.vocab_size, min(lengths(sample.id), max_tokens)).tolist()
+        )
+
+    groups = [_group(prompts.take(), tokens) for _ in range(num_groups)]
+    advantages = ADVANTAGES[config.algorithm.advantage]([group.rewards for group in groups])
+    packer = build_packer(config, num_ranks=1, hidden_size=model.hidden_size)
+    [rows] = packer.pack(groups, advantages, policy_version=0).of_rank(0)
+    return list(rows)
+
+
+def _group(prompt: Prompt, tokens: Callable[[Sample], tuple[int, ...]]) -> ScoredGroup:
+    samples = []
+    for i in range(GROUP_SIZE):
+        sample = Sample(prompt=prompt, index=i)
+        token_ids = tokens(sample)
+        completion = Completion(
+            sample_id=sample.id,
+            start=0,
+            policy_version=0,
+            context_version=0,
+            token_ids=token_ids,
+            logprobs=(-10.0,) * len(token_ids),
+            finish_reason="stop",
+        )
+        samples.append(sample.extended(completion))
+    rewards = tuple(float(i % 2) for i in range(GROUP_SIZE))
+    return ScoredGroup(group=Group(prompt=prompt, samples=tuple(samples)), rewards=rewards)

@@ -1,0 +1,1 @@
+"""The benchmarks of `tools/bench.py`."""
