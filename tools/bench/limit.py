@@ -88,6 +88,6 @@ class Limit:
             prompt_token_ids=sample.prompt.token_ids,
             parts=tuple(completion.token_ids for completion in sample.completions),
             start=sample.num_tokens,
-            max_tokens=self._args.max_response_tokens,
+            max_tokens=self._args.max_response_tokens - sample.num_tokens,
             seed=request_seed(0, sample.id, len(sample.completions)),
         )
