@@ -53,7 +53,6 @@ OWNERS = {
     "trackio": {"tracking"},
     "tensorboard": {"tracking"},
     "wandb_workspaces": {"tracking"},
-    "matplotlib": {"tracking"},
     "vl_convert": {"report"},
     "datasets": {"data"},
     "ray": {"runtime"},
@@ -61,7 +60,7 @@ OWNERS = {
     "hydra": HYDRA_USERS,
     "omegaconf": HYDRA_USERS,
 }
-HEAVY = ["torch", "vllm", "transformers", "ray", "datasets", "wandb", "trackio", "matplotlib"]
+HEAVY = ["torch", "vllm", "transformers", "ray", "datasets", "wandb", "trackio"]
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "managers", "misc"}
 SAYS_NOTHING_IN_A_NAME = {"utils", "helper", "helpers", "manager", "do", "handle"}
 DICTATED = {"forward", "packed_attention"}  # torch and transformers choose these signatures

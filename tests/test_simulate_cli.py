@@ -221,7 +221,7 @@ def test_a_run_that_lacks_something_is_refused_by_name(capsys, recorded, tmp_pat
 
 def test_help_answers_at_once():
     """Without torch or anything as heavy. Fails when the trainer is imported."""
-    heavy = {"torch", "vllm", "ray", "transformers", "datasets", "wandb", "matplotlib", "hydra"}
+    heavy = {"torch", "vllm", "ray", "transformers", "datasets", "wandb", "hydra"}
     script = f"import sys, april_rl.commands.simulate; print(*({heavy!r} & sys.modules.keys()))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "\n", "")
