@@ -79,7 +79,7 @@ def sync(session: Session) -> Measured:
 def _mismatch_row(quantity: str, values: Sequence[float]) -> Row:
     return Row(
         quantity,
-        " ".join(f"{value:.4f}" for value in values) + " nats",
+        " ".join(f"{value:.2g}" for value in values) + " nats",
         f"at most {_MAX_MISMATCH}",
         max(values) <= _MAX_MISMATCH,
         "if more in the first step: engine and learner compute the model differently; if more in "

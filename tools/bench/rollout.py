@@ -46,7 +46,7 @@ Mode = CollectorMode | Limit
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `rollout`."""
-    parser.add_argument("--full", action="store_true", help="α 1, 1.5 and 2: 13 minutes")
+    parser.add_argument("--full", action="store_true", help="α 1, 1.5 and 2: about 14 minutes")
     parser.add_argument("--factors", type=float, nargs="+", help="values of α; default: 1.5")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, in which modes take turns")
     parser.add_argument("--steps", type=int, default=2, help="steps of each mode in a round")

@@ -148,16 +148,7 @@ def _row(name: str, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(title="whole steps")
-    heads = (
-        "mode",
-        "α",
-        "trained tokens/s (min-max)",
-        "÷ first",
-        "step",
-        "rollout",
-        "update",
-        "sync",
-    )
+    heads = ("mode", "α", "trained tokens/s (min-max)", "÷ first", "step", *_PARTS)
     for head in heads:
         table.add_column(head, justify="left" if head == "mode" else "right")
     for row in rows:
