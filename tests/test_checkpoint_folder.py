@@ -130,6 +130,20 @@ def load_folder(root: Path) -> Path | None:
     return path
 
 
+def test_a_kill_before_latest_names_the_new_checkpoint_loses_no_step(tmp_path, monkeypatch):
+    """Fails when the resume goes on from the one before, and sets the new one aside."""
+    write(tmp_path, 20)
+
+    def killed(_: Path) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_folder, "_point_to", killed)
+        with pytest.raises(Killed):
+            write(tmp_path, 30)
+    assert load_folder(tmp_path) == tmp_path / "step_30"
+
+
 def test_a_checkpoint_without_one_of_its_files_does_not_get_its_name(tmp_path):
     """Fails when a folder is announced from which nobody can go on."""
     partial = begin(tmp_path, 1)

@@ -1,4 +1,4 @@
-"""Which checkpoints a run refuses to go on from, by its frozen weights."""
+"""Which checkpoints a run refuses to go on from: by their run, and by its frozen weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from test_checkpoint_folder import write
 
 from april_rl.assembly.resume_checks import OtherBaseError, check_resume, frozen_base
+from april_rl.checkpointing.manifest import CheckpointError
+from april_rl.checkpointing.resume import load
 from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Kl
@@ -61,3 +64,18 @@ def test_the_reference_of_a_run_must_be_the_same_and_what_is_trained_need_not(tm
     with_reference = replace(full, algorithm=AlgorithmConfig(kl=Kl.k3, kl_coefficient=0.1))
     with pytest.raises(OtherBaseError, match="has other weights"):
         check(replace(with_reference, model=ModelConfig(path=other)), state(with_reference))
+
+
+def test_a_run_that_began_elsewhere_is_not_begun_anew_nor_mixed_with_another(tmp_path):
+    """Killed before its first own checkpoint; or resumed from another run's, beside its own. Fails
+    when `auto` starts at step 0, or two runs share a folder of checkpoints.
+    """
+    origin, run_dir = write(tmp_path / "old" / "checkpoints", 50), tmp_path / "new"
+    run_dir.mkdir()
+    assert load("auto", run_dir) is None
+    (run_dir / "config.yaml").write_text(f"resume: {origin}\n")
+    with pytest.raises(CheckpointError, match=rf"give resume={origin} again"):
+        load("auto", run_dir)
+    write(run_dir / "checkpoints", 53)
+    with pytest.raises(CheckpointError, match=r"of another run, but .* a new hydra\.run\.dir"):
+        load(str(origin), run_dir)

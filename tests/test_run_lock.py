@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from april_rl.checkpointing.resume import unfinished_run
 from april_rl.checkpointing.run_lock import FILE, STALE_S, RunOwnedError, owned, owner_of
 
 OWNER = """
@@ -64,6 +65,14 @@ def test_an_owner_on_another_host_is_believed_while_it_renews_its_file(tmp_path)
     os.utime(path, (old, old))
     with owned(tmp_path):
         pass
+
+
+def test_a_run_that_is_going_on_is_found_before_its_first_checkpoint(owner, tmp_path):
+    """And its directory is then refused. Fails when `resume=auto` starts another run beside it."""
+    assert owner.poll() is None
+    found = unfinished_run(tmp_path.parent)
+    assert found is not None
+    assert found.resolve() == tmp_path.resolve()  # pytest has links to its folders
 
 
 def test_what_is_asked_about_a_directory_changes_nothing(tmp_path):

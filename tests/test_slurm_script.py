@@ -29,7 +29,7 @@ def requeued(folder: Path, *, status: int, is_finished: bool | None, **variables
     if is_finished is not None:
         name = "one_3" if variables else "one"
         begun = begin(folder / "runs" / name / "checkpoints", 5)
-        commit(begun, step=5, about={"is_finished": is_finished}, records={})
+        commit(begun, step=5, about={"is_finished": is_finished}, records={}, required=())
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **variables}
     command = ["bash", str(folder / "script")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -53,7 +53,8 @@ def begin(root: Path, step: int) -> Path:
 
 def recover(root: Path) -> None:
     """Give a checkpoint its name back that a kill took from it: while the same step was saved
-    again, or while it was removed. Call it only where no other process writes into `root`.
+    again, or while it was removed. Let `latest` name one that a kill kept it from naming. Call it
+    only where no other process writes into `root`.
     """
     for removed in root.glob(f".{_PREFIX}*{_REMOVED}"):
         path = root / removed.name.removeprefix(".").removesuffix(_REMOVED)
@@ -61,6 +62,9 @@ def recover(root: Path) -> None:
             if not path.exists() and _is_whole(whole):
                 whole.rename(path)
                 sync(root)
+    found, last = saved(root), latest(root)
+    if last is not None and found and found[-1].path != last and _is_whole(found[-1].path):
+        _point_to(found[-1].path)  # no later ones stay beside `latest`: see set_aside_later
 
 
 def _is_whole(folder: Path) -> bool:
@@ -164,9 +168,10 @@ def set_aside_later(path: Path) -> list[Path]:
     """
     root, step = path.parent, read_manifest(path).step
     later = [one.path for one in saved(root) if one.step > step]
-    if later:
+    aside = [one.rename(_unused(one.with_name(f"{one.name}{_ABANDONED}"))) for one in later]
+    if aside:
         _point_to(path)
-    return [one.rename(_unused(one.with_name(f"{one.name}{_ABANDONED}"))) for one in later]
+    return aside
 
 
 def _unused(path: Path) -> Path:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import DamagedStateError, Plain, read_state
 from april_rl.checkpointing.folder import latest, recover, saved
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
+from april_rl.checkpointing.run_lock import FILE as LOCK
 from april_rl.checkpointing.run_lock import owner_of
 
 CHECKPOINTS = "checkpoints"  # folder name within a run directory
@@ -29,11 +32,15 @@ class Resumed:
 
 
 def unfinished_run(folder: Path) -> Path | None:
-    """Return the run directory in `folder` that saved last and did not finish, or None."""
+    """Return the run directory in `folder` that is going on, or else the one that saved last and
+    did not finish, or None.
+    """
     newest: tuple[float, Path] | None = None
+    for lock in folder.glob(f"*/{LOCK}"):
+        if owner_of(lock.parent) is not None:
+            return lock.parent  # it is going on: its directory will be refused by name
     for root in folder.glob(f"*/{CHECKPOINTS}"):
-        if owner_of(root.parent) is None:
-            recover(root)
+        recover(root)
         path = latest(root)
         if path is None:
             continue
@@ -58,7 +65,13 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
     recover(root)
     path = latest(root) if resume == AUTO else Path(resume)
     if path is None:
+        _refuse_to_begin_anew(run_dir)
         return None
+    if saved(root) and not path.resolve().is_relative_to(run_dir.resolve()):
+        raise CheckpointError(
+            f"resume={resume} is of another run, but {run_dir} has checkpoints of its own: give a "
+            "new hydra.run.dir=FOLDER"
+        )
     if not path.is_dir():
         raise CheckpointError(
             f"resume={resume} is not a folder; give the path of a run's checkpoints/step_N, or auto"
@@ -68,6 +81,20 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
         return Resumed(path, manifest, read_controller(path))
     except (CheckpointError, DamagedStateError) as error:
         raise CheckpointError(f"{error}\n{_offer(path)}") from error
+
+
+def _refuse_to_begin_anew(run_dir: Path) -> None:
+    """Raise CheckpointError where `auto` would forget what the run went on from: it was killed
+    before its first own checkpoint.
+    """
+    config = run_dir / "config.yaml"
+    begun = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else None
+    origin = begun.get("resume") if isinstance(begun, dict) else None
+    if origin not in (None, AUTO):
+        raise CheckpointError(
+            f"{run_dir} went on from another checkpoint and has none of its own yet: give "
+            f"resume={origin} again"
+        )
 
 
 def read_controller(path: Path) -> Plain:
