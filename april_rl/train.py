@@ -21,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from april_rl.checkpointing.run_lock import RunOwnedError, owned
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.errors import RunError
-from april_rl.garbage_collection import garbage_collection_paused
-from april_rl.interrupts import EXIT_STATUS, Interrupts
+from april_rl.rollout.garbage_collection import garbage_collection_paused
+from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
 from april_rl.tracking.labels import RunLabels, run_labels
 
 register()
@@ -101,7 +101,7 @@ def run(
     with garbage_collection_paused():
         from april_rl.assembly.run import assemble
         from april_rl.checkpointing.resume import load
-        from april_rl.restarts import Restarts
+        from april_rl.runtime.restarts import Restarts
         from april_rl.tiny.builtins import resolve_builtins
         from april_rl.trainer import Trainer
 
@@ -133,7 +133,7 @@ def run(
 
 def _report(run_dir: Path, *, since_s: float) -> None:
     """Write report.html, which is nothing that a run can fail of."""
-    from april_rl.report.at_end import report_line
+    from april_rl.lab.report.at_end import report_line
 
     if (line := report_line(run_dir, since_s=since_s)) is not None:
         print(line, flush=True)

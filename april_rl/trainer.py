@@ -20,19 +20,19 @@ from april_rl.checkpointing.resume import Resumed
 from april_rl.config import TrainConfig
 from april_rl.data.source_metrics import source_metrics
 from april_rl.evaluation.evaluate import evaluate_all
-from april_rl.interrupts import Interrupts
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.engine_cost import engine_metrics
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.timeline import timeline_of
+from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.memory.usage import controller_memory
-from april_rl.simulator.engine_cost import engine_metrics
-from april_rl.step_profiler import StepProfiler
+from april_rl.runtime.step_profiler import StepProfiler
+from april_rl.runtime.updates import Updates
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase
 from april_rl.types import ScoredGroup
-from april_rl.updates import Updates
 
 
 class Trainer:

@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
+from april_rl.lab.simulator.in_process import SerialEngines
 from april_rl.rollout.requests import Requests
-from april_rl.simulator.in_process import SerialEngines
-from april_rl.ticks import Completions, Tick
+from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score
 
 LengthDistribution = Callable[[SampleId], int]  # a sample's response length without a budget

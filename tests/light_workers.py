@@ -14,9 +14,9 @@ from datetime import timedelta
 import ray
 
 from april_rl.rollout.requests import Requests
+from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.process_setup import end_with_parent
 from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
-from april_rl.ticks import Completions, Tick
 
 LONG_S = 600.0
 

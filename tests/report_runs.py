@@ -8,13 +8,13 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from april_rl.config import TrainConfig
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.metrics import Metrics
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.engine_cost import EngineCost, engine_metrics
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.timeline import timeline_of
-from april_rl.simulator.engine_cost import EngineCost, engine_metrics
-from april_rl.simulator.length_distributions import Lognormal
-from april_rl.simulator.simulation import Scenario, simulate
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.samples_file import SampleRecord, write_samples
 from april_rl.tracking.timeline_file import write_timeline

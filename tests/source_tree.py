@@ -1,7 +1,7 @@
 """The source of the package as syntax trees: files, imports, definitions, sizes."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -42,8 +42,15 @@ def where(path: Path, line: int, what: str = "") -> str:
 
 
 def part_of(path: Path) -> str:
-    """Return the folder or top-level module that a file of the package belongs to."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+    """Return the folder or top-level module that a file of the package belongs to; within the
+    lab, its folder there.
+    """
+    return _part(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def _part(names: Sequence[str]) -> str:
+    in_lab = names[0] == "lab" and len(names) > 1 and names[1] != "__init__"
+    return ".".join(names[:2]) if in_lab else names[0]
 
 
 def imports_of(path: Path) -> list[Import]:
@@ -88,7 +95,8 @@ def top_level_imports(path: Path) -> list[str]:
 def parts_imported(path: Path) -> dict[str, int]:
     """Return the parts of the package that a file imports, with a line number each."""
     modules = [(entry.module.split("."), entry.line) for entry in imports_of(path)]
-    return {names[1]: line for names, line in modules if names[0] == "april_rl" and len(names) > 1}
+    ours = [(names[1:], line) for names, line in modules if names[0] == "april_rl"]
+    return {_part(names): line for names, line in ours if names}
 
 
 def definitions(

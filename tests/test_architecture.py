@@ -29,31 +29,35 @@ from source_tree import (
     where,
 )
 
-LAYERS = (  # the floors, lowest first
-    {"errors", "child_process", "garbage_collection"},
-    {"types", "metrics", "config", "interrupts", "plugins"},
-    {"ticks", "timeline", "checkpointing"},
-    {"algorithm", "rollout", "batch", "tracking"},
-    {"simulator"},
-    {"tuning", "report"},
+CORE = (  # what trains: the floors, lowest first
+    {"errors"},
+    {"types", "metrics", "config"},
+    {"checkpointing", "algorithm", "rollout", "batch"},
+    {"tracking"},
     {"data", "rewards", "engine", "learner", "evaluation", "tiny"},
     {"runtime"},
-    {"assembly", "updates", "step_profiler"},
-    {"trainer", "restarts"},
-    {"rehearsal"},
-    {"train", "commands", "sweep_end"},
-    {"__main__"},
+    {"assembly"},
+    {"trainer"},
+    {"commands"},
 )
+LAB = (  # what predicts, rehearses, compares and draws stands on the core
+    {"lab.simulator", "lab.dashboards"},
+    {"lab.tuning", "lab.report"},
+    {"lab.rehearsal"},
+    {"lab.commands", "lab.sweep_end", "lab"},
+)
+LAYERS = (*CORE, *LAB, {"train"}, {"__main__"})
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
-PURE = set().union(*LAYERS[:6]) - {"tracking"}  # tested in seconds, without GPU or process
-HYDRA_USERS = {"config", "train", "commands", "sweep_end"}
+# Tested in seconds, without GPU or process.
+PURE = set().union(*CORE[:3], {"lab.simulator", "lab.tuning", "lab.report"})
+HYDRA_USERS = {"config", "train", "commands", "lab.commands", "lab.sweep_end"}
 OWNERS = {
     "vllm": {"engine"},
-    "wandb": {"tracking"},
+    "wandb": {"tracking", "lab.dashboards"},
     "trackio": {"tracking"},
     "tensorboard": {"tracking"},
-    "wandb_workspaces": {"tracking"},
-    "vl_convert": {"report"},
+    "wandb_workspaces": {"lab.dashboards"},
+    "vl_convert": {"lab.report"},
     "datasets": {"data"},
     "ray": {"runtime"},
     "peft": {"learner"},
@@ -88,6 +92,18 @@ def test_a_module_imports_its_own_folder_and_lower_floors_only() -> None:
     assert wrong == []
 
 
+def test_the_core_never_imports_the_lab() -> None:
+    core = [path for path in package_files() if part_of(path) in set().union(*CORE)]
+    assert len(core) > 150
+    wrong = [
+        where(path, entry.line, entry.module)
+        for path in core
+        for entry in imports_of(path)
+        if entry.module.startswith("april_rl.lab")
+    ]
+    assert wrong == []
+
+
 def test_the_package_imports_itself_by_its_full_name() -> None:
     relative = [
         where(path, node.lineno)
@@ -100,7 +116,7 @@ def test_the_package_imports_itself_by_its_full_name() -> None:
 
 def test_the_tiny_task_is_imported_by_the_command_lines_only() -> None:
     users = {part_of(path) for path in package_files() if "tiny" in parts_imported(path)}
-    assert users <= {"tiny", "train", "commands"}
+    assert users <= {"tiny", "train", "commands", "lab.commands"}
 
 
 @pytest.mark.parametrize("library", OWNERS)

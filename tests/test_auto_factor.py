@@ -18,11 +18,11 @@ from tuned_runs import (
     tuner,
 )
 
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.lab.simulator.simulation import Scenario
+from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
+from april_rl.lab.tuning.prediction import Comparison, Prediction
+from april_rl.rollout.over_sampling import FixedFactor, largest_factor
 from april_rl.rollout.stats import StepStats
-from april_rl.simulator.simulation import Scenario
-from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor
-from april_rl.tuning.prediction import Comparison, Prediction
 
 GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]
 SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.presets import PRESETS
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.batch_draw import draw_batch
 from april_rl.rollout.length_bias import dispersion
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.simulator.length_distributions import Lognormal
-from april_rl.simulator.presets import PRESETS
-from april_rl.simulator.simulation import Scenario, simulate
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 CAP, NOW, N = 3, 10, 4

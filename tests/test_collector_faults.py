@@ -22,7 +22,7 @@ from april_rl.rollout.ledger import LedgerError, State
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.stop_rule import NoSignalError
-from april_rl.ticks import Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, Sample, Score
 
 

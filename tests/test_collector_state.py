@@ -20,7 +20,7 @@ from rollout_runs import SETUPS, Run, Setup, check_drained, check_sample, check_
 from april_rl.data.stream import PromptStream
 from april_rl.rollout.codec import StateError
 from april_rl.rollout.ledger import State
-from april_rl.ticks import Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, Prompt, Request
 
 NUM_PROMPTS = 7  # of the data: a run goes through it several times

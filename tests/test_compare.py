@@ -14,11 +14,11 @@ import yaml
 from report_page import Page
 from report_runs import GROUP_SIZE, NUM_GROUPS, REST_S, make_run
 
-from april_rl.commands.compare import main
-from april_rl.report.compared_run import FIGURES, Figure, evaluations
-from april_rl.report.comparison import SYNCHRONOUS, Comparison, compare
-from april_rl.report.comparison_page import comparison_page, comparison_table
-from april_rl.report.run_files import ReportError
+from april_rl.lab.commands.compare import main
+from april_rl.lab.report.compared_run import FIGURES, Figure, evaluations
+from april_rl.lab.report.comparison import SYNCHRONOUS, Comparison, compare
+from april_rl.lab.report.comparison_page import comparison_page, comparison_table
+from april_rl.lab.report.run_files import ReportError
 
 STEPS, SEEDS = 6, (0, 1, 2)
 

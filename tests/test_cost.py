@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.engine_cost import MIN_TICKS, EngineCost, engine_metrics, fit_cost
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.simulator.engine_cost import MIN_TICKS, EngineCost, engine_metrics, fit_cost
-from april_rl.simulator.length_distributions import Lognormal
-from april_rl.simulator.simulation import Scenario, simulate
-from april_rl.ticks import Completions, Tick
+from april_rl.rollout.ticks import Completions, Tick
 
 COST = EngineCost(step_s=3e-3, sample_s=4e-5, context_token_s=6e-8, prefill_token_s=2e-5)
 

@@ -12,10 +12,10 @@ from threading import Thread
 import pytest
 import wandb_workspaces.workspaces as ws
 
-from april_rl.commands import dashboard as command
+from april_rl.lab.commands import dashboard as command
+from april_rl.lab.dashboards.dashboard import plain, run_dashboard, sweep_dashboard
+from april_rl.lab.dashboards.panels import LEFT_OUT, SECTIONS
 from april_rl.tracking import keys
-from april_rl.tracking.dashboard import plain, run_dashboard, sweep_dashboard
-from april_rl.tracking.panels import LEFT_OUT, SECTIONS
 
 SHOWN = {key for section in SECTIONS for panel in section.panels for key in panel.keys}
 BOTH = pytest.mark.parametrize("build", [run_dashboard, sweep_dashboard])

@@ -19,7 +19,7 @@ from april_rl.rollout.ledger import State
 from april_rl.rollout.open_group import SampleState
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.stats import StepStats
-from april_rl.ticks import Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.types import Prompt, SampleId
 
 

@@ -22,7 +22,7 @@ from april_rl.config.choices import ComputeDtype, KvCacheDtype, Speculation
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.device import AcceleratorDevice
 from april_rl.engine.options import engine_args
-from april_rl.ticks import Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, Request, SampleId
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.engine.vllm_engine import VllmEngine
-from april_rl.ticks import Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, Request, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]

@@ -31,7 +31,7 @@ from april_rl.evaluation.held_out import EvaluationError, HeldOut
 from april_rl.evaluation.settings import SetSampling, longest_response, set_sampling
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.requests import request_seed
-from april_rl.ticks import Completions
+from april_rl.rollout.ticks import Completions
 from april_rl.types import Prompt, SampleId, Sampling, Score
 
 BUDGET, NUM_PROMPTS, K = 40, 4, 3

@@ -12,7 +12,7 @@ from PIL import Image
 from report_runs import make_run
 from source_tree import ROOT
 
-from april_rl.report.report import write_report
+from april_rl.lab.report.report import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 

@@ -11,15 +11,15 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from april_rl.lab.simulator.length_distributions import Lognormal, finished_lengths
+from april_rl.lab.simulator.scaled_down import scaled_down
+from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.tuning.evidence import Evidence
+from april_rl.lab.tuning.prediction import Comparison, predict
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.stats import Progress, StepStats
-from april_rl.simulator.engine_cost import EngineCost
-from april_rl.simulator.length_distributions import Lognormal, finished_lengths
-from april_rl.simulator.scaled_down import scaled_down
-from april_rl.simulator.simulation import Outcome, Scenario, simulate
-from april_rl.tuning.evidence import Evidence
-from april_rl.tuning.prediction import Comparison, predict
 from april_rl.types import SampleId
 
 COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
@@ -69,8 +69,8 @@ def test_a_scaled_down_scenario_takes_the_same_time(
     that cost a part of the work. Fails when a term of the cost is not scaled.
     """
     if scenario.num_engines == 3:
-        monkeypatch.setattr("april_rl.simulator.scaled_down._MAX_SAMPLES", 32)
-        monkeypatch.setattr("april_rl.simulator.scaled_down._MAX_ENGINES", 1)
+        monkeypatch.setattr("april_rl.lab.simulator.scaled_down._MAX_SAMPLES", 32)
+        monkeypatch.setattr("april_rl.lab.simulator.scaled_down._MAX_ENGINES", 1)
     small = scaled_down(scenario, lengths_of(scenario))
     real = played(scenario, 1.5, num_steps=60)
     found = played(small.scenario, 1.5, num_steps=60)

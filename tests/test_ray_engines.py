@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from april_rl.rollout.requests import Requests
+from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.lockstep import fingerprint
-from april_rl.ticks import Completions, Tick
 
 TICK = Tick(
     finished=Completions(),

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from april_rl.commands import rehearse
 from april_rl.config import to_config
 from april_rl.config.store import compose_overrides, recipes
-from april_rl.rehearsal import stand_ins
-from april_rl.rehearsal.findings import share_longer_than
+from april_rl.lab.commands import rehearse
+from april_rl.lab.rehearsal import stand_ins
+from april_rl.lab.rehearsal.findings import share_longer_than
 from april_rl.runtime.preflight import model_facts
 
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
@@ -115,8 +115,8 @@ def test_a_wrong_setting_ends_in_one_message(capsys):
 
 def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
     """Against 200,000 lengths drawn from the same distribution."""
-    from april_rl.rehearsal.findings import SIGMA
-    from april_rl.simulator.length_distributions import Lognormal, median_for
+    from april_rl.lab.rehearsal.findings import SIGMA
+    from april_rl.lab.simulator.length_distributions import Lognormal, median_for
     from april_rl.types import SampleId
 
     config = to_config(compose_overrides([FLAGSHIP, "rehearsal.mean_response_tokens=10000"]))

@@ -15,14 +15,14 @@ import vl_convert
 from report_page import Page
 from report_runs import HOSTILE, make_run
 
-from april_rl.commands.report import main
-from april_rl.report import bundle, html
-from april_rl.report.advisories import advisories
-from april_rl.report.at_end import report_line
-from april_rl.report.charts import PHASES, REST, phase_seconds
-from april_rl.report.prediction import Prediction, predict
-from april_rl.report.report import write_report
-from april_rl.report.run_files import RunFiles, read_run
+from april_rl.lab.commands.report import main
+from april_rl.lab.report import bundle, html
+from april_rl.lab.report.advisories import advisories
+from april_rl.lab.report.at_end import report_line
+from april_rl.lab.report.charts import PHASES, REST, phase_seconds
+from april_rl.lab.report.prediction import Prediction, predict
+from april_rl.lab.report.report import write_report
+from april_rl.lab.report.run_files import RunFiles, read_run
 
 CHARTS = {
     *("reward", "evaluation", "time", "lengths", "length-histogram", "ages", "ledger"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from april_rl.errors import RunError
-from april_rl.restarts import Restarts
 from april_rl.rollout.ports import EngineStalledError
+from april_rl.runtime.restarts import Restarts
 from april_rl.runtime.supervision.failures import (
     WorkerDiedError,
     WorkerMemoryError,

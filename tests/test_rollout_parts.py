@@ -12,7 +12,7 @@ from april_rl.rollout.ledger import Ledger, LedgerError, State
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
-from april_rl.ticks import Completions, Tick
+from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import SampleId
 
 FINAL = {State.trained, State.rejected, State.dropped}

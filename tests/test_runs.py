@@ -21,8 +21,8 @@ from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import read_state
 from april_rl.checkpointing.manifest import read_manifest
 from april_rl.commands import checkpoint
+from april_rl.lab.dashboards.panels import SECTIONS
 from april_rl.tracking.keys import matches, missing, undescribed
-from april_rl.tracking.panels import SECTIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # of DAPO's overlong punishment

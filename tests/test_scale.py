@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_runs import Run, Setup, constant, lognormal
 
-from april_rl.garbage_collection import garbage_collection_paused
+from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.slots import Slots
 from april_rl.types import Group, SampleId

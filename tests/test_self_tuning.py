@@ -16,7 +16,7 @@ from tuned_runs import (
     tuner,
 )
 
-from april_rl.tuning.auto_factor import Budgets
+from april_rl.lab.tuning.auto_factor import Budgets
 
 GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]
 SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)

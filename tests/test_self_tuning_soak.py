@@ -8,9 +8,9 @@ from statistics import fmean
 import pytest
 from tuned_runs import SET_UPS, of_the_best, tuned
 
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.simulator.length_distributions import Lognormal
-from april_rl.simulator.simulation import Scenario, simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 

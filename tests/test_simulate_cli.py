@@ -13,14 +13,14 @@ import pytest
 from omegaconf import OmegaConf
 from source_tree import ROOT
 
-from april_rl.commands.simulate import main
 from april_rl.config import TrainConfig
+from april_rl.lab.commands.simulate import main
+from april_rl.lab.simulator.april_paper import paper_cases, simulate_case
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.engine_cost import EngineCost, engine_metrics
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.simulator.april_paper import paper_cases, simulate_case
-from april_rl.simulator.engine_cost import EngineCost, engine_metrics
-from april_rl.simulator.length_distributions import Lognormal
-from april_rl.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.samples_file import SampleRecord, write_samples
 
@@ -222,7 +222,7 @@ def test_a_run_that_lacks_something_is_refused_by_name(capsys, recorded, tmp_pat
 def test_help_answers_at_once():
     """Without torch or anything as heavy. Fails when the trainer is imported."""
     heavy = {"torch", "vllm", "ray", "transformers", "datasets", "wandb", "hydra"}
-    script = f"import sys, april_rl.commands.simulate; print(*({heavy!r} & sys.modules.keys()))"
+    script = f"import sys, april_rl.lab.commands.simulate; print(*({heavy!r} & sys.modules.keys()))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "\n", "")
 

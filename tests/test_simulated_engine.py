@@ -8,22 +8,22 @@ from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from april_rl.rollout.collector import Collector
-from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.rollout.step import StepRules
-from april_rl.simulator.engine_cost import EngineCost
-from april_rl.simulator.in_process import SerialEngines, SingleEngine
-from april_rl.simulator.length_distributions import (
+from april_rl.lab.simulator.in_process import SerialEngines, SingleEngine
+from april_rl.lab.simulator.length_distributions import (
     LengthDistribution,
     Lognormal,
     Recorded,
     capped_mean,
     median_for,
 )
-from april_rl.simulator.simulated_engine import SimulatedEngine
-from april_rl.simulator.simulation import Scenario, simulate
-from april_rl.simulator.world import DelayedScorer, NumberedPrompts, VirtualClock
+from april_rl.lab.simulator.simulated_engine import SimulatedEngine
+from april_rl.lab.simulator.simulation import Scenario, simulate
+from april_rl.lab.simulator.world import DelayedScorer, NumberedPrompts, VirtualClock
+from april_rl.rollout.collector import Collector
+from april_rl.rollout.dispatch import RequestRules
+from april_rl.rollout.engine_cost import EngineCost
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.step import StepRules
 from april_rl.types import Request, SampleId
 
 COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.presets import PRESETS
+from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.length_bias import dispersion
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.simulator.engine_cost import EngineCost
-from april_rl.simulator.length_distributions import Lognormal
-from april_rl.simulator.presets import PRESETS
-from april_rl.simulator.simulation import Outcome, Scenario, simulate
 
 COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5)
 TAIL = Lognormal(median_tokens=150, sigma=1.0, correlation=0.3)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from cluster_snapshots import process_of, status
 
+from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.engines import StepTimer
 from april_rl.runtime.supervision.failures import WorkerStalledError
 from april_rl.runtime.supervision.heartbeat import (
@@ -25,7 +26,6 @@ from april_rl.runtime.supervision.heartbeat import (
 from april_rl.runtime.supervision.node_monitor import NodeMonitor, ProcessStatus
 from april_rl.runtime.supervision.progress import ProgressTimer
 from april_rl.runtime.supervision.watchdog import Watchdog
-from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion, SampleId
 
 

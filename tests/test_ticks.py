@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from light_samples import completion
 
-from april_rl.ticks import Completions
+from april_rl.rollout.ticks import Completions
 
 SHORT = completion(1, start=4, num_tokens=2, version=7)
 PARTS = (

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from light_samples import PROMPT, completion
 
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.rollout.timeline import timeline_of
-from april_rl.simulator.engine_cost import EngineCost
-from april_rl.simulator.length_distributions import Lognormal
-from april_rl.simulator.simulation import Scenario, simulate
-from april_rl.timeline import Span, Timeline
+from april_rl.rollout.timeline import Span, Timeline, timeline_of
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.timeline_file import read_timeline, write_timeline
 from april_rl.types import Group, Sample, ScoredGroup

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from report_runs import make_run
 
-from april_rl.report.advisories import advisories
-from april_rl.report.report import head_figures
-from april_rl.report.run_files import RunFiles, read_run
+from april_rl.lab.report.advisories import advisories
+from april_rl.lab.report.report import head_figures
+from april_rl.lab.report.run_files import RunFiles, read_run
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import pytest
 from pebble import ProcessExpired
 from tuned_runs import scenario
 
-from april_rl.tuning.prediction import Comparison, predict
-from april_rl.tuning.process import SimulationProcess
+from april_rl.lab.tuning.prediction import Comparison, predict
+from april_rl.lab.tuning.process import SimulationProcess
 
 QUICK = Comparison(
     scenario=scenario(num_groups=2, group_size=2),
@@ -30,7 +30,7 @@ LONG = replace(QUICK, scenario=scenario(num_groups=64, group_size=16), factors=(
 CONTROLLER = """
 import sys
 from test_tuning_process import LONG, working_child
-from april_rl.tuning.process import SimulationProcess
+from april_rl.lab.tuning.process import SimulationProcess
 
 if __name__ == "__main__":
     process = SimulationProcess()
@@ -118,7 +118,7 @@ def test_the_simulation_process_ends_when_the_controller_is_killed(tmp_path: Pat
 
 def test_the_simulation_process_loads_nothing_heavy() -> None:
     """Fails when the simulator, or what it imports, needs torch, vllm or ray."""
-    script = "import sys, april_rl.tuning.process; print(*sys.modules)"
+    script = "import sys, april_rl.lab.tuning.process; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     heavy = {"torch", "vllm", "ray", "transformers", "datasets", "hydra", "omegaconf"}
     assert not heavy & set(ran.stdout.split())

@@ -6,21 +6,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import OnStale, Resume
+from april_rl.config.choices import OnStale
+from april_rl.rewards.plugins import import_function
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules, auto_tick_steps
-from april_rl.rollout.over_sampling import FixedFactor, OverSampling
+from april_rl.rollout.over_sampling import FixedFactor, OverSampling, largest_factor
 from april_rl.rollout.ports import Engines, PromptSource, Scorer
 from april_rl.rollout.step import StepRules
-from april_rl.simulator.engine_cost import EngineCost
-from april_rl.simulator.length_distributions import LengthDistribution, Lognormal
-from april_rl.simulator.simulation import Scenario
-from april_rl.tuning.auto_factor import AutoFactor, Budgets, largest_factor
-from april_rl.tuning.process import SimulationProcess
 from april_rl.types import ScoredGroup
 
 # Rejected groups allowed in a step, per group it needs, when rollout.max_rejected_groups is 0.
 _REJECTED_PER_GROUP = 20
+# What `rollout.over_sampling_factor=auto` names: training needs nothing else of the lab.
+_AUTO = "april_rl.lab.tuning.of_config:auto_factor"
 
 
 def num_slots(config: TrainConfig) -> int:
@@ -92,47 +90,13 @@ def build_collector(
     )
 
 
-def scenario_of(
-    config: TrainConfig, *, num_engines: int, cost: EngineCost, length_of: LengthDistribution
-) -> Scenario:
-    """Return the run as a scenario to simulate, with the engine cost and length distribution
-    given.
-    """
-    rollout = config.rollout
-    return Scenario(
-        cost=cost,
-        length_of=length_of,
-        num_groups=config.trainer.num_groups,
-        group_size=rollout.group_size,
-        max_response_tokens=rollout.max_response_tokens,
-        num_engines=num_engines,
-        tick_steps=tick_steps(config, num_engines=num_engines),
-        max_batched_tokens=config.engine.max_batched_tokens,
-        max_staleness=rollout.max_staleness,
-        finish_stale=rollout.on_stale is OnStale.finish,
-        keeps_parked=rollout.resume is Resume.keep,
-        is_filtered=config.algorithm.dynamic_sampling,
-        seed=config.seed,
-    )
-
-
 def _over_sampling(
     config: TrainConfig, *, num_engines: int, kv_cache_tokens: int, stack: ExitStack
 ) -> OverSampling:
-    rollout = config.rollout
-    if not isinstance(rollout.over_sampling_factor, str):
-        return FixedFactor(rollout.over_sampling_factor)
-    process = SimulationProcess()
-    stack.callback(process.close)
-    unknown = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
-    return AutoFactor(
-        scenario_of(
-            config,
-            num_engines=num_engines,
-            cost=unknown,
-            length_of=Lognormal(median_tokens=1.0, sigma=0.0),
-        ),
-        Budgets(max_off_policy_frac=rollout.max_off_policy_frac, kv_cache_tokens=kv_cache_tokens),
-        refill=rollout.refill,
-        submit=process.submit,
+    factor = config.rollout.over_sampling_factor
+    if not isinstance(factor, str):
+        return FixedFactor(factor)
+    found: OverSampling = import_function(_AUTO)(
+        config, num_engines=num_engines, kv_cache_tokens=kv_cache_tokens, stack=stack
     )
+    return found

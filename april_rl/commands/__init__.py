@@ -1,29 +1,30 @@
 """Commands besides training, one module each: `python -m april_rl NAME ...` runs them.
 
-A command is a module of this folder with `SUMMARY`, one line for the list, and `main(arguments)`,
-which returns the exit status. Heavy imports belong inside `main`, because the list imports every
-command. To add one, write a module here and add its name to `NAMES`.
+A command is a module with `SUMMARY`, one line for the list, and `main(arguments)`, which returns
+the exit status. Heavy imports belong inside `main`, because the list imports every command. To add
+one, write a module here or in `april_rl/lab/commands`, and add it to `_MODULES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
+from types import ModuleType
 from typing import NamedTuple
 
-# In the order of the list; a name without a module is left out.
-NAMES = (
-    "evaluate",
-    "rehearse",
-    "profile",
-    "data",
-    "simulate",
-    "checkpoint",
-    "dashboard",
-    "report",
-    "compare",
-)
+_LAB = "april_rl.lab.commands"
+# In the order of the list.
+_MODULES = {
+    "evaluate": f"{__name__}.evaluate",
+    "rehearse": f"{_LAB}.rehearse",
+    "profile": f"{_LAB}.profile",
+    "data": f"{_LAB}.data",
+    "simulate": f"{_LAB}.simulate",
+    "checkpoint": f"{__name__}.checkpoint",
+    "dashboard": f"{_LAB}.dashboard",
+    "report": f"{_LAB}.report",
+    "compare": f"{_LAB}.compare",
+}
 
 
 class Command(NamedTuple):
@@ -34,10 +35,9 @@ class Command(NamedTuple):
 
 
 def commands() -> dict[str, Command]:
-    """Return the available commands by name."""
-    return {name: _command(name) for name in NAMES if find_spec(f"{__name__}.{name}")}
+    """Return the commands by name."""
+    return {name: _command(import_module(module)) for name, module in _MODULES.items()}
 
 
-def _command(name: str) -> Command:
-    module = import_module(f"{__name__}.{name}")
+def _command(module: ModuleType) -> Command:
     return Command(summary=module.SUMMARY, main=module.main)

@@ -29,7 +29,7 @@ from april_rl.evaluation.report import (
     write_differences,
     write_report,
 )
-from april_rl.interrupts import EXIT_STATUS, Interrupts
+from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
 from april_rl.tracking.evaluation_table import EvaluationRow, difference_lines, evaluation_table
 
 SUMMARY = "avg@k, pass@k and maj@k of any checkpoint or hub model on held-out sets"
@@ -177,7 +177,7 @@ def _evaluated(config: TrainConfig, composed: DictConfig, folder: Path) -> Repor
     """Evaluate every set, write the report to `folder`, print a table and return the report."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    from april_rl.assembly.evaluation_run import EvaluationRun
+    from april_rl.commands.evaluation_run import EvaluationRun
     from april_rl.tiny.builtins import resolve_builtins
 
     settings = _plain(composed)

@@ -14,7 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from april_rl.ticks import TickCounts
+from april_rl.rollout.ticks import TickCounts
 
 
 class CountingScheduler(Scheduler):

@@ -11,9 +11,9 @@ from functools import cache
 from numbers import Real
 from pathlib import Path
 
-from april_rl.plugins import Caught, import_function
 from april_rl.rewards.functions import BUILTIN_MODULES, RewardFunction
 from april_rl.rewards.jobs import Responses, Verdict
+from april_rl.rewards.plugins import Caught, import_function
 
 RESERVED = ("num_tokens", "truncated", "datasets")
 NUM_LISTS = 3  # prompts, responses, answers: what every function gets

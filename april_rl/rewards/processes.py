@@ -11,7 +11,6 @@ from pebble import ProcessPool
 
 from april_rl.config.task import RewardConfig
 from april_rl.errors import RunError
-from april_rl.plugins import GIB
 from april_rl.rewards.functions import (
     BUILTIN_MODULES,
     MATH_VERIFY,
@@ -20,6 +19,7 @@ from april_rl.rewards.functions import (
 )
 from april_rl.rewards.jobs import Verdict
 from april_rl.rewards.loading import Context
+from april_rl.rewards.plugins import GIB
 from april_rl.rewards.worker import prepare_process
 
 

@@ -9,11 +9,11 @@ import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from april_rl.child_process import die_with_controller
-from april_rl.plugins import Caught, memory_gib
+from april_rl.rewards.child_process import die_with_controller
 from april_rl.rewards.functions import RewardFunction
 from april_rl.rewards.jobs import Job, Responses, Verdict
 from april_rl.rewards.loading import Context, LoadedFunction, load_function
+from april_rl.rewards.plugins import Caught, memory_gib
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -32,11 +32,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from april_rl.errors import RunError
-from april_rl.garbage_collection import garbage_collection_paused
 from april_rl.metrics import Metrics
 from april_rl.rollout.batch_draw import draw_batch
 from april_rl.rollout.codec import FORMAT, Plain, check_state
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength
+from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.leftovers import Leftovers
 from april_rl.rollout.over_sampling import OverSampling

@@ -13,7 +13,7 @@ from april_rl.rollout.ports import Engines
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.stats import StepStats
-from april_rl.ticks import Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion
 
 # Two ticks are under way on each engine: one runs while the controller prepares the next, so that

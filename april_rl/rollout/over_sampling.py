@@ -7,6 +7,13 @@ from typing import Protocol
 from april_rl.rollout.codec import Plain
 from april_rl.rollout.stats import StepStats
 
+LARGEST_FACTOR = 4.0  # that `auto` considers: above it little is gained
+
+
+def largest_factor(max_staleness: int) -> float:
+    """Return the largest α that `auto` considers: tokens reach an age of about α."""
+    return min(max_staleness + 1.0, LARGEST_FACTOR)
+
 
 class OverSampling(Protocol):
     """The over-sampling factor α, step by step."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from april_rl.errors import RunError
 from april_rl.rollout.requests import Requests
-from april_rl.ticks import Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, Prompt, Sample, Score
 
 

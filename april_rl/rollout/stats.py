@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from april_rl.metrics import Histogram, Max, Metric, Metrics, Sum
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.open_group import OpenGroup
-from april_rl.ticks import Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, SampleId, ScoredGroup
 
 

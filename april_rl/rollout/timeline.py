@@ -1,11 +1,91 @@
-"""The timeline of a step, from what its launches sent and its ticks gave back."""
+"""Timeline of a step's rollout: when each sample was sent to an engine and when it came back.
+
+Times are seconds since the rollout began, with the resolution of an engine's ticks.
+"""
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
+
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.stats import StepStats
-from april_rl.timeline import Span, Timeline
 from april_rl.types import Completion, SampleId
+
+
+class Span(NamedTuple):
+    """One sample's stay on an engine during one step."""
+
+    prompt_id: int
+    sample: int  # its index in the group
+    engine: int
+    sent_s: float  # when the request was sent; it may wait in the engine's queue
+    ended_s: float  # when the completion came back
+    start: int  # response tokens the sample already had
+    tokens: int  # response tokens generated in this step
+    age: int  # steps since the sample's first token
+    is_finished: bool  # false: it was aborted and parked
+
+
+class Bar(NamedTuple):
+    """A span and the engine slot that computed it."""
+
+    span: Span
+    slot: int  # from 0, over all engines
+    begun_s: float  # when it left the engine's queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Every sample that engines computed in one step's rollout."""
+
+    policy_version: int
+    time_s: float  # duration of the whole rollout
+    stop_s: float  # the part at its end that aborting and parking took
+    slots: Mapping[int, int]  # engine: its number of slots
+    spans: tuple[Span, ...]  # in the order they were sent
+
+    def plain(self) -> dict[str, Any]:
+        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms."""
+        spans = [
+            (*span[:3], round(span.sent_s, 4), round(span.ended_s, 4), *span[5:])
+            for span in self.spans
+        ]
+        fields = asdict(self) | {"slots": {str(e): n for e, n in self.slots.items()}}
+        return fields | {"columns": Span._fields, "spans": spans}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the timeline that `plain` was made from.
+
+        Raise KeyError, TypeError or ValueError when `plain` is something else.
+        """
+        return cls(
+            policy_version=int(plain["policy_version"]),
+            time_s=float(plain["time_s"]),
+            stop_s=float(plain["stop_s"]),
+            slots={int(engine): int(n) for engine, n in plain["slots"].items()},
+            spans=tuple(Span(*values) for values in plain["spans"]),
+        )
+
+    def bars(self) -> Iterator[Bar]:
+        """Yield every span with its slot.
+
+        Engines compute requests in the order they arrive: a request waits in the queue of its
+        engine and takes the slot that becomes free first.
+        """
+        first, free = 0, {}
+        for engine, count in sorted(self.slots.items()):
+            free[engine] = [(0.0, first + slot) for slot in range(count)]
+            first += count
+        # Queued requests that were aborted before they ran have no span; the others ran in order.
+        for span in self.spans:
+            free_s, slot = heapq.heappop(free[span.engine])
+            begun_s = min(max(span.sent_s, free_s), span.ended_s)
+            heapq.heappush(free[span.engine], (span.ended_s, slot))
+            yield Bar(span, slot, begun_s)
 
 
 def timeline_of(stats: StepStats) -> Timeline:

@@ -11,9 +11,9 @@ import ray
 
 from april_rl.errors import RunError
 from april_rl.rollout.requests import Requests
+from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.lockstep import Fingerprint, check_lockstep
 from april_rl.runtime.workers import Workers
-from april_rl.ticks import Completions, Tick
 from april_rl.types import Completion
 
 # What `abort` may take at most once workers have failed: the others give back what they have.

@@ -15,6 +15,7 @@ import ray
 from april_rl.checkpointing.checkpointer import Written
 from april_rl.metrics import Max, Metrics
 from april_rl.rollout.requests import Requests
+from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.call_profiler import CallProfiler
 from april_rl.runtime.cluster import WorkerLocation
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
@@ -24,7 +25,6 @@ from april_rl.runtime.process_setup import end_with_parent, unlink_shared_memory
 from april_rl.runtime.saving import BackgroundWrite
 from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 from april_rl.runtime.worker_parts import WorkerSettings, build_engine, build_learner
-from april_rl.ticks import Completions, Tick
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
-from april_rl.garbage_collection import garbage_collection_paused
+from april_rl.rollout.garbage_collection import garbage_collection_paused
 
 if TYPE_CHECKING:
     from april_rl.engine.vllm_engine import VllmEngine

@@ -121,7 +121,7 @@ def write_model(folder: str, is_tiny: bool, mean_tokens: int = 128) -> None:
 def _write_qwen3(folder: Path, mean_tokens: int) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    from april_rl.rehearsal.stand_ins import find_tokenizer, model_config
+    from april_rl.lab.rehearsal.stand_ins import find_tokenizer, model_config
 
     without_network_go_offline()
     config = AutoConfig.from_pretrained(model_config(MODEL))

@@ -23,11 +23,11 @@ from april_rl.assembly.packer import build_packer
 from april_rl.batch.packing import MicroBatch
 from april_rl.config import TrainConfig
 from april_rl.config.store import compose_overrides, to_config
+from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.learner.learner import Learner
 from april_rl.runtime.layout import settle
 from april_rl.runtime.preflight import num_gpus
 from april_rl.runtime.worker_parts import build_learner
-from april_rl.simulator.length_distributions import Lognormal
 from april_rl.types import Completion, Group, Prompt, Sample, ScoredGroup
 
 GROUP_SIZE = 8

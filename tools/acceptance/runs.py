@@ -19,7 +19,7 @@ _MAX_MISMATCH = 0.05  # nats; the default of learner.max_mismatch
 _STEPS = 10
 _CLEAR_GAIN = 1.05  # a smaller ratio of two runs is taken for noise
 # Rewards have to differ for an update to do something, and random weights answer nothing right.
-_NOISE = "reward.function=april_rl.rehearsal.noise:even_sum"
+_NOISE = "reward.function=april_rl.lab.rehearsal.noise:even_sum"
 # Extra settings of runs of tools/bench.py step; on a GPU the model has 0.6 B parameters.
 _ON_GPU = (
     *("runtime.device=gpu", "runtime.num_workers=1", "engine.cuda_graphs=false"),

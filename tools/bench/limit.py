@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from april_rl.rollout.requests import request_seed
-from april_rl.ticks import Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.types import Request, Sample, SampleId
 from bench.modes import DrawnLengthsEngine, KeepingEngine, Prompts, Slice, lengths_of
 

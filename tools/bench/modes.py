@@ -12,15 +12,15 @@ from typing import Protocol
 
 import numpy as np
 
+from april_rl.lab.simulator.in_process import SerialEngines, SingleEngine
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.world import DelayedScorer, VirtualClock
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.step import StepRules
-from april_rl.simulator.in_process import SerialEngines, SingleEngine
-from april_rl.simulator.length_distributions import Lognormal
-from april_rl.simulator.world import DelayedScorer, VirtualClock
-from april_rl.ticks import Completions, Tick
+from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request
 
 PROMPT_TOKENS = 12

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from april_rl.plugins import Caught
 from april_rl.rewards.extraction import normalised, stated_answers
 from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.plugins import Caught
 
 
 def build(context: Context) -> Built:

@@ -1,0 +1,1 @@
+"""Command lines of the lab, one module each; `april_rl/commands` lists them."""

@@ -1,0 +1,56 @@
+"""`python -m april_rl compare RUN_A RUN_B...`: runs, or the jobs of a sweep, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SUMMARY = "runs side by side: time to an accuracy, samples/s, ages, waste, with paired intervals"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table, write the page and return the exit status; a mistake ends in one message and
+    status 1.
+    """
+    from april_rl.errors import RunError
+    from april_rl.lab.report.comparison import compare
+    from april_rl.lab.report.comparison_page import comparison_page, comparison_table
+
+    options = _parser().parse_args(arguments)
+    try:
+        comparison = compare(options.runs, accuracy=options.accuracy, evaluation_set=options.set)
+        options.html.write_text(comparison_page(comparison), encoding="utf-8")
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except OSError as error:
+        message = f"--html {options.html} cannot be written: {error.strerror}"
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        return 1
+    print(f"{comparison_table(comparison)}\n\n{options.html}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m april_rl compare",
+        description="Compare runs that differ in some settings and in their seeds. The "
+        "synchronous ones are the baseline where there are some.",
+    )
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="a run directory, or a folder of run directories such as that of --multirun",
+    )
+    parser.add_argument(
+        "--accuracy", type=float, help="to be reached; default: what all runs reach"
+    )
+    parser.add_argument("--set", help="the held-out set; default: the first that all runs have")
+    parser.add_argument(
+        "--html", type=Path, default=Path("comparison.html"), help="default: comparison.html"
+    )
+    return parser

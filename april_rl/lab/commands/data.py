@@ -1,0 +1,82 @@
+"""`python -m april_rl data PATH...`: what a data set looks like before a GPU is paid for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from april_rl.config import TrainConfig
+
+SUMMARY = "inspect a data set:  rows, duplicates, lengths, prompts, overlap with evaluation sets"
+
+_USAGE = """usage: python -m april_rl data PATH... [+recipe=NAME] [data.KEY=VALUE ...] [write=FILE]
+
+  python -m april_rl data openai/gsm8k:main data.prompt_column=question \\
+      'data.answer_pattern="####\\s*(.+)"'
+  python -m april_rl data train.jsonl other.parquet model.path=Qwen/Qwen3-4B
+  python -m april_rl data train.jsonl '+evaluation.sets.test={path: test.jsonl}' write=clean.jsonl
+
+PATH is what data.path takes: a .jsonl, .json or .parquet file, a data set id, reasoning_gym:NAME.
+For each set it shows rows, duplicates, prompts that are too long, lengths in tokens, three prompts
+as the model sees them, what the reward gives right and wrong answers in each form, and which
+prompts share 13 consecutive words with an evaluation set. write=FILE (.jsonl or .parquet) writes
+the rows of the prompts that a run would train on, without those, with all columns and unrendered:
+train with the same settings and data.path=FILE. Of a mixture each source gets a file. Settings are
+those of training; without model.path lengths are in tokens of Qwen3."""
+_WRITE, _WRITABLE = "write=", (".jsonl", ".parquet")
+_DEFAULT_MODEL = "Qwen/Qwen3-4B"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Show each set that `arguments` name and return the exit status."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(_USAGE)
+        return 0
+    from april_rl.errors import RunError
+
+    try:
+        return _show(arguments)
+    except (RunError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return 130
+
+
+def _show(arguments: Sequence[str]) -> int:
+    paths = [a for a in arguments if "=" not in a and not a.startswith(("+", "~"))]
+    overrides = [a for a in arguments if a not in paths and not a.startswith(_WRITE)]
+    targets = [a.removeprefix(_WRITE) for a in arguments if a.startswith(_WRITE)]
+    configs = _configs(paths, overrides)
+    if targets and len(configs) > 1:
+        print(f"error: {_WRITE}{targets[-1]} takes one PATH, got {len(configs)}", file=sys.stderr)
+        return 2
+    if targets and Path(targets[-1]).suffix not in _WRITABLE:
+        print(f"error: {_WRITE}{targets[-1]} must end in .jsonl or .parquet", file=sys.stderr)
+        return 2
+    from april_rl.lab.rehearsal.data_page import DataPage
+    from april_rl.runtime.preflight import without_network_go_offline
+    from april_rl.tiny.builtins import resolve_builtins
+
+    without_network_go_offline()
+    for config in configs:
+        resolve_builtins(config)
+        page = DataPage(config, say=lambda text: print(text, flush=True))
+        page.show()
+        if targets:
+            page.write(Path(targets[-1]))
+    return 0
+
+
+def _configs(paths: Sequence[str], overrides: Sequence[str]) -> list[TrainConfig]:
+    """Return a configuration for each path, or the recipe's own one if no path is given."""
+    from april_rl.config.store import compose_overrides, to_config
+
+    names = {override.lstrip("+").partition("=")[0] for override in overrides}
+    model = [] if {"model.path", "recipe"} & names else [f"model.path={_DEFAULT_MODEL}"]
+    chosen = [[f"data.path='{path}'"] for path in paths] or [[]]
+    return [to_config(compose_overrides([*overrides, *model, *path])) for path in chosen]

@@ -1,0 +1,261 @@
+"""`python -m april_rl profile +recipe=NAME`: how long a policy's responses are, and which
+over-sampling factor they call for, before training begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from april_rl.config import TrainConfig, to_config
+from april_rl.config.prompt_sets import training_sets
+from april_rl.config.store import ConfigError, compose_overrides
+from april_rl.config.task import EvaluationSetConfig
+from april_rl.errors import RunError
+from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
+
+if TYPE_CHECKING:
+    from april_rl.data.sets import PromptSets
+    from april_rl.evaluation.evaluate import Evaluated
+    from april_rl.evaluation.held_out import HeldOut
+    from april_rl.lab.simulator.profile import Profile
+    from april_rl.rollout.engine_cost import TickWork
+    from april_rl.tracking.samples_file import EvaluationRecord
+
+SUMMARY = "lengths of a policy's responses, and which over-sampling factor they call for"
+
+_DESCRIPTION = """\
+Samples responses to prompts of the training data with the engine of training and no learner, and
+prints how long they are and what every over-sampling factor would gain with such lengths on this
+machine, by the simulator. Settings are those of training.
+
+  python -m april_rl profile +recipe=tiny_cpu
+  python -m april_rl profile +recipe=qwen3_4b_dapo --prompts 128 --alpha 1.5 2 3
+"""
+_OUTPUT = "output="
+FILE_NAME = "profile.json"
+_ALL = "training"  # name of the set where the data is no mixture
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Profile as the command line asks, print the figures and return the exit status.
+
+    A mistake ends in one message and status 1, or in SystemExit(2).
+    """
+    options = _parser().parse_intermixed_args(arguments)
+    folder = _folder(options.settings)
+    try:
+        config = _configured(options.settings)
+        if (folder / FILE_NAME).exists():
+            raise ConfigError(f"{_OUTPUT}{folder} already holds a profile; give another folder")
+        _profile(config, folder, num_prompts=options.prompts, factors=sorted(set(options.alpha)))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        status = 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        status = EXIT_STATUS
+    else:
+        return 0
+    with suppress(OSError):
+        folder.rmdir()  # fails if it holds anything, which is fine
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m april_rl profile",
+        usage="python -m april_rl profile +recipe=NAME [key=value ...] [output=FOLDER] "
+        "[--prompts N] [--alpha α ...]",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("settings", nargs="*", help="+recipe=NAME and key=value, as in training")
+    parser.add_argument(
+        "--prompts",
+        type=partial(_at_least, 1, int),
+        default=64,
+        metavar="N",
+        help="prompts, each with rollout.group_size samples (default 64)",
+    )
+    parser.add_argument(
+        "--alpha",
+        type=partial(_at_least, 1, float),
+        nargs="+",
+        default=[1.5, 2.0, 3.0, 4.0],
+        metavar="α",
+        help="over-sampling factors to simulate (default 1.5 2 3 4)",
+    )
+    return parser
+
+
+def _at_least(least: int, kind: type[int] | type[float], text: str) -> int | float:
+    number = kind(text)
+    if not number >= least:
+        raise argparse.ArgumentTypeError(f"must be >= {least}, got {text}")
+    return number
+
+
+def _folder(settings: Sequence[str]) -> Path:
+    given = [value.removeprefix(_OUTPUT) for value in settings if value.startswith(_OUTPUT)]
+    return Path(given[-1] if given else time.strftime("outputs/profile/%Y-%m-%d_%H-%M-%S"))
+
+
+def _configured(settings: Sequence[str]) -> TrainConfig:
+    """Return the checked settings of training, with the training data in place of held-out sets."""
+    config = to_config(
+        compose_overrides([given for given in settings if not given.startswith(_OUTPUT)])
+    )
+    config.evaluation.max_response_tokens = 0  # that of training
+    config.evaluation.sets = {
+        name or _ALL: EvaluationSetConfig(path=chosen.path)
+        for name, chosen in training_sets(config.data).items()
+    }
+    return config
+
+
+def _profile(
+    config: TrainConfig, folder: Path, *, num_prompts: int, factors: Sequence[float]
+) -> None:
+    """Sample, simulate, print and write `profile.json` into `folder`."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    interrupts = Interrupts()
+    from april_rl.assembly.workers import context_length
+    from april_rl.commands.evaluation_run import EvaluationRun
+    from april_rl.tiny.builtins import resolve_builtins
+
+    context_length(config, is_training=False)  # before the tiny task's model is trained
+    resolve_builtins(config)
+    with ExitStack() as stack:
+        run = EvaluationRun(
+            config,
+            folder=folder,
+            stack=stack,
+            interrupts=interrupts,
+            choose=partial(_training_prompts, num_prompts=num_prompts),
+        )
+        evaluated = [found for _, found in run.evaluated()]
+        work, num_engines = list(run.work), run.num_engines
+    _show(config, evaluated, work, num_engines=num_engines, factors=factors, folder=folder)
+
+
+def _training_prompts(
+    config: TrainConfig, sets: PromptSets, *, num_prompts: int
+) -> dict[str, HeldOut]:
+    """Return the prompts to sample, spread evenly over each source, by its weight."""
+    from april_rl.evaluation.held_out import HeldOut
+    from april_rl.evaluation.settings import SetSampling
+    from april_rl.rewards.functions import reward_functions
+
+    sources = config.data.sources
+    total = sum(source.weight for source in sources.values())
+    found = {}
+    for name, table in sets.training().items():
+        share = sources[name].weight / total if sources else 1.0
+        wanted = min(len(table), max(1, round(share * num_prompts)))
+        prompts = table[:: len(table) // wanted][:wanted]
+        functions = reward_functions(config.reward)
+        found[name or _ALL] = HeldOut(
+            name=name or _ALL,
+            prompts=prompts,
+            sampling=SetSampling(
+                num_samples=config.rollout.group_size,
+                temperature=config.rollout.temperature,
+                top_p=1.0,
+                max_response_tokens=config.rollout.max_response_tokens,
+                max_prompts=wanted,
+            ),
+            function=next(each.name for each in functions if each.scores(name)),
+            answer_of=None,
+        )
+    return found
+
+
+def _show(
+    config: TrainConfig,
+    evaluated: Sequence[Evaluated],
+    work: Sequence[TickWork],
+    *,
+    num_engines: int,
+    factors: Sequence[float],
+    folder: Path,
+) -> None:
+    """Print the lengths, the simulated factors and the advice, and write all of it."""
+    from april_rl.lab.simulator.length_distributions import Recorded
+    from april_rl.lab.simulator.of_config import scenario_of
+    from april_rl.lab.simulator.profile import advice, predicted
+    from april_rl.lab.simulator.tables import comparison_table
+    from april_rl.rollout.engine_cost import fit_cost
+
+    profile = _profile_of(evaluated)
+    prompts = list(chain.from_iterable(found.held_out.prompts for found in evaluated))
+    try:
+        cost = fit_cost(work)
+    except ValueError as error:
+        raise RunError(f"too little was generated ({error}): raise --prompts") from error
+    scenario = scenario_of(
+        config, num_engines=num_engines, cost=cost, length_of=Recorded(groups=profile.lengths)
+    )
+    scenario = replace(
+        scenario,
+        prompt_tokens=max(1, round(fmean(len(prompt.token_ids) for prompt in prompts))),
+        no_signal_frac=min(profile.no_signal_frac, 0.95),
+    )
+    # A sample stays about α - 1 steps: the configuration refuses a larger α for the same reason.
+    allowed = [factor for factor in factors if factor - 1 <= config.rollout.max_staleness]
+    rows = predicted(profile, scenario, refill=config.rollout.refill, factors=allowed)
+    lines = advice(profile, rows)
+    samples = sum(map(len, profile.lengths))
+    print(f"response tokens of {samples} samples of {len(prompts)} training prompts")
+    print("\n".join(profile.histogram()))
+    print("  ".join(f"{name} {value}" for name, value in profile.percentiles.items()), flush=True)
+    table = comparison_table(rows, title="simulated training", kv_bytes_per_token=None)
+    Console(width=120).print(table)
+    print("\n".join(lines))
+    _write(folder / FILE_NAME, profile, rows, lines)
+
+
+def _profile_of(evaluated: Sequence[Evaluated]) -> Profile:
+    from april_rl.lab.simulator.profile import Profile
+
+    groups: dict[tuple[str, int], list[EvaluationRecord]] = {}
+    for found in evaluated:
+        for record in found.records:
+            groups.setdefault((found.held_out.name, record.prompt_id), []).append(record)
+    records = [record for group in groups.values() for record in group]
+    return Profile(
+        lengths=tuple(tuple(record.num_tokens for record in group) for group in groups.values()),
+        truncated_frac=fmean(record.finish_reason == "length" for record in records),
+        no_signal_frac=fmean(len({r.reward for r in group}) == 1 for group in groups.values()),
+    )
+
+
+def _write(
+    path: Path, profile: Profile, rows: Sequence[dict[str, object]], lines: Sequence[str]
+) -> None:
+    plain = {
+        "lengths": profile.lengths,
+        "percentiles": profile.percentiles,
+        "truncated_frac": profile.truncated_frac,
+        "no_signal_frac": profile.no_signal_frac,
+        "factors": rows,
+        "advice": lines,
+    }
+    try:
+        path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; see {_OUTPUT}") from error
+    print(f"written: {path}, samples in {path.parent / 'samples'}")

@@ -1,0 +1,73 @@
+"""`python -m april_rl rehearse +recipe=NAME`: try out a whole recipe at small size on this
+machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+SUMMARY = "try a recipe on this machine before GPUs are rented: data, reward, memory, two steps"
+
+_USAGE = """\
+usage: python -m april_rl rehearse +recipe=NAME [key=value ...] [quick=true] [output=FOLDER]
+
+  python -m april_rl rehearse +recipe=qwen3_4b_dapo
+  python -m april_rl rehearse +recipe=qwen3_4b_dapo rollout.max_response_tokens=32768
+
+The same settings as python -m april_rl.train. On the CPU, in about two minutes: the recipe's data
+and prompts, what its reward says to right and wrong answers, the memory plan of the real model on
+the real GPUs, the gain of over-sampling by the simulator, and two steps (rollout, reward, update,
+weight sync, checkpoint, evaluation) of a model of the same architecture with tiny random layers.
+Without a network, rows and models of the hub are replaced by stand-ins, and the report says so.
+
+quick=true skips the simulator and the two steps, and takes seconds.
+
+Exit status 0: no findings; 1: findings, each with a name. Accept an intended one by its name:
+'rehearsal.accept=[one_update]'."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Rehearse the recipe that `arguments` compose and return the exit status."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(_USAGE)
+        return 0
+    from april_rl.errors import RunError
+
+    try:
+        return _rehearse(arguments)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return 130
+
+
+def _rehearse(arguments: Sequence[str]) -> int:
+    from april_rl.config.store import compose_overrides, to_config
+
+    own = dict(a.split("=", 1) for a in arguments if a.startswith(("output=", "quick=")))
+    overrides = [a for a in arguments if a.partition("=")[0] not in ("output", "quick")]
+    config = to_config(compose_overrides(overrides))
+    folder = Path(own.get("output") or f"outputs/rehearsal/{config.name}-{_now()}")
+    folder.mkdir(parents=True, exist_ok=True)
+    from april_rl.lab.rehearsal.rehearsal import Rehearsal
+    from april_rl.tiny.builtins import resolve_builtins
+
+    resolve_builtins(config)
+    with (folder / "report.txt").open("w", encoding="utf-8") as report:
+
+        def say(text: str) -> None:
+            print(text, flush=True)
+            report.write(f"{text}\n")
+
+        rehearsal = Rehearsal(config=config, folder=folder, say=say)
+        is_good = rehearsal.run(is_quick=own.get("quick") == "true")
+    return 0 if is_good else 1
+
+
+def _now() -> str:
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")

@@ -1,0 +1,31 @@
+"""`python -m april_rl report RUN...`: write report.html into each run directory."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SUMMARY = "write report.html of a run: figures, advice, charts, the rollout as a picture, samples"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages and return the exit status; a mistake ends in one message and status 1."""
+    from april_rl.errors import RunError
+    from april_rl.lab.report.report import write_report
+
+    parser = argparse.ArgumentParser(
+        prog="python -m april_rl report",
+        description="Write report.html into run directories: one file that any browser shows, "
+        "without a network. A run writes it at its end.",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory")
+    try:
+        for run_dir in parser.parse_args(arguments).runs:
+            path, advice = write_report(run_dir)
+            print("\n".join([str(path), *(f"  - {line}" for line in advice)]))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0

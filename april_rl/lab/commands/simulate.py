@@ -1,0 +1,293 @@
+"""`python -m april_rl simulate --run DIR` or `--preset NAME`: simulate over-sampling factors with
+the production collector and simulated engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import track
+
+from april_rl.errors import RunError
+from april_rl.lab.simulator.april_paper import PaperRow, paper_cases, simulate_case
+from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, median_for
+from april_rl.lab.simulator.presets import PRESETS
+from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.simulator.tables import comparison_table, paper_table
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.runtime.interrupts import EXIT_STATUS
+
+if TYPE_CHECKING:
+    from april_rl.config import TrainConfig
+
+SUMMARY = "simulate over-sampling factors, without a GPU, from a recorded run or a preset"
+
+# Options that replace a field of the scenario: its name, type and meaning.
+_FIELDS: tuple[tuple[str, type, str], ...] = (
+    ("num_groups", int, "N, groups trained in a step"),
+    ("group_size", int, "G, samples of one prompt"),
+    ("max_response_tokens", int, "longest response in tokens"),
+    ("prompt_tokens", int, "tokens of every prompt"),
+    ("num_engines", int, "number of engines"),
+    ("tick_steps", int, "engine steps between two decisions; more simulate faster"),
+    ("max_batched_tokens", int, "tokens of one engine step"),
+    ("max_staleness", int, "cap on the age of a trained token"),
+    ("no_signal_frac", float, "share of groups with equal rewards"),
+    ("score_s", float, "seconds from a sample's end to its reward"),
+    ("rest_s", float, "seconds of a step outside the rollout"),
+    ("seed", int, "seed of lengths and rewards"),
+)
+
+
+class SimulationError(RunError):
+    """The simulation cannot be set up as asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A scenario and its origin."""
+
+    scenario: Scenario
+    refill: bool
+    title: str
+    kv_bytes_per_token: int | None  # None: not known of a recorded run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Simulate what the command line asks for, print the table and return the exit status; a
+    mistake ends in one message and status 1, or in SystemExit(2).
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        found = _paper() if options.paper else _compare(_source(options), options)
+        if options.json is not None:
+            _write(options.json, found)
+    except (RunError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return EXIT_STATUS
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m april_rl simulate",
+        description="Step time, gain over synchronous, ages and memory at several over-sampling "
+        "factors, without a GPU. See docs/simulator.md.",
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--run", type=Path, metavar="DIR", help="a run directory: its lengths, settings and costs"
+    )
+    where.add_argument("--preset", choices=sorted(PRESETS), help="a model on a GPU")
+    where.add_argument("--paper", action="store_true", help="simulate the table of the APRIL paper")
+    parser.add_argument("--alpha", type=_alpha, nargs="+", default=[1.5, 2.0, 3.0])
+    parser.add_argument(
+        "--mean-tokens", type=float, help="with --preset: mean length (default 6000)"
+    )
+    parser.add_argument(
+        "--sigma", type=float, help="with --preset: deviation of log length (default 0.8)"
+    )
+    parser.add_argument(
+        "--correlation", type=float, help="with --preset: of lengths in a group (default 0.3)"
+    )
+    yes_no = argparse.BooleanOptionalAction
+    parser.add_argument("--refill", action=yes_no, help="fill a finished sample's slot at once")
+    parser.add_argument("--filter", action=yes_no, help="reject groups without signal")
+    parser.add_argument("--resume", choices=("reprefill", "keep"))
+    parser.add_argument("--on-stale", choices=("finish", "mask"))
+    for name, kind, meaning in _FIELDS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=meaning)
+    parser.add_argument("--steps", type=_count, default=12, help="steps to count (default 12)")
+    parser.add_argument(
+        "--warmup-steps", type=int, default=6, help="steps before these (default 6)"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
+    return parser
+
+
+def _alpha(text: str) -> float:
+    factor = float(text)
+    if factor < 1:
+        raise argparse.ArgumentTypeError(f"alpha must be >= 1, got {text}")
+    return factor
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
+    return count
+
+
+def _source(options: argparse.Namespace) -> Source:
+    """Return the scenario of the run or the preset, with the command line's changes."""
+    source = _recorded(options.run) if options.run else _preset(options)
+    given = {name: getattr(options, name) for name, _, _ in _FIELDS}
+    if options.resume:
+        given["keeps_parked"] = options.resume == "keep"
+    if options.on_stale:
+        given["finish_stale"] = options.on_stale == "finish"
+    given["is_filtered"] = options.filter
+    chosen = {name: value for name, value in given.items() if value is not None}
+    scenario = replace(source.scenario, **chosen)
+    if options.run and (options.mean_tokens or options.sigma or options.correlation):
+        raise SimulationError(
+            "--mean-tokens, --sigma and --correlation have no effect with --run, which uses the "
+            "run's recorded lengths; remove them"
+        )
+    scenario = replace(scenario, length_of=_length_of(options, scenario))
+    refill = source.refill if options.refill is None else options.refill
+    return replace(source, scenario=scenario, refill=refill)
+
+
+def _length_of(options: argparse.Namespace, scenario: Scenario) -> Lognormal | Recorded:
+    """Return the length distribution with the scenario's seed and budget."""
+    if isinstance(scenario.length_of, Recorded):
+        return replace(scenario.length_of, seed=scenario.seed)
+    sigma = 0.8 if options.sigma is None else options.sigma
+    correlation = 0.3 if options.correlation is None else options.correlation
+    if sigma < 0 or not 0 <= correlation <= 1:
+        raise SimulationError("--sigma must be >= 0 and --correlation in [0, 1]")
+    mean_tokens = 6000.0 if options.mean_tokens is None else options.mean_tokens
+    median = median_for(mean_tokens, sigma=sigma, cap=scenario.max_response_tokens)
+    return Lognormal(median_tokens=median, sigma=sigma, correlation=correlation, seed=scenario.seed)
+
+
+def _preset(options: argparse.Namespace) -> Source:
+    preset = PRESETS[options.preset]
+    placeholder = Lognormal(median_tokens=1.0, sigma=0.0)  # `_length_of` knows the final budget
+    return Source(
+        scenario=Scenario(cost=preset.cost, length_of=placeholder, num_engines=8, tick_steps=32),
+        refill=True,
+        title=options.preset,
+        kv_bytes_per_token=preset.kv_bytes_per_token,
+    )
+
+
+def _recorded(run_dir: Path) -> Source:
+    """Return the scenario of a recorded run: its lengths, rewards, cost and configuration."""
+    from april_rl.lab.simulator.of_config import scenario_of
+    from april_rl.lab.simulator.recorded_run import read_recorded_run
+
+    recorded, config = read_recorded_run(run_dir), _config(run_dir / "config.yaml")
+    scenario = scenario_of(
+        config,
+        num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
+        cost=recorded.cost,
+        length_of=Recorded(groups=recorded.lengths),
+    )
+    return Source(
+        scenario=replace(
+            scenario,
+            prompt_tokens=recorded.prompt_tokens,
+            keeps_parked=recorded.keeps_parked,
+            no_signal_frac=min(recorded.no_signal_frac, 0.99),
+            rest_s=recorded.rest_s,
+        ),
+        refill=config.rollout.refill,
+        title=str(run_dir),
+        kv_bytes_per_token=None,
+    )
+
+
+def _config(path: Path) -> TrainConfig:
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from april_rl.config import TrainConfig, to_config
+
+    if not path.is_file():
+        raise SimulationError(f"{path.parent} is not the directory of a run: no {path.name}")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path))
+    except OmegaConfBaseException as error:
+        raise SimulationError(f"{path}: {error}") from error
+    assert isinstance(merged, DictConfig)
+    return to_config(merged)
+
+
+def _compare(source: Source, options: argparse.Namespace) -> list[dict[str, object]]:
+    """Simulate the synchronous loop and every α; print the table and return its rows."""
+    scenario = source.scenario
+    modes = [("synchronous", 1.0, False)]
+    name = "refill" if source.refill else "one-shot"
+    modes += [
+        (name, factor, source.refill)
+        for factor in sorted(set(options.alpha))
+        if source.refill or factor > 1
+    ]
+    outcomes: list[Outcome] = []
+    for _, factor, refill in track(modes, "simulating", console=Console(stderr=True)):
+        _check_cap(scenario, factor)
+        outcomes.append(
+            simulate(
+                scenario,
+                over_sampling=FixedFactor(factor),
+                refill=refill,
+                num_steps=options.steps,
+                warmup_steps=max(0, options.warmup_steps),
+            )
+        )
+    base = outcomes[0].trained_samples_per_s
+    rows: list[dict[str, object]] = [
+        {
+            "mode": mode,
+            **outcome.figures(),
+            "gain": outcome.trained_samples_per_s / base,
+            "step_gain": outcomes[0].step_s / outcome.step_s,
+        }
+        for (mode, _, _), outcome in zip(modes, outcomes, strict=True)
+    ]
+    title = (
+        f"{source.title}: {scenario.num_groups} x {scenario.group_size} samples a step on "
+        f"{scenario.num_engines} engine(s), filter {'on' if scenario.is_filtered else 'off'}, "
+        f"staleness cap {scenario.max_staleness}, "
+        f"{'KV kept' if scenario.keeps_parked else 're-prefill'}"
+    )
+    kv_bytes = source.kv_bytes_per_token
+    _console().print(comparison_table(rows, title=title, kv_bytes_per_token=kv_bytes))
+    return rows
+
+
+def _check_cap(scenario: Scenario, factor: float) -> None:
+    """Refuse a cap below α - 1, as the configuration does."""
+    if scenario.max_staleness < factor - 1:
+        raise SimulationError(
+            f"--max-staleness must be >= {factor - 1:g} with --alpha {factor:g} (a sample stays "
+            f"about that many steps), got {scenario.max_staleness}"
+        )
+
+
+def _paper() -> list[dict[str, object]]:
+    """Simulate the paper's table; print it beside the paper's figures and return its rows."""
+    cases = list(paper_cases())
+    console = Console(stderr=True)
+    found = [simulate_case(case) for case in track(cases, "simulating", console=console)]
+    _console().print(paper_table(found))
+    return [_plain(row) for row in found]
+
+
+def _console() -> Console:
+    return Console(width=120)
+
+
+def _plain(row: PaperRow) -> dict[str, object]:
+    outcomes = {"one_shot": row.one_shot, "refill": row.refill, "refill_kept": row.kept}
+    gains = {f"{name}_gain": row.gain(outcome) for name, outcome in outcomes.items()}
+    return {**asdict(row.case), **gains, "synchronous_step_s": row.synchronous.step_s}
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    try:
+        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SimulationError(f"--json {path} cannot be written: {error.strerror}") from error

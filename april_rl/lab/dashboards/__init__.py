@@ -1,0 +1,1 @@
+"""Dashboards of W&B as code: which panels show which metrics."""

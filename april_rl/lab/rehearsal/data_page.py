@@ -1,0 +1,215 @@
+"""What a data set looks like: rows, duplicates, lengths, prompts, overlap, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from textwrap import indent
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from april_rl.config import TrainConfig
+from april_rl.config.prompt_sets import evaluation_set, training_sets
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.copied_rows import UnwritableError, copy_rows
+from april_rl.data.decontamination import Overlap, Passages
+from april_rl.data.errors import DataError
+from april_rl.data.prompts import PromptTable, load_prompts
+from april_rl.lab.rehearsal import stand_ins
+from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, shortened, try_forms
+from april_rl.rewards.trial import RewardTrial
+from april_rl.types import Prompt
+
+_BARS, _BAR_WIDTH = 12, 40
+_NO_SETS = "overlap: no evaluation sets are named ('+evaluation.sets.NAME={path: ...}')"
+_NUM_RENDERED, _NUM_SHOWN_OVERLAPS = 3, 3
+
+
+class _TrainingSet(NamedTuple):
+    """A set that a run trains on, as loaded."""
+
+    key: str  # the setting that names its path
+    chosen: PromptSetConfig
+    table: PromptTable
+    overlaps: frozenset[int]  # places of prompts that an evaluation set has too
+
+
+class DataPage:
+    """Pages about the sets that a configuration trains on."""
+
+    def __init__(self, config: TrainConfig, *, say: Callable[[str], None]) -> None:
+        """Write to `say`, one part at a time."""
+        self._config, self._say = config, say
+        self._tokenizer = stand_ins.find_tokenizer(config.model.path, say)
+        self._sets: dict[str, _TrainingSet] = {}
+
+    def show(self) -> None:
+        """Load every set and print its page. Raise RunError."""
+        config = self._config
+        with RewardTrial(config.reward, decode=self._tokenizer.decoder()) as trial:
+            held_out = {
+                name: self._load(
+                    evaluation_set(config.data, chosen),
+                    key=f"evaluation.sets.{name}.path",
+                    columns=trial.columns,
+                )[0]
+                for name, chosen in config.evaluation.sets.items()
+            }
+            for name, chosen in training_sets(config.data).items():
+                key = f"data.sources.{name}.path" if name else "data.path"
+                table, chosen = self._load(chosen, key=key, columns=trial.columns)
+                self._show_set(table, chosen, try_forms(table, trial.rate))
+                found = overlapping(table, held_out)
+                overlaps = frozenset(overlap.row for overlap in found)
+                self._sets[name] = _TrainingSet(key, chosen, table, overlaps)
+                self._say(overlap_lines(found, held_out) if held_out else _NO_SETS)
+
+    def write(self, path: Path) -> None:
+        """Write the rows of the prompts that a run would train on, without those that overlap with
+        an evaluation set; each source of a mixture to a file of its own. Raise DataError for rows
+        that the file would not give back, and OSError.
+        """
+        for name, each in self._sets.items():
+            target = path.with_name(f"{path.stem}.{name}{path.suffix}") if name else path
+            kept = [place for place in range(len(each.table)) if place not in each.overlaps]
+            if not kept:
+                raise DataError(f"{each.key}: every prompt overlaps with an evaluation set")
+            source_rows = each.table.source_rows
+            rows = [source_rows[place] for place in kept]
+            partial_file = target.with_name(f".partial_{target.name}")
+            try:
+                copy_rows(each.chosen, rows, partial_file, key=each.key, seed=self._config.seed)
+                self._check_written(each, kept, partial_file)
+                partial_file.replace(target)
+            except UnwritableError as error:
+                remedy = f"use write={target.with_suffix('.parquet')}"
+                raise DataError(f"{target}: {error}; {remedy}") from error
+            finally:
+                partial_file.unlink(missing_ok=True)
+            self._say(
+                f"{len(kept):,} rows written to {target}, {len(each.overlaps):,} left out that "
+                "overlap with an evaluation set; train on them with the same settings and "
+                f"{each.key}={target}{' (without args)' if each.chosen.args else ''}"
+            )
+
+    def _check_written(self, each: _TrainingSet, kept: Sequence[int], path: Path) -> None:
+        """Raise UnwritableError unless the file gives the same tokens and answers."""
+        chosen = replace(each.chosen, path=str(path), args={})
+        try:
+            written, _ = self._load(chosen, key=each.key, columns=())
+        except DataError as error:
+            raise UnwritableError(f"its rows could not be read back ({error})") from error
+        found = [(prompt.token_ids, prompt.answer) for prompt in written]
+        wanted = ((each.table[place].token_ids, each.table[place].answer) for place in kept)
+        if found != list(wanted):
+            raise UnwritableError("read back, its rows give other prompts or answers")
+
+    def _load(
+        self, chosen: PromptSetConfig, *, key: str, columns: Sequence[str]
+    ) -> tuple[PromptTable, PromptSetConfig]:
+        data = self._config.data
+        load = partial(
+            load_prompts,
+            tokenizer=self._tokenizer,
+            key=key,
+            columns=columns,
+            max_prompt_tokens=data.max_prompt_tokens,
+            deduplicate=data.deduplicate,
+            num_processes=data.num_processes,
+            seed=self._config.seed,
+        )
+        return stand_ins.find_prompts(load, chosen, self._say)
+
+    def _show_set(self, table: PromptTable, chosen: PromptSetConfig, tried: FormsTried) -> None:
+        limit = self._config.data.max_prompt_tokens
+        self._say(f"{chosen.path}\n{counts(table, max_prompt_tokens=limit)}")
+        self._say(histogram(table.all_lengths))
+        self._say(rendered(table))
+        self._say(forms_lines(tried))
+
+
+def counts(table: PromptTable, *, max_prompt_tokens: int) -> str:
+    """Return a line for rows, duplicates and prompts that are too long."""
+    too_long = len(table.all_lengths) - len(table)
+    return (
+        f"{table.num_rows:,} rows, {table.num_duplicates:,} duplicates, {too_long:,} longer than "
+        f"data.max_prompt_tokens={max_prompt_tokens}: {len(table):,} prompts"
+    )
+
+
+def histogram(lengths: NDArray[np.int64]) -> str:
+    """Return the lengths [prompts] in tokens as bars, with median, 95th percentile and maximum."""
+    edges = np.unique(np.linspace(lengths.min(), lengths.max() + 1, _BARS + 1).astype(int))
+    numbers, _ = np.histogram(lengths, edges)
+    width = len(f"{edges[-1]:,}")
+    lines = [
+        f"{low:>{width},} to {high - 1:>{width},}  {number:>9,}  "
+        f"{'#' * round(_BAR_WIDTH * number / numbers.max())}"
+        for low, high, number in zip(edges[:-1], edges[1:], numbers, strict=True)
+    ]
+    middle, high = np.percentile(lengths, [50, 95])
+    return "\n".join(
+        [
+            f"tokens of a prompt: median {middle:,.0f}, 95 % at most {high:,.0f}, "
+            f"longest {lengths.max():,}",
+            *lines,
+        ]
+    )
+
+
+def rendered(prompts: Sequence[Prompt]) -> str:
+    """Return the first, middle and last prompt as the model sees them, with their answers."""
+    places = sorted({0, len(prompts) // 2, len(prompts) - 1})[:_NUM_RENDERED]
+    return "\n".join(
+        f"prompt {place + 1:,}, from {prompts[place].source}; answer: {prompts[place].answer}\n"
+        f"{indent(shortened(prompts[place].text), '  | ')}"
+        for place in places
+    )
+
+
+def overlapping(
+    prompts: Sequence[Prompt], held_out: Mapping[str, Sequence[Prompt]]
+) -> list[Overlap]:
+    """Return the prompts that share a passage with an evaluation prompt.
+
+    What every prompt of a set says (instructions, the template) is no passage of a question: it is
+    left out by comparing prompts without the words that all of a set's prompts begin and end with.
+    """
+    sets = {name: _questions(of_set) for name, of_set in held_out.items()}
+    return Passages(sets).overlaps(_questions(prompts))
+
+
+def _questions(prompts: Sequence[Prompt]) -> list[str]:
+    """Return the texts of a set without the beginning and end that all of them share."""
+    texts = [prompt.text for prompt in prompts]
+    if len(texts) < 2:
+        return texts
+    first, last = min(texts), max(texts)
+    start = _num_equal(first, last)
+    flipped = [text[::-1] for text in texts]
+    end = _num_equal(min(flipped), max(flipped))
+    return [text[start : max(start, len(text) - end)] for text in texts]
+
+
+def _num_equal(one: str, other: str) -> int:
+    """Return the number of characters that both texts begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def overlap_lines(found: Sequence[Overlap], held_out: Mapping[str, Sequence[Prompt]]) -> str:
+    """Return how many training prompts share a passage with each evaluation set, and examples."""
+    lines = []
+    for name, prompts in held_out.items():
+        of_set = [overlap for overlap in found if overlap.set_name == name]
+        rows = {overlap.evaluation_row for overlap in of_set}
+        lines.append(
+            f"{name}: {len(of_set):,} prompts share 13 words with {len(rows):,} of its "
+            f"{len(prompts):,}"
+        )
+        lines += [f"  {overlap.passage!r}" for overlap in of_set[:_NUM_SHOWN_OVERLAPS]]
+    return "\n".join(lines)

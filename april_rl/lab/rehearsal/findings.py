@@ -1,0 +1,129 @@
+"""Checks of a rehearsal; each is a pure function that returns at most one finding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import Ratio
+from april_rl.lab.simulator.length_distributions import median_for
+
+# Assumptions about lengths; docs/simulator.md says where they come from.
+SIGMA = 0.6  # of the logarithm of a response's length
+_MAX_OVERLONG_FRAC = 0.25  # of the responses in the zone of the overlong penalty
+_MAX_LEFT_OUT_FRAC = 0.05  # of the prompts, longer than data.max_prompt_tokens
+_MAX_DUPLICATE_FRAC = 0.01  # of the rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem to mend, or to accept by its name in `rehearsal.accept`."""
+
+    name: str
+    message: str
+
+
+def open_findings(findings: Iterable[Finding], accepted: Collection[str]) -> list[Finding]:
+    """Return the findings that are not accepted."""
+    return [finding for finding in findings if finding.name not in accepted]
+
+
+def expected_tokens(config: TrainConfig) -> float:
+    """Return the expected mean length of a response in tokens: as set, or half of the budget."""
+    given = config.rehearsal.mean_response_tokens
+    return float(given or config.rollout.max_response_tokens / 2)
+
+
+def share_longer_than(tokens: float, config: TrainConfig) -> float:
+    """Return the share of responses longer than `tokens`, for lognormal lengths with deviation
+    SIGMA whose mean under the budget is the expected one.
+    """
+    cap = config.rollout.max_response_tokens
+    median = median_for(min(expected_tokens(config), 0.95 * cap), sigma=SIGMA, cap=cap)
+    return 0.5 * math.erfc(math.log(tokens / median) / (SIGMA * math.sqrt(2)))
+
+
+def check_overlong_zone(config: TrainConfig) -> Finding | None:
+    """Find an overlong penalty whose zone includes expected lengths."""
+    share = config.algorithm.overlong_buffer_frac
+    if not share:
+        return None
+    budget = config.rollout.max_response_tokens
+    begin = (1 - share) * budget
+    mean = expected_tokens(config)
+    inside = share_longer_than(begin, config)
+    if inside <= _MAX_OVERLONG_FRAC:
+        return None
+    return Finding(
+        name="overlong_zone",
+        message=f"{inside:.0%} of the responses are expected in the zone of the overlong penalty, "
+        f"which begins at {begin:,.0f} tokens (mean {mean:,.0f}, rehearsal.mean_response_tokens): "
+        f"raise rollout.max_response_tokens={budget}, so that the zone lies behind the expected "
+        f"maximum, or lower algorithm.overlong_buffer_frac={share:g}",
+    )
+
+
+def check_overlong_penalty(config: TrainConfig, *, reward_span: float) -> Finding | None:
+    """Find an overlong penalty of more than half of the reward of a right answer.
+
+    DAPO takes 1 off rewards of -1 and 1 (Yu et al. 2025, eq. 7 and 13): half of their span.
+    """
+    algorithm = config.algorithm
+    if not algorithm.overlong_buffer_frac or algorithm.overlong_penalty <= 0.5 * reward_span + 1e-9:
+        return None
+    return Finding(
+        name="overlong_penalty",
+        message=f"algorithm.overlong_penalty={algorithm.overlong_penalty:g} takes more than half "
+        f"of what a right answer gains ({reward_span:g}): a right answer at the limit would count "
+        f"as little as a wrong one; DAPO's half is {reward_span / 2:g}",
+    )
+
+
+def check_one_update(config: TrainConfig) -> Finding | None:
+    """Find clipping that never acts, because a batch is used for one update."""
+    if config.trainer.num_minibatches > 1 or config.algorithm.ratio is not Ratio.proximal:
+        return None
+    return Finding(
+        name="one_update",
+        message="trainer.num_minibatches=1 with algorithm.ratio=proximal makes every ratio 1: "
+        "clip_low, clip_high, dual_clip and GSPO's sequence ratio never act, loss/clip_frac stays "
+        "0; set trainer.num_minibatches above 1",
+    )
+
+
+def check_duplicates(
+    config: TrainConfig, *, set_name: str, num_rows: int, num_duplicates: int
+) -> Finding | None:
+    """Find a training set that repeats its prompts and is not deduplicated."""
+    if config.data.deduplicate or num_duplicates <= _MAX_DUPLICATE_FRAC * num_rows:
+        return None
+    return Finding(
+        name="duplicates",
+        message=f"{set_name}: {num_duplicates:,} of {num_rows:,} rows repeat another one's prompt "
+        "and answer, and data.deduplicate=false keeps them, so that an epoch repeats prompts",
+    )
+
+
+def check_left_out(
+    config: TrainConfig, *, set_name: str, num_prompts: int, num_left_out: int
+) -> Finding | None:
+    """Find a limit on prompt lengths that leaves out many prompts."""
+    if num_left_out <= _MAX_LEFT_OUT_FRAC * (num_prompts + num_left_out):
+        return None
+    return Finding(
+        name="prompts_left_out",
+        message=f"{set_name}: {num_left_out:,} of {num_prompts + num_left_out:,} prompts are "
+        f"longer than data.max_prompt_tokens={config.data.max_prompt_tokens} and left out",
+    )
+
+
+def check_evaluation(config: TrainConfig) -> Finding | None:
+    """Find a run without evaluation, whose progress nobody could see."""
+    if config.evaluation.sets:
+        return None
+    return Finding(
+        name="no_evaluation",
+        message="evaluation.sets is empty: the run would show nothing but its training reward",
+    )

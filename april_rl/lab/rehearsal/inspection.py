@@ -1,0 +1,129 @@
+"""How a run would use a data set: rendered prompts, and the rewards of right and wrong answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import indent
+
+import numpy as np
+
+from april_rl.lab.rehearsal.findings import Finding
+from april_rl.rewards.forms import FORMS, another_answer, asked_form, stated
+from april_rl.types import Prompt
+
+_NUM_TRIED = 4  # prompts whose answers are rated
+_RIGHT = 1e-6  # how far below the best form a reward may stay
+
+# The rewards of these responses to these prompts; None: no score.
+Rate = Callable[[Sequence[Prompt], Sequence[str]], list[float | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormsTried:
+    """Rewards of right and wrong answers to some prompts of a set."""
+
+    asked: str | None  # the form that the prompts ask for
+    right: Mapping[str, float]  # mean reward of the right answer in each form
+    wrong: float  # largest mean reward of a wrong answer in any form
+    wrong_form: str  # which one that was
+
+    @property
+    def span(self) -> float:
+        """Return the reward of a right answer in the best form less that of a wrong one."""
+        return max(self.right.values()) - self.wrong
+
+
+def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried:
+    """Rate right and wrong answers in every form, for some of the prompts."""
+    chosen = [
+        prompts[i]
+        for i in np.linspace(0, len(prompts) - 1, min(_NUM_TRIED, len(prompts))).astype(int)
+    ]
+    right = {form: _mean(rate, chosen, [stated(p.answer, form) for p in chosen]) for form in FORMS}
+    wrong = {
+        form: _mean(rate, chosen, [stated(another_answer(p.answer), form) for p in chosen])
+        for form in FORMS
+    }
+    asked = {asked_form(prompt.text) for prompt in chosen}
+    worst = max(wrong, key=lambda form: wrong[form])
+    return FormsTried(
+        asked=asked.pop() if len(asked) == 1 else None,
+        right=right,
+        wrong=wrong[worst],
+        wrong_form=worst,
+    )
+
+
+def _mean(rate: Rate, prompts: Sequence[Prompt], responses: Sequence[str]) -> float:
+    rewards = [reward for reward in rate(prompts, responses) if reward is not None]
+    return float(np.mean(rewards)) if rewards else float("nan")
+
+
+def check_forms(tried: FormsTried, *, set_name: str) -> list[Finding]:
+    """Find a reward that does not read the form that the prompts ask for, or that rewards wrong
+    answers.
+    """
+    found: list[Finding] = []
+    best = max(tried.right.values())
+    if not tried.span > 0:
+        found.append(
+            Finding(
+                name="reward_blind",
+                message=f"{set_name}: the reward gives a right answer {best:g} in every form and a "
+                f"wrong one {tried.wrong:g}: it cannot tell them apart",
+            )
+        )
+    elif tried.asked is not None and tried.right[tried.asked] < best - _RIGHT:
+        good = " and ".join(form for form, value in tried.right.items() if value >= best - _RIGHT)
+        found.append(
+            Finding(
+                name="reward_form",
+                message=f"{set_name}: the prompts ask for the form {tried.asked!r}, in which the "
+                f"reward gives a right answer {tried.right[tried.asked]:g}; it reads {good} "
+                f"({best:g}): change reward.extract or data.instruction",
+            )
+        )
+    if tried.asked is None and tried.span > 0 and len(set(tried.right.values())) > 1:
+        readable = " or ".join(f for f, value in tried.right.items() if value >= best - _RIGHT)
+        found.append(
+            Finding(
+                name="no_form_asked",
+                message=f"{set_name}: the prompts ask for no form of the answer, and the reward "
+                f"reads {readable} only: say so in data.instruction",
+            )
+        )
+    return found
+
+
+def shown_set(key: str, prompts: Sequence[Prompt], tried: FormsTried) -> str:
+    """Return the page of a set: its first prompt, and the rewards of answers."""
+    return "\n".join(
+        [
+            f"data        {key}",
+            f"  the first of {len(prompts):,} prompts, as the model sees it:",
+            indent(shortened(prompts[0].text), "    | "),
+            f"  its answer: {prompts[0].answer}",
+            indent(forms_lines(tried), "  "),
+        ]
+    )
+
+
+def forms_lines(tried: FormsTried) -> str:
+    """Return the rewards of right and wrong answers, in words."""
+    right = ", ".join(f"{form} {value:g}" for form, value in tried.right.items())
+    return "\n".join(
+        [
+            f"the prompts ask for the form: {tried.asked or 'none'}",
+            f"reward of a right answer, by its form: {right}",
+            f"reward of a wrong answer: at most {tried.wrong:g}",
+        ]
+    )
+
+
+def shortened(text: str, *, limit: int = 700) -> str:
+    """Return the text, without its middle if it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"

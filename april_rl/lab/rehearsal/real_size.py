@@ -1,0 +1,148 @@
+"""The recipe at its real size, worked out: memory on the GPUs it names, and what α would gain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from april_rl.assembly.collector import num_slots
+from april_rl.config import TrainConfig
+from april_rl.config.choices import Device, OnStale, Resume
+from april_rl.lab.rehearsal.findings import SIGMA, Finding, expected_tokens
+from april_rl.lab.simulator.length_distributions import Lognormal, median_for
+from april_rl.lab.simulator.presets import h100
+from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.runtime.engine_sleep import settle_sleep
+from april_rl.runtime.layout import Layout, settle
+from april_rl.runtime.memory.check import Room, check_plan
+from april_rl.runtime.memory.host import host_memory
+from april_rl.runtime.memory.inputs import memory_inputs
+from april_rl.runtime.memory.kv_room import kv_demand, kv_warning, planned_kv_tokens
+from april_rl.runtime.memory.plan import GIB, plan_memory
+from april_rl.runtime.preflight import ModelFacts, PreflightError
+
+_FREE_FRAC = 0.98  # of a GPU, when nothing else runs on it
+_FACTORS = (1.0, 1.5, 2.0)
+_CORRELATION = 0.3  # of the lengths in a group; docs/simulator.md
+_NO_SIGNAL_FRAC = 0.4  # of the groups, under dynamic sampling
+_STEPS, _WARMUP_STEPS, _TICKS_PER_RESPONSE = 4, 3, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAtRealSize:
+    """The plan's table for the machine the recipe names, and what does not fit."""
+
+    table: str
+    findings: tuple[Finding, ...]
+
+
+def real_layout(config: TrainConfig) -> tuple[TrainConfig, Layout]:
+    """Return the recipe's layout on the machine it names; num_workers=auto counts as one engine."""
+    workers = config.runtime.num_workers
+    gpus = config.engine.tensor_parallel_size if isinstance(workers, str) else workers
+    is_on_gpu = config.runtime.device is Device.gpu
+    return settle(config, gpus=gpus if is_on_gpu else 0, where="the recipe's machine")
+
+
+def memory_at_real_size(config: TrainConfig, facts: ModelFacts) -> MemoryAtRealSize:
+    """Plan the memory of a worker; a phase that does not fit is a finding."""
+    config, layout = real_layout(config)
+    inputs = memory_inputs(config, layout)
+    if layout.device == "cpu":
+        room = Room(device=0, free=host_memory().free / layout.num_workers)
+    else:
+        total = config.rehearsal.gpu_gib * GIB
+        room = Room(device=total, free=_FREE_FRAC * total)
+    found: list[Finding] = []
+    table = str(plan_memory(facts, inputs, device_bytes=room.device))
+    try:
+        inputs, reason = settle_sleep(facts, inputs, room=room)
+        table = f"{plan_memory(facts, inputs, device_bytes=room.device)}\n{reason}".strip()
+        check_plan(facts, inputs, room)
+    except PreflightError as error:
+        found.append(Finding(name="memory", message=str(error)))
+    demand = kv_demand(config, layout, num_slots=num_slots(config))
+    if demand is not None:
+        tokens = planned_kv_tokens(facts, inputs, device_bytes=room.device)
+        warning = kv_warning(demand, tokens)
+        if warning:
+            found.append(Finding(name="kv_cache", message=warning.removeprefix("warning: ")))
+    return MemoryAtRealSize(table=table, findings=tuple(found))
+
+
+def gains_table(config: TrainConfig, facts: ModelFacts) -> str:
+    """Return a line for the synchronous loop and for each α: gain, ages, KV cache."""
+    rows = simulated_gains(config, facts)
+    gib = kv_bytes_per_token(facts) / GIB
+    lines = [
+        f"{'':<14}{'gain':>6}{'occupied':>10}{'off-policy':>12}{'age max':>9}{'peak KV, GiB':>14}"
+    ]
+    for name, gain, outcome in rows:
+        lines.append(
+            f"{name:<14}{gain:>6.2f}{outcome.occupancy:>10.2f}"
+            f"{outcome.off_policy_token_frac:>12.2f}{outcome.age_max:>9}"
+            f"{outcome.peak_kv_tokens * gib:>14.1f}"
+        )
+    return "\n".join(lines)
+
+
+def simulated_gains(config: TrainConfig, facts: ModelFacts) -> list[tuple[str, float, Outcome]]:
+    """Return a name, the gain and the outcome of the synchronous loop and of each α, on H100s.
+
+    Lengths are lognormal with the expected mean under the budget, an assumption; the gain is of
+    trained samples per second of rollout, over the synchronous loop.
+    """
+    scenario = _scenario(config, facts)
+    modes = [("synchronous", 1.0, False), *((f"α = {a:g}", a, True) for a in _FACTORS)]
+    outcomes = [
+        simulate(
+            scenario,
+            over_sampling=FixedFactor(factor),
+            refill=refill,
+            num_steps=_STEPS,
+            warmup_steps=_WARMUP_STEPS,
+        )
+        for _, factor, refill in modes
+    ]
+    base = outcomes[0].trained_samples_per_s
+    return [
+        (name, outcome.trained_samples_per_s / base, outcome)
+        for (name, _, _), outcome in zip(modes, outcomes, strict=True)
+    ]
+
+
+def kv_bytes_per_token(facts: ModelFacts) -> int:
+    """Return the bytes of the keys and values of one token, in 16 bits."""
+    return 2 * facts.num_layers * facts.key_value_size * 2
+
+
+def _scenario(config: TrainConfig, facts: ModelFacts) -> Scenario:
+    config, layout = real_layout(config)
+    rollout, budget = config.rollout, config.rollout.max_response_tokens
+    median = median_for(min(expected_tokens(config), 0.95 * budget), sigma=SIGMA, cap=budget)
+    # A tensor-parallel engine is taken for one GPU of as many times the speed: its weights and
+    # its cache are divided.
+    shrink = layout.tensor_parallel_size
+    cost = h100(
+        num_parameters=facts.num_parameters / shrink,
+        num_layers=facts.num_layers,
+        num_kv_heads=1,
+        head_dim=max(1, facts.key_value_size // shrink),
+    ).cost
+    return Scenario(
+        cost=cost,
+        length_of=Lognormal(median_tokens=median, sigma=SIGMA, correlation=_CORRELATION),
+        num_groups=config.trainer.num_groups,
+        group_size=rollout.group_size,
+        max_response_tokens=budget,
+        prompt_tokens=min(256, config.data.max_prompt_tokens),
+        num_engines=layout.num_engines,
+        tick_steps=max(8, budget // _TICKS_PER_RESPONSE),
+        max_batched_tokens=config.engine.max_batched_tokens,
+        max_staleness=rollout.max_staleness,
+        finish_stale=rollout.on_stale is OnStale.finish,
+        keeps_parked=rollout.resume is Resume.keep,
+        no_signal_frac=_NO_SIGNAL_FRAC if config.algorithm.dynamic_sampling else 0.0,
+        is_filtered=config.algorithm.dynamic_sampling,
+        seed=config.seed,
+    )

@@ -1,0 +1,238 @@
+"""The rehearsal of a recipe, from its data to two steps, told as it goes on.
+
+data      every set: rows, prompts as rendered, the reward's answers to right and wrong responses
+memory    the plan of the real model on the machine that the recipe names
+gain      what over-sampling would bring there, by the simulator
+steps     two steps on this machine with tiny random layers
+findings  what is flagged, and what the recipe accepts by name
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from textwrap import indent
+
+from april_rl.config import TrainConfig
+from april_rl.config.notes import inert_settings
+from april_rl.config.prompt_sets import evaluation_set, training_sets
+from april_rl.config.store import plain_config
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.prompts import PromptTable, load_prompts
+from april_rl.data.sampled_rows import write_sampled_rows
+from april_rl.data.tokenizer import Tokenizer
+from april_rl.errors import RunError
+from april_rl.lab.rehearsal import findings as find
+from april_rl.lab.rehearsal import stand_ins
+from april_rl.lab.rehearsal.findings import Finding
+from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, shown_set, try_forms
+from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout
+from april_rl.lab.rehearsal.small_run import small_run
+from april_rl.lab.rehearsal.tiny_model import write_tiny_model
+from april_rl.rewards.trial import RewardTrial
+from april_rl.runtime.interrupts import Interrupts
+from april_rl.runtime.preflight import (
+    ModelFacts,
+    PreflightError,
+    model_facts,
+    without_network_go_offline,
+)
+from april_rl.trainer import Trainer
+
+Say = Callable[[str], None]
+
+_TRAINING_ROWS, _HELD_OUT_ROWS = 64, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Set:
+    """A set as it was loaded, and what the reward said to answers of it."""
+
+    key: str  # the setting that names it
+    chosen: PromptSetConfig
+    table: PromptTable
+    tried: FormsTried
+
+
+@dataclass(slots=True, kw_only=True)
+class Rehearsal:
+    """One rehearsal: the recipe, a folder to write into, and what was found so far."""
+
+    config: TrainConfig
+    folder: Path
+    say: Say
+    findings: list[Finding] = field(default_factory=list)
+    spans: list[float] = field(default_factory=list)  # of the reward, by training set
+    rows: dict[str, Path] = field(default_factory=dict)  # a few of each training set
+    held_out: dict[str, Path] = field(default_factory=dict)  # and of each evaluation set
+
+    def run(self, *, is_quick: bool = False) -> bool:
+        """Go through every stage; with `is_quick` only those that need neither the simulator nor an
+        engine. Return whether nothing is flagged.
+        """
+        started = time.perf_counter()
+        without_network_go_offline()
+        self.say(f"rehearsal of {self.config.name}, in {self.folder}")
+        model = self._model_config()
+        facts = model_facts(model)
+        tokenizer = stand_ins.find_tokenizer(self.config.model.path, self.say)
+        self._data(tokenizer)
+        self._settings()
+        self._memory(facts)
+        if not is_quick:
+            self._gain(facts)
+            self._steps(model, tokenizer)
+        return self._verdict(time.perf_counter() - started)
+
+    def _model_config(self) -> str:
+        """Return where the model's config.json is, or the published one that stands in for it."""
+        path = self.config.model.path
+        try:
+            model_facts(path)
+        except PreflightError:
+            stand_in = stand_ins.model_config(path)
+            if stand_in is None:
+                raise
+            self.say(f"model       {path} is out of reach: its published sizes stand in")
+            return stand_in
+        return path
+
+    def _data(self, tokenizer: Tokenizer) -> None:
+        """Look at every training and evaluation set, and keep a few rows of each."""
+        data, evaluation = self.config.data, self.config.evaluation
+        with RewardTrial(self.config.reward, decode=tokenizer.decoder()) as trial:
+            for name, chosen in training_sets(data).items():
+                key = f"data.sources.{name}.path" if name else "data.path"
+                found = self._set(chosen, tokenizer, trial, key=key, dataset=name)
+                self._keep(found, self.rows, name, num_rows=_TRAINING_ROWS)
+                self.spans.append(found.tried.span)
+                self._check_training_set(found)
+            for name, held_out in evaluation.sets.items():
+                key = f"evaluation.sets.{name}.path"
+                filled = evaluation_set(data, held_out)
+                found = self._set(filled, tokenizer, trial, key=key, dataset=name)
+                self._keep(found, self.held_out, name, num_rows=_HELD_OUT_ROWS)
+
+    def _set(
+        self,
+        chosen: PromptSetConfig,
+        tokenizer: Tokenizer,
+        trial: RewardTrial,
+        *,
+        key: str,
+        dataset: str,
+    ) -> _Set:
+        """Load one set, or rows in its schema where it is out of reach; show it, try the reward."""
+        load = partial(
+            load_prompts,
+            tokenizer=tokenizer,
+            key=key,
+            dataset=dataset,
+            columns=trial.columns,
+            max_prompt_tokens=self.config.data.max_prompt_tokens,
+            deduplicate=True,  # to count duplicates, also where a run would keep them
+            num_processes=self.config.data.num_processes,
+            seed=self.config.seed,
+        )
+        table, chosen = stand_ins.find_prompts(load, chosen, self.say)
+        tried = try_forms(table, trial.rate)
+        self.findings += check_forms(tried, set_name=key)
+        self.say(shown_set(key, table, tried))
+        return _Set(key=key, chosen=chosen, table=table, tried=tried)
+
+    def _keep(self, found: _Set, kept: dict[str, Path], name: str, *, num_rows: int) -> None:
+        """Write some rows of a set for the two steps, and note the file in `kept`."""
+        kind = "train" if kept is self.rows else "held_out"
+        path = self.folder / "rows" / f"{kind}_{name or 'set'}.jsonl"
+        written = write_sampled_rows(found.chosen, path, key=found.key, num_rows=num_rows)
+        if written is not None:
+            kept[name] = written
+
+    def _check_training_set(self, found: _Set) -> None:
+        key, table = found.key, found.table
+        self._add(
+            find.check_duplicates(
+                self.config,
+                set_name=key,
+                num_rows=table.num_rows,
+                num_duplicates=table.num_duplicates,
+            ),
+            find.check_left_out(
+                self.config,
+                set_name=key,
+                num_prompts=len(table),
+                num_left_out=len(table.all_lengths) - len(table),
+            ),
+        )
+
+    def _settings(self) -> None:
+        """Check settings against each other and against the reward."""
+        for line in inert_settings(self.config, device=real_layout(self.config)[1].device):
+            self.say(f"no effect   {line}")
+        self._add(
+            find.check_overlong_zone(self.config),
+            find.check_overlong_penalty(self.config, reward_span=min(self.spans, default=1.0)),
+            find.check_evaluation(self.config),
+            find.check_one_update(self.config),
+        )
+
+    def _memory(self, facts: ModelFacts) -> None:
+        """Plan the memory of the real model on the machine that the recipe names."""
+        memory = memory_at_real_size(self.config, facts)
+        self.say(f"memory      of the real model\n{indent(memory.table, '  ')}")
+        self.findings += memory.findings
+
+    def _gain(self, facts: ModelFacts) -> None:
+        """Simulate over-sampling on the machine that the recipe names."""
+        if real_layout(self.config)[1].device == "cpu":
+            self.say(
+                "gain        not simulated: there is no cost model of a CPU; use "
+                "`python -m april_rl profile`"
+            )
+            return
+        tokens = find.expected_tokens(self.config)
+        self.say(
+            "gain        of over-sampling over the synchronous loop, simulated for H100 GPUs and "
+            f"lognormal lengths,\n            mean {tokens:,.0f} tokens "
+            f"(rehearsal.mean_response_tokens)\n{indent(gains_table(self.config, facts), '  ')}"
+        )
+
+    def _steps(self, model: str, tokenizer: Tokenizer) -> None:
+        """Run two steps of a tiny model; an error in them is a finding."""
+        folder = self.folder / "model"
+        num_parameters = write_tiny_model(folder, config_path=model)
+        tokenizer.save(folder)
+        self.say(
+            f"steps       two, on this machine, {num_parameters / 1e6:.0f} million random "
+            "parameters, with noise added to rewards: there is nothing else to learn from"
+        )
+        config = small_run(self.config, model=str(folder), rows=self.rows, held_out=self.held_out)
+        try:
+            with Trainer(
+                config,
+                run_dir=self.folder / "run",
+                plain_config=plain_config(config),
+                interrupts=Interrupts(),
+            ) as trainer:
+                trainer.run()
+        except RunError as error:
+            self._add(Finding(name="steps", message=f"the two steps failed: {error}"))
+
+    def _add(self, *found: Finding | None) -> None:
+        self.findings += [finding for finding in found if finding is not None]
+
+    def _verdict(self, took_s: float) -> bool:
+        accepted = self.config.rehearsal.accept
+        flagged = find.open_findings(self.findings, accepted)
+        for finding in self.findings:
+            mark = "accepted" if finding.name in accepted else "FLAGGED"
+            self.say(f"{mark:<12}{finding.name}: {finding.message}")
+        unused = sorted(set(accepted) - {finding.name for finding in self.findings})
+        if unused:
+            self.say(f"note        rehearsal.accept names {', '.join(unused)}, which was not found")
+        result = f"{len(flagged)} flagged" if flagged else "nothing is flagged"
+        self.say(f"result      {result}, after {took_s:.0f} s")
+        return not flagged

@@ -1,0 +1,182 @@
+"""Advice about a run in words, the most important first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from april_rl.lab.report.prediction import Prediction
+from april_rl.lab.report.run_files import RunFiles
+
+_WORTH_SAYING = 1.1  # a predicted gain
+_LONG_TAIL = 0.2  # share of the time less share of the samples
+_MANY = 0.02  # samples without a reward
+_TRUNCATED = 0.2
+_WITHOUT_SIGNAL = 5  # steps
+_DISPERSION = 1.25  # a ratio of standard deviations; 1 is a random draw
+_PREEMPTED = 0.01  # of the samples
+_PREFILLED_AGAIN = 0.05  # of the rollouts' time
+_SLOW_REWARD = 0.1  # of the rollouts
+
+
+def advisories(run: RunFiles, prediction: Prediction | None) -> list[str]:
+    """Return sentences about what to change, the most useful first; none for a run without a
+    problem.
+    """
+    return [
+        *_failures(run),
+        *_slow_reward(run),
+        *_signal(run),
+        *(_tail(run, prediction) if prediction else ()),
+        *_staleness(run),
+        *_engines(run),
+        *_learning(run),
+    ]
+
+
+def percent(value: float) -> str:
+    """Return a share as a percentage, with one decimal below 10 %."""
+    return f"{100 * value:.1f} %" if abs(value) < 0.1 else f"{100 * value:.0f} %"
+
+
+def _failures(run: RunFiles) -> Iterator[str]:
+    errors = run.total("reward/errors")
+    scored = max(errors, run.scored_samples)
+    if errors > _MANY * scored:
+        yield (
+            f"The reward failed on {percent(errors / scored)} of the samples; their groups were "
+            "dropped. See reward/errors, reward/timeouts and reward/crashes in metrics.jsonl."
+        )
+
+
+def _slow_reward(run: RunFiles) -> Iterator[str]:
+    waited_s, rollout_s = run.total("time/score_s"), run.total("rollout/time_s")
+    if waited_s > _SLOW_REWARD * rollout_s:
+        yield (
+            f"Rollouts wait for rewards for {percent(waited_s / rollout_s)} of their time "
+            f"({waited_s / len(run.steps):.1f} s a step), while no engine computes (time/score_s). "
+            "Use a faster reward, or more of it at a time: reward.num_processes, or its argument "
+            "concurrency."
+        )
+
+
+def _signal(run: RunFiles) -> Iterator[str]:
+    shares = run.series("reward/no_signal_frac")
+    silent = 0
+    for _, share in reversed(shares):
+        if share < 1:
+            break
+        silent += 1
+    if silent >= _WITHOUT_SIGNAL:
+        yield (
+            f"No group has a signal since step {shares[-silent][0]}: all rewards of a group are "
+            "equal, so nothing is learned. Use easier or harder prompts, or another reward."
+        )
+    elif shares and (mean := fmean(share for _, share in shares[len(shares) // 2 :])) > 0.5:
+        yield (
+            f"{percent(mean)} of the groups have no signal in the second half of the run; "
+            "algorithm.dynamic_sampling=true would replace them."
+        )
+
+
+def _tail(run: RunFiles, prediction: Prediction) -> Iterator[str]:
+    own = round(run.mean("rollout/over_sampling_factor", late=True) or 1.0, 2)
+    gain_now = prediction.gains.get(own, 1.0) if own > 1 else 1.0
+    best, gain = max(prediction.gains.items(), key=lambda each: each[1], default=(own, gain_now))
+    waiting, samples = prediction.tail
+    if waiting - samples < _LONG_TAIL:
+        yield (
+            "Response lengths have hardly a tail, so over-sampling gains little: a synchronous "
+            f"rollout waits {percent(waiting)} of its time for the last {percent(samples)} of its "
+            "samples (by the simulator)."
+        )
+        return
+    text = (
+        f"{percent(waiting)} of a synchronous rollout would wait for the last {percent(samples)} "
+        "of its samples"
+    )
+    if own > 1:
+        text += f"; α = {own:g}, as run, gives {gain_now - 1:+.0%} samples/s over it"
+    if gain > _WORTH_SAYING * gain_now:
+        text += f"; α = {best:g} would give {gain / gain_now - 1:+.0%} over this run"
+    text += " (by the simulator, with this run's lengths and engine cost)."
+    if own > 1 and run.setting("rollout.refill"):
+        # docs/simulator.md: batches of nearly one size do not tell what small ones cost.
+        text += (
+            " What small batches cost is a guess there, because this run had none; python -m "
+            "april_rl compare measures the gain over a synchronous run."
+        )
+    yield text
+
+
+def _staleness(run: RunFiles) -> Iterator[str]:
+    cap = run.number("rollout.max_staleness")
+    oldest = [age for _, age in run.series("staleness/age_max")]
+    oldest = oldest[len(oldest) // 2 :]
+    at_cap = sum(age >= cap for age in oldest) / len(oldest) if oldest and cap else 0.0
+    if at_cap > 0.5:
+        yield (
+            f"The staleness cap binds: in {percent(at_cap)} of the later steps a token of age "
+            f"{cap:g} was trained, so steps wait for their oldest groups. A larger "
+            "rollout.max_staleness or a smaller α avoids the wait."
+        )
+    masked, trained = run.total("staleness/masked_tokens"), run.total("ledger/trained")
+    if masked and trained:
+        yield f"{masked:,.0f} tokens were older than the cap and had no loss weight."
+
+
+def _engines(run: RunFiles) -> Iterator[str]:
+    again = _prefilled_again(run)
+    if again > _PREFILLED_AGAIN:
+        yield (
+            f"{percent(again)} of the rollouts went into prefilling parked samples again (by the "
+            "engine's fitted cost); rollout.resume=keep, with engines that stay awake, saves that."
+        )
+    preempted = run.total("rollout/preempted_samples")
+    if preempted > _PREEMPTED * run.samples_per_step * len(run.steps):
+        yield (
+            f"Running samples lost their KV cache {preempted:,.0f} times: it is too small for the "
+            "slots. Give it more memory or reduce α."
+        )
+    failed = run.total("rollout/failed_attempts")
+    if failed:
+        yield (
+            f"Engines failed {failed:,.0f} attempts at a response, with log-probabilities that are "
+            "not finite, no token or an error (docs/reliability.md)."
+        )
+    truncated = run.mean("rollout/truncated_frac", late=True) or 0.0
+    if truncated > _TRUNCATED:
+        yield (
+            f"{percent(truncated)} of the responses are cut off by rollout.max_response_tokens="
+            f"{run.setting('rollout.max_response_tokens')}."
+        )
+
+
+def _prefilled_again(run: RunFiles) -> float:
+    """Return the share of the engines' time in rollouts that resumed samples took until they could
+    go on.
+    """
+    tokens, costs = (
+        dict(run.series("rollout/reprefill_tokens")),
+        run.series("engine/prefill_token_s"),
+    )
+    spent_s = sum(tokens.get(step, 0.0) * token_s for step, token_s in costs)
+    rollouts = dict(run.series("rollout/time_s"))
+    total_s = sum(rollouts.get(step, 0.0) for step, _ in costs) * run.num_engines
+    return spent_s / total_s if total_s else 0.0
+
+
+def _learning(run: RunFiles) -> Iterator[str]:
+    limit, mismatch = run.number("learner.max_mismatch"), run.mean("mismatch/logprob_abs_mean")
+    if limit and mismatch and mismatch > limit:
+        yield (
+            f"Engine and learner disagree by {mismatch:.3f} nats on tokens of equal weights, "
+            f"more than learner.max_mismatch={limit:g}."
+        )
+    dispersion = run.mean("length_bias/dispersion", late=True)
+    if dispersion and dispersion > _DISPERSION:
+        yield (
+            f"Batches are not like random draws: their mean length deviates {dispersion:.1f} times "
+            "as far from that of neighbouring steps (length_bias/dispersion). A smaller α, or a "
+            "larger rollout.max_staleness, makes them more alike (docs/experiments.md)."
+        )

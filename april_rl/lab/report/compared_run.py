@@ -1,0 +1,172 @@
+"""The figures of a run that are compared with those of other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from april_rl.lab.report.run_files import RunFiles
+
+
+class Evaluated(NamedTuple):
+    """A held-out accuracy, and the cost of training until then."""
+
+    samples: int  # trained
+    seconds: float  # of training steps, without evaluations and checkpoints
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The samples and seconds that all compared runs have spent, and the accuracy to reach."""
+
+    samples: float
+    seconds: float
+    accuracy: float
+    evaluation_set: str
+
+
+class Figure(NamedTuple):
+    """One row of a comparison."""
+
+    label: str
+    value: Callable[[RunFiles, Budget], float | None]
+    write: Callable[[float], str]
+    is_share: bool = False  # compared by difference, not by ratio
+
+
+def evaluations(run: RunFiles, name: str) -> list[Evaluated]:
+    """Return every accuracy of a held-out set, in order."""
+    seconds = accumulate(row.get("time/step_s") or 0.0 for row in run.rows)
+    trained = accumulate(run.trained_samples)
+    key = f"eval/{name}/avg_at_k"
+    return [
+        Evaluated(samples, spent_s, accuracy)
+        for row, samples, spent_s in zip(run.rows, trained, seconds, strict=True)
+        if (accuracy := row.get(key)) is not None
+    ]
+
+
+def best_accuracy(run: RunFiles, name: str) -> float:
+    """Return the highest accuracy of the run; 0 without an evaluation."""
+    return max((each.accuracy for each in evaluations(run, name)), default=0.0)
+
+
+def _first_time_to(
+    run: RunFiles, budget: Budget, cost: Callable[[Evaluated], float]
+) -> float | None:
+    """Return the cost until the run first reached the accuracy, interpolated between two
+    evaluations; None if it never did.
+    """
+    found = evaluations(run, budget.evaluation_set)
+    if found and found[0].accuracy >= budget.accuracy:
+        return cost(found[0])
+    for before, after in pairwise(found):
+        if after.accuracy >= budget.accuracy:
+            part = (budget.accuracy - before.accuracy) / (after.accuracy - before.accuracy)
+            return cost(before) + part * (cost(after) - cost(before))
+    return None
+
+
+def _seconds_to(run: RunFiles, budget: Budget) -> float | None:
+    return _first_time_to(run, budget, lambda each: each.seconds)
+
+
+def _samples_to(run: RunFiles, budget: Budget) -> float | None:
+    return _first_time_to(run, budget, lambda each: each.samples)
+
+
+def _accuracy_after_samples(run: RunFiles, budget: Budget) -> float | None:
+    found = [e for e in evaluations(run, budget.evaluation_set) if e.samples <= budget.samples]
+    return found[-1].accuracy if found else None
+
+
+def _accuracy_after_seconds(run: RunFiles, budget: Budget) -> float | None:
+    """Return the accuracy after equal time. It is interpolated, because runs are evaluated after
+    equal numbers of steps.
+    """
+    found = evaluations(run, budget.evaluation_set)
+    if not found:
+        return None
+    times, accuracies = [e.seconds for e in found], [e.accuracy for e in found]
+    return float(np.interp(budget.seconds, times, accuracies))
+
+
+def _rate(run: RunFiles, _: Budget) -> float | None:
+    seconds = run.total("time/step_s")
+    return sum(run.trained_samples) / seconds if seconds else None
+
+
+def _mean_of(key: str) -> Callable[[RunFiles, Budget], float | None]:
+    return lambda run, _: run.mean(key)
+
+
+def _step_seconds(percentile: float) -> Callable[[RunFiles, Budget], float | None]:
+    def value(run: RunFiles, _: Budget) -> float | None:
+        seconds = [value for _, value in run.series("time/step_s")]
+        return float(np.percentile(seconds, percentile)) if seconds else None
+
+    return value
+
+
+def _sum_of_products(run: RunFiles, rate: str, seconds: str) -> float:
+    return sum((row.get(rate) or 0.0) * (row.get(seconds) or 0.0) for row in run.rows)
+
+
+def _generated(run: RunFiles) -> float:
+    return _sum_of_products(run, "rollout/generated_tokens_per_s", "rollout/time_s")
+
+
+def _idle(run: RunFiles, _: Budget) -> float | None:
+    seconds = run.total("rollout/time_s")
+    busy = _sum_of_products(run, "rollout/occupancy", "rollout/time_s")
+    return 1 - busy / seconds if seconds else None
+
+
+def _awaiting_scores(run: RunFiles, _: Budget) -> float | None:
+    seconds = run.total("rollout/time_s")
+    return run.total("time/score_s") / seconds if seconds else None
+
+
+def _wasted(run: RunFiles, _: Budget) -> float | None:
+    generated = _generated(run)
+    trained = _sum_of_products(run, "throughput/trained_tokens_per_s", "time/step_s")
+    return 1 - trained / generated if generated and trained else None
+
+
+def _reprefilled(run: RunFiles, _: Budget) -> float | None:
+    generated = _generated(run)
+    return run.total("rollout/reprefill_tokens") / generated if generated else None
+
+
+def _number(digits: int) -> Callable[[float], str]:
+    return lambda value: f"{value:,.{digits}f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+FIGURES: tuple[Figure, ...] = (
+    Figure("seconds to the accuracy", _seconds_to, _number(1)),
+    Figure("trained samples to the accuracy", _samples_to, _number(0)),
+    Figure("accuracy after equal samples", _accuracy_after_samples, _number(3), is_share=True),
+    Figure("accuracy after equal time", _accuracy_after_seconds, _number(3), is_share=True),
+    Figure("trained samples/s", _rate, _number(1)),
+    Figure("step, seconds, p50", _step_seconds(50), _number(2)),
+    Figure("step, seconds, p95", _step_seconds(95), _number(2)),
+    Figure("step, seconds, p99", _step_seconds(99), _number(2)),
+    Figure("slots that wait during a rollout", _idle, _percent, is_share=True),
+    Figure("rollout that waits for rewards alone", _awaiting_scores, _percent, is_share=True),
+    Figure("off-policy tokens", _mean_of("staleness/off_policy_token_frac"), _percent, True),
+    Figure("mean age of a token", _mean_of("staleness/age_mean"), _number(2), True),
+    Figure("generated, never trained", _wasted, _percent, is_share=True),
+    Figure("prefilled again ÷ generated", _reprefilled, _percent, is_share=True),
+    Figure("response tokens, p50", _mean_of("rollout/response_tokens_p50"), _number(0)),
+    Figure("response tokens, p95", _mean_of("rollout/response_tokens_p95"), _number(0)),
+    Figure("response tokens, p99", _mean_of("rollout/response_tokens_p99"), _number(0)),
+)

@@ -1,0 +1,176 @@
+"""Runs side by side: variants of one experiment, each with its seeds, against the first of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from april_rl.lab.report.compared_run import FIGURES, Budget, Figure, best_accuracy
+from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
+
+SYNCHRONOUS = "synchronous"
+# Two-sided 95 % quantiles of Student's t, for 1 … 10 degrees of freedom.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+# Settings in which runs of one variant may differ.
+_PLACES = ("seed", "resume", "name", "tracking", "checkpoint")
+
+
+class Cell(NamedTuple):
+    """A figure of a variant, as text."""
+
+    mean: str  # over its runs
+    versus: str  # against the baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Variants by name, the baseline first, and the budget they are compared at."""
+
+    variants: Mapping[str, Sequence[RunFiles]]
+    budget: Budget
+
+    @property
+    def baseline(self) -> str:
+        """Return the name of the variant that the others are compared with."""
+        return next(iter(self.variants))
+
+    def mean(self, figure: Figure, variant: str) -> float | None:
+        """Return the mean of a figure over a variant's seeds that have it."""
+        values = self._values(figure, variant)
+        return fmean(values.values()) if values else None
+
+    def missing(self, figure: Figure, variant: str) -> int:
+        """Return how many runs of a variant do not have the figure."""
+        return sum(figure.value(run, self.budget) is None for run in self.variants[variant])
+
+    def paired(self, figure: Figure, variant: str) -> tuple[float, float] | None:
+        """Return a variant against the baseline on the seeds both have, with half its 95 %
+        interval: a difference of shares, else the logarithm of a ratio. None without a pair; the
+        interval of a single pair is infinite.
+        """
+        mine, base = self._values(figure, variant), self._values(figure, self.baseline)
+        pairs = [(mine[seed], base[seed]) for seed in mine if seed in base]
+        if not figure.is_share:
+            pairs = [(a, b) for a, b in pairs if a > 0 and b > 0]
+        if not pairs:
+            return None
+        found = [a - b if figure.is_share else math.log(a / b) for a, b in pairs]
+        if len(found) == 1:
+            return found[0], math.inf
+        quantile = _STUDENT[min(len(found) - 1, len(_STUDENT)) - 1]
+        return fmean(found), quantile * stdev(found) / math.sqrt(len(found))
+
+    def _values(self, figure: Figure, variant: str) -> dict[str, float]:
+        """Return the figure by seed, averaged over the runs of a seed."""
+        found: dict[str, list[float]] = {}
+        for run in self.variants[variant]:
+            value = figure.value(run, self.budget)
+            if value is not None:
+                found.setdefault(str(run.setting("seed")), []).append(value)
+        return {seed: fmean(values) for seed, values in found.items()}
+
+    def versus(self, figure: Figure, variant: str) -> str:
+        """Return the paired comparison as text: × 1.31 [1.20, 1.43], or a difference."""
+        if variant == self.baseline or (found := self.paired(figure, variant)) is None:
+            return ""
+        middle, half = found
+        if figure.is_share:
+            scale, digits, unit = (100, 1, " points") if "%" in figure.write(0) else (1, 3, "")
+            interval = "" if math.isinf(half) else f" ± {scale * half:.{digits}f}"
+            return f"{scale * middle:+.{digits}f}{interval}{unit}"
+        interval = f" [{math.exp(middle - half):.2f}, {math.exp(middle + half):.2f}]"
+        return f"× {math.exp(middle):.2f}{'' if math.isinf(half) else interval}"
+
+    def rows(self) -> Iterator[tuple[str, list[Cell]]]:
+        """Yield a label and a cell for each variant."""
+        yield "runs (seeds)", [Cell(str(len(runs)), "") for runs in self.variants.values()]
+        for figure in FIGURES:
+            cells = [self._cell(figure, variant) for variant in self.variants]
+            if any(cell.mean for cell in cells):
+                yield figure.label, cells
+
+    def _cell(self, figure: Figure, variant: str) -> Cell:
+        mean = self.mean(figure, variant)
+        if mean is None:
+            return Cell("not reached" if "to the accuracy" in figure.label else "", "")
+        missing = self.missing(figure, variant)
+        note = f" ({missing} without)" if missing else ""
+        return Cell(f"{figure.write(mean)}{note}", self.versus(figure, variant))
+
+
+def compare(
+    paths: Sequence[Path], *, accuracy: float | None, evaluation_set: str | None
+) -> Comparison:
+    """Return the comparison of run directories, or of folders that hold some. Without `accuracy`
+    it is the highest that all of them reach.
+
+    Raises ReportError for a folder without a run, fewer than two runs, or an unknown set.
+    """
+    runs = [read_run(run_dir) for path in paths for run_dir in _run_dirs(path)]
+    runs = sorted((run for run in runs if run.steps), key=lambda run: run.number("seed"))
+    if len(runs) < 2:
+        raise ReportError(f"a comparison needs at least two runs with steps, found {len(runs)}")
+    names = sorted(set.intersection(*(set(run.evaluation_sets) for run in runs)))
+    if evaluation_set is not None and evaluation_set not in names:
+        raise ReportError(f"--set {evaluation_set}: the runs have {', '.join(names) or 'no set'}")
+    name = evaluation_set or (names[0] if names else "")
+    reached = min(best_accuracy(run, name) for run in runs)
+    budget = Budget(
+        samples=min(sum(run.trained_samples) for run in runs),
+        seconds=min(run.total("time/step_s") for run in runs),
+        accuracy=math.floor(100 * reached) / 100 if accuracy is None else accuracy,
+        evaluation_set=name,
+    )
+    return Comparison(variants=_variants(runs), budget=budget)
+
+
+def _run_dirs(path: Path) -> list[Path]:
+    """Return `path` if it is a run directory, else the run directories in it."""
+    if (path / "metrics.jsonl").is_file():
+        return [path]
+    found = sorted(each.parent for each in path.glob("**/metrics.jsonl"))
+    if not found:
+        raise ReportError(f"{path} is not a run directory and contains none")
+    return found
+
+
+def _variants(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
+    """Return the runs by the settings in which they differ, the synchronous ones first."""
+    flat = [_flat(run.config) for run in runs]
+    keys = sorted({key for settings in flat for key in settings})
+    differing = [key for key in keys if len({repr(each.get(key)) for each in flat}) > 1]
+    variants: dict[str, list[RunFiles]] = {}
+    for run, settings in zip(runs, flat, strict=True):
+        variants.setdefault(_name(settings, differing), []).append(run)
+    return dict(sorted(variants.items(), key=lambda each: (each[0] != SYNCHRONOUS, each[0])))
+
+
+def _name(settings: Mapping[str, object], differing: Sequence[str]) -> str:
+    """Return what sets a run apart: `synchronous`, `α = 2`, or the settings themselves."""
+    factor, refill = settings.get("rollout.over_sampling_factor"), settings.get("rollout.refill")
+    shown = {key: settings.get(key) for key in differing}
+    shown.pop("rollout.refill", None)
+    is_synchronous = factor == 1 and not refill
+    names = []
+    if shown.pop("rollout.over_sampling_factor", None) is not None or is_synchronous:
+        one_shot = "" if refill else " one-shot"
+        names = [SYNCHRONOUS if is_synchronous else f"α = {factor}{one_shot}"]
+    return ", ".join([*names, *(f"{key}={value}" for key, value in shown.items())]) or "all runs"
+
+
+def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return the settings by dotted key, without the ones that say where a run is."""
+    found: dict[str, object] = {}
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        if key in _PLACES:
+            continue
+        if isinstance(value, Mapping) and value:
+            found |= _flat(value, f"{key}.")
+        else:
+            found[key] = value
+    return found

@@ -1,0 +1,147 @@
+"""A comparison as a page and as a text table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from april_rl.lab.report import html
+from april_rl.lab.report.compared_run import evaluations
+from april_rl.lab.report.comparison import Cell, Comparison
+from april_rl.lab.report.vega import Chart, Spec, axis, base, legend
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """Return the comparison as text in columns."""
+    rows = [("", list(comparison.variants))]
+    for label, cells in comparison.rows():
+        rows.append((label, [f"{cell.mean}  {cell.versus}".strip() for cell in cells]))
+    widths = [max(len(cells[n]) for _, cells in rows) for n in range(len(comparison.variants))]
+    first = max(len(label) for label, _ in rows)
+    lines = [
+        f"{label:<{first}}" + "".join(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))
+        for label, cells in rows
+    ]
+    return "\n".join((*lines, "", _explained(comparison)))
+
+
+def _explained(comparison: Comparison) -> str:
+    budget = comparison.budget
+    return (
+        f"The accuracy is {budget.accuracy:.2f} on {budget.evaluation_set or 'no held-out set'}. "
+        f"Equal samples are {budget.samples:,.0f}, equal time is {budget.seconds:,.1f} s of "
+        "training steps, evaluations and checkpoints apart. Behind a mean stands the comparison "
+        f"with {comparison.baseline} on equal seeds: a ratio or a difference, with its 95 % "
+        "interval where there is more than one seed."
+    )
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Return the page."""
+    return html.page("Comparison of runs", _body(comparison))
+
+
+def _body(comparison: Comparison) -> Iterator[str]:
+    others = [variant for variant in comparison.variants if variant != comparison.baseline]
+    title = " against ".join(filter(None, (comparison.baseline, ", ".join(others))))
+    yield f"<header><h1>{escape(title)}</h1>"
+    yield f"<p>{escape(_explained(comparison))}</p></header><main>"
+    yield _table(comparison)
+    for chart in _charts(comparison):
+        yield html.chart_block(chart)
+    yield "<section><h2>Runs</h2><ul>"
+    for variant, runs in comparison.variants.items():
+        for run in runs:
+            place = f"{variant}, seed {run.setting('seed')}: {run.run_dir.resolve()}"
+            yield f'<li class="soft">{escape(place)}</li>'
+    yield "</ul></section></main>"
+
+
+def _table(comparison: Comparison) -> str:
+    head = "".join(f"<th>{escape(variant)}</th>" for variant in comparison.variants)
+    rows = "".join(
+        f"<tr><td>{escape(label)}</td>{''.join(map(_cell, cells))}</tr>"
+        for label, cells in comparison.rows()
+    )
+    return f'<div class="scroll"><table><tr><th></th>{head}</tr>{rows}</table></div>'
+
+
+def _cell(cell: Cell) -> str:
+    versus = f'<small class="soft">{escape(cell.versus)}</small>' if cell.versus else ""
+    return f"<td>{escape(cell.mean)}{versus}</td>"
+
+
+def _charts(comparison: Comparison) -> Iterator[Chart]:
+    values: list[Spec] = [
+        {
+            "variant": variant,
+            "run": f"{variant}, seed {run.setting('seed')}",
+            "seconds": round(each.seconds, 3),
+            "samples": each.samples,
+            "accuracy": each.accuracy,
+        }
+        for variant, runs in comparison.variants.items()
+        for run in runs
+        for each in evaluations(run, comparison.budget.evaluation_set)
+    ]
+    if values:
+        for field, what in (("seconds", "seconds of training"), ("samples", "trained samples")):
+            yield Chart(
+                id=f"accuracy-{field}",
+                title=f"Held-out accuracy over {what}",
+                caption="A line for each run. The dashed line is the accuracy of the table.",
+                spec=_curves(values, field, what, comparison),
+            )
+    yield Chart(
+        id="step-seconds",
+        title="Time of the steps",
+        caption="How the seconds of a step are distributed over all steps of a variant: box from "
+        "the first to the third quartile, whiskers from the shortest to the longest.",
+        spec=_step_seconds(comparison),
+    )
+
+
+def _curves(values: list[Spec], field: str, title: str, comparison: Comparison) -> Spec:
+    y = axis("accuracy", "avg@k", scale={"zero": False})
+    colour = axis("variant", "", "nominal", sort=list(comparison.variants), legend=legend())
+    target = {"accuracy": comparison.budget.accuracy}
+    return base(
+        values,
+        height=280,
+        layer=[
+            {
+                "mark": {"type": "line", "point": True, "tooltip": True},
+                "encoding": {
+                    "x": axis(field, title),
+                    "y": y,
+                    "color": colour,
+                    "detail": axis("run", "", "nominal"),
+                },
+            },
+            {
+                "data": {"values": [target]},
+                "mark": {"type": "rule", "strokeDash": [5, 4], "color": "#888888"},
+                "encoding": {"y": y},
+            },
+        ],
+    )
+
+
+def _step_seconds(comparison: Comparison) -> Spec:
+    values: list[Spec] = [
+        {"variant": variant, "seconds": seconds}
+        for variant, runs in comparison.variants.items()
+        for run in runs
+        for _, seconds in run.series("time/step_s")
+    ]
+    order = list(comparison.variants)
+    return base(
+        values,
+        height=60 + 40 * len(order),
+        mark={"type": "boxplot", "extent": "min-max"},
+        encoding={
+            "x": axis("seconds", "seconds of a step", scale={"zero": True}),
+            "y": axis("variant", "", "nominal", sort=order),
+            "color": axis("variant", "", "nominal", sort=order, legend=None),
+        },
+    )

@@ -1,0 +1,95 @@
+"""Charts of what was learned: reward, evaluation, mismatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from april_rl.lab.report.run_files import Row, RunFiles
+from april_rl.lab.report.vega import STEP, Chart, Spec, axis, base, legend, lines, points
+
+_WINDOW = 10  # steps whose mean is drawn through the points
+
+
+def reward(steps: Sequence[Row]) -> Chart | None:
+    """Return the chart of rewards; None without any."""
+    rows = [row for row in steps if row.get("reward/mean") is not None]
+    if not rows:
+        return None
+    values: list[Spec] = []
+    for place, row in enumerate(rows):
+        window = [r["reward/mean"] or 0.0 for r in rows[max(0, place - _WINDOW + 1) : place + 1]]
+        mean = fmean(window)
+        error = 1.96 * stdev(window) / len(window) ** 0.5 if len(window) > 1 else 0.0
+        point = {"step": row["step"], "reward": row["reward/mean"], "mean": mean}
+        values.append({**point, "low": mean - error, "high": mean + error})
+    band = {"y": axis("low", "reward", scale={"zero": False}), "y2": {"field": "high"}}
+    layers = [
+        {"mark": {"type": "area", "opacity": 0.25}, "encoding": band},
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"y": axis("mean", "reward")}},
+        {
+            "mark": {"type": "point", "filled": True, "opacity": 0.45, "size": 18, "tooltip": True},
+            "encoding": {"y": axis("reward", "reward")},
+        },
+    ]
+    return Chart(
+        id="reward",
+        title="Reward",
+        caption=f"Mean reward of each trained batch (points), and the mean of the last {_WINDOW} "
+        "points with its 95 % interval. Over-sampling makes batches unlike random draws, so judge "
+        "learning by the evaluation.",
+        spec=base(values, encoding={"x": STEP}, layer=layers),
+    )
+
+
+def evaluation(run: RunFiles) -> Chart | None:
+    """Return the chart of held-out accuracy; None without an evaluation."""
+    values: list[Spec] = []
+    for name in run.evaluation_sets:
+        key = f"eval/{name}/avg_at_k"
+        for row in run.rows:
+            if (value := row.get(key)) is None:
+                continue
+            low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
+            point = {"step": row["step"], "set": name, "value": value}
+            values.append(
+                {
+                    **point,
+                    "low": value if low is None else low,
+                    "high": value if high is None else high,
+                }
+            )
+    if not values:
+        return None
+    colour = axis("set", "", "nominal", legend=legend())
+    y = axis("value", "avg@k", scale={"zero": False})
+    bars = {"y": axis("low", "avg@k", scale={"zero": False}), "y2": {"field": "high"}}
+    mark: Spec = {"type": "line", "point": {"filled": True, "size": 40}, "tooltip": True}
+    return Chart(
+        id="evaluation",
+        title="Evaluation on held-out prompts",
+        caption="Accuracy averaged over k samples of each prompt (avg@k), with 95 % intervals over "
+        "prompts.",
+        spec=base(
+            values,
+            encoding={"x": STEP, "color": colour},
+            layer=[
+                {"mark": {"type": "rule", "strokeWidth": 2, "opacity": 0.6}, "encoding": bars},
+                {"mark": mark, "encoding": {"y": y}},
+            ],
+        ),
+    )
+
+
+def mismatch(steps: Sequence[Row]) -> Chart | None:
+    """Return the chart of the mismatch of engine and learner; None without that metric."""
+    keys = {"mean": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"}
+    if not points(steps, keys):
+        return None
+    return Chart(
+        id="mismatch",
+        title="Mismatch of engine and learner",
+        caption="Difference of log-probabilities on tokens that both computed with equal weights, "
+        "in nats. It should stay flat.",
+        spec=lines(steps, keys, title="nats", log=True),
+    )

@@ -1,0 +1,156 @@
+"""report.html of one run: figures, advice, time, and the timeline of a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from april_rl.lab.report import html
+from april_rl.lab.report.advisories import advisories, percent
+from april_rl.lab.report.charts import charts
+from april_rl.lab.report.prediction import Prediction, predict
+from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
+from april_rl.lab.report.sample_blocks import age_key, sample_blocks
+from april_rl.lab.report.timeline_chart import busy_frac, chrome_trace, timeline_spec
+from april_rl.lab.report.vega import Chart
+from april_rl.rollout.timeline import Timeline
+
+NAME = "report.html"
+
+
+class WrittenReport(NamedTuple):
+    """The page, and its advice for the terminal."""
+
+    path: Path
+    advice: list[str]
+
+
+def write_report(run_dir: Path) -> WrittenReport:
+    """Write report.html into a run directory, with the Chrome trace of its timeline. Raises
+    ReportError when it is no run directory, or cannot be written.
+    """
+    run = read_run(run_dir)
+    prediction = predict(run)
+    advice = advisories(run, prediction)
+    text = html.page(f"{run.name}: report", _body(run, prediction, advice))
+    try:
+        step, timeline = run.timeline
+        if timeline is not None:
+            _trace_path(run_dir, step).write_text(json.dumps(chrome_trace(timeline)) + "\n")
+        (run_dir / NAME).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"{run_dir / NAME} cannot be written: {error.strerror}") from error
+    return WrittenReport(run_dir / NAME, advice)
+
+
+def _trace_path(run_dir: Path, step: int) -> Path:
+    return run_dir / "timeline" / f"step_{step:05d}.trace.json"
+
+
+def _body(run: RunFiles, prediction: Prediction | None, advice: list[str]) -> Iterator[str]:
+    yield f"<header><h1>{escape(run.name)}</h1><p>{escape(_what_ran(run))}</p>"
+    yield f'<p class="soft">{escape(str(run.run_dir.resolve()))}</p>'
+    yield html.figures(head_figures(run))
+    yield html.advice(advice) + "</header>\n<main>"
+    drawn = charts(run)
+    for chart in drawn[:4]:
+        yield html.chart_block(chart)
+    yield from _timeline(run, prediction)
+    for chart in drawn[4:]:
+        yield html.chart_block(chart)
+    step, samples = run.samples
+    if samples:
+        yield f"<section><h2>Samples of step {step}</h2>{age_key()}{sample_blocks(samples)}"
+        yield "</section>"
+    yield "</main>"
+
+
+def _what_ran(run: RunFiles) -> str:
+    """Return what was trained, on what, and how far it came."""
+    wanted = int(run.number("trainer.num_steps"))
+    last = max((step for step, _ in run.series("time/step_s")), default=0)
+    ended = f"all {wanted} steps" if last >= wanted else f"ended after step {last} of {wanted}"
+    if last < wanted and (run.run_dir / "stall_report.txt").is_file():
+        ended += ", a worker failed (stall_report.txt)"
+    groups, size = run.number("trainer.num_groups"), run.number("rollout.group_size")
+    return (
+        f"{run.setting('model.path')} on {run.setting('data.path')}: {ended}; "
+        f"{groups:g} groups of {size:g} a step, α = {run.setting('rollout.over_sampling_factor')}"
+        f"{'' if run.setting('rollout.refill') else ' without refill'}, "
+        f"seed {run.setting('seed')}."
+    )
+
+
+def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
+    """Yield the five figures of the head: label, value, note."""
+    for name in run.evaluation_sets[:1]:
+        found = run.series(f"eval/{name}/avg_at_k")
+        ends = [run.series(f"eval/{name}/avg_at_k_{end}")[-1:] for end in ("low", "high")]
+        interval = ", ".join(f"{value:.3f}" for end in ends for _, value in end)
+        note = f"[{interval}], {found[0][1]:.3f} at step {found[0][0]}"
+        yield f"avg@k, {name}", f"{found[-1][1]:.3f}", note
+    if (reward := run.mean("reward/mean", late=True)) is not None:
+        yield "mean reward", f"{reward:.3f}", "of the second half of the steps"
+    seconds = [value for _, value in run.series("time/step_s")]
+    if seconds:
+        rate = sum(run.trained_samples) / sum(seconds)
+        yield "trained samples/s", f"{rate:.1f}", "steps with their update, evaluations apart"
+        yield "time of a step", f"{median(seconds):.2f} s", "median"
+    if (share := run.mean("staleness/off_policy_token_frac")) is not None:
+        age = run.mean("staleness/age_mean") or 0.0
+        yield "off-policy tokens", percent(share), f"mean age {age:.2f}"
+
+
+def _timeline(run: RunFiles, prediction: Prediction | None) -> Iterator[str]:
+    """Yield the last saved step, and beside it a simulated synchronous one on the same scale."""
+    step, timeline = run.timeline
+    if timeline is None or not timeline.spans:
+        return
+    shown = [timeline, *([prediction.synchronous] if prediction else [])]
+    until_s = max(each.time_s for each in shown)
+    caption = (
+        "Each row is a slot of an engine, each bar a sample, coloured by the age of its first "
+        f"token. {_counts(timeline)} Slots were in use {percent(_occupancy(run, step))} of the "
+        "time."
+    )
+    trace = _trace_path(run.run_dir, step).name
+    yield html.chart_block(
+        Chart(
+            id="timeline",
+            title=f"Rollout of step {step}",
+            caption=f"{caption} The same for Perfetto: timeline/{trace}.",
+            spec=timeline_spec(timeline, until_s=until_s),
+        )
+    )
+    if prediction is None:
+        return
+    idle = 1 - busy_frac(prediction.synchronous)
+    scaled = " Simulated smaller than the run, with the times of the run." * prediction.is_scaled
+    yield html.chart_block(
+        Chart(
+            id="synchronous",
+            title="The same work in a synchronous step",
+            caption=f"Simulated on the lengths and the engine cost of this run: all samples of a "
+            f"step start together, and its end waits for the longest. Slots are idle "
+            f"{percent(idle)} of the time.{scaled}",
+            spec=timeline_spec(prediction.synchronous, until_s=until_s, height=280),
+        )
+    )
+
+
+def _occupancy(run: RunFiles, step: int) -> float:
+    """Return the occupancy of a step by the engines' counts, which are finer than the
+    timeline's.
+    """
+    return dict(run.series("rollout/occupancy")).get(step, 0.0)
+
+
+def _counts(timeline: Timeline) -> str:
+    finished = sum(span.is_finished for span in timeline.spans)
+    resumed = sum(span.start > 0 for span in timeline.spans)
+    parked = len(timeline.spans) - finished
+    return f"{finished} samples finished, {parked} were parked, {resumed} were resumed."

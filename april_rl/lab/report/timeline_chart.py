@@ -1,0 +1,129 @@
+"""The rollout of a step as a chart of slots over time, and as a Chrome trace for Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from april_rl.lab.report.vega import Spec, age_scale, axis, base, legend
+from april_rl.rollout.timeline import Bar, Timeline
+
+MAX_SLOTS = 192  # drawn at most; with more slots, every k-th one
+_CANVAS_FROM = 1500  # bars; SVG is slow with more
+_STATES = {"finished": "#2a9d5c", "parked": "#e0115f", "resumed": "#00a6b4"}  # and their colours
+
+
+def busy_frac(timeline: Timeline) -> float:
+    """Return the share of slot time in which a request was computed."""
+    busy_s = sum(bar.span.ended_s - bar.begun_s for bar in timeline.bars())
+    return busy_s / (sum(timeline.slots.values()) * timeline.time_s)
+
+
+def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> Spec:
+    """Return the chart of a step; `until_s` ends the time axis, so that two can be compared."""
+    bars = _drawn(list(timeline.bars()), num_slots=sum(timeline.slots.values()))
+    ages = [f"age {age}" for age in range(1 + max((b.span.age for b in bars), default=0))]
+    values = [_value(bar) for bar in bars]
+    engines = len(timeline.slots)
+    slot = f"slot, over {engines} engines" if engines > 1 else "slot"
+    time = axis("begin", "seconds", scale={"domain": [0, until_s], "nice": False})
+    y = axis("slot", slot, scale={"nice": False, "zero": True}, axis={"grid": False})
+    bar = {
+        "mark": {"type": "rect", "tooltip": {"content": "data"}},
+        "encoding": {
+            "x": time,
+            "x2": {"field": "end"},
+            "y": y,
+            "y2": {"field": "below"},
+            "color": axis("age", "", "ordinal", scale=age_scale(ages), legend=legend(6)),
+        },
+    }
+    spec = base(
+        values, height=height, layer=[bar, _marks(bars, y, size=_mark_size(values, height))]
+    )
+    spec["resolve"] = {"scale": {"color": "independent"}}
+    if len(values) > _CANVAS_FROM:
+        spec["usermeta"] = {"renderer": "canvas"}
+    return spec
+
+
+def _mark_size(values: Sequence[Spec], height: int) -> float:
+    """Return the pixels of a mark, nearly as high as a bar."""
+    num_slots = 1 + max((value["slot"] for value in values), default=0)
+    return max(3.0, 0.8 * height / num_slots)
+
+
+def _marks(bars: Sequence[Bar], y: Spec, *, size: float) -> Spec:
+    """Return the layer that marks where samples finish, are parked and are resumed."""
+    marks = [
+        {"at": round(at_s, 4), "middle": bar.slot + 0.45, "state": state}
+        for bar in bars
+        for at_s, state in (
+            (bar.span.ended_s, "finished" if bar.span.is_finished else "parked"),
+            (bar.begun_s, "resumed" if bar.span.start else ""),
+        )
+        if state
+    ]
+    found = [state for state in _STATES if any(mark["state"] == state for mark in marks)]
+    scale = {"domain": found, "range": [_STATES[state] for state in found]}
+    return {
+        "data": {"values": marks},
+        "mark": {"type": "tick", "orient": "vertical", "thickness": 2, "height": size},
+        "encoding": {
+            "x": axis("at", "seconds"),
+            "y": {**y, "field": "middle"},
+            "color": axis("state", "", "nominal", scale=scale, legend=legend()),
+        },
+    }
+
+
+def _value(bar: Bar) -> dict[str, Any]:
+    span = bar.span
+    return {
+        "slot": bar.slot,
+        "below": bar.slot + 0.9,
+        "begin": round(bar.begun_s, 4),
+        "end": round(span.ended_s, 4),
+        "age": f"age {span.age}",
+        "outcome": "finished" if span.is_finished else "parked",
+        "sample": f"{span.prompt_id}.{span.sample}",
+        "tokens": f"{span.start} + {span.tokens}",
+        "engine": span.engine,
+    }
+
+
+def _drawn(bars: Sequence[Bar], *, num_slots: int) -> list[Bar]:
+    """Return the bars of at most MAX_SLOTS slots, numbered anew."""
+    every = -(-num_slots // MAX_SLOTS)
+    return [bar._replace(slot=bar.slot // every) for bar in bars if bar.slot % every == 0]
+
+
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+    """Return the step in the Trace Event Format: a process for each engine, a thread for each slot,
+    times in microseconds.
+    """
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": engine, "args": {"name": f"engine {engine}"}}
+        for engine in sorted(timeline.slots)
+    ]
+    for bar in timeline.bars():
+        span = bar.span
+        events.append(
+            {
+                "ph": "X",
+                "name": f"prompt {span.prompt_id} sample {span.sample}",
+                "cat": "finished" if span.is_finished else "parked",
+                "pid": span.engine,
+                "tid": bar.slot,
+                "ts": round(1e6 * bar.begun_s),
+                "dur": max(1, round(1e6 * (span.ended_s - bar.begun_s))),
+                "args": {
+                    "age": span.age,
+                    "tokens_before": span.start,
+                    "tokens": span.tokens,
+                    "is_finished": span.is_finished,
+                    "sent_s": round(span.sent_s, 4),
+                },
+            }
+        )
+    return {"displayTimeUnit": "ms", "traceEvents": events}

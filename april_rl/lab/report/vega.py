@@ -1,0 +1,81 @@
+"""Vega-Lite specifications: what every chart of a page has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from april_rl.lab.report.run_files import Row
+
+Spec = dict[str, Any]
+
+AGE_COLOURS = ("#5b8fb9", "#e3b23c", "#e8833a", "#d1495b", "#a23b8f", "#6f4fb3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart of a page."""
+
+    id: str  # of its element
+    title: str
+    caption: str  # what it shows, and how to read it
+    spec: Spec
+
+
+def base(values: Sequence[Mapping[str, Any]], *, height: int = 220, **rest: object) -> Spec:
+    """Return a specification as wide as the page, with its data."""
+    return {
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "data": {"values": list(values)},
+        **rest,
+    }
+
+
+def axis(field: str, title: str, kind: str = "quantitative", **rest: object) -> Spec:
+    """Return an axis for a field of the data."""
+    return {"field": field, "type": kind, "title": title, **rest}
+
+
+def legend(columns: int = 3) -> Spec:
+    """Return a legend below the chart, where it takes no width from it."""
+    return {"orient": "bottom", "title": None, "columns": columns, "labelLimit": 260}
+
+
+STEP = axis("step", "step", axis={"tickMinStep": 1, "format": "d"})
+
+
+def points(steps: Sequence[Row], keys: Mapping[str, str]) -> list[Spec]:
+    """Return {step, name, value} of each metric in `keys`, name → key."""
+    return [
+        {"step": row["step"], "name": name, "value": row[key]}
+        for row in steps
+        for name, key in keys.items()
+        if row.get(key) is not None
+    ]
+
+
+def lines(steps: Sequence[Row], keys: Mapping[str, str], *, title: str, log: bool = False) -> Spec:
+    """Return a line for each metric in `keys`."""
+    values = points(steps, keys)
+    if log:
+        values = [point for point in values if point["value"] > 0]
+    scale = {"type": "log"} if log else {"zero": True}
+    grid = {"tickCount": 4} if log else {}
+    return base(
+        values,
+        mark={"type": "line", "interpolate": "linear", "tooltip": True, "strokeWidth": 1.8},
+        encoding={
+            "x": STEP,
+            "y": axis("value", title, scale=scale, axis=grid),
+            "color": axis("name", "", "nominal", sort=list(keys), legend=legend()),
+        },
+    )
+
+
+def age_scale(ages: Sequence[str]) -> Spec:
+    """Return the colours of ages; the oldest ones share the last."""
+    last = len(AGE_COLOURS) - 1
+    return {"domain": list(ages), "range": [AGE_COLOURS[min(n, last)] for n in range(len(ages))]}

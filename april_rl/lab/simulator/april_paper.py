@@ -1,0 +1,110 @@
+"""The table of the APRIL paper (arXiv 2509.18521), run again on the simulator.
+
+Set-up of the paper: 8 GPUs, 32 prompts x 8 samples, α = 2, responses of at most 16,384 tokens,
+rollout throughput over the synchronous loop. It gives neither lengths nor hardware in a form that
+could be entered here, so the distributions below are assumptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from april_rl.lab.simulator.length_distributions import Lognormal, median_for
+from april_rl.lab.simulator.presets import PRESETS
+from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.rollout.over_sampling import FixedFactor
+
+MAX_RESPONSE_TOKENS = 16384
+NO_SIGNAL_FRAC = 0.4  # of groups under the filter
+_SIGMA = 0.6
+_CORRELATION = 0.3  # of samples of one group
+_NUM_STEPS, _WARMUP_STEPS = 8, 5
+# The simulator's time goes into ticks. A tick of so many steps is 2 % of a synchronous step.
+_TICK_STEPS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperCase:
+    """One cell of the table, with the length distribution it is simulated with."""
+
+    data_set: str
+    mean_tokens: float  # of responses under the budget: the harder the data set, the longer
+    model: str
+    is_filtered: bool
+    paper_gain: float  # over synchronous
+    num_engines: int = 8  # each with four of the prompts
+
+    def scenario(self) -> Scenario:
+        """Return the set-up of the paper."""
+        preset = PRESETS[f"h100_{self.model}"]
+        median = median_for(self.mean_tokens, sigma=_SIGMA, cap=MAX_RESPONSE_TOKENS)
+        return Scenario(
+            cost=preset.cost,
+            length_of=Lognormal(median_tokens=median, sigma=_SIGMA, correlation=_CORRELATION),
+            num_groups=4 * self.num_engines,
+            num_engines=self.num_engines,
+            max_response_tokens=MAX_RESPONSE_TOKENS,
+            tick_steps=_TICK_STEPS,
+            no_signal_frac=NO_SIGNAL_FRAC if self.is_filtered else 0.0,
+            is_filtered=self.is_filtered,
+        )
+
+
+def paper_cases() -> Iterator[PaperCase]:
+    """Yield the twelve cells: by data set, 4B before 8B, GRPO before the filter."""
+    for data_set, mean_tokens, gains in (
+        ("DAPO-Math-17k", 10_500.0, (0.24, 0.08, 0.26, 0.08)),
+        ("DeepScaleR", 10_000.0, (0.31, 0.11, 0.35, 0.08)),
+        ("DeepMath-103K", 9_500.0, (0.35, 0.10, 0.44, 0.10)),
+    ):
+        cells = ((model, is_filtered) for model in _MODELS for is_filtered in (False, True))
+        for gain, (model, is_filtered) in zip(gains, cells, strict=True):
+            yield PaperCase(
+                data_set=data_set,
+                mean_tokens=mean_tokens,
+                model=model,
+                is_filtered=is_filtered,
+                paper_gain=1 + gain,
+            )
+
+
+_MODELS = ("qwen3_4b", "qwen3_8b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperRow:
+    """A simulated cell beside the paper's figure; gains are in trained samples per second."""
+
+    case: PaperCase
+    synchronous: Outcome
+    one_shot: Outcome  # α = 2 without refill: the paper's scheme
+    refill: Outcome  # α = 2 with refill: ours
+    kept: Outcome  # and parked samples keep their KV cache
+
+    def gain(self, outcome: Outcome) -> float:
+        """Return the gain over the synchronous loop."""
+        return outcome.trained_samples_per_s / self.synchronous.trained_samples_per_s
+
+
+def simulate_case(case: PaperCase) -> PaperRow:
+    """Simulate a cell with the synchronous loop, the paper's scheme and ours."""
+    scenario = case.scenario()
+    kept = replace(scenario, keeps_parked=True)
+    return PaperRow(
+        case=case,
+        synchronous=_run(scenario, factor=1.0, refill=False),
+        one_shot=_run(scenario, factor=2.0, refill=False),
+        refill=_run(scenario, factor=2.0, refill=True),
+        kept=_run(kept, factor=2.0, refill=True),
+    )
+
+
+def _run(scenario: Scenario, *, factor: float, refill: bool) -> Outcome:
+    return simulate(
+        scenario,
+        over_sampling=FixedFactor(factor),
+        refill=refill,
+        num_steps=_NUM_STEPS,
+        warmup_steps=_WARMUP_STEPS,
+    )

@@ -1,0 +1,56 @@
+"""Engines in this process, run one after another: for the benchmark, the simulator and tests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from april_rl.rollout.requests import Requests
+from april_rl.rollout.ticks import Completions, Tick
+from april_rl.types import Completion, Request
+
+
+class SingleEngine(Protocol):
+    """Protocol of one engine: `VllmEngine`, a simulated engine, or a fake of a test."""
+
+    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
+        """Queue `submit` and run at most `max_steps` engine steps with at most `slots` requests
+        together.
+        """
+
+    def abort(self) -> Completions:
+        """Return one completion for every request not yet returned, and empty the engine."""
+
+
+class SerialEngines:
+    """`ports.Engines` over engines that compute when `wait` is called."""
+
+    def __init__(self, engines: Sequence[SingleEngine]) -> None:
+        """Use `engines[i]` as engine i of the protocol."""
+        self._engines = engines
+        self._launched: deque[tuple[int, Requests, int, int]] = deque()
+
+    @property
+    def num_engines(self) -> int:
+        """Return the number of engines."""
+        return len(self._engines)
+
+    def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
+        """Queue a tick; `wait` computes it."""
+        self._launched.append((engine, submit, slots, max_steps))
+
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:  # noqa: ARG002 (nothing to wait for)
+        """Compute the oldest launched tick and return it."""
+        engine, submit, slots, max_steps = self._launched.popleft()
+        requests = submit.each()
+        return [(engine, self._engines[engine].advance(requests, slots=slots, max_steps=max_steps))]
+
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
+        """Give back what the engines hold; ticks that were not computed are submitted only to be
+        returned.
+        """
+        for engine, submit, slots, _ in self._launched:
+            self._engines[engine].advance(submit.each(), slots=slots, max_steps=0)
+        self._launched.clear()
+        return [each for engine in self._engines for each in engine.abort()], []

@@ -1,0 +1,34 @@
+"""The scenario that a configuration describes."""
+
+from __future__ import annotations
+
+from april_rl.assembly.collector import tick_steps
+from april_rl.config import TrainConfig
+from april_rl.config.choices import OnStale, Resume
+from april_rl.lab.simulator.length_distributions import LengthDistribution
+from april_rl.lab.simulator.simulation import Scenario
+from april_rl.rollout.engine_cost import EngineCost
+
+
+def scenario_of(
+    config: TrainConfig, *, num_engines: int, cost: EngineCost, length_of: LengthDistribution
+) -> Scenario:
+    """Return the run as a scenario to simulate, with the engine cost and length distribution
+    given.
+    """
+    rollout = config.rollout
+    return Scenario(
+        cost=cost,
+        length_of=length_of,
+        num_groups=config.trainer.num_groups,
+        group_size=rollout.group_size,
+        max_response_tokens=rollout.max_response_tokens,
+        num_engines=num_engines,
+        tick_steps=tick_steps(config, num_engines=num_engines),
+        max_batched_tokens=config.engine.max_batched_tokens,
+        max_staleness=rollout.max_staleness,
+        finish_stale=rollout.on_stale is OnStale.finish,
+        keeps_parked=rollout.resume is Resume.keep,
+        is_filtered=config.algorithm.dynamic_sampling,
+        seed=config.seed,
+    )

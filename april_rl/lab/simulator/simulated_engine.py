@@ -1,0 +1,269 @@
+"""An engine that computes nothing but the time: continuous batching on a virtual clock.
+
+It counts what a real one counts and turns the counts into seconds by an `EngineCost`. Between two
+events (a response ends, a prefill is under way, a tick is over) any number of engine steps is one
+closed form, so a response of 16,384 tokens costs as little as one of ten.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from april_rl.lab.simulator.length_distributions import LengthDistribution
+from april_rl.rollout.engine_cost import EngineCost
+from april_rl.rollout.ticks import Completions, Tick, TickCounts
+from april_rl.types import Completion, FinishReason, Request, SampleId
+
+BLOCK_TOKENS = 16  # of vLLM's prefix cache: siblings share whole blocks of their prompt
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A request in a slot; while its prefill lasts, `before` is the engine's present step."""
+
+    request: Request
+    order: int  # of admission
+    end: int  # response tokens at which it finishes
+    reason: FinishReason
+    context_version: int
+    prefill_left: int  # tokens
+    before: int = 0  # engine steps before the one that sampled its first token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """The state of an aborted sample."""
+
+    start: int  # response tokens it ends at
+    context_version: int
+    num_tokens: int  # prompt and response
+
+
+class SimulatedEngine:
+    """A `SingleEngine` whose samples end at the length of the distribution or at their budget."""
+
+    def __init__(
+        self,
+        *,
+        length_of: LengthDistribution,
+        cost: EngineCost,
+        keeps_parked: bool,
+        max_batched_tokens: int,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        """`keeps_parked`: aborted samples keep their KV cache; `max_batched_tokens` of one engine
+        step, where each sample that has its prefill takes one.
+        """
+        self._length_of, self._cost = length_of, cost
+        self._keeps_parked, self._max_batched_tokens = keeps_parked, max_batched_tokens
+        self._block_tokens = block_tokens
+        self._policy_version = 0
+        self._queue: deque[Request] = deque()
+        self._running: dict[SampleId, _Running] = {}  # in the order of admission
+        self._prefills: deque[_Running] = deque()
+        self._ends: list[tuple[int, int, SampleId]] = []  # heap: (step, order, who)
+        self._kept: dict[SampleId, _Kept] = {}
+        self._kept_tokens = 0
+        self._asked: set[SampleId] = set()  # since the last abort
+        self._prefixes: set[int] = set()  # prompts that the prefix cache holds
+        self._step = 0
+        self._order = 0
+        self._context_tokens = 0  # of the running ones
+        self.now_s = 0.0  # busy seconds so far
+        self.peak_kv_tokens = 0  # most tokens ever held, running and kept
+
+    def set_version(self, policy_version: int) -> None:
+        """Sample as `policy_version` from now on; only while the engine is empty."""
+        assert not self._running
+        assert not self._queue
+        self._policy_version = policy_version
+        self._prefixes.clear()
+
+    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
+        """Queue `submit`, and run at most `max_steps` engine steps with at most `slots` requests at
+        a time.
+        """
+        self._queue.extend(submit)
+        self._asked.update(request.sample_id for request in submit)
+        counts = TickCounts()
+        finished: list[Completion] = []
+        while counts.engine_steps < max_steps:
+            self._fill(slots)
+            if not self._running:
+                break
+            if self._prefills:
+                self._prefill_step(counts)
+            else:
+                ends_in = self._ends[0][0] - self._step
+                self._decode_steps(min(ends_in, max_steps - counts.engine_steps), counts)
+            held = self._context_tokens + self._kept_tokens
+            self.peak_kv_tokens = max(self.peak_kv_tokens, held)
+            finished += self._finish()
+        elapsed_s = self._seconds(counts)
+        self.now_s += elapsed_s
+        return Tick(
+            finished=Completions(finished),
+            num_running=len(self._running),
+            num_queued=len(self._queue),
+            engine_steps=counts.engine_steps,
+            slot_steps=counts.slot_steps,
+            context_token_steps=counts.context_token_steps,
+            generated_tokens=counts.generated_tokens,
+            prefilled_tokens=counts.prefilled_tokens,
+            elapsed_s=elapsed_s,
+        )
+
+    def abort(self) -> Completions:
+        """Return a completion for every request that was not returned yet, and empty the engine."""
+        if self._asked:  # a step that had its groups at once says nothing about who goes on
+            for sample_id in self._kept.keys() - self._asked:
+                self._kept_tokens -= self._kept.pop(sample_id).num_tokens
+        self._asked.clear()
+        running = [self._completion(running, None) for running in self._running.values()]
+        queued = [self._empty(request) for request in self._queue]
+        if self._keeps_parked:
+            for held, completion in zip(self._running.values(), running, strict=True):
+                self._keep(held, len(completion.token_ids))
+        self._running.clear()
+        self._prefills.clear()
+        self._ends.clear()
+        self._queue.clear()
+        self._context_tokens = 0
+        return Completions(running + queued)
+
+    def _seconds(self, counts: TickCounts) -> float:
+        return self._cost.seconds(
+            engine_steps=counts.engine_steps,
+            slot_steps=counts.slot_steps,
+            context_token_steps=counts.context_token_steps,
+            prefilled_tokens=counts.prefilled_tokens,
+        )
+
+    def _fill(self, slots: int) -> None:
+        """Move queued requests into free slots, in order."""
+        while self._queue and len(self._running) < slots:
+            request = self._queue.popleft()
+            kept = self._kept.pop(request.sample_id, None)
+            if kept is not None:
+                self._kept_tokens -= kept.num_tokens
+            self._admit(request, kept if kept and kept.start == request.start else None)
+
+    def _admit(self, request: Request, kept: _Kept | None) -> None:
+        natural, budget = self._length_of(request.sample_id), request.start + request.max_tokens
+        running = _Running(
+            request=request,
+            order=self._order,
+            end=min(max(natural, request.start + 1), budget),
+            reason="stop" if natural <= budget else "length",
+            context_version=kept.context_version if kept else self._policy_version,
+            prefill_left=0 if kept else self._prefill_tokens(request),
+        )
+        self._order += 1
+        self._running[request.sample_id] = running
+        self._context_tokens += request.num_tokens
+        if kept:
+            self._begin_decoding(running)
+        else:
+            self._prefills.append(running)
+
+    def _prefill_tokens(self, request: Request) -> int:
+        """Return the prompt tokens to compute: those that no sibling left in the prefix cache."""
+        prompt_id, num_tokens = request.sample_id.prompt_id, request.num_tokens
+        if prompt_id not in self._prefixes:
+            self._prefixes.add(prompt_id)
+            return num_tokens
+        prompt_tokens = num_tokens - request.start
+        return num_tokens - (prompt_tokens - 1) // self._block_tokens * self._block_tokens
+
+    def _begin_decoding(self, running: _Running) -> None:
+        """Sample one token per step from the next step on."""
+        running.before = self._step
+        end = self._step + running.end - running.request.start
+        heapq.heappush(self._ends, (end, running.order, running.request.sample_id))
+
+    def _decode_steps(self, num_steps: int, counts: TickCounts) -> None:
+        """Give every running sample a token in each of `num_steps` steps, of which only the last
+        may end one.
+        """
+        running = len(self._running)
+        counts.engine_steps += num_steps
+        counts.slot_steps += num_steps * running
+        counts.generated_tokens += num_steps * running
+        counts.context_token_steps += (
+            num_steps * self._context_tokens + running * num_steps * (num_steps - 1) // 2
+        )
+        self._context_tokens += num_steps * running
+        self._step += num_steps
+
+    def _prefill_step(self, counts: TickCounts) -> None:
+        """Run one step in which decoding samples come first and prefills share the remaining
+        tokens.
+        """
+        counts.engine_steps += 1
+        counts.slot_steps += len(self._running)
+        counts.context_token_steps += self._context_tokens
+        budget = max(1, self._max_batched_tokens - len(self._ends))
+        while self._prefills and budget:
+            head = self._prefills[0]
+            part = min(budget, head.prefill_left)
+            head.prefill_left -= part
+            budget -= part
+            counts.prefilled_tokens += part
+            if not head.prefill_left:
+                self._prefills.popleft()
+                self._begin_decoding(head)  # the step that ends a prefill samples a token
+        sampled = len(self._ends)
+        counts.generated_tokens += sampled
+        self._context_tokens += sampled
+        self._step += 1
+
+    def _finish(self) -> list[Completion]:
+        """Return the completions of the samples that end with the current step."""
+        finished: list[Completion] = []
+        while self._ends and self._ends[0][0] == self._step:
+            _, _, sample_id = heapq.heappop(self._ends)
+            running = self._running.pop(sample_id)
+            self._context_tokens -= running.request.num_tokens
+            self._context_tokens -= running.end - running.request.start
+            finished.append(self._completion(running, running.reason))
+        return finished
+
+    def _completion(self, running: _Running, reason: FinishReason | None) -> Completion:
+        num_tokens = 0 if running.prefill_left else self._step - running.before
+        return Completion(
+            sample_id=running.request.sample_id,
+            start=running.request.start,
+            policy_version=self._policy_version,
+            context_version=running.context_version,
+            token_ids=array("i", bytes(4 * num_tokens)),
+            logprobs=array("d", bytes(8 * num_tokens)),
+            finish_reason=reason,
+        )
+
+    def _empty(self, request: Request) -> Completion:
+        """Return the completion of a request that never had a slot."""
+        return Completion(
+            sample_id=request.sample_id,
+            start=request.start,
+            policy_version=self._policy_version,
+            context_version=self._policy_version,
+            token_ids=(),
+            logprobs=(),
+            finish_reason=None,
+        )
+
+    def _keep(self, running: _Running, num_tokens: int) -> None:
+        """Keep the state of a sample whose prefill was complete."""
+        if running.prefill_left:
+            return
+        held = running.request.num_tokens + num_tokens
+        self._kept_tokens += held
+        self._kept[running.request.sample_id] = _Kept(
+            start=running.request.start + num_tokens,
+            context_version=running.context_version,
+            num_tokens=held,
+        )

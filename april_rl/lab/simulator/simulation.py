@@ -1,0 +1,298 @@
+"""Simulate a run of the production collector on simulated engines: the effect of over-sampling,
+refill, filter, staleness cap and kept KV caches on a step, before a GPU is rented.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from april_rl.lab.simulator.length_distributions import LengthDistribution
+from april_rl.lab.simulator.simulated_engine import BLOCK_TOKENS, SimulatedEngine
+from april_rl.lab.simulator.world import (
+    DelayedScorer,
+    InProcessEngine,
+    NumberedPrompts,
+    ParallelEngines,
+    VirtualClock,
+)
+from april_rl.rollout.collector import Collection, Collector
+from april_rl.rollout.dispatch import RequestRules
+from april_rl.rollout.engine_cost import EngineCost
+from april_rl.rollout.length_bias import dispersion
+from april_rl.rollout.over_sampling import OverSampling
+from april_rl.rollout.ports import Engines
+from april_rl.rollout.step import StepRules
+from april_rl.types import ScoredGroup
+
+_FOREVER_S = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """The work and the machine, which stay the same while over-sampling factors are compared."""
+
+    cost: EngineCost
+    length_of: LengthDistribution
+    num_groups: int = 32  # N
+    group_size: int = 8  # G
+    max_response_tokens: int = 16384
+    prompt_tokens: int = 256
+    num_engines: int = 1
+    tick_steps: int = 8
+    max_batched_tokens: int = 8192  # of one engine step
+    block_tokens: int = BLOCK_TOKENS  # of the prefix cache
+    max_staleness: int = 5
+    finish_stale: bool = True
+    keeps_parked: bool = False  # parked samples keep their KV cache
+    no_signal_frac: float = 0.0  # groups whose rewards are all equal
+    is_filtered: bool = False  # such groups are rejected, and others generated in their place
+    score_s: float = 0.0  # from a sample's end to its reward
+    rest_s: float = 0.0  # of a step besides the rollout: update and weight sync
+    seed: int = 0
+    in_process: bool = False  # one engine inside the controller, as in the rollout benchmark
+    controller_s: float = 0.0  # of a tick, while an engine inside the controller waits
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a scenario that cannot be simulated."""
+        for name in (
+            *("num_groups", "group_size", "max_response_tokens", "prompt_tokens", "num_engines"),
+            *("tick_steps", "max_batched_tokens", "block_tokens"),
+        ):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        if min(self.max_staleness, self.score_s, self.rest_s, self.controller_s) < 0:
+            raise ValueError("max_staleness, score_s, rest_s and controller_s must be >= 0")
+        if not 0 <= self.no_signal_frac < 1:
+            raise ValueError(f"no_signal_frac must be in [0, 1), got {self.no_signal_frac:g}")
+        if self.in_process and self.num_engines > 1:
+            raise ValueError("in_process is for one engine")
+        cost = self.cost
+        if cost.step_s + cost.sample_s + cost.context_token_s <= 0:
+            raise ValueError("an engine step must cost something; the engine's cost is all zero")
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Totals over the counted steps of a simulated run."""
+
+    num_steps: int = 0
+    rollout_s: float = 0.0  # of all steps
+    rest_s: float = 0.0  # of all steps
+    trained_samples: int = 0
+    finished_samples: int = 0
+    generated_tokens: int = 0
+    reprefill_tokens: int = 0
+    rejected_groups: int = 0
+    peak_kv_tokens: int = 0  # most tokens that one engine held, running and kept
+    peak_parked_tokens: int = 0  # most response tokens that the buffer held between two steps
+    slot_s: float = 0.0  # Σ over steps of slots times seconds
+    busy_slot_s: float = 0.0  # of these, with a request
+    factor: float = 1.0  # α of the last step
+    tokens_by_age: Counter[int] = field(default_factory=Counter)  # trained tokens
+    # Of each step the mean response length of each trained group.
+    group_lengths: list[list[float]] = field(default_factory=list)
+
+    @property
+    def step_s(self) -> float:
+        """Return the mean seconds of a step, including the update."""
+        return (self.rollout_s + self.rest_s) / self.num_steps
+
+    @property
+    def trained_samples_per_s(self) -> float:
+        """Return trained samples per second of rollout."""
+        return self.trained_samples / self.rollout_s
+
+    @property
+    def finished_samples_per_s(self) -> float:
+        """Return finished samples per second of rollout, including those rejected or trained
+        later.
+        """
+        return self.finished_samples / self.rollout_s
+
+    @property
+    def generated_tokens_per_s(self) -> float:
+        """Return generated tokens per second of rollout, over all engines."""
+        return self.generated_tokens / self.rollout_s
+
+    @property
+    def occupancy(self) -> float:
+        """Return the share of slots in use, averaged over time."""
+        return self.busy_slot_s / self.slot_s
+
+    @property
+    def reprefill_per_generated_token(self) -> float:
+        """Return the tokens recomputed per generated token."""
+        return self.reprefill_tokens / max(1, self.generated_tokens)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Return the response tokens of the trained groups."""
+        return self.tokens_by_age.total()
+
+    @property
+    def off_policy_token_frac(self) -> float:
+        """Return the share of trained tokens that an earlier policy sampled."""
+        return 1 - self.tokens_by_age[0] / max(1, self.trained_tokens)
+
+    @property
+    def age_mean(self) -> float:
+        """Return the mean age of the trained tokens, in policy versions."""
+        total = sum(age * count for age, count in self.tokens_by_age.items())
+        return total / max(1, self.trained_tokens)
+
+    @property
+    def age_max(self) -> int:
+        """Return the largest age of a trained token, in policy versions. It exceeds the cap only
+        where such tokens are masked.
+        """
+        return max(self.tokens_by_age, default=0)
+
+    def figures(self) -> dict[str, float]:
+        """Return every figure by name."""
+        return {
+            "step_s": self.step_s,
+            "rollout_s": self.rollout_s / self.num_steps,
+            "trained_samples_per_s": self.trained_samples_per_s,
+            "finished_samples_per_s": self.finished_samples_per_s,
+            "generated_tokens_per_s": self.generated_tokens_per_s,
+            "off_policy_token_frac": self.off_policy_token_frac,
+            "age_mean": self.age_mean,
+            "age_max": self.age_max,
+            "reprefill_per_generated_token": self.reprefill_per_generated_token,
+            "rejected_groups_per_step": self.rejected_groups / self.num_steps,
+            "occupancy": self.occupancy,
+            "peak_kv_tokens": self.peak_kv_tokens,
+            "peak_parked_tokens": self.peak_parked_tokens,
+            "over_sampling_factor": self.factor,
+            **({} if (found := dispersion(self.group_lengths)) is None else {"dispersion": found}),
+        }
+
+    def add(self, collection: Collection, *, policy_version: int, parked_tokens: int) -> None:
+        """Count one step that collected with `policy_version`."""
+        stats = collection.stats
+        self.num_steps += 1
+        self.rollout_s += stats.time_s
+        self.finished_samples += stats.finished_samples
+        self.generated_tokens += stats.generated_tokens
+        self.reprefill_tokens += stats.reprefill_tokens
+        self.rejected_groups += stats.rejected_groups
+        self.peak_parked_tokens = max(self.peak_parked_tokens, parked_tokens)
+        self.group_lengths.append(
+            [fmean(s.num_tokens for s in scored.group.samples) for scored in collection.groups]
+        )
+        for scored in collection.groups:
+            self.trained_samples += len(scored.group.samples)
+            for completion in (c for s in scored.group.samples for c in s.completions):
+                age = policy_version - completion.policy_version
+                self.tokens_by_age[age] += len(completion.token_ids)
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    over_sampling: OverSampling,
+    refill: bool,
+    num_steps: int,
+    warmup_steps: int,
+    on_step: Callable[[int, Collection], None] | None = None,
+) -> Outcome:
+    """Simulate `warmup_steps` steps that fill the buffer, then `num_steps` steps that count.
+
+    The outcome depends on the arguments only, including seeds. `on_step` is called with every step.
+    """
+    run = _Run(scenario, over_sampling=over_sampling, refill=refill)
+    outcome = Outcome()
+    for version in range(warmup_steps + num_steps):
+        collection = run.step(version)
+        outcome.factor = over_sampling.factor
+        if on_step is not None:
+            on_step(version, collection)
+        if version < warmup_steps:
+            continue
+        outcome.add(collection, policy_version=version, parked_tokens=run.parked_tokens)
+        outcome.rest_s += scenario.rest_s
+        stats = collection.stats
+        outcome.slot_s += stats.num_slots * stats.time_s
+        outcome.busy_slot_s += stats.in_flight_mean * stats.time_s
+    outcome.peak_kv_tokens = run.peak_kv_tokens
+    return outcome
+
+
+class _Run:
+    """A collector, its simulated engines and their clock."""
+
+    def __init__(self, scenario: Scenario, *, over_sampling: OverSampling, refill: bool) -> None:
+        self._scenario, self._clock = scenario, VirtualClock()
+        self._engines = [
+            SimulatedEngine(
+                length_of=scenario.length_of,
+                cost=scenario.cost,
+                keeps_parked=scenario.keeps_parked,
+                max_batched_tokens=scenario.max_batched_tokens,
+                block_tokens=scenario.block_tokens,
+            )
+            for _ in range(scenario.num_engines)
+        ]
+        scorer = DelayedScorer(
+            no_signal_frac=scenario.no_signal_frac,
+            score_s=scenario.score_s,
+            seed=scenario.seed,
+            clock=self._clock,
+        )
+        engines: Engines = (
+            InProcessEngine(self._engines[0], clock=self._clock, controller_s=scenario.controller_s)
+            if scenario.in_process
+            else ParallelEngines(self._engines, clock=self._clock)
+        )
+        self._collector = Collector(
+            engines,
+            scorer,
+            NumberedPrompts(scenario.prompt_tokens),
+            StepRules(
+                num_groups=scenario.num_groups,
+                group_size=scenario.group_size,
+                refill=refill,
+                max_staleness=scenario.max_staleness,
+                finish_stale=scenario.finish_stale,
+                max_rejected_groups=0,
+                abort_timeout_s=_FOREVER_S,
+                tick_timeout_s=_FOREVER_S,
+                deterministic=False,
+                requests=RequestRules(
+                    tick_steps=scenario.tick_steps,
+                    max_response_tokens=scenario.max_response_tokens,
+                    seed=scenario.seed,
+                ),
+            ),
+            over_sampling=over_sampling,
+            keep=_has_signal if scenario.is_filtered else _any,
+            clock=self._clock,
+        )
+
+    def step(self, policy_version: int) -> Collection:
+        """Simulate a rollout, then the rest of the step."""
+        for engine in self._engines:
+            engine.set_version(policy_version)
+        collection = self._collector.collect(policy_version)
+        self._clock.move_to(self._clock() + self._scenario.rest_s)
+        return collection
+
+    @property
+    def parked_tokens(self) -> int:
+        return self._collector.leftovers(under_way=()).parked_tokens
+
+    @property
+    def peak_kv_tokens(self) -> int:
+        return max(engine.peak_kv_tokens for engine in self._engines)
+
+
+def _has_signal(scored: ScoredGroup) -> bool:
+    return scored.has_signal
+
+
+def _any(scored: ScoredGroup) -> bool:  # noqa: ARG001
+    return True

@@ -1,0 +1,62 @@
+"""Tables of simulated outcomes for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+
+from april_rl.lab.simulator.april_paper import PaperRow
+
+_GIB = 1 << 30
+
+
+def comparison_table(
+    rows: Sequence[Mapping[str, object]], *, title: str, kv_bytes_per_token: int | None
+) -> Table:
+    """Return a table with a row for every over-sampling factor; a row is `Outcome.figures` with
+    `mode` and `gain`.
+
+    Memory is that of the engine that held most, in GiB where the size of a token is known.
+    """
+    table = Table(title=title)
+    heads = ("α", "step s", "samples/s", "gain", "occupied", "off-policy", "age mean", "max")
+    for head in ("mode", *heads, "re-prefill", "peak KV"):
+        table.add_column(head, justify="left" if head == "mode" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            str(row["mode"]),
+            f"{row['over_sampling_factor']:g}",
+            f"{row['step_s']:.3g}",
+            f"{row['trained_samples_per_s']:.3g}",
+            f"{row['gain']:.2f}",
+            f"{row['occupancy']:.2f}",
+            f"{row['off_policy_token_frac']:.2f}",
+            f"{row['age_mean']:.2f}",
+            f"{row['age_max']}",
+            f"{row['reprefill_per_generated_token']:.2f}",
+            _memory(row["peak_kv_tokens"], kv_bytes_per_token),
+        )
+    return table
+
+
+def _memory(num_tokens: object, bytes_per_token: int | None) -> str:
+    assert isinstance(num_tokens, int)
+    if bytes_per_token is None:
+        return f"{num_tokens:,} tokens"
+    return f"{num_tokens * bytes_per_token / _GIB:.1f} GiB"
+
+
+def paper_table(rows: Sequence[PaperRow]) -> Table:
+    """Return a table of the paper's gains beside the simulated ones, in percent over
+    synchronous.
+    """
+    table = Table(title="gain over synchronous at α = 2: the paper's, and simulated")
+    for head in ("data set", "model", "filter", "paper", "one-shot", "refill", "refill, KV kept"):
+        table.add_column(head, justify="left" if head in ("data set", "model") else "right")
+    for row in rows:
+        case = row.case
+        gains = (case.paper_gain, *(row.gain(o) for o in (row.one_shot, row.refill, row.kept)))
+        cells = (f"{100 * (gain - 1):+.0f} %" for gain in gains)
+        table.add_row(case.data_set, case.model, "on" if case.is_filtered else "off", *cells)
+    return table

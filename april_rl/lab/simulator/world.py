@@ -1,0 +1,179 @@
+"""Engines, prompts and rewards of a simulated run, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from april_rl.lab.simulator.in_process import SerialEngines
+from april_rl.lab.simulator.length_distributions import uniform
+from april_rl.lab.simulator.simulated_engine import SimulatedEngine
+from april_rl.rollout.ports import EngineStalledError
+from april_rl.rollout.requests import Requests
+from april_rl.rollout.ticks import Completions, Tick
+from april_rl.types import Completion, Prompt, Sample, SampleId, Score
+
+_NO_SIGNAL_STREAM = -2  # a stream of its own, apart from that of lengths
+
+
+class VirtualClock:
+    """Seconds since the run began; only events move it."""
+
+    def __init__(self) -> None:
+        """Start at 0 s."""
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self._now_s
+
+    def move_to(self, now_s: float) -> None:
+        """Advance the clock to `now_s`; it never goes back."""
+        self._now_s = max(self._now_s, now_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launched:
+    """A launched tick that has not been computed yet."""
+
+    submit: Requests
+    slots: int
+    max_steps: int
+    at_s: float  # when it was launched
+
+
+class ParallelEngines:
+    """Simulated engines that work at the same time, as `ports.Engines`.
+
+    An abort takes effect after the ticks launched before it, as with workers.
+    """
+
+    def __init__(self, engines: Sequence[SimulatedEngine], *, clock: VirtualClock) -> None:
+        """Use `engines[i]` as engine i of the protocol."""
+        self._engines, self._clock = engines, clock
+        self._launched: list[deque[_Launched]] = [deque() for _ in engines]
+        self._begun: dict[int, tuple[float, Tick]] = {}  # engine -> when its tick ends, and that
+        self._free_s = [0.0] * len(engines)  # when the last tick that has begun ends
+
+    @property
+    def num_engines(self) -> int:
+        """Return the number of engines."""
+        return len(self._engines)
+
+    def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
+        """Queue a tick; it begins now, or when the one before it ends."""
+        tick = _Launched(submit=submit, slots=slots, max_steps=max_steps, at_s=self._clock())
+        self._launched[engine].append(tick)
+
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
+        """Move the clock to the next moment at which ticks end, and return these; with `gather_s`
+        also those that end within that time.
+        """
+        for engine in range(self.num_engines):
+            if engine not in self._begun and self._launched[engine]:
+                self._begin(engine)
+        first_s = min(end_s for end_s, _ in self._begun.values())
+        now_s = max(first_s, self._clock() + gather_s)
+        if now_s > self._clock() + timeout_s:
+            raise EngineStalledError(f"a simulated tick takes longer than {timeout_s:g} s")
+        self._clock.move_to(now_s)
+        ended = sorted(engine for engine, (end_s, _) in self._begun.items() if end_s <= now_s)
+        return [(engine, self._begun.pop(engine)[1]) for engine in ended]
+
+    def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
+        """Return what the engines hold, once the last of them has reached its abort."""
+        given_back: list[Completion] = []
+        for engine, simulated in enumerate(self._engines):
+            given_back += self._end(engine)
+            while self._launched[engine]:
+                self._begin(engine)
+                given_back += self._end(engine)
+            given_back += simulated.abort()
+        return given_back, []
+
+    def _begin(self, engine: int) -> None:
+        """Compute the oldest launched tick."""
+        tick = self._launched[engine].popleft()
+        done = self._engines[engine].advance(
+            tick.submit.each(), slots=tick.slots, max_steps=tick.max_steps
+        )
+        end_s = self._free_s[engine] = max(tick.at_s, self._free_s[engine]) + done.elapsed_s
+        self._begun[engine] = (end_s, done)
+
+    def _end(self, engine: int) -> Completions:
+        """Wait for the tick that has begun, and return what it finished."""
+        if engine not in self._begun:
+            return Completions()
+        end_s, tick = self._begun.pop(engine)
+        self._clock.move_to(end_s)
+        return tick.finished
+
+
+class InProcessEngine(SerialEngines):
+    """One engine in the controller's process, which computes only while `wait` is called."""
+
+    def __init__(
+        self, engine: SimulatedEngine, *, clock: VirtualClock, controller_s: float
+    ) -> None:
+        """Use this engine; the controller takes `controller_s` a tick, in which the engine is
+        idle.
+        """
+        super().__init__([engine])
+        self._clock, self._controller_s = clock, controller_s
+
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
+        """Compute the oldest launched tick, and move the clock by the time it took."""
+        ended = super().wait(timeout_s, gather_s=gather_s)
+        spent_s = sum(tick.elapsed_s + self._controller_s for _, tick in ended)
+        self._clock.move_to(self._clock() + spent_s)
+        return ended
+
+
+class NumberedPrompts:
+    """Prompts 0, 1, 2 … of one length."""
+
+    def __init__(self, num_tokens: int) -> None:
+        """Give every prompt `num_tokens` tokens."""
+        self._token_ids, self._next = (0,) * num_tokens, 0
+
+    def take(self) -> Prompt:
+        """Return the next prompt."""
+        prompt_id, self._next = self._next, self._next + 1
+        return Prompt(
+            id=prompt_id, token_ids=self._token_ids, text="", answer="", source="simulation"
+        )
+
+
+class DelayedScorer:
+    """Scorer whose rewards are known `score_s` after submission, in order of submission."""
+
+    def __init__(
+        self, *, no_signal_frac: float, score_s: float, seed: int, clock: VirtualClock
+    ) -> None:
+        """`no_signal_frac` of the prompts get equal rewards for all their samples."""
+        self._no_signal_frac, self._score_s, self._seed = no_signal_frac, score_s, seed
+        self._clock = clock
+        self._pending: deque[tuple[float, SampleId]] = deque()  # when it is known
+
+    def submit(self, sample: Sample, *, group_size: int) -> None:  # noqa: ARG002 (one by one)
+        """Queue the sample's reward, known after `score_s`."""
+        self._pending.append((self._clock() + self._score_s, sample.id))
+
+    def collect(self, timeout_s: float | None) -> list[Score]:
+        """Return the rewards known by now; with a timeout, wait until some or all are known."""
+        if self._pending and timeout_s != 0:
+            due_s = self._pending[-1 if timeout_s is None else 0][0]
+            latest_s = due_s if timeout_s is None else min(due_s, self._clock() + timeout_s)
+            self._clock.move_to(latest_s)
+        scores: list[Score] = []
+        while self._pending and self._pending[0][0] <= self._clock():
+            scores.append(self._score(self._pending.popleft()[1]))
+        return scores
+
+    def _score(self, sample_id: SampleId) -> Score:
+        """Return 1 for samples with an odd index, 0 for others and for prompts without signal."""
+        drawn = uniform(self._seed, sample_id.prompt_id, _NO_SIGNAL_STREAM)
+        is_flat = drawn < self._no_signal_frac
+        value = 0.0 if is_flat else float(sample_id.index % 2)
+        return Score(sample_id=sample_id, value=value, outcome="scored")

@@ -1,0 +1,112 @@
+"""Response lengths and engine cost observed in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+
+from april_rl.lab.simulator.length_distributions import finished_lengths
+from april_rl.lab.simulator.simulation import Scenario
+from april_rl.lab.tuning.prediction import Comparison
+from april_rl.rollout.codec import Plain
+from april_rl.rollout.engine_cost import MIN_TICKS, EngineCost, TickWork, fit_cost
+from april_rl.rollout.stats import Progress, StepStats
+from april_rl.types import SampleId
+
+_WINDOW_STEPS = 12  # older steps say little, because the policy has changed
+_TICKS_PER_STEP = 32  # kept per step, evenly spread
+# Until the cost of a sample is known it counts as free, so that a larger batch is tried.
+_ANY_COST = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
+
+
+class Evidence:
+    """Sliding windows over the steps of a run.
+
+    Lengths are kept for the groups opened last, finished or not. Short responses finish first, so a
+    window over finished samples alone would be biased towards short ones.
+    """
+
+    def __init__(self, settings: Scenario, *, refill: bool) -> None:
+        """Start with the settings of the run, and without lengths and cost."""
+        self._settings, self._refill = settings, refill
+        self._samples: dict[SampleId, Progress] = {}
+        # By number of slots: a run that stays with one α keeps the cost of other batch sizes.
+        self._ticks: dict[int, list[TickWork]] = {}
+        self._trained, self._rejected = 0.0, 0.0  # groups, older ones with less weight
+        self._prompt_tokens = 1.0  # mean of the last step
+
+    def observe(self, stats: StepStats, *, num_groups: int) -> None:
+        """Record a step that trains `num_groups`."""
+        decay = 1 - 1 / _WINDOW_STEPS
+        self._trained = decay * self._trained + num_groups
+        self._rejected = decay * self._rejected + stats.rejected_groups
+        if stats.progress:
+            self._prompt_tokens = stats.prompt_tokens / len(stats.progress)
+            self._samples.update((each.sample_id, each) for each in stats.progress)
+            prompt_ids = sorted({sample_id.prompt_id for sample_id in self._samples})
+            first = prompt_ids[-_WINDOW_STEPS * self._settings.num_groups :][0]
+            self._samples = {k: v for k, v in self._samples.items() if k.prompt_id >= first}
+        ticks = [tick for tick in stats.ticks if tick.engine_steps]
+        if ticks:
+            latest = map(TickWork.of, ticks[:: -(-len(ticks) // _TICKS_PER_STEP)])
+            known = [*self._ticks.get(stats.num_slots, []), *latest]
+            self._ticks[stats.num_slots] = known[-_WINDOW_STEPS * _TICKS_PER_STEP :]
+
+    @property
+    def suffices(self) -> bool:
+        """Return whether enough ticks were observed to fit a cost."""
+        return len(self._all_ticks()) >= MIN_TICKS
+
+    @property
+    def is_cost_known(self) -> bool:
+        """Return whether batches of different sizes were observed.
+
+        One size cannot separate the cost of a step from that of a sample. Without refill, batches
+        shrink within every step.
+        """
+        return len(self._ticks) > 1 or not self._refill
+
+    def comparison(self, factors: Iterable[float], *, seed: int) -> Comparison:
+        """Return a comparison of `factors` on the current run; `seed` draws the unknown lengths."""
+        cost = fit_cost(self._all_ticks()) if self.is_cost_known else _ANY_COST
+        lengths = finished_lengths(
+            [each.num_tokens for each in self._samples.values()],
+            [each.is_finished for each in self._samples.values()],
+            rng=Random(seed),
+        )
+        groups: dict[int, list[int]] = {}
+        for (prompt_id, _), tokens in zip(self._samples, lengths, strict=True):
+            groups.setdefault(prompt_id, []).append(min(tokens, self._settings.max_response_tokens))
+        scenario = replace(
+            self._settings,
+            cost=cost if cost.step_s + cost.sample_s + cost.context_token_s else _ANY_COST,
+            prompt_tokens=max(1, round(self._prompt_tokens)),
+            no_signal_frac=min(self._rejected / max(1.0, self._trained + self._rejected), 0.95),
+            seed=seed,
+        )
+        lengths_of_groups = tuple(map(tuple, groups.values()))
+        return Comparison(scenario, lengths_of_groups, refill=self._refill, factors=tuple(factors))
+
+    def _all_ticks(self) -> list[TickWork]:
+        return [tick for ticks in self._ticks.values() for tick in ticks]
+
+    def save(self) -> Plain:
+        """Return the windows as plain data."""
+        return {
+            "samples": [[*who, n, is_finished] for who, n, is_finished in self._samples.values()],
+            "ticks": [[slots, list(map(list, ticks))] for slots, ticks in self._ticks.items()],
+            "groups": [self._trained, self._rejected],
+            "prompt_tokens": self._prompt_tokens,
+        }
+
+    def restore(self, state: Plain) -> None:
+        """Continue from what `save` returned."""
+        for prompt_id, index, tokens, is_finished in state["samples"]:
+            sample_id = SampleId(prompt_id, index)
+            self._samples[sample_id] = Progress(sample_id, tokens, is_finished)
+        self._ticks = {
+            slots: [TickWork(*tick) for tick in ticks] for slots, ticks in state["ticks"]
+        }
+        self._trained, self._rejected = state["groups"]
+        self._prompt_tokens = state["prompt_tokens"]

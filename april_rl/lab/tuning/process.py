@@ -1,0 +1,41 @@
+"""Process that simulates comparisons while the workers update."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import Future
+
+from pebble import ProcessPool
+
+from april_rl.lab.tuning.prediction import Comparison, Prediction, predict
+from april_rl.rewards.child_process import die_with_controller
+
+_NICENESS = 10  # yields to workers and rewards without starving on a small machine
+
+
+class SimulationProcess:
+    """One process that predicts one comparison at a time; it starts with the first."""
+
+    def __init__(self) -> None:
+        """Prepare the pool; the process starts with the first comparison."""
+        self._pool = ProcessPool(
+            max_workers=1,
+            initializer=_prepare,
+            context=multiprocessing.get_context("spawn"),  # not a copy of the controller
+        )
+
+    def submit(self, comparison: Comparison) -> Future[list[Prediction]]:
+        """Start a simulation and return a future for its predictions or its error."""
+        predictions: Future[list[Prediction]] = self._pool.schedule(predict, args=[comparison])
+        return predictions
+
+    def close(self) -> None:
+        """End the process now, whatever it is doing."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+
+
+def _prepare() -> None:
+    die_with_controller()
+    os.nice(_NICENESS)

@@ -1,0 +1,159 @@
+"""Seconds that an engine's work costs, and how to fit them to the ticks of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from april_rl.rollout.ticks import Tick
+
+Floats = NDArray[np.float64]
+
+MIN_TICKS = 8  # twice as many equations as unknowns
+TUKEY_CUTOFF = 4.685  # residuals of so many standard deviations count for nothing
+MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+ROUNDS = 6  # of reweighting; the weights no longer move after three or four
+# Ticks of a step that its engine metrics are fitted on, evenly spread: a fit takes a millisecond.
+_FITTED_TICKS = 256
+_RCOND = 1e-8  # relative, of the normal equations: ignores work that varies by less than 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCost:
+    """Seconds of engine work: each engine step costs step_s, each request in it sample_s, each
+    token that attention reads context_token_s, each prefilled token prefill_token_s.
+    """
+
+    step_s: float
+    sample_s: float
+    context_token_s: float
+    prefill_token_s: float
+
+    def seconds(
+        self,
+        *,
+        engine_steps: float,
+        slot_steps: float,
+        context_token_steps: float,
+        prefilled_tokens: float,
+    ) -> float:
+        """Return the seconds that this work takes; the counts are those of a Tick."""
+        return (
+            self.step_s * engine_steps
+            + self.sample_s * slot_steps
+            + self.context_token_s * context_token_steps
+            + self.prefill_token_s * prefilled_tokens
+        )
+
+
+class TickWork(NamedTuple):
+    """Work of an engine in one tick, and the seconds it took."""
+
+    engine_steps: int
+    slot_steps: int
+    context_token_steps: int
+    prefilled_tokens: int
+    elapsed_s: float
+
+    @classmethod
+    def of(cls, tick: Tick) -> TickWork:
+        """Return the work of `tick`, without its completions."""
+        work = tick.engine_steps, tick.slot_steps, tick.context_token_steps, tick.prefilled_tokens
+        return cls(*work, tick.elapsed_s)
+
+
+def engine_metrics(ticks: Sequence[Tick]) -> dict[str, float]:
+    """Return `engine/*`, the terms of the `EngineCost` fitted to the ticks of a step, which the
+    simulator reads from a recorded run; return nothing if there are too few ticks.
+    """
+    computed = [tick for tick in ticks if tick.engine_steps]
+    if len(computed) < MIN_TICKS:
+        return {}
+    cost = fit_cost(computed[:: -(-len(computed) // _FITTED_TICKS)])
+    return {f"engine/{name}": seconds for name, seconds in asdict(cost).items()}
+
+
+def fit_cost(ticks: Sequence[Tick | TickWork]) -> EngineCost:
+    """The cost whose four terms, none negative, explain `elapsed_s` of the ticks best.
+
+    Each tick counts relative to the seconds it took, and ticks that the machine held up count less
+    or not at all: least squares reweighted by Tukey's biweight (Beaton and Tukey 1974). Raises
+    ValueError when fewer than eight ticks did anything.
+    """
+    work = np.array([_work(tick) for tick in ticks if tick.engine_steps], dtype=np.float64)
+    if len(work) < MIN_TICKS:
+        raise ValueError(
+            f"an engine's cost is fitted on at least {MIN_TICKS} ticks that computed something, "
+            f"got {len(work)}"
+        )
+    elapsed = np.array([tick.elapsed_s for tick in ticks if tick.engine_steps])
+    scale = 1 / np.maximum(elapsed, np.median(elapsed) / 10 or 1.0)
+    work, elapsed = work * scale[:, None], elapsed * scale
+    weights = np.ones(len(work))
+    for _ in range(ROUNDS):
+        coefficients = _non_negative_fit(work, elapsed, weights)
+        weights = _biweight(elapsed - work @ coefficients)
+    step_s, sample_s, context_token_s, prefill_token_s = coefficients.tolist()
+    return EngineCost(
+        step_s=step_s,
+        sample_s=sample_s,
+        context_token_s=context_token_s,
+        prefill_token_s=prefill_token_s,
+    )
+
+
+def _work(tick: Tick | TickWork) -> tuple[int, int, int, int]:
+    return tick.engine_steps, tick.slot_steps, tick.context_token_steps, tick.prefilled_tokens
+
+
+def _non_negative_fit(work: Floats, elapsed: Floats, weights: Floats) -> Floats:
+    """Return the exact weighted least-squares solution with non-negative coefficients [4] for work
+    [n, 4].
+
+    The minimum is the unconstrained minimum over some subset of the columns, so the best feasible
+    subset gives it; if the solution with all columns is feasible, no other is better. Directions in
+    which the work hardly varies get no weight: batches of one size cannot tell the cost of a step
+    from that of its samples.
+    """
+    root = np.sqrt(weights)
+    weighted, target = work * root[:, None], elapsed * root
+    size = np.linalg.norm(weighted, axis=0)
+    weighted = weighted / np.where(size > 0, size, 1.0)
+    gram, moment = weighted.T @ weighted, weighted.T @ target
+    best, best_loss = np.zeros(work.shape[1]), math.inf
+    used = [c for c in range(work.shape[1]) if size[c] > 0]
+    for columns in _subsets(used):
+        inner = gram[np.ix_(columns, columns)]
+        found = np.linalg.lstsq(inner, moment[columns], rcond=_RCOND)[0]
+        if (found < 0).any():
+            continue
+        loss = float(found @ inner @ found - 2 * moment[columns] @ found)
+        if loss < best_loss:
+            best, best_loss = np.zeros(work.shape[1]), loss
+            best[columns] = found / size[columns]
+        if columns == used:
+            break
+    return best
+
+
+def _subsets(columns: Sequence[int]) -> Iterator[list[int]]:
+    """Yield every non-empty subset of the columns, the largest first."""
+    for count in range(len(columns), 0, -1):
+        yield from (list(chosen) for chosen in combinations(columns, count))
+
+
+def _biweight(residuals: Floats) -> Floats:
+    """Return weights in [0, 1] for relative residuals [n]; all are one where most points fit
+    exactly.
+    """
+    deviation = MAD_TO_DEVIATION * float(np.median(np.abs(residuals)))
+    if deviation < 1e-9:
+        return (np.abs(residuals) < 1e-6).astype(np.float64)
+    ratio = residuals / (TUKEY_CUTOFF * deviation)
+    return np.where(np.abs(ratio) < 1, (1 - ratio**2) ** 2, 0.0)
