@@ -42,7 +42,7 @@ soak: $(STAMP)
 
 check: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-	@$(BIN)/python -m pytest tests/test_architecture.py tests/test_design_doc.py
+	@$(BIN)/python -m pytest tests/project/test_architecture.py tests/project/test_design_doc.py
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

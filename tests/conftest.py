@@ -17,7 +17,7 @@ from april_rl.runtime.engine_build import installed_engines
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The first takes minutes; the others have no slow marker, as they start no engine.
-LONGEST = ("test_runs.py", "test_self_tuning.py", "test_tuning_process.py")
+LONGEST = ("test_runs.py", "test_auto_runs.py", "test_tuning_process.py")
 
 # On a busy machine any example may be slow once; tests that are always slow show in the durations.
 settings.register_profile("april_rl", deadline=None)

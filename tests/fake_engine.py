@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from april_rl.lab.simulator.in_process import SerialEngines
+from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score
@@ -273,3 +274,17 @@ class FakeScorer:
             message=f"no value for {sample_id}" if is_lost else "",
             parts=() if is_lost else (("a", reward(sample_id)), ("b", 0.0)),
         )
+
+
+class CountingScorer(FakeScorer):
+    """Counts what it scored; `parts` of several functions beside the value."""
+
+    parts: tuple[str, ...] = ()
+
+    def metrics(self) -> Metrics:
+        return Metrics({"reward/retries": Sum(7)})
+
+    def collect(self, timeout_s: float | None) -> list[Score]:
+        scores = super().collect(timeout_s)
+        named = [tuple((name, score.value + 100) for name in self.parts) for score in scores]
+        return [s._replace(parts=parts) for s, parts in zip(scores, named, strict=True)]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "april_rl"
+TESTS = ROOT / "tests"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)
@@ -33,7 +34,7 @@ def all_files() -> list[Path]:
     return (
         package_files()
         + sorted((ROOT / "tools").rglob("*.py"))
-        + sorted((ROOT / "tests").glob("*.py"))
+        + sorted((ROOT / "tests").rglob("*.py"))
     )
 
 

@@ -1,0 +1,283 @@
+"""The configuration: recipes compose, mistakes are refused by name, every setting is read."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from composed_config import SECTIONS, load, refusal
+from omegaconf import OmegaConf
+from source_tree import PACKAGE, ROOT, package_files, tree_of
+
+from april_rl.config import TrainConfig, config_dir
+from april_rl.config.store import ConfigError, recipes
+from april_rl.config.task import MISSING
+
+
+def settings() -> dict[str, object]:
+    """Yield every key of the schema with its default."""
+    defaults: dict[str, object] = {}
+    for name, section in SECTIONS.items():
+        if is_dataclass(section):
+            defaults |= {
+                f"{name}.{entry.name}": getattr(section(), entry.name) for entry in fields(section)
+            }
+        else:
+            defaults[name] = getattr(TrainConfig(), name)
+    return defaults
+
+
+@pytest.mark.parametrize("recipe", recipes())
+def test_every_recipe_composes_into_a_checked_configuration(recipe: str) -> None:
+    config = load(f"+recipe={recipe}")
+    assert config.name == recipe
+    assert MISSING not in (config.model.path, config.data.path)
+
+
+def test_the_two_recipes_of_the_design_are_there() -> None:
+    assert {"tiny_cpu", "qwen3_4b_dapo"} <= recipes().keys()
+
+
+def test_a_recipe_chooses_its_algorithm_and_the_command_line_wins() -> None:
+    assert load("+recipe=qwen3_4b_dapo").algorithm.dynamic_sampling
+    assert not load("+recipe=qwen3_4b_dapo", "algorithm=grpo").algorithm.dynamic_sampling
+    assert load("+recipe=tiny_cpu", "rollout.group_size=4").rollout.group_size == 4
+
+
+def test_the_frozen_keys_are_there() -> None:
+    frozen = """
+        name seed deterministic model.path data.path optimizer.lr trainer.num_steps
+        trainer.num_groups trainer.num_minibatches rollout.group_size
+        rollout.over_sampling_factor rollout.refill rollout.max_staleness rollout.on_stale
+        rollout.max_response_tokens rollout.temperature rollout.drain_steps learner.max_tokens
+        learner.age_decay learner.max_mismatch learner.offload engine.tensor_parallel_size
+        runtime.num_workers runtime.ray_address tracking.wandb
+    """
+    assert set(frozen.split()) <= settings().keys()
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("rollout.group_sice=4", "rollout.group_sice"),
+        (
+            "+rollout.group_sice=4",
+            "rollout.group_sice is not a setting; did you mean rollout.group_size",
+        ),
+        ("+sede=1", "sede is not a setting; did you mean seed"),
+        ("rollouts.group_size=4", "rollouts"),
+        ("rollout.group_size=many", "rollout.group_size"),
+        ("rollout.group_size=2.5", "rollout.group_size"),
+        ("rollout.group_size=null", "rollout.group_size"),
+        ("rollout.refill=perhaps", "rollout.refill"),
+        ("rollout.on_stale=drop", "rollout.on_stale"),
+        ("evaluation.sets=3", "evaluation.sets"),
+        ("rollout=3", "rollout"),
+        ("algorithm=nope", "dapo"),
+    ],
+)
+def test_an_unknown_key_or_a_wrong_type_is_refused_by_name(override: str, wanted: str) -> None:
+    assert wanted in refusal("+recipe=tiny_cpu", override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rollout.over_sampling_factor=0.5",
+        "rollout.over_sampling_factor=inf",
+        "rollout.over_sampling_factor=nan",
+        "rollout.over_sampling_factor=automatic",
+        "rollout.max_off_policy_frac=0",
+        "rollout.max_off_policy_frac=0.5",
+        "rollout.group_size=0",
+        "rollout.group_size=1",
+        "rollout.max_staleness=-1",
+        "rollout.tick_steps=0",
+        "rollout.tick_steps=often",
+        "rollout.temperature=0",
+        "rollout.temperature=inf",
+        "rollout.drain_steps=100",
+        "seed=-1",
+        "seed=4294967296",
+        "trainer.num_steps=0",
+        "trainer.num_minibatches=1000",
+        "optimizer.lr=0",
+        "optimizer.beta2=1",
+        "optimizer.lr=inf",
+        "optimizer.weight_decay=nan",
+        "optimizer.warmup_steps=100",
+        "algorithm.overlong_buffer_frac=1.1",
+        "algorithm.overlong_penalty=inf",
+        "algorithm.clip_low=1",
+        "algorithm.tis_cap=0.5",
+        "algorithm.tis_cap=inf",
+        "learner.age_decay=0",
+        "learner.shard_size=-1",
+        "learner.max_mismatch=0",
+        "engine.gpu_memory_utilization=1",
+        "engine.tensor_parallel_size=0",
+        "reward.hard_timeout_s=1",
+        "reward.memory_gib=0.5",
+        "reward.hard_timeout_s=inf",
+        "reward.start_timeout_s=0",
+        "evaluation.every=0",
+        "evaluation.sets.held_out=",
+        "model.path=",
+        "data.path=",
+        "runtime.num_workers=0",
+        "tracking.save_samples_every=-1",
+        "data.plain_template=nothing",
+    ],
+)
+def test_a_value_out_of_range_is_refused_in_one_line_that_starts_with_its_key(
+    override: str,
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("+recipe=tiny_cpu", override)
+    message = str(caught.value)
+    assert message.startswith(override.partition("=")[0])
+    assert "\n" not in message
+
+
+def test_an_unknown_recipe_is_refused_with_a_list_of_the_recipes() -> None:
+    message = refusal("+recipe=tiny_tpu")
+    for name in ("recipe/tiny_tpu", *(name for name in recipes() if "/" not in name)):
+        assert name in message
+
+
+def test_without_a_recipe_the_missing_setting_is_named_with_a_way_out() -> None:
+    message = refusal("model.path=builtin:tiny")
+    assert message.startswith("data.path is not set")
+    assert "+recipe=NAME" in message
+    assert "tiny_cpu" in message
+
+
+def written(path: Path) -> Iterator[tuple[str, object]]:
+    """Every key that a file of `configs/` sets, with its value; its folder is its section."""
+    section = path.relative_to(config_dir()).parent.as_posix()
+    tree = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(tree, dict)
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{inner}", given) for inner, given in value.items())
+        else:
+            yield (key if section == "." else f"{section}.{key}"), value
+
+
+def test_configs_repeat_no_default_of_the_schema() -> None:
+    defaults = {
+        key: value.name if isinstance(value, Enum) else value for key, value in settings().items()
+    }
+    repeated = [
+        f"{path.relative_to(ROOT)}: {key}={value}"
+        for path in sorted(Path(config_dir()).rglob("*.yaml"))
+        for key, value in written(path)
+        if key in defaults and defaults[key] == value
+    ]
+    assert repeated == []
+
+
+class Reads(ast.NodeVisitor):
+    """The settings that a module reads, through a whole configuration or a section of it.
+
+    A whole configuration is a name or attribute `config`, or what is annotated TrainConfig; a
+    section is an attribute of it, a name that such an attribute is assigned to, or what is
+    annotated with the section's class. Writes do not count.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.keys: set[str] = set()
+        self._classes = {section.__name__: name for name, section in SECTIONS.items()}
+        self._names: dict[str, str] = {}  # of a variable: section, or "" for a whole configuration
+        for node in [*ast.walk(tree)] * 2:  # what an argument is may be learned after its use
+            self._learn(node)
+        self.visit(tree)
+
+    def _learn(self, node: ast.AST) -> None:
+        """Which names of the module stand for a configuration or a section."""
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            self._annotated(node.arg, node.annotation)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            for name in (node.target.id, f"self.{node.target.id}"):  # a variable, or a field
+                self._annotated(name, node.annotation)
+        elif isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Tuple):
+            self._assigned(node.targets[0], node.value)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else []
+            for target, value in zip(node.targets[0].elts, values, strict=False):
+                self._assigned(target, value)
+
+    def _assigned(self, target: ast.expr, value: ast.expr) -> None:
+        section = self._section(value)
+        if section:
+            self._names[ast.unparse(target)] = section
+
+    def _annotated(self, name: str, annotation: ast.expr) -> None:
+        known = self._classes | {"TrainConfig": "", "PromptSetConfig": "data"}
+        if isinstance(annotation, ast.Name) and annotation.id in known:
+            self._names[name] = known[annotation.id]
+
+    def _is_config(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            return self._names.get(node.id, node.id) in ("", "config")
+        return isinstance(node, ast.Attribute) and node.attr.strip("_") == "config"
+
+    def _section(self, node: ast.expr) -> str | None:
+        """The section that an expression stands for."""
+        known = self._names.get(ast.unparse(node))
+        if isinstance(node, ast.Name) or known:
+            return known or None
+        is_section = isinstance(node, ast.Attribute) and is_dataclass(SECTIONS.get(node.attr))
+        return node.attr if is_section and self._is_config(node.value) else None
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        section = self._section(node.value)
+        if isinstance(node.ctx, ast.Load) and section:
+            self.keys.add(f"{section}.{node.attr}")
+        elif isinstance(node.ctx, ast.Load) and self._is_config(node.value):
+            self.keys.add(node.attr)
+        self.generic_visit(node)
+
+
+def keys_read(source: str) -> set[str]:
+    return Reads(ast.parse(source)).keys & settings().keys()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "size = config.rollout.group_size",
+        "size = self._config.rollout.group_size",
+        "rollout = self.config.rollout\nsize = rollout.group_size",
+        "trainer, rollout = config.trainer, config.rollout\nsize = rollout.group_size",
+        "def make(settings: RolloutConfig): return settings.group_size",
+        "def make(run: TrainConfig): return run.rollout.group_size",
+        "class Inputs:\n chosen: RolloutConfig\n def size(self): self.chosen.group_size",
+        "def make(self, chosen: RolloutConfig):\n self._chosen = chosen\n self._chosen.group_size",
+    ],
+)
+def test_a_setting_counts_as_read_where_it_is_read(source: str) -> None:
+    assert keys_read(source) == {"rollout.group_size"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "size = self.rollout.group_size",
+        "size = rollout.group_size",
+        "config.rollout.group_size = 3",
+        "config.rollout.group_sizes",
+        "collector = Collector(group_size=group_size)",
+        "asdict(config.rollout)",
+    ],
+)
+def test_a_setting_does_not_count_as_read_through_a_similar_name(source: str) -> None:
+    assert keys_read(source) == set()
+
+
+def test_every_setting_is_read_outside_the_configuration() -> None:
+    outside = [path for path in package_files() if not path.is_relative_to(PACKAGE / "config")]
+    read = set().union(*(Reads(tree_of(path)).keys for path in outside))
+    assert sorted(settings().keys() - read) == []

@@ -1,0 +1,237 @@
+"""The algorithm's settings: every group composes, and contradictions are refused."""
+
+from __future__ import annotations
+
+from enum import Enum
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from composed_config import load
+
+from april_rl.algorithm import advantages
+from april_rl.algorithm.advantages import ADVANTAGES
+from april_rl.algorithm.losses import LossInputs, loss_function
+from april_rl.algorithm.responses import Responses
+from april_rl.assembly.packer import AgeWeightError, build_packer, load_age_weights
+from april_rl.config import config_dir
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import LOSS_SETTINGS, Advantage, Correction, Kl, Loss, Ratio
+from april_rl.config.store import ConfigError
+from april_rl.learner.objective import Objective
+
+GROUPS = sorted(path.stem for path in Path(config_dir(), "algorithm").glob("*.yaml"))
+
+
+def load_tiny(*overrides: str) -> Any:
+    return load("+recipe=tiny_cpu", *overrides)
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_tiny(*overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_groups_of_the_design_are_there() -> None:
+    assert {"grpo", "dapo", "gspo", "dr_grpo", "cispo"} <= set(GROUPS)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_algorithm_group_composes_into_what_its_paper_says(group: str) -> None:
+    """Fails when a file of configs/algorithm names a key or a value that the schema has not."""
+    algorithm = load_tiny(f"algorithm={group}").algorithm
+    found = (
+        algorithm.advantage.name,
+        algorithm.loss.name,
+        algorithm.aggregation.name,
+        algorithm.clip_low,
+        algorithm.clip_high,
+        algorithm.dynamic_sampling,
+    )
+    assert (
+        found
+        == {
+            "grpo": ("grpo", "ppo_clip", "token_mean", 0.2, 0.28, False),
+            "dapo": ("grpo", "ppo_clip", "token_mean", 0.2, 0.28, True),
+            "gspo": ("grpo", "gspo_token", "sequence_mean", 3e-4, 4e-4, False),
+            "dr_grpo": ("dr_grpo", "ppo_clip", "constant_length", 0.2, 0.28, False),
+            "cispo": ("grpo", "cispo", "token_mean", 1.0, 0.28, False),
+        }[group]
+    )
+    assert algorithm.kl is Kl.none
+    assert algorithm.correction.name == "truncate"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["loss=gspo", "correction=mask"], ["algorithm.loss=gspo", "algorithm.correction=mask"]),
+        (["ratio=behaviour"], ["algorithm.correction", "algorithm.ratio=behaviour"]),
+        (["ratio=behaviour", "correction=mask"], ["algorithm.correction", "algorithm.ratio="]),
+        (["loss=policy_gradient", "clip_low=0.1"], ["algorithm.clip_low", "algorithm.loss="]),
+        (["loss=sapo", "clip_high=0.3"], ["algorithm.clip_high", "algorithm.loss=sapo"]),
+        (["loss=gspo_token", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=gspo_token"]),
+        (["sapo_positive_temperature=2"], ["algorithm.sapo_positive", "algorithm.loss=ppo_clip"]),
+        (["correction=none", "tis_cap=3"], ["algorithm.tis_cap", "algorithm.correction=none"]),
+        (["mask_high=3"], ["algorithm.mask_high", "algorithm.correction=truncate"]),
+        (["kl_coefficient=0.1"], ["algorithm.kl_coefficient", "algorithm.kl=none"]),
+        (["kl=k3"], ["algorithm.kl_coefficient", "algorithm.kl=k3"]),
+        (
+            ["overlong_penalty=3"],
+            ["algorithm.overlong_penalty", "algorithm.overlong_buffer_frac"],
+        ),
+        (["loss=gspo", "clip_low=1"], ["algorithm.clip_low", "algorithm.loss=gspo"]),
+    ],
+)
+def test_contradicting_algorithm_settings_are_refused_with_both_names(
+    overrides: list[str], named: list[str]
+) -> None:
+    """Fails when a setting that nothing reads is taken, or a loss that breaks invariant 7."""
+    message = refusal(*(f"algorithm.{override}" for override in overrides))
+    for key in named:
+        assert key in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["algorithm.loss=gspo", "rollout.on_stale=mask"], "rollout.on_stale=mask"),
+        (["algorithm.loss=gspo", "learner.age_weight=a:b"], "learner.age_weight=a:b"),
+        (["rollout.group_size=1", "algorithm.advantage=rloo"], "algorithm.advantage=rloo"),
+        (
+            [
+                "rollout.group_size=1",
+                "algorithm.advantage=reinforce_pp",
+                "algorithm.dynamic_sampling=true",
+            ],
+            "algorithm.dynamic_sampling",
+        ),
+        (["learner.age_weight=a:b", "learner.age_decay=0.5"], "learner.age_decay=0.5"),
+    ],
+)
+def test_contradicting_settings_of_two_sections_are_refused_with_both_names(
+    overrides: list[str], named: str
+) -> None:
+    """Fails when GSPO may leave out single tokens, or a group of one be compared with itself."""
+    message = refusal(*overrides)
+    assert overrides[0].partition("=")[0] in message
+    assert named in message
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.dual_clip=1",
+        "algorithm.sapo_negative_temperature=0",
+        "algorithm.entropy_coefficient=-0.1",
+        "algorithm.mask_low=1",
+        "algorithm.mask_high=inf",
+        "algorithm.sequence_mask=[0.5]",
+        "algorithm.sequence_mask=[1.2,2]",
+        "algorithm.geometric_mask=[0.5,inf]",
+        "algorithm.geometric_mask=[nan,2]",
+        "learner.age_weight=nothing",
+    ],
+)
+def test_an_algorithm_value_out_of_range_is_refused_by_its_key(override: str) -> None:
+    """Fails when the bounds of a mask leave out the weight 1."""
+    assert refusal(override).startswith(override.partition("=")[0])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.loss=policy_gradient", "algorithm.ratio=behaviour"],
+        ["algorithm.ratio=behaviour", "algorithm.correction=none", "algorithm.sequence_mask=[0,2]"],
+        ["algorithm.loss=gspo", "algorithm.correction=sequence_truncate"],
+        ["algorithm.loss=gspo_token", "rollout.on_stale=mask", "learner.age_weight=a:b"],
+        ["rollout.group_size=1", "algorithm.advantage=reinforce_pp"],
+        ["algorithm.kl=k3", "algorithm.kl_coefficient=0.1"],
+    ],
+)
+def test_settings_that_fit_together_are_accepted(overrides: list[str]) -> None:
+    """And arrive. Fails when a check is stricter than its reason, or a value goes elsewhere."""
+    config = load_tiny(*overrides)
+    for key, _, given in (override.partition("=") for override in overrides):
+        value = attrgetter(key)(config)
+        assert (value.name if isinstance(value, Enum) else value) == yaml.safe_load(given), key
+
+
+def test_every_advantage_has_the_function_of_its_name() -> None:
+    """Estimators over the batch get the whole of it. Fails when two are exchanged."""
+    assert ADVANTAGES.keys() == set(Advantage)
+    groups = [[1.0, 0.0], [0.0, 0.0, 3.0]]
+    for choice, estimator in ADVANTAGES.items():
+        function = getattr(advantages, choice.name)
+        is_of_batch = choice.name.startswith("reinforce_pp")
+        whole = function if is_of_batch else advantages.by_group(function)
+        for found, expected in zip(estimator(groups), whole(groups), strict=True):
+            assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("loss", "key"), [(each, key) for each in Loss for key in LOSS_SETTINGS[each]]
+)
+def test_a_loss_reads_every_setting_that_is_listed_for_it(loss: Loss, key: str) -> None:
+    """Settings that are not listed are refused. Fails when one is listed and nothing reads it."""
+    ratios = torch.tensor([0.3, 0.9, 1.2, 8.0]).repeat(2).log()
+    inputs = LossInputs(
+        logprobs=ratios,
+        anchor_logprobs=torch.zeros(8),
+        advantages=torch.tensor([1.0, -1.0]).repeat_interleave(4),
+        responses=Responses.of([1] * 8),
+    )
+    other = {key: 0.6 if key.startswith("clip") else 1.5}
+    plain, changed = (loss_function(AlgorithmConfig(loss=loss, **given)) for given in ({}, other))
+    assert not torch.equal(changed(inputs).loss, plain(inputs).loss)
+
+
+@pytest.mark.parametrize("choice", [*Loss, *Correction, Kl.k2, Kl.k3, *Ratio])
+def test_the_objective_can_be_built_for_every_choice(choice: Enum) -> None:
+    """Fails when a word of the schema is not one of the learner's."""
+    overrides = [f"algorithm.{type(choice).__name__.lower()}={choice.name}"]
+    overrides += ["algorithm.kl_coefficient=0.1"] * isinstance(choice, Kl)
+    overrides += ["algorithm.correction=none"] * (choice is Ratio.behaviour)
+    objective = Objective(load_tiny(*overrides).algorithm)
+    assert objective.needs_reference == isinstance(choice, Kl)
+    assert objective.needs_proximal == (choice is not Ratio.behaviour)
+
+
+def test_an_age_weight_function_is_called_once_per_age_and_weighs_tokens() -> None:
+    """Fails when the ages are counted from another one, or the last one is left out."""
+    weights = load_age_weights("age_functions:half_each_step", max_staleness=3)
+    found = weights(np.array([0, 3, 1, 1], np.int32))
+    assert found.tolist() == [1.0, 0.125, 0.5, 0.5]
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("no_such_module:weight", "cannot be loaded: ModuleNotFoundError"),
+        (
+            "age_functions:missing",
+            "cannot be loaded: TypeError: module age_functions has no function 'missing'",
+        ),
+        ("age_functions:not_a_function", "has no function 'not_a_function'"),
+        ("age_functions:fails_at_age_2", "the ages 0 to 3 as a test: ZeroDivisionError"),
+        ("age_functions:negative_weight", "the weight of age 1 must be a number >= 0, got -1"),
+        ("age_functions:weight_as_text", "failed when called"),
+        ("age_functions:age_itself", "gives age 0 the weight 0"),
+    ],
+)
+def test_an_unusable_age_weight_function_is_refused_by_its_key(function: str, reason: str) -> None:
+    """Before anything is started. Fails when it is tried for age 0 alone, or its error ends the
+    program with a traceback.
+    """
+    config = load_tiny(f"learner.age_weight={function}", "rollout.max_staleness=3")
+    with pytest.raises(AgeWeightError) as caught:
+        build_packer(config, num_ranks=1, hidden_size=8)
+    assert str(caught.value).startswith(f"learner.age_weight={function}")
+    assert reason in str(caught.value)

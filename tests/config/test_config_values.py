@@ -1,0 +1,131 @@
+"""What the schema accepts and refuses, beyond the ranges of single settings."""
+
+import math
+import re
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+
+import pytest
+from composed_config import SECTIONS, load, refusal
+
+from april_rl.config import TrainConfig
+from april_rl.config.store import ConfigError
+from april_rl.config.task import EvaluationConfig, EvaluationSetConfig
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "größe", ""])
+def test_an_evaluation_set_whose_name_cannot_be_part_of_a_key_is_refused(name: str) -> None:
+    """Fails when only the metrics find out, after the first evaluation."""
+    with pytest.raises(ValueError, match=f"^evaluation.sets.{name}: a name has"):
+        EvaluationConfig(
+            sets={
+                "Test-1.b_2": EvaluationSetConfig(path="x.jsonl"),
+                name: EvaluationSetConfig(path="y.jsonl"),
+            }
+        )
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_no_setting_accepts_nan_or_infinity(value: float) -> None:
+    """Every float of the schema. Fails when the walk over the sections misses one."""
+    taken = []
+    for name, section in SECTIONS.items():
+        for entry in fields(section) if is_dataclass(section) else ():
+            if not isinstance(getattr(section(), entry.name), float):
+                continue
+            with suppress(ValueError):
+                TrainConfig(**{name: section(**{entry.name: value})})
+                taken.append(f"{name}.{entry.name}")
+    assert taken == []
+
+
+def test_the_bounds_of_a_range_are_accepted() -> None:
+    config = load(
+        "+recipe=tiny_cpu",
+        "seed=4294967295",
+        "rollout.drain_steps=99",
+        "optimizer.warmup_steps=199",
+        "trainer.num_minibatches=2",
+        "algorithm.overlong_buffer_frac=1",
+    )
+    assert (config.seed, config.rollout.drain_steps) == (2**32 - 1, config.trainer.num_steps - 1)
+    assert config.optimizer.warmup_steps == 2 * config.trainer.num_steps - 1
+    assert config.algorithm.overlong_buffer_frac == 1
+
+
+def test_names_that_users_choose_are_set_with_and_without_a_plus() -> None:
+    named = [
+        "data.args={max_digits: 1}",
+        "data.chat_template_kwargs.enable_thinking=false",
+        "reward.args={power: 2}",
+        "data.sources.a={path: a.jsonl}",
+        "evaluation.sets.new={path: a.jsonl}",
+    ]
+    config = load("data.path=", "model.path=m", *named)
+    assert config == load("data.path=", "model.path=m", *(f"+{override}" for override in named))
+    assert config.data.args == {"max_digits": 1}
+    assert config.data.chat_template_kwargs == {"enable_thinking": False}
+    assert config.reward.args == {"power": 2}
+    assert config.data.sources["a"].path == config.evaluation.sets["new"].path == "a.jsonl"
+
+
+SOURCES = (
+    "+recipe=tiny_cpu",
+    "+data.sources.a={path: a.jsonl}",
+    "+data.sources.b={path: b.jsonl}",
+    "data.path=''",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["+recipe=tiny_cpu", "+reward.functions.f={function: exact, sources: [a]}"],
+            "reward.functions.f.sources names a; data.sources and evaluation.sets have held_out",
+        ),
+        (
+            ["+recipe=tiny_cpu", "+reward.functions.f={function: exact, sources: [held_out]}"],
+            "no function of reward.functions scores data.path",
+        ),
+        (
+            [*SOURCES, "+reward.functions.f={function: exact, sources: [a, c]}"],
+            "reward.functions.f.sources names c; data.sources and evaluation.sets have a, b",
+        ),
+        (
+            [*SOURCES, "+reward.functions.f={function: exact, sources: [a]}"],
+            "no function of reward.functions scores b",
+        ),
+        (
+            [
+                *SOURCES,
+                "+reward.functions.f={function: exact, sources: [a, b]}",
+                "+reward.functions.g={function: exact, sources: [held_out]}",
+                "evaluation.function=f",
+            ],
+            "evaluation.function=f does not score evaluation.sets.held_out: add held_out to "
+            "reward.functions.f.sources",
+        ),
+    ],
+)
+def test_reward_functions_that_miss_a_data_set_are_refused(overrides, message) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        load(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["checkpoint.keep_best=2"], "checkpoint.keep_best and checkpoint.best_metric go together"),
+        (
+            ["checkpoint.keep_best=2", "checkpoint.best_metric=eval/helt_out/avg_at_k"],
+            "eval/helt_out/avg_at_k is not measured; there are: eval/held_out/avg_at_k",
+        ),
+        (["trainer.max_bad_steps=0"], "trainer.max_bad_steps must be >= 1, got 0"),
+    ],
+)
+def test_a_best_metric_that_no_evaluation_measures_is_refused(
+    overrides: list[str], message: str
+) -> None:
+    """Fails when the run finds out after hours that it kept none of the best."""
+    assert message in refusal("+recipe=tiny_cpu", *overrides)

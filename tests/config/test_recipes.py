@@ -1,0 +1,224 @@
+"""Recipes: what a header says is so, memory fits the GPUs it names, sweeps are what they say."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+
+import pytest
+from composed_config import load
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+from planned_models import facts_of
+from source_tree import ROOT
+
+from april_rl.assembly.collector import num_slots
+from april_rl.config import TrainConfig, config_dir, register
+from april_rl.config.choices import Device
+from april_rl.config.notes import inert_settings
+from april_rl.config.run_dir import CheckRunDir
+from april_rl.config.store import recipes
+from april_rl.runtime.layout import Layout, settle
+from april_rl.runtime.memory.check import Room, check_plan
+from april_rl.runtime.memory.inputs import memory_inputs
+from april_rl.runtime.memory.kv_room import kv_demand, planned_kv_tokens
+from april_rl.runtime.memory.plan import GIB
+
+# Models of the hub that recipes name, as tests/planned_models.py has them.
+HUB = {
+    "Qwen/Qwen3-0.6B": "0.6B",
+    "Qwen/Qwen3-4B": "4B",
+    "Qwen/Qwen3-8B": "8B",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "R1-1.5B",
+}
+load = cache(load)
+PLANNED = [name for name in recipes() if load(f"+recipe={name}").model.path in HUB]
+OURS = [name for name in PLANNED if not name.startswith("paper/")]
+SWEEPS = sorted(path.stem for path in Path(config_dir(), "sweep").glob("*.yaml"))
+_PLAN = re.compile(r"Memory plan: (rollout [^G]*) GiB of (\d+)\.")
+_WORKERS = {"one": 1, "eight": 8}
+
+
+def header(name: str) -> str:
+    """The comment at the head of a recipe, in one line."""
+    lines = recipes()[name].read_text(encoding="utf-8").splitlines()
+    head = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    return " ".join(head)
+
+
+def settled(name: str) -> tuple[TrainConfig, Layout]:
+    """Return the recipe and its layout on a machine with the GPUs that it names."""
+    config = load(f"+recipe={name}")
+    workers = config.runtime.num_workers
+    assert isinstance(workers, int)
+    return settle(config, gpus=workers, where="this machine")
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_header_says_how_to_run_the_recipe_on_what_and_what_to_expect(name: str) -> None:
+    text = header(name)
+    assert re.search(rf"python -m april_rl\.train \+recipe={re.escape(name)}(\s|$)", text)
+    assert "Hardware: " in text
+    assert "Expected: " in text
+
+
+def test_every_recipe_is_in_the_table() -> None:
+    table = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| \[`([\w/]+)`\]\(([\w/.]+)\)", table, flags=re.MULTILINE)
+    assert named == [(name, f"{name}.yaml") for name, _ in named]
+    assert sorted(name for name, _ in named) == sorted(recipes())
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(
+    name: str, tmp_path: Path
+) -> None:
+    """Fails when a setting that takes memory changes and the header does not, or does not fit."""
+    config, layout = settled(name)
+    stated = _PLAN.search(header(name))
+    hardware = re.search(r"Hardware: (one|eight) (\d+) GiB GPU", header(name))
+    assert stated, "no memory plan"
+    assert hardware, "no hardware"
+    assert (_WORKERS[hardware[1]], hardware[2]) == (config.runtime.num_workers, stated[2])
+    gpu = int(stated[2]) * GIB
+    plan = check_plan(
+        facts_of(tmp_path, HUB[config.model.path]),
+        memory_inputs(config, layout),
+        Room(device=gpu, free=gpu - GIB),
+    )
+    found = ", ".join(f"{phase.name} {phase.total / GIB:.1f}" for phase in plan.phases)
+    assert stated[1] == found
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(
+    name: str, tmp_path: Path
+) -> None:
+    config, layout = settled(name)
+    stated = _PLAN.search(header(name))
+    assert stated
+    planned = planned_kv_tokens(
+        facts_of(tmp_path, HUB[config.model.path]),
+        memory_inputs(config, layout),
+        device_bytes=int(stated[2]) * GIB,
+    )
+    demand = kv_demand(config, layout, num_slots=num_slots(config))
+    assert demand is not None
+    assert planned >= (1.0 if name in OURS else 0.8) * demand.total_tokens
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_recipe_evaluates_and_asks_for_an_answer_in_one_form(name: str) -> None:
+    """DAPO-Math asks for a last line by itself; the others have to. Fails when an evaluation asks
+    for another form than the training does.
+    """
+    config = load(f"+recipe={name}")
+    assert config.evaluation.sets
+    is_dapo = config.data.path.endswith("DAPO-Math-17k")
+    asked = [config.data.instruction] if not is_dapo else []
+    for chosen in config.evaluation.sets.values():
+        own = chosen.instruction
+        asked.append(config.data.instruction if own is None else own)
+    wanted = "Answer: $Answer" if is_dapo else r"\boxed{}"
+    assert all(wanted in instruction for instruction in asked)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_sets_nothing_that_its_own_device_ignores(name: str) -> None:
+    config = load(f"+recipe={name}")
+    device = "cpu" if config.runtime.device is Device.cpu else "cuda"
+    lines = list(inert_settings(config, device=device))
+    assert [line for line in lines if "has no effect on" in line] == []
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in OURS if load(f"+recipe={name}").algorithm.dynamic_sampling]
+)
+def test_our_dapo_recipes_take_several_updates_per_batch(name: str) -> None:
+    """Clip-higher is part of DAPO, and with one update a batch it never acts."""
+    assert list(inert_settings(load(f"+recipe={name}"), device="cuda")) == []
+
+
+@pytest.mark.parametrize("name", [name for name in PLANNED if name.startswith("paper/")])
+def test_the_papers_recipes_have_the_published_values(name: str) -> None:
+    config = load(f"+recipe={name}")
+    optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
+    assert (optimizer.lr, optimizer.beta1, optimizer.beta2) == (1e-6, 0.9, 0.98)
+    assert (optimizer.weight_decay, optimizer.warmup_steps) == (0.1, 0)
+    assert (config.trainer.num_groups, rollout.group_size) == (32, 8)
+    assert config.trainer.num_minibatches == 1
+    assert (rollout.temperature, rollout.over_sampling_factor, rollout.refill) == (0.8, 2.0, False)
+    assert rollout.max_response_tokens == 16384
+    assert (algorithm.clip_low, algorithm.clip_high) == (0.2, 0.28)
+    assert algorithm.aggregation.name == "sequence_mean"
+    assert algorithm.correction.name == "none"
+    assert (algorithm.loss.name == "gspo_token") == name.endswith("gspo")
+    evaluation = config.evaluation
+    assert (evaluation.every, evaluation.num_samples, evaluation.top_p) == (10, 16, 0.7)
+
+
+def test_an_ablation_differs_from_its_recipe_in_what_its_header_says() -> None:
+    base = load("+recipe=qwen3_4b_dapo")
+    for name, changed in (
+        ("no_april", {"over_sampling_factor": 1.0, "refill": False}),
+        ("one_shot", {"refill": False}),
+    ):
+        ablation = deepcopy(load(f"+recipe=ablations/{name}"))
+        for key, value in changed.items():
+            assert getattr(ablation.rollout, key) == value
+            setattr(ablation.rollout, key, getattr(base.rollout, key))
+        ablation.name = base.name
+        assert ablation == base
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+@pytest.mark.parametrize("recipe", ["tiny_cpu", "qwen3_4b_dapo"])
+def test_every_run_of_a_sweep_is_a_checked_configuration(recipe: str, sweep: str) -> None:
+    register()
+    chosen = [f"+recipe={recipe}", f"+sweep={sweep}"]
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", chosen, return_hydra_config=True)
+    runs = runs_of(composed)
+    assert len(runs) > 1
+    for overrides in runs:
+        load(f"+recipe={recipe}", *overrides)
+
+
+def runs_of(composed: DictConfig) -> list[list[str]]:
+    """The overrides of each run, by Hydra's own sweeper."""
+    params = [f"{key}={values}" for key, values in composed.hydra.sweeper.params.items()]
+    [runs] = BasicSweeper.split_arguments(
+        OverridesParser.create().parse_overrides(params), max_batch_size=None
+    )
+    return runs
+
+
+def test_the_sweep_over_alpha_has_the_synchronous_loop_and_every_factor_with_three_seeds() -> None:
+    register()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", ["+recipe=tiny_cpu", "+sweep=alpha"], return_hydra_config=True)
+    found = [load("+recipe=tiny_cpu", *overrides) for overrides in runs_of(composed)]
+    assert [(each.seed, each.rollout.over_sampling_factor) for each in found] == [
+        (seed, factor) for seed in (0, 1, 2) for factor in (1, 1.5, 2, 3)
+    ]
+    for each in found:
+        assert each.rollout.refill == (each.rollout.over_sampling_factor != 1)
+
+
+def test_a_sweep_without_multirun_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra itself would run once, with the recipe's own value."""
+    register()
+    chosen = ["+recipe=tiny_cpu", "+sweep=alpha", f"hydra.run.dir={tmp_path / 'run'}"]
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", chosen, return_hydra_config=True)
+    with pytest.raises(SystemExit):
+        CheckRunDir().on_run_start(composed)
+    assert "several values of seed and rollout" in (said := capsys.readouterr().err)
+    assert "--multirun" in said
+    assert not (tmp_path / "run").exists()

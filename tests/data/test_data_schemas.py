@@ -1,0 +1,83 @@
+"""Published data sets are read by configuration alone: docs/data.md says which."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from source_tree import PACKAGE, ROOT
+from word_tokenizer import hf_tokenizer
+
+from april_rl.config.prompt_sets import evaluation_set, training_sets
+from april_rl.config.task import DataConfig, EvaluationSetConfig, SourceConfig
+from april_rl.data.prompts import load_prompts
+from april_rl.data.tokenizer import Tokenizer
+
+FIXTURES = PACKAGE / "rehearsal" / "schemas"
+DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)]
+SETTINGS = next(block for block in BLOCKS if "gsm8k" in block)
+ASKED_ANOTHER_WAY = next(block for block in BLOCKS if "prompt_pattern" in block)
+# Of the first row: the beginning of the question, and the answer.
+FIRST = {
+    "dapo_math_17k": ("Solve the following math problem step by step. The last line", "10"),
+    "deepscaler": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
+    "deepmath_103k": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
+    "gsm8k": ("Ana has 12 stickers", "8"),
+    "math": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
+    "math_500": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
+    "aime_2024": ("A box holds 3 red and 5 blue pens.", "10"),
+    "aime_2025": ("A box holds 3 red and 5 blue pens.", "10"),
+    "amc_2023": ("A box holds 3 red and 5 blue pens.", "10"),
+    "olympiadbench": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"$\frac{1}{2}$"),
+}
+
+
+def read(name, chosen):
+    """The prompts that these settings make of our rows in the schema `name`."""
+    chosen.path = str(FIXTURES / f"{name}.jsonl")
+    tokenizer = Tokenizer(hf_tokenizer(), path="models/words")
+    return load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=500)
+
+
+def test_the_document_and_the_rows_are_of_the_same_schemas():
+    assert sorted(SETTINGS) == sorted(path.stem for path in FIXTURES.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_published_schema_is_read_by_its_settings_alone(name):
+    """As the one training set, as a source, and as an evaluation set beside another schema."""
+    others = DataConfig(path="x", prompt_column="no", answer_column="no")
+    source = SourceConfig(**({"answer_column": "answer"} | SETTINGS[name]))
+    held_out = EvaluationSetConfig(**({"answer_column": "answer"} | SETTINGS[name]))
+    tables = [
+        read(name, training_sets(DataConfig(**SETTINGS[name]))[""]),
+        read(name, training_sets(DataConfig(path="", sources={name: source}))[name]),
+        read(name, evaluation_set(others, held_out)),
+    ]
+    question, answer = FIRST[name]
+    for table in tables:
+        assert table[0].text.startswith(f"user {question}")
+        assert table[0].answer == answer
+        assert len(table) >= 5
+        assert not any("####" in p.answer or "boxed" in p.answer for p in table)
+
+
+def test_the_questions_of_dapo_can_be_asked_another_way():
+    settings = {**SETTINGS["dapo_math_17k"], **ASKED_ANOTHER_WAY}
+    texts = [p.text for p in read("dapo_math_17k", training_sets(DataConfig(**settings))[""])]
+    assert all(re.fullmatch(r"user .+\n\nPut your .+ <eos> assistant", text) for text in texts)
+    assert not any("Answer:" in text or "step by step" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"First \boxed{1}, then $\boxed{2}$.", "2"),
+        (r"So $x=\boxed{\frac{\sqrt{3}}{2}}$ and {this}.", r"\frac{\sqrt{3}}{2}"),
+        (r"\boxed{\text{(A) }\left\{1,2\right\}}", r"\text{(A) }\left\{1,2\right\}"),
+    ],
+)
+def test_the_pattern_for_boxes_takes_the_last_one_whole(solution, answer):
+    assert re.findall(SETTINGS["math"]["answer_pattern"], solution)[-1] == answer

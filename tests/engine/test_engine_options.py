@@ -1,0 +1,233 @@
+"""Options of vLLM: the accepted ones change speed and memory, not log-probabilities."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from composed_config import refusal
+from small_engine import small_engine
+from tiny_models import write_tiny_qwen3
+from transformers import AutoModelForCausalLM
+
+from april_rl.config.choices import ComputeDtype, KvCacheDtype, Speculation
+from april_rl.config.engine import EngineConfig
+from april_rl.engine.device import AcceleratorDevice
+from april_rl.engine.options import engine_args
+from april_rl.rollout.ticks import Tick
+from april_rl.types import Completion, Request, SampleId
+
+if TYPE_CHECKING:
+    from vllm import EngineArgs
+
+TEMPERATURE = 0.3
+BUDGET, NUM_SAMPLES = 80, 32
+PROMPT_TOKENS, BLOCK_TOKENS = 40, 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["engine.async_scheduling=true", "engine.speculation=ngram"],
+            "engine.async_scheduling=true does not go with engine.speculation=ngram",
+        ),
+        (["engine.kv_cache_headroom=1"], "engine.kv_cache_headroom must be in [0, 1), got 1.0"),
+        (["engine.speculative_tokens=2"], "engine.speculative_tokens=2 has no effect with"),
+        (["engine.speculation=ngram", "engine.speculative_tokens=0"], "engine.speculative_tokens"),
+        (["engine.speculation=eagle"], "engine.speculation"),
+        (["engine.speculation=ngram", "deterministic=true"], "engine.speculation=ngram draws"),
+        (["engine.speculation=ngram", "rollout.resume=keep"], "take rollout.resume=reprefill"),
+        (
+            ["engine.kv_cache_dtype=fp8_e4m3", "algorithm.correction=none"],
+            "engine.kv_cache_dtype=fp8_e4m3 samples from another distribution",
+        ),
+        (["engine.kv_cache_dtype=int4"], "engine.kv_cache_dtype"),
+    ],
+)
+def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, said):
+    assert said in refusal("+recipe=tiny_cpu", *overrides)
+
+
+def arguments(**settings: Any) -> EngineArgs:
+    """Return the options that vLLM gets from an engine's settings on an accelerator."""
+    config = EngineConfig(**({"dtype": ComputeDtype.bfloat16} | settings))
+    device = AcceleratorDevice(config, sleeps=False)
+    sizes = {"max_model_len": 64, "max_num_seqs": 16}
+    return engine_args(config, device, model_path="some/model", seed=0, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"dtype": ComputeDtype.float32}, {"dtype": "float32"}),
+        ({"prefix_caching": False}, {"enable_prefix_caching": False}),
+        ({"kv_cache_dtype": KvCacheDtype.fp8_e5m2}, {"kv_cache_dtype": "fp8_e5m2"}),
+        ({"kv_cache_headroom": 0.1}, {"watermark": 0.1}),
+        ({"async_scheduling": True}, {"async_scheduling": True}),
+        ({"max_batched_tokens": 32}, {"max_num_batched_tokens": 32}),
+        ({"max_batched_tokens": 8}, {"max_num_batched_tokens": 16}),  # a token of each sample
+        ({"cuda_graphs": False}, {"enforce_eager": True}),
+        ({"gpu_memory_utilization": 0.3}, {"gpu_memory_utilization": 0.3}),
+        ({"tensor_parallel_size": 2}, {"tensor_parallel_size": 2}),
+    ],
+)
+def test_a_setting_of_the_engine_reaches_vllm(settings, expected):
+    plain, changed = arguments(), arguments(**settings)
+    for name, value in expected.items():
+        assert getattr(changed, name) == value != getattr(plain, name)
+
+
+def test_speculation_is_off_by_default():
+    assert arguments().speculative_config is None
+    guessing = arguments(speculation=Speculation.ngram, speculative_tokens=3).speculative_config
+    assert (guessing["method"], guessing["num_speculative_tokens"]) == ("ngram", 3)
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_an_engine_of_several_gpus_reduces_with_nccl_only(tmp_path):
+    """vLLM's other ways are on where a GPU has them. Fails when one of them is left on."""
+    code = (
+        "from april_rl.engine.tensor_parallel import parallel_args\n"
+        "from vllm import EngineArgs, envs\n"
+        f"args = EngineArgs(model={str(tmp_path)!r}, **parallel_args(2))\n"
+        "fused = args.compilation_config.pass_config.fuse_allreduce_rms\n"
+        "ways = (envs.VLLM_ALLREDUCE_USE_SYMM_MEM, envs.VLLM_ALLREDUCE_USE_FLASHINFER)\n"
+        "print(args.disable_custom_all_reduce, fused, *ways)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["True False False False"], done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_qwen3(path)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield path
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    cleanup_dist_env_and_memory()
+
+
+def sampled(folder: Path, **settings: Any) -> tuple[Tick, Tick]:
+    """What an engine with these settings says to the same requests, twice."""
+    engine = small_engine(
+        folder,
+        max_model_len=192,
+        max_num_seqs=NUM_SAMPLES,
+        max_batched_tokens=256,
+        temperature=TEMPERATURE,
+        **settings,
+    )
+    requests = [
+        Request(
+            sample_id=SampleId(i, 0),
+            prompt_token_ids=prompt_ids(i),
+            start=0,
+            max_tokens=BUDGET,
+            seed=1000 + i,
+        )
+        for i in range(NUM_SAMPLES)
+    ]
+    first, second = (engine.advance(requests, slots=NUM_SAMPLES, max_steps=10_000) for _ in "ab")
+    assert len(first.finished) == NUM_SAMPLES
+    return first, second
+
+
+def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
+    """The same with three tokens guessed at a time, for a process of its own: vLLM guesses with
+    numba, and no second engine starts beside its library.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return sampled(folder, speculation=Speculation.ngram, speculative_tokens=3)
+
+
+def prompt_ids(index: int) -> tuple[int, ...]:
+    """More than a block; the same four over and over, so that there is something to guess by."""
+    return tuple(3 + (7 * index + 5 * (i % 4)) % 90 for i in range(PROMPT_TOKENS))
+
+
+def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator[torch.Tensor]:
+    """Log-probabilities [R, V] of each response by transformers, float32, at the temperature."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for completion in completions:
+        prompt = prompt_ids(completion.sample_id.prompt_id)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0]
+        yield (logits[len(prompt) - 1 : -1] / TEMPERATURE).log_softmax(-1)
+
+
+def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of every sampled token, engine - transformers in nats, and its log-probability plus the
+    entropy it was drawn with: zero on average where tokens have the distribution of the model.
+    """
+    mismatches, surprises = [], []
+    found = distributions(folder, tick.finished)
+    for completion, logprobs in zip(tick.finished, found, strict=True):
+        tokens = torch.tensor(completion.token_ids)
+        mine = logprobs.gather(-1, tokens[:, None])[:, 0]
+        mismatches.append(torch.tensor(completion.logprobs) - mine)
+        surprises.append(mine - (logprobs.exp() * logprobs).sum(-1))
+    return torch.cat(mismatches), torch.cat(surprises)
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_speculative_tokens_have_the_distribution_and_logprobs_of_the_model(folder):
+    """Several tokens a step, some past the end of a response or its budget. Fails when vLLM's CPU
+    kernel expands the temperatures, when a guess is taken as it is, or when log-probabilities of
+    tokens behind the end are kept.
+    """
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        first, second = pool.submit(sampled_with_guesses, folder).result()
+    assert first.generated_tokens > 1.02 * first.slot_steps, "hardly a guess was right"
+    assert first.generated_tokens == sum(len(c.token_ids) for c in first.finished)
+    assert max(len(c.token_ids) for c in first.finished) == BUDGET
+    for tick in (first, second):
+        mismatches, surprises = differences(folder, tick)
+        assert mismatches.abs().mean() < 0.03
+        standard_error = surprises.std() / len(surprises) ** 0.5
+        assert abs(surprises.mean()) < 4 * standard_error
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
+    every = NUM_SAMPLES * PROMPT_TOKENS
+    kept, again = sampled(folder)
+    rest = NUM_SAMPLES * (PROMPT_TOKENS - BLOCK_TOKENS)
+    assert (kept.prefilled_tokens, again.prefilled_tokens) == (every, rest)
+    fresh, again = sampled(folder, prefix_caching=False)
+    assert (fresh.prefilled_tokens, again.prefilled_tokens) == (every, every)
+    assert tokens_of(fresh) == tokens_of(kept)
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_an_fp8_cache_is_further_from_the_learner_than_the_engine_is_by_itself(folder):
+    """So it needs an off-policy correction: its tokens have another distribution."""
+    exact, _ = sampled(folder)
+    rounded, _ = sampled(folder, kv_cache_dtype=KvCacheDtype.fp8_e4m3)
+    off = [differences(folder, tick)[0].abs().mean().item() for tick in (exact, rounded)]
+    assert off[0] < 0.03
+    assert 2 * off[0] < off[1] < 0.5
+
+
+def tokens_of(tick: Tick) -> dict[SampleId, Sequence[int]]:
+    return {completion.sample_id: completion.token_ids for completion in tick.finished}

@@ -1,0 +1,129 @@
+"""`python -m april_rl data` shows a set as a run would use it, and writes what is clean of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from word_tokenizer import CHAT, hf_tokenizer, words
+
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.prompts import load_prompts
+from april_rl.data.tokenizer import Tokenizer, load_tokenizer
+from april_rl.lab.commands import data
+from april_rl.lab.rehearsal import stand_ins
+
+GSM8K = str(stand_ins.rows("openai/gsm8k:main"))
+COLUMNS = ("data.prompt_column=question", r'data.answer_pattern="####\s*(.+)"')
+
+
+@pytest.mark.slow
+def test_a_set_is_shown_and_written_without_what_evaluation_has(tmp_path, monkeypatch, capsys):
+    """The fourth question is in the evaluation set too, with other words around it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    rows = [json.loads(line) for line in Path(GSM8K).read_text(encoding="utf-8").splitlines()]
+    names = ("train.jsonl", "test.jsonl", "clean.jsonl")
+    train, held_out, clean = (tmp_path / name for name in names)
+    twice = [*rows, rows[0]]
+    train.write_text("".join(json.dumps(row) + "\n" for row in twice))
+    held_out.write_text(json.dumps({**rows[4], "question": f"Hm. {rows[4]['question']}"}) + "\n")
+    chosen = f"evaluation.sets.test={{path: {held_out}}}"
+    status = data.main([str(train), *COLUMNS, chosen, f"write={clean}"])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert f"{len(twice)} rows, 1 duplicates" in printed
+    assert "test: 1 prompts share 13 words with 1 of its 1" in printed
+    assert "reward of a right answer" in printed
+    written = [json.loads(line) for line in clean.read_text().splitlines()]
+    assert written == [row for place, row in enumerate(rows) if place != 4]
+
+
+def write_tokenizer(folder: Path) -> Tokenizer:
+    """A tokenizer that adds a start token to plain text, whose chat template writes one too."""
+    hf_tokenizer("<bos> " + CHAT).save_pretrained(folder)
+    return load_tokenizer(str(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("instruction", ["", "three"])
+def test_the_written_file_gives_the_same_tokens_with_the_same_settings(
+    tmp_path, capsys, instruction, suffix
+):
+    """Fails when rendered prompts are written, which get a second start token and instruction, or
+    a column is lost.
+    """
+    tokenizer = write_tokenizer(tmp_path / "model")
+    rows = [
+        {"prompt": text, "gold": {"value": n + 0.5}, "tests": ["1", "2"]}
+        for n, text in enumerate(("one two", "one", "one two", "two two"))
+    ]
+    source, clean = tmp_path / "train.jsonl", tmp_path / f"clean{suffix}"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"answer_column": "gold.value", "instruction": instruction}
+    overrides = [f"data.{name}='{value}'" for name, value in settings.items()]
+    status = data.main(
+        [str(source), f"model.path={tmp_path / 'model'}", *overrides, f"write={clean}"]
+    )
+    assert status == 0, capsys.readouterr()
+    read = [
+        load_prompts(
+            PromptSetConfig(path=str(path), **settings),
+            tokenizer,
+            key="data.path",
+            max_prompt_tokens=100,
+            columns=["tests"],
+        )
+        for path in (source, clean)
+    ]
+    before, after = [[(p.token_ids, p.text, p.answer, p.columns) for p in each] for each in read]
+    assert after == before
+    assert len(after) == 4, "the answers differ"
+    assert words(after[0][0]).split().count("<bos>") == 1
+
+
+@pytest.mark.slow
+def test_each_source_of_a_mixture_is_written_to_a_file_of_its_own(tmp_path, capsys):
+    """Fails when rows that are read with other settings share a file."""
+    write_tokenizer(tmp_path / "model")
+    sources = []
+    for name, column in (("a", "question"), ("b", "prompt")):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps({column: f"one {name}", "answer": "1"}) + "\n")
+        sources.append(f"{name}: {{path: {path}, prompt_column: {column}}}")
+    arguments = [
+        f"data.sources={{{', '.join(sources)}}}",
+        *("data.path=''", f"model.path={tmp_path / 'model'}", f"write={tmp_path / 'new.jsonl'}"),
+    ]
+    assert data.main(arguments) == 0, capsys.readouterr()
+    for name in ("a", "b"):
+        assert (tmp_path / f"new.{name}.jsonl").read_text() == (
+            tmp_path / f"{name}.jsonl"
+        ).read_text()
+    assert f"data.sources.a.path={tmp_path / 'new.a.jsonl'}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_rows_that_json_would_change_are_refused_with_the_remedy(tmp_path, capsys):
+    """A text that looks like a date, from a file with types. Fails when it is written as it is."""
+    write_tokenizer(tmp_path / "model")
+    source = tmp_path / "typed.parquet"
+    rows = {"prompt": ["one"], "answer": ["2026-11-24 04:00:00"]}
+    Dataset.from_dict(rows).to_parquet(str(source))
+    arguments = [str(source), f"model.path={tmp_path / 'model'}", "reward.function=exact"]
+    assert data.main([*arguments, f"write={tmp_path / 'new.jsonl'}"]) == 1
+    assert f"write={tmp_path / 'new.parquet'}" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*new*")), "nothing is left of it"
+    assert data.main([*arguments, f"write={tmp_path / 'new.parquet'}"]) == 0
+
+
+def test_a_file_that_could_not_be_read_again_is_refused_at_once(capsys):
+    assert data.main(["absent.jsonl", "write=clean.txt"]) == 2
+    assert "must end in .jsonl or .parquet" in capsys.readouterr().err
+
+
+def test_a_missing_file_ends_in_one_message(capsys):
+    assert data.main(["absent.jsonl", "model.path=absent"]) == 1
+    assert capsys.readouterr().err.startswith("error: ")

@@ -1,0 +1,125 @@
+"""The process that simulates for `rollout.over_sampling_factor=auto`: light, never left over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from pebble import ProcessExpired
+from source_tree import TESTS
+from tuned_runs import scenario
+
+from april_rl.lab.tuning.prediction import Comparison, predict
+from april_rl.lab.tuning.process import SimulationProcess
+
+QUICK = Comparison(
+    scenario=scenario(num_groups=2, group_size=2),
+    lengths=((5, 9), (7, 30)),
+    refill=True,
+    factors=(1.0, 2.0),
+)
+# Half a minute of work.
+LONG = replace(QUICK, scenario=scenario(num_groups=64, group_size=16), factors=(2.0,) * 20)
+CONTROLLER = """
+import sys
+from test_tuning_process import LONG, working_child
+from april_rl.lab.tuning.process import SimulationProcess
+
+if __name__ == "__main__":
+    process = SimulationProcess()
+    process.submit(LONG)
+    print(working_child().pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[SimulationProcess]:
+    process = SimulationProcess()
+    yield process
+    process.close()
+
+
+def working_child() -> psutil.Process:
+    """The process once it computes."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in psutil.Process().children():
+            if "spawn_main" in " ".join(child.cmdline()) and sum(child.cpu_times()[:2]) > 0.8:
+                return child
+        time.sleep(0.05)
+    raise TimeoutError("no child computes")
+
+
+def ends(pid: int, *, within_s: float = 20) -> bool:
+    """Whether the process is gone, or a zombie that nobody waits for."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_the_simulation_process_returns_results_and_errors(process: SimulationProcess) -> None:
+    """And goes on after an error. Fails when an error ends it, or hangs."""
+    without_lengths = process.submit(replace(QUICK, lengths=()))
+    answer = process.submit(QUICK)
+    assert "mean requires" in str(without_lengths.exception(timeout=60))
+    assert answer.result(timeout=60) == predict(QUICK)
+
+
+def test_an_answer_that_dies_with_its_process_is_an_error(process: SimulationProcess) -> None:
+    """As the kernel ends it when memory is short. Fails when the answer never comes."""
+    answer = process.submit(LONG)
+    os.kill(working_child().pid, signal.SIGKILL)
+    assert isinstance(answer.exception(timeout=60), ProcessExpired)
+
+
+def test_close_ends_the_simulation_process_at_any_time() -> None:
+    """Fails when it first computes to the end, half a minute."""
+    process = SimulationProcess()
+    process.submit(LONG)
+    child = working_child()
+    started = time.monotonic()
+    process.close()
+    assert ends(child.pid)
+    assert time.monotonic() - started < 10
+
+
+def test_the_simulation_process_ends_when_the_controller_is_killed(tmp_path: Path) -> None:
+    """Fails when it computes to the end, or for ever."""
+    (tmp_path / "controller.py").write_text(CONTROLLER)
+    controller = subprocess.Popen(
+        [sys.executable, "controller.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{TESTS}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with controller:
+        assert controller.stdout
+        pid = int(controller.stdout.readline())
+        assert psutil.pid_exists(pid)
+        controller.kill()
+    assert ends(pid)
+
+
+def test_the_simulation_process_loads_nothing_heavy() -> None:
+    """Fails when the simulator, or what it imports, needs torch, vllm or ray."""
+    script = "import sys, april_rl.lab.tuning.process; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    heavy = {"torch", "vllm", "ray", "transformers", "datasets", "hydra", "omegaconf"}
+    assert not heavy & set(ran.stdout.split())

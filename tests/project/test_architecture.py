@@ -1,0 +1,281 @@
+"""The rules of the architecture: floors, owners of libraries, sizes, docstrings, annotations."""
+
+import ast
+import configparser
+import statistics
+import subprocess
+import sys
+
+import pytest
+from source_tree import (
+    PACKAGE,
+    ROOT,
+    all_files,
+    definitions,
+    files_loaded_by,
+    functions,
+    imports_of,
+    is_nested,
+    is_public,
+    length,
+    names_in,
+    nesting,
+    package_files,
+    part_of,
+    parts_imported,
+    positional,
+    top_level_imports,
+    tree_of,
+    where,
+)
+
+CORE = (  # what trains: the floors, lowest first
+    {"errors"},
+    {"types", "metrics", "config"},
+    {"checkpointing", "algorithm", "rollout", "batch"},
+    {"tracking"},
+    {"data", "rewards", "engine", "learner", "evaluation", "tiny"},
+    {"runtime"},
+    {"assembly"},
+    {"trainer"},
+    {"commands"},
+)
+LAB = (  # what predicts, rehearses, compares and draws stands on the core
+    {"lab.simulator", "lab.dashboards"},
+    {"lab.tuning", "lab.report"},
+    {"lab.rehearsal"},
+    {"lab.commands", "lab.sweep_end", "lab"},
+)
+LAYERS = (*CORE, *LAB, {"train"}, {"__main__"})
+FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
+# Tested in seconds, without GPU or process.
+PURE = set().union(*CORE[:3], {"lab.simulator", "lab.tuning", "lab.report"})
+HYDRA_USERS = {"config", "train", "commands", "lab.commands", "lab.sweep_end"}
+OWNERS = {
+    "vllm": {"engine"},
+    "wandb": {"tracking", "lab.dashboards"},
+    "trackio": {"tracking"},
+    "tensorboard": {"tracking"},
+    "wandb_workspaces": {"lab.dashboards"},
+    "vl_convert": {"lab.report"},
+    "datasets": {"data"},
+    "ray": {"runtime"},
+    "peft": {"learner"},
+    "hydra": HYDRA_USERS,
+    "omegaconf": HYDRA_USERS,
+}
+HEAVY = ["torch", "vllm", "transformers", "ray", "datasets", "wandb", "trackio"]
+SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "managers", "misc"}
+SAYS_NOTHING_IN_A_NAME = {"utils", "helper", "helpers", "manager", "do", "handle"}
+DICTATED = {"forward", "packed_attention"}  # torch and transformers choose these signatures
+LONGER = {
+    "april_rl/trainer.py": 346,  # the life of a run, to be read from top to bottom
+    "tests/tools/test_gpu_acceptance.py": 400,  # one check of the acceptance's page per part
+    "april_rl/tracking/keys.py": 350,  # a table with a line for each metric
+}
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 300, 60, 3, 3
+MAX_MEDIAN, MAX_P90 = 10, 35
+
+
+def test_every_part_of_the_package_has_a_floor() -> None:
+    parts = {part_of(path) for path in package_files()} - {"__init__"}
+    assert parts <= FLOORS.keys()
+
+
+def test_a_module_imports_its_own_folder_and_lower_floors_only() -> None:
+    wrong = []
+    for path in package_files():
+        part = part_of(path)
+        for imported, line in parts_imported(path).items():
+            if imported != part and FLOORS[imported] >= FLOORS.get(part, 0):
+                wrong.append(where(path, line, f"{part} imports {imported}"))
+    assert wrong == []
+
+
+def test_the_core_never_imports_the_lab() -> None:
+    core = [path for path in package_files() if part_of(path) in set().union(*CORE)]
+    assert len(core) > 150
+    wrong = [
+        where(path, entry.line, entry.module)
+        for path in core
+        for entry in imports_of(path)
+        if entry.module.startswith("april_rl.lab")
+    ]
+    assert wrong == []
+
+
+def test_the_package_imports_itself_by_its_full_name() -> None:
+    relative = [
+        where(path, node.lineno)
+        for path in package_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert relative == []
+
+
+def test_the_tiny_task_is_imported_by_the_command_lines_only() -> None:
+    users = {part_of(path) for path in package_files() if "tiny" in parts_imported(path)}
+    assert users <= {"tiny", "train", "commands", "lab.commands"}
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_a_library_is_imported_by_its_owner_only(library: str) -> None:
+    wrong = [
+        where(path, entry.line)
+        for path in package_files()
+        for entry in imports_of(path)
+        if entry.module.split(".")[0] == library and part_of(path) not in OWNERS[library]
+    ]
+    assert wrong == []
+
+
+def test_only_the_runtime_knows_both_learner_and_engine() -> None:
+    known: dict[str, set[str]] = {}
+    for path in package_files():
+        known.setdefault(part_of(path), set()).update(parts_imported(path))
+    both = {part for part, parts in known.items() if {"learner", "engine"} <= parts}
+    assert both <= {"runtime"}
+
+
+def test_the_pure_floors_import_nothing_heavy() -> None:
+    wrong = [
+        where(path, entry.line, entry.module)
+        for path in package_files()
+        if part_of(path) in PURE - {"algorithm"}  # losses are tensors
+        for entry in imports_of(path)
+        if entry.module.split(".")[0] in HEAVY
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", ["april_rl.config", "april_rl.train", "april_rl.__main__"])
+def test_importing_the_command_line_loads_nothing_heavy(module: str) -> None:
+    script = f"import sys, {module}; print(*sorted({set(HEAVY)!r} & sys.modules.keys()))"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "\n", "")
+
+
+def test_nothing_that_the_controller_loads_computes_with_torch() -> None:
+    """transformers loads torch by itself, for tokenizers and model configurations. Fails when the
+    memory plan, a check or the trainer needs a module of the learner that computes.
+    """
+    loaded = files_loaded_by(PACKAGE / "trainer.py")
+    assert PACKAGE / "runtime" / "memory" / "plan.py" in loaded
+    wrong = [
+        where(path, 1, module)
+        for path in loaded
+        for module in top_level_imports(path)
+        if module.split(".")[0] == "torch"
+    ]
+    assert wrong == []
+
+
+def test_no_file_is_longer_than_300_lines_but_those_named_here() -> None:
+    lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in all_files()}
+    long = {name: n for name, n in lines.items() if n > LONGER.get(name, MAX_FILE_LINES)}
+    assert long == {}
+    assert all(lines[name] > MAX_FILE_LINES for name in LONGER), "needs no exception"
+
+
+def test_no_function_is_longer_than_60_lines_and_most_are_short() -> None:
+    lengths = {
+        where(p, node.lineno, name): length(node) for p, name, node in functions(package_files())
+    }
+    assert {place: n for place, n in lengths.items() if n > MAX_FUNCTION_LINES} == {}
+    assert statistics.median(lengths.values()) <= MAX_MEDIAN
+    assert statistics.quantiles(lengths.values(), n=10)[-1] <= MAX_P90
+
+
+def test_blocks_nest_three_deep_at_most() -> None:
+    found = functions(package_files() + sorted((ROOT / "tools").rglob("*.py")))
+    assert [
+        where(p, node.lineno, name) for p, name, node in found if nesting(node) > MAX_NESTING
+    ] == []
+
+
+def test_functions_take_three_positional_arguments_at_most() -> None:
+    wrong = [
+        where(path, node.lineno, f"{name}({', '.join(positional(node))})")
+        for path, name, node in functions(package_files())
+        if is_public(name) and node.name not in DICTATED
+        if len(positional(node)) > MAX_POSITIONAL
+    ]
+    assert wrong == []
+
+
+def test_every_module_has_a_docstring() -> None:
+    assert [where(path, 1) for path in all_files() if not ast.get_docstring(tree_of(path))] == []
+
+
+def test_everything_public_is_documented() -> None:
+    wrong = [
+        where(path, node.lineno, name)
+        for path in package_files()
+        for name, node in definitions(tree_of(path))
+        if is_public(name) and not ast.get_docstring(node) and not is_nested(path, name)
+    ]
+    assert wrong == []
+
+
+def test_everything_is_annotated() -> None:
+    wrong = []
+    for path, name, node in functions(package_files()):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        arguments += [extra for extra in (node.args.vararg, node.args.kwarg) if extra is not None]
+        bare = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]
+        if bare or node.returns is None:
+            wrong.append(where(path, node.lineno, f"{name}({', '.join(bare)})"))
+    assert wrong == []
+
+
+def test_no_broad_exception_is_swallowed() -> None:
+    """But where a library raises anything: trackers, which must not end a run, and Ray's start;
+    where a run of a sweep fails; and where a file of a checkpoint is not written, for any reason.
+    """
+    wrong = [
+        where(path, node.lineno)
+        for path in package_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ExceptHandler)
+        if node.type is None or {"Exception", "BaseException"} & names_in(node.type)
+    ]
+    found = {line.partition(":")[0] for line in wrong}
+    allowed = {"runtime/cluster.py", "tracking/backends.py", "train.py"}
+    allowed |= {"checkpointing/checkpointer.py", "runtime/saving.py"}
+    assert found == {f"april_rl/{name}" for name in allowed}, wrong
+
+
+def test_hasattr_and_getattr_are_not_used() -> None:
+    """Types say which attributes an object has."""
+    wrong = [
+        where(path, node.lineno)
+        for path in package_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+    ]
+    assert wrong == []
+
+
+def test_names_say_something() -> None:
+    modules = [where(path, 1) for path in all_files() if path.stem in SAYS_NOTHING]
+    assert modules == []
+    names = [
+        where(path, node.lineno, name)
+        for path in package_files()
+        for name, node in definitions(tree_of(path))
+        if SAYS_NOTHING_IN_A_NAME & set(node.name.lower().strip("_").split("_"))
+    ]
+    assert names == []
+
+
+def test_the_packages_of_setup_cfg_are_the_folders_on_disk() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    named = set(setup["options"]["packages"].split())
+    folders = {path.parent for path in PACKAGE.rglob("__init__.py")}
+    on_disk = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert named == on_disk | {"april_rl.configs", "april_rl.recipes"}
+    without = {path.parent for path in package_files()} - folders
+    assert without == set()

@@ -1,0 +1,55 @@
+"""The learner computes what transformers computes, for the architectures that differ most."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from learner_setup import group_of_one
+from source_tree import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+from models_table import PAGE, Result, judge
+from tiny_architectures import model_types
+
+# Each for something of its own; `python tools/models_table.py --check` tries all.
+SAMPLE = {
+    "mistral": "a window in every layer",
+    "qwen2": "a window in some layers, and biases",
+    "gemma3_text": "windows and full attention by turns, with a rotary base each",
+    "olmo3": "norms of queries and keys, windows",
+    "cohere2": "scaled logits, layers without rotary positions",
+    "granitemoe": "divided logits, experts",
+    "hyperclovax": "multiplied logits",
+    "nanochat": "a soft cap",
+    "phimoe": "a router that samples while it trains",
+    "afmoe": "gated attention",
+    "gpt_oss": "sinks",
+    "deepseek_v32": "indexed attention",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group():
+    with group_of_one():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_an_architecture_is_right_or_refused_as_the_page_says(model_type):
+    """To 1e-5 nats of transformers' own logits, with sequences longer than every window."""
+    verdict = judge(model_type)
+    assert verdict.result in (Result.right, Result.refused)
+    assert str(verdict) in PAGE.read_text().splitlines()
+
+
+def test_the_page_has_every_architecture_once_and_none_that_is_wrong():
+    """At least 44 of them load. Fails when transformers brings one that was not tried."""
+    rows = re.findall(r"^\| `(\S+)` \| ([\w ]+) \|", PAGE.read_text(), flags=re.MULTILINE)
+    assert sorted(model_type for model_type, _ in rows) == model_types()
+    results = [result for _, result in rows]
+    assert results.count("right") >= 44
+    assert "WRONG" not in results

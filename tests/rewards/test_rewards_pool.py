@@ -1,0 +1,300 @@
+"""The reward pool: real processes that hang, die, use too much memory or return wrong values."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from character_decoder import characters
+from source_tree import TESTS
+
+from april_rl.config.choices import Extract
+from april_rl.config.task import RewardConfig
+from april_rl.rewards.check import check_reward, gold_response
+from april_rl.rewards.pool import RewardPool
+from april_rl.rewards.processes import RewardError
+from april_rl.rewards.trial import RewardTrial
+from april_rl.types import Completion, Prompt, Sample, SampleId
+
+TOLD = "reward_functions:told"
+
+
+def sample(number, response, answer="2"):
+    prompt = Prompt(id=number, token_ids=(1,), text="1 + 1 = ", answer=answer, source="f:1")
+    completion = Completion(
+        sample_id=SampleId(number, 0),
+        start=0,
+        policy_version=0,
+        context_version=0,
+        token_ids=tuple(map(ord, response)),
+        logprobs=(-0.1,) * len(response),
+        finish_reason="stop",
+    )
+    return Sample(prompt=prompt, index=0, completions=(completion,))
+
+
+def pool(function=TOLD, **changes):
+    """The time limit is far from what a busy machine takes; what must reach it sets its own."""
+    settings = {"soft_timeout_s": 1, "hard_timeout_s": 20.0} | changes
+    reward = RewardConfig(function=function, **settings)
+    return closing(RewardPool(reward, decode=characters))
+
+
+def checked(function, **changes):
+    settings = {"soft_timeout_s": 1, "hard_timeout_s": 5.0} | changes
+    reward = RewardConfig(function=function, **settings)
+    with RewardTrial(reward, decode=characters) as trial:
+        check_reward(reward, trial, [sample(0, "").prompt])
+        return trial.rate([sample(0, "").prompt], [gold_response("2", reward.extract)])[0]
+
+
+def outcomes(scores):
+    return [(score.sample_id.prompt_id, score.outcome) for score in scores]
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition, timeout_s=5.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert condition()
+
+
+def told_pid(scorer, path):
+    scorer.submit(sample(0, "tell pid", str(path)), group_size=1)
+    scorer.collect(None)
+    return int(path.read_text())
+
+
+def test_math_verify_scores_all_and_says_which_gave_up():
+    with pool("math_verify", hard_timeout_s=5.0) as scorer:
+        for number, response in enumerate((r"\boxed{2}", r"\boxed{10^{10^8}}", r"\boxed{3}")):
+            scorer.submit(sample(number, response), group_size=1)
+        scores = scorer.collect(None)
+        assert outcomes(scores) == [(0, "scored"), (1, "soft_timeout"), (2, "scored")]
+        assert [score.value for score in scores] == [1.0, 0.0, 0.0]
+        metrics = scorer.metrics().read()
+        assert metrics["reward/soft_timeouts"] == 1
+        assert metrics["reward/errors"] == 0
+        assert scorer.metrics().read()["reward/soft_timeouts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("extract", "values"), [(Extract.answer_line, [1, 0]), (Extract.boxed, [0, 1])]
+)
+def test_the_reward_processes_read_the_answer_where_the_setting_says(extract, values):
+    with pool("math_verify", num_processes=1, extract=extract) as scorer:
+        scorer.submit(sample(0, "Answer: 2"), group_size=1)
+        scorer.submit(sample(1, r"\boxed{2}"), group_size=1)
+        assert [score.value for score in scorer.collect(None)] == values
+    assert checked("math_verify", extract=extract) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("order", "outcome"),
+    [
+        ("hang", "timeout"),
+        ("exit", "crash"),
+        ("die", "crash"),
+        ("hunger", "crash"),
+        ("raise", "crash"),
+    ],
+)
+def test_a_failed_reward_is_tried_again_then_reported_and_takes_no_neighbour_along(order, outcome):
+    with pool(hard_timeout_s=1.2 if order == "hang" else 20.0) as scorer:
+        for number, response in enumerate(("fine", order, "fine", "fine")):
+            scorer.submit(sample(number, response), group_size=1)
+        scores = scorer.collect(None)
+        others = [(n, "scored") for n in (0, 2, 3)]
+        assert outcomes(scores) == sorted([(1, outcome), *others])
+        assert scores[1].value is None
+        metrics = scorer.metrics().read()
+        assert metrics["reward/errors"] == metrics["reward/retries"] == 1
+        assert metrics["reward/timeouts"] == (outcome == "timeout")
+
+
+def test_a_failure_that_does_not_repeat_loses_nothing(tmp_path):
+    with pool() as scorer:
+        scorer.submit(sample(0, "first time exit", str(tmp_path / "a")), group_size=1)
+        scorer.submit(sample(1, "first time raise", str(tmp_path / "b")), group_size=1)
+        assert outcomes(scorer.collect(None)) == [(0, "scored"), (1, "scored")]
+        metrics = scorer.metrics().read()
+        assert metrics["reward/errors"] == 0
+        # A death that pebble takes for that of all processes costs the samples no attempt.
+        assert metrics["reward/retries"] <= 2
+
+
+def test_the_last_failure_says_what_was_raised_and_where():
+    with pool() as scorer:
+        scorer.submit(sample(4, "raise"), group_size=1)
+        scorer.collect(None)
+        assert "ValueError: unreadable response" in scorer.last_failure
+        assert "reward_functions.py:" in scorer.last_failure
+
+
+@pytest.mark.parametrize(("memory_gib", "outcome"), [(1.0, "crash"), (4.0, "scored")])
+def test_a_reward_process_gets_the_memory_it_is_given_and_no_more(memory_gib, outcome):
+    """A response that needs 2 GiB. Fails when the limit is a constant, or not set at all."""
+    with pool(num_processes=1, memory_gib=memory_gib) as scorer:
+        scorer.submit(sample(0, "reserve 2 GiB"), group_size=1)
+        assert outcomes(scorer.collect(None)) == [(0, outcome)]
+        assert ("reward.memory_gib = 1" in scorer.last_failure) == (outcome == "crash")
+
+
+def test_a_slow_reward_does_not_delay_others():
+    with pool() as scorer:
+        scorer.submit(sample(0, "fine"), group_size=1)
+        scorer.collect(None)
+        scorer.submit(sample(1, "sleep"), group_size=1)
+        scorer.submit(sample(2, "fine"), group_size=1)
+        start_s = time.monotonic()
+        assert scorer.collect(0) == []
+        assert time.monotonic() - start_s < 0.1
+        assert outcomes(scorer.collect(5.0)) == [(2, "scored")]
+        assert outcomes(scorer.collect(0.05)) == []
+        assert outcomes(scorer.collect(10.0)) == [(1, "scored")]
+        assert scorer.collect(None) == []
+
+
+def test_waiting_for_all_gives_the_order_of_submission():
+    with pool() as scorer:
+        for number in range(4):
+            scorer.submit(sample(number, "sleep" if number % 3 == 0 else "fine"), group_size=1)
+        assert outcomes(scorer.collect(None)) == [(number, "scored") for number in range(4)]
+
+
+def test_a_function_may_return_an_array():
+    with pool("reward_functions:exact") as scorer:
+        scorer.submit(sample(0, "2"), group_size=1)
+        scorer.submit(sample(1, "3"), group_size=1)
+        assert [score.value for score in scorer.collect(None)] == [1.0, 0.0]
+
+
+def test_nan_ends_the_run_and_is_never_a_reward():
+    with pool() as scorer:
+        scorer.submit(sample(0, "nan"), group_size=1)
+        with pytest.raises(RewardError, match=r"reward\.function=.*told returned nan"):
+            scorer.collect(None)
+
+
+def test_processes_that_vanish_while_idle_are_replaced(tmp_path):
+    with pool(num_processes=1) as scorer:
+        for _ in range(2):
+            os.kill(told_pid(scorer, tmp_path / "pid"), signal.SIGKILL)
+            scorer.submit(sample(1, "fine"), group_size=1)
+            assert outcomes(scorer.collect(None)) == [(1, "scored")]
+
+
+@pytest.mark.slow
+def test_a_process_that_stops_answering_is_replaced(tmp_path):
+    with pool(num_processes=1, hard_timeout_s=1.2, start_timeout_s=3.0) as scorer:
+        os.kill(told_pid(scorer, tmp_path / "pid"), signal.SIGSTOP)
+        scorer.submit(sample(1, "fine"), group_size=1)
+        assert outcomes(scorer.collect(None)) == [(1, "scored")]
+
+
+def test_closing_ends_every_process_with_work_still_queued(tmp_path):
+    path = tmp_path / "pid"
+    with pool(num_processes=1, hard_timeout_s=100.0) as scorer:
+        scorer.submit(sample(0, "tell pid and hang", str(path)), group_size=1)
+        for number in range(200):
+            scorer.submit(sample(number, "x" * 10_000), group_size=1)
+        wait_until(lambda: path.exists() and path.read_text())
+    assert not is_alive(int(path.read_text()))
+
+
+def test_a_killed_controller_takes_its_reward_processes_along(tmp_path):
+    path = tmp_path / "pid"
+    program = (
+        "import test_rewards_pool as t\nwith t.pool(hard_timeout_s=100.0) as p:\n"
+        f"    p.submit(t.sample(0, 'tell pid and hang', {str(path)!r}), group_size=1)\n"
+        "    p.collect(None)\n"
+    )
+    command, env = [sys.executable, "-c", program], os.environ | {"PYTHONPATH": str(TESTS)}
+    with subprocess.Popen(command, cwd=Path(__file__).parent, env=env) as controller:
+        wait_until(lambda: path.exists() and path.read_text(), timeout_s=20.0)
+        controller.kill()
+    wait_until(lambda: not is_alive(int(path.read_text())))
+
+
+BAD_FUNCTIONS = {
+    "no_such_module:reward": "cannot be loaded: ModuleNotFoundError: No module named 'no_such_mod",
+    "reward_functions:gone": "cannot be loaded: .*has no function 'gone'",
+    "reward_functions:not_a_function": "cannot be loaded: .*has no function 'not_a_function'",
+    "reward_functions:raises": r"raised when called once.*KeyError.*reward_functions\.py:\d+\)",
+    "reward_functions:returns_nan": "returned nan as a reward",
+    "reward_functions:returns_text": "returned '1.0' as a reward",
+    "reward_functions:returns_nothing": "returned None, expected a list of 2 numbers",
+    "reward_functions:returns_one_for_all": "returned 1 rewards for 2 responses",
+}
+
+
+@pytest.mark.parametrize("function", BAD_FUNCTIONS)
+def test_a_function_at_fault_is_one_message_before_training(function):
+    with pytest.raises(RewardError, match=BAD_FUNCTIONS[function]) as error:
+        checked(function)
+    assert str(error.value).startswith(f"reward.function={function} ")
+    assert "\n" not in str(error.value)
+    assert function.partition(":")[0] not in sys.modules
+
+
+def test_a_module_with_a_syntax_error_names_file_and_line(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unfinished_rewards.py").write_text("x = 1\ndef reward(:\n")
+    with pytest.raises(RewardError, match=r"SyntaxError.*unfinished_rewards\.py:2\)"):
+        checked("unfinished_rewards:reward")
+
+
+@pytest.mark.parametrize(
+    ("function", "value"), [("math_verify", 1.0), ("reward_functions:exact", 0.0)]
+)
+def test_a_good_function_passes_the_check_with_its_own_value(function, value):
+    """Of the answer in a box, which is not the bare answer. Fails when nothing is called."""
+    assert checked(function) == value
+
+
+def test_a_function_that_never_answers_fails_the_check():
+    message = "did not answer within 7 s, of which it may take reward.start_timeout_s=3 to start"
+    with pytest.raises(RewardError, match=message):
+        checked("reward_functions:hangs", hard_timeout_s=2.0, start_timeout_s=3.0)
+
+
+@pytest.fixture
+def slow_to_load(tmp_path, monkeypatch) -> str:
+    """A reward function whose module takes three seconds to import, as a large model would."""
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "import time\ntime.sleep(3)\ndef reward(*lists):\n    return [0.25]\n"
+    (tmp_path / "slow_rewards.py").write_text(source)
+    return "slow_rewards:reward"
+
+
+def test_a_function_that_takes_too_long_to_load_fails_the_check(slow_to_load):
+    """Fails when only the calls are timed: loading is not in them."""
+    with pytest.raises(RewardError, match=r"reward\.start_timeout_s=1 to start"):
+        checked(slow_to_load, start_timeout_s=1.0)
+
+
+@pytest.mark.slow
+def test_start_timeout_s_lets_a_slow_function_load(slow_to_load):
+    """Fails when the time to start has another limit than its own."""
+    settings = {"num_processes": 1, "hard_timeout_s": 1.2}
+    with pool(slow_to_load, **settings, start_timeout_s=30.0) as scorer:
+        scorer.submit(sample(1, "fine"), group_size=1)
+        assert scorer.collect(None)[0].value == 0.25
+    with pool(slow_to_load, **settings, start_timeout_s=0.3) as scorer:
+        scorer.submit(sample(1, "fine"), group_size=1)
+        with pytest.raises(RewardError, match=r"reward\.start_timeout_s=0\.3 to start"):
+            scorer.collect(None)

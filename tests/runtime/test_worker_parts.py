@@ -1,0 +1,141 @@
+"""The parts of a worker, with fakes of engine and learner."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composed_config import load
+from source_tree import TESTS
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import Resume
+from april_rl.engine import vllm_engine
+from april_rl.runtime.call_profiler import CallProfiler
+from april_rl.runtime.supervision.heartbeat import Heartbeat
+from april_rl.runtime.worker import Worker
+from april_rl.runtime.worker_parts import WorkerSettings
+
+SETTINGS = WorkerSettings(
+    config=TrainConfig(), device="cpu", threads=1, max_model_len=16, max_num_seqs=2
+)
+
+
+class Log:
+    """An engine and a learner that note what they are asked."""
+
+    def __init__(self, *, policy_version: int) -> None:
+        self.calls: list[str] = []
+        self.policy_version = policy_version
+
+    def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    def wake_weights(self) -> None:
+        self.calls.append("wake weights")
+
+    def wake_kv_cache(self) -> None:
+        self.calls.append("wake KV cache")
+
+    def load_weights(self, weights: Iterator, *, policy_version: int) -> None:
+        assert [name for name, _ in weights] == ["embedding", "head"]
+        self.calls.append(f"load version {policy_version}")
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from (("embedding", torch.zeros(4)), ("head", torch.zeros(2)))
+
+    def export(self, path: Path) -> None:
+        self.calls.append(f"export {path.name}")
+
+    def offload(self) -> None:
+        self.calls.append("offload")
+
+
+class BareWorker(Worker):
+    """A worker whose engine and learner are the same log."""
+
+    def __init__(self, log: Log) -> None:
+        self.heartbeat, self._profiler = Heartbeat(), CallProfiler(device="cpu")
+        self._settings = SETTINGS
+        self._engine = self._learner = log
+
+
+def test_a_checkpoint_is_written_while_the_engine_sleeps_and_it_wakes_with_the_same_weights():
+    """On a GPU masters that were offloaded come back for it. Fails when they meet a KV cache there,
+    or when an engine that slept is left without weights.
+    """
+    log = Log(policy_version=7)
+    BareWorker(log).export(Path("step_7"))
+    assert log.calls == [
+        *("sleep", "export step_7"),
+        *("wake weights", "load version 7", "offload", "wake KV cache"),
+    ]
+
+
+def test_a_sync_wakes_the_kv_cache_when_what_is_offloaded_has_left():
+    """Fails when the cache takes its memory while the masters are still there."""
+    log = Log(policy_version=7)
+    metrics = BareWorker(log).sync_weights(8).read()
+    assert log.calls == ["wake weights", "load version 8", "offload", "wake KV cache"]
+    assert metrics["sync/bytes"] == 24
+
+
+def record(calls: list[dict[str, Any]]) -> Callable[..., None]:
+    """Return a constructor that notes what it is called with, the section as `config`."""
+    return lambda config, **keywords: calls.append({"config": config, **keywords})
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+@pytest.mark.parametrize("resume", list(Resume))
+def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sleeps, resume):
+    """Fails when the decision of the memory plan, or a setting, does not reach vLLM."""
+    built: list[dict[str, Any]] = []
+    monkeypatch.setattr(vllm_engine, "VllmEngine", record(built))
+    overrides = ("rollout.temperature=0.6", f"rollout.resume={resume.value}", "seed=7")
+    config = load("+recipe=tiny_cpu", "model.path=some/model", *overrides)
+    worker = BareWorker(Log(policy_version=0))
+    worker._settings = WorkerSettings(
+        config=config, device="cpu", threads=1, max_model_len=300, max_num_seqs=5
+    )
+    worker.build_engine(sleeps=sleeps)
+    [found] = built
+    assert found == {
+        "config": config.engine,
+        "model_path": "some/model",
+        "seed": 7,
+        "temperature": 0.6,
+        "max_model_len": 300,
+        "max_num_seqs": 5,
+        "keeps_parked": resume is not Resume.reprefill,  # the engine drops it when it sleeps
+        "sleeps": sleeps,
+    }
+
+
+JOIN = """
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from april_rl.runtime.worker import Worker
+
+worker = Worker(SimpleNamespace(threads=0, device="cpu"))
+worker.join(worker.listen(1), rank=0, world_size=1, timeout_s=7200.0)
+for group in (dist.group.WORLD, dist.new_group([0])):
+    print(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+"""
+
+
+def test_no_collective_gives_up_before_the_watchdog():
+    """Of the process group of all ranks, and of one that somebody makes later. Fails when torch's
+    own limit of half an hour ends a worker that waits for a slow one.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-W", "ignore", "-c", JOIN]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["7200.0", "7200.0"], done.stderr

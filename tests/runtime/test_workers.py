@@ -1,0 +1,206 @@
+"""Who runs where: how many workers, on which nodes, in what order, and that ranks of one engine are
+compared.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from composed_config import load, refusal
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import ComputeDtype, Resume
+from april_rl.errors import RunError
+from april_rl.runtime.cluster import Node, WorkerLocation, rank_order, spread
+from april_rl.runtime.layout import LayoutError, choices_made, settle
+from april_rl.runtime.lockstep import LockstepError, check_lockstep, fingerprint
+from april_rl.runtime.preflight import num_visible
+from april_rl.types import Completion, SampleId
+
+
+def node(number: int, room: int) -> Node:
+    return Node(ip=f"10.0.0.{number}", id=f"node {number}", room=room)
+
+
+def completion(index: int = 0, *, token_ids: tuple[int, ...] = (5, 6)) -> Completion:
+    return Completion(
+        sample_id=SampleId(7, index),
+        start=3,
+        policy_version=1,
+        context_version=1,
+        token_ids=token_ids,
+        logprobs=(-0.5,) * len(token_ids),
+        finish_reason="stop",
+    )
+
+
+def layout_of(*overrides: str, gpus: int) -> tuple[str, int, int]:
+    """Device, workers and engines of the tiny recipe with `overrides`, where there are `gpus`."""
+    config = load("+recipe=tiny_cpu", *overrides)
+    found, layout = settle(config, gpus=gpus, where="this machine")
+    assert found.runtime.num_workers == layout.num_workers
+    assert found.runtime.device.name == {"cpu": "cpu", "cuda": "gpu"}[layout.device]
+    return layout.device, layout.num_workers, layout.num_engines
+
+
+def test_auto_is_every_gpu_or_one_engine_on_cpu() -> None:
+    """Fails when the workers of an engine are counted as engines."""
+    assert load("+recipe=tiny_cpu").runtime.num_workers == "auto"
+    assert layout_of("runtime.device=auto", gpus=8) == ("cuda", 8, 8)
+    two = "engine.tensor_parallel_size=2"
+    assert layout_of("runtime.device=auto", two, gpus=8) == ("cuda", 8, 4)
+    assert layout_of("runtime.device=auto", gpus=0) == ("cpu", 1, 1)
+    assert layout_of(two, gpus=8) == ("cpu", 2, 1), "the recipe says cpu"
+    assert layout_of(two, "runtime.num_workers=4", gpus=0) == ("cpu", 4, 2)
+
+
+def settled(*overrides: str, gpus: int) -> TrainConfig:
+    return settle(load("+recipe=tiny_cpu", *overrides), gpus=gpus, where="this machine")[0]
+
+
+def test_auto_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
+    """Fails when one of learner and engine is left out, or a precision that was asked for is not
+    taken.
+    """
+    for gpus, expected in ((0, ComputeDtype.float32), (1, ComputeDtype.bfloat16)):
+        found = settled("runtime.device=auto", gpus=gpus)
+        assert (found.learner.compute_dtype, found.engine.dtype) == (expected, expected)
+    asked = settled("learner.compute_dtype=bfloat16", gpus=0)
+    assert asked.learner.compute_dtype is ComputeDtype.bfloat16
+    assert asked.engine.dtype is ComputeDtype.float32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        ((), 0, Resume.keep),
+        (("deterministic=true",), 0, Resume.reprefill),
+        (("engine.speculation=ngram",), 0, Resume.reprefill),
+        (("rollout.resume=reprefill",), 0, Resume.reprefill),
+        (("runtime.device=gpu", "engine.sleep=never"), 1, Resume.keep),
+        (("runtime.device=gpu", "engine.sleep=always"), 1, Resume.reprefill),
+        (("runtime.device=gpu",), 1, Resume.auto),
+    ],
+)
+def test_parked_samples_are_kept_where_engines_stay_awake(overrides, gpus, expected) -> None:
+    """With engine.sleep=auto on a GPU the memory plan decides later."""
+    assert settled(*overrides, gpus=gpus).rollout.resume is expected
+
+
+def test_the_start_says_what_auto_has_become_and_why() -> None:
+    def said(*overrides: str) -> list[str]:
+        requested = load("+recipe=tiny_cpu", *overrides)
+        return list(choices_made(requested, settle(requested, gpus=0, where="here")[0]))
+
+    precision, resume = said()
+    assert precision.startswith("learner.compute_dtype and engine.dtype: float32, ")
+    assert resume.startswith("rollout.resume: keep, since engines stay awake")
+    *_, resume = said("deterministic=true")
+    assert resume.startswith("rollout.resume: reprefill, since deterministic=true")
+    explicit = ("learner.compute_dtype=float32", "engine.dtype=bfloat16", "rollout.resume=keep")
+    assert said(*explicit) == []
+
+
+def test_workers_that_make_no_engines_are_refused_with_both_keys() -> None:
+    """A number at once, auto when it is known what it stands for."""
+    two = "engine.tensor_parallel_size=2"
+    message = refusal("+recipe=tiny_cpu", "runtime.num_workers=3", two)
+    assert "runtime.num_workers must be a multiple of engine.tensor_parallel_size=2" in message
+    message = refusal("+recipe=tiny_cpu", "runtime.num_workers=some")
+    assert "runtime.num_workers must be >= 1 or auto, got some" in message
+    with pytest.raises(LayoutError, match=r"num_workers=auto.* has 3 GPUs.*parallel_size=2"):
+        layout_of("runtime.device=gpu", two, gpus=3)
+    with pytest.raises(LayoutError, match=r"runtime\.num_workers=auto; this machine has 0"):
+        layout_of("runtime.device=gpu", gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "seen"),
+    [
+        ({}, 8),
+        ({"CUDA_VISIBLE_DEVICES": "1,5"}, 2),
+        ({"HIP_VISIBLE_DEVICES": "GPU-0a1b"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+    ],
+)
+def test_gpus_that_the_environment_hides_are_not_counted(environment, seen) -> None:
+    assert num_visible(8, environment) == seen
+
+
+def test_workers_go_to_few_nodes_and_engines_are_whole_on_one() -> None:
+    """Fails when a node's odd GPU gets half an engine, or nodes are ordered by their names."""
+    nodes = [node(10, 4), node(9, 8), node(2, 3)]
+    assert spread(nodes, num_workers=8, tensor_parallel_size=1) == [(node(9, 8), 8)]
+    assert spread(nodes, num_workers=12, tensor_parallel_size=2) == [
+        (node(9, 8), 8),
+        (node(10, 4), 4),
+    ]
+    assert spread(nodes, num_workers=14, tensor_parallel_size=2)[0] == (node(2, 3), 2)
+    with pytest.raises(RunError, match=r"num_workers=16: 2 of them do not fit.*3 on 10\.0\.0\.2"):
+        spread(nodes, num_workers=16, tensor_parallel_size=2)
+
+
+def test_ranks_follow_nodes_and_gpus_and_stay_as_they_are_on_cpu() -> None:
+    """10.0.0.9 is before 10.0.0.10, GPU 2 before GPU 10; two nodes of one machine stay apart."""
+    found = [("10.0.0.10", "a", "10"), ("10.0.0.10", "a", "2")]
+    found += [("10.0.0.9", node, "") for node in ("c", "b", "c", "b")]
+    locations = [WorkerLocation(node_ip=ip, node_id=node, gpu=gpu) for ip, node, gpu in found]
+    assert rank_order(locations) == [3, 5, 2, 4, 1, 0]
+
+
+def test_ranks_that_sampled_the_same_tokens_pass_the_check() -> None:
+    """Log-probabilities may differ in their last bits."""
+    ours = [completion(0), completion(1)]
+    theirs = [replace(each, logprobs=(-0.5, -0.5000001)) for each in ours]
+    assert fingerprint(theirs) == fingerprint(ours) != fingerprint(ours[:1])
+    check_lockstep(ours, [fingerprint(theirs)] * 3, first_rank=4)
+    check_lockstep(ours, [], first_rank=0)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        [completion(0), completion(1, token_ids=(5, 7))],
+        [completion(0), replace(completion(1), finish_reason="length")],
+        [completion(0), replace(completion(1), policy_version=2)],
+        [completion(0)],
+    ],
+    ids=["token", "end", "version", "number"],
+)
+def test_a_rank_that_sampled_other_tokens_is_named(theirs) -> None:
+    """The second of three followers: worker 6 of an engine that begins with worker 4."""
+    ours = [completion(0), completion(1)]
+    same = fingerprint(ours)
+    with pytest.raises(
+        LockstepError, match=r"worker 6 did not sample the same tokens as worker 4"
+    ) as raised:
+        check_lockstep(ours, [same, fingerprint(theirs), same], first_rank=4)
+    assert ("index=1" in str(raised.value)) == (len(theirs) == 2)
+
+
+def test_shared_memory_without_a_name_is_gone_with_a_killed_process() -> None:
+    """A lock and a block of multiprocessing, as vLLM makes them, in a process that ends without a
+    word. Fails when their names stay: nobody is left who could unlink them.
+    """
+    code = (
+        "import multiprocessing as mp, os\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "from april_rl.runtime.process_setup import unlink_shared_memory\n"
+        "lock, block = mp.get_context('spawn').Lock(), SharedMemory(create=True, size=4096)\n"
+        "block.buf[0] = 1\n"
+        "held = [p for p in os.listdir('/dev/shm') if p.endswith(block.name.lstrip('/'))]\n"
+        "name = lock._semlock.name.lstrip('/')\n"
+        "assert len(held) == 1 and os.path.exists(f'/dev/shm/sem.{name}')\n"
+        "assert unlink_shared_memory() == 2\n"
+        "lock.acquire(); lock.release(); block.buf[1] = block.buf[0]\n"
+        "print(block.name.lstrip('/'), f'sem.{name}', flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert len(done.stdout.split()) == 2, done.stderr
+    assert [name for name in done.stdout.split() if Path("/dev/shm", name).exists()] == []

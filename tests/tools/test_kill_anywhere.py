@@ -1,0 +1,47 @@
+"""Real runs that are disturbed in every known way, at random moments, lose nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from command_line import environment, write_task
+from source_tree import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
+
+
+# With seed 678 the first life loses its worker after a step and, when it has been restarted, its
+# controller; then two are started at once. The fifty are of every kind.
+@pytest.mark.parametrize(
+    ("num_kills", "seed"), [(2, 678), pytest.param(50, 3, marks=pytest.mark.soak)]
+)
+def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
+    tmp_path, num_kills, seed
+):
+    """Fails when a checkpoint is half written, a step is there twice, a prompt is lost or trained
+    twice, or a process stays.
+    """
+    task = write_task(tmp_path)
+    args = ["--kills", str(num_kills), "--seed", str(seed), "--output", str(tmp_path / "killed")]
+    args += [
+        "~evaluation.sets.held_out",  # a model of its own takes less time than the tiny task's
+        f"model.path={task / 'model'}",
+        f"data.path={task / 'sums.jsonl'}",
+        "data.template=plain",
+        "reward.function=reward_functions:even_length",
+        "trainer.num_groups=4",
+        "rollout.group_size=4",
+    ]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "kill_anywhere.py"), *args],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=300 * num_kills,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.count(" s, step ") == num_kills
+    assert f"{num_kills} kills, seed {seed}: 0 checks failed" in done.stdout

@@ -1,0 +1,83 @@
+"""What must hold after each life of a run, and at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from april_rl.checkpointing.manifest import verify
+from april_rl.errors import RunError
+from kills.run import SHARED, Run, name_of, processes, rows_of
+
+_GONE_S = 120.0  # until every process must have ended: Ray's agents try for 60 s to reach its GCS
+_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
+
+
+def check_processes(run: Run, life: int) -> None:
+    """Wait until no process of a life is left; those that stay are ended and reported."""
+    _wait_until_gone(lambda: processes(run.mark(life)))
+    for process in processes(run.mark(life)):
+        run.fail(f"left behind by life {life}: {process.pid} {name_of(process)}")
+        process.kill()
+
+
+def check_shared_memory(run: Run) -> None:
+    """Check that what was open at a kill has no name any more: nobody would ever remove it."""
+
+    def names() -> list[str]:
+        with os.scandir(SHARED) as entries:
+            return [entry.name for entry in entries if entry.inode() in run.inodes]
+
+    _wait_until_gone(names)
+    for name in sorted(names()):
+        run.fail(f"left behind: {SHARED}/{name}")
+
+
+def _wait_until_gone(left: Callable[[], Iterable[object]]) -> None:
+    deadline = time.monotonic() + _GONE_S
+    while left() and time.monotonic() < deadline:
+        time.sleep(2.0)
+
+
+def check_checkpoints(run: Run) -> None:
+    """Check every byte of every checkpoint against its manifest."""
+    for one in run.saved():
+        try:
+            verify(one.path)
+        except RunError as error:
+            run.fail(f"{one.path}: {error}")
+
+
+def check_rows(run: Run) -> None:
+    """Check that every step is there once, and that the ledger adds up in each."""
+    rows = rows_of(run.dir)
+    if [row["step"] for row in rows] != list(range(run.num_steps + 1)):
+        run.fail(f"the steps in metrics.jsonl are {[row['step'] for row in rows]}")
+    for row in rows[1:]:
+        if row["ledger/opened"] != sum(row[f"ledger/{state}"] for state in _STATES):
+            run.fail(f"the ledger of step {row['step']} does not add up")
+
+
+def check_samples(run: Run) -> None:
+    """Check that along the surviving history no prompt was trained twice, and none skipped: all
+    that were opened and not trained are left over.
+    """
+    trained: Counter[int] = Counter()
+    for path in sorted((run.dir / "samples").glob("step_*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        trained.update({line["prompt_id"] for line in lines})
+    twice = [prompt for prompt, count in trained.items() if count > 1]
+    if twice:
+        run.fail(f"trained more than once: prompts {twice[:5]}")
+    lines = [
+        json.loads(line)
+        for line in (run.dir / "samples" / "leftover.jsonl").read_text().splitlines()
+    ]
+    left = {line["prompt_id"] for line in lines}
+    opened = int(rows_of(run.dir)[-1]["ledger/opened"])
+    if trained.keys() | left != set(range(opened)):
+        missing = set(range(opened)) - trained.keys() - left
+        run.fail(f"of {opened} prompts these are lost: {sorted(missing)[:5]}")

@@ -1,0 +1,179 @@
+"""The ways in which a life of a run ends or begins badly. Each function lives one life, checks what
+is particular to it, and returns a description in words.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from kills.run import Run, rows_of
+
+_STARTING_FRAC, _STARTING_S = 0.2, 12.0  # kills while a run starts, and until when
+_WORKER_FRAC = 0.3  # kills of the worker, and then of the controller
+_LATEST_S = 2.0  # after a new step
+_STOPPING_S = 1.0  # between a polite signal and SIGKILL: parking and a save take about so long
+_STEP_S = 0.6
+_OWNED = "belongs to a run that is going on"
+_UNWRITTEN = "could not be written"
+
+
+def killed(run: Run, random: Random) -> str:
+    """SIGKILL to the controller or to the worker: while the run starts, in a step, in a save."""
+    program = run.start()
+    if random.random() < _STARTING_FRAC:
+        time.sleep(random.uniform(0, _STARTING_S))
+        moment = "while it started"
+    else:
+        run.wait_for_step(program, after=run.last_step())
+        time.sleep(random.uniform(0, _LATEST_S))
+        moment = "in a save" if run.is_saving() else "in a step"
+    target = "controller"
+    if random.random() < _WORKER_FRAC and run.kill_workers():
+        target, moment = "worker", f"{moment}, then the controller"
+        time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # the run goes on by itself for a while
+    run.kill(program)
+    return f"{target} killed {moment}"
+
+
+def stopped_and_killed(run: Run, random: Random) -> str:
+    """A polite signal, and SIGKILL while the run parks its samples or saves them."""
+    program = run.start()
+    run.wait_for_step(program, after=run.last_step())
+    time.sleep(random.uniform(0, _STEP_S))
+    program.send_signal(random.choice([signal.SIGTERM, signal.SIGUSR1]))
+    time.sleep(random.uniform(0, _STOPPING_S))
+    moment = "in a save" if run.is_saving() else "as it was"
+    if program.poll() is not None:
+        moment = "after its end"
+    run.kill(program)
+    return f"stopped, and killed {moment}"
+
+
+def stopped_in_its_first_step(run: Run, random: Random) -> str:
+    """A polite signal before this life has made a step: it must save and end by itself."""
+    program = run.start()
+    run.wait(run.is_training, program)
+    time.sleep(random.uniform(0, _STEP_S))
+    program.send_signal(signal.SIGTERM)
+    status = run.end(program)
+    if status != 0 or "stopped after step" not in run.output():
+        run.fail(f"a stop in the first step ended with status {status}; see {run.log}")
+    if not run.saved():
+        run.fail("a stop in the first step has saved nothing")
+    return "stopped in its first step"
+
+
+def went_back(run: Run, random: Random) -> str:
+    """A resume of an earlier checkpoint in the same directory, and SIGKILL."""
+    earlier = run.saved()[:-1]
+    if not earlier:
+        return killed(run, random)
+    chosen = random.choice(earlier)
+    program = run.start({"resume": chosen.path})
+    run.wait_for_step(program, after=chosen.step)
+    time.sleep(random.uniform(0, _LATEST_S))
+    run.kill(program)
+    later = [one.step for one in run.saved() if one.step > run.last_step() + 1]
+    if later:
+        run.fail(f"after going back to step {chosen.step} there are checkpoints of {later}")
+    return f"went back to step {chosen.step}, and killed"
+
+
+def lost_its_worker_elsewhere(run: Run, random: Random) -> str:
+    """`resume=PATH` into a new directory, and a worker lost before its first own checkpoint."""
+    if not run.saved():
+        return killed(run, random)
+    origin, elsewhere = run.saved()[-1], run.folder / "elsewhere"
+    last, before = origin.step + 4, run.hashes()
+    program = run.start(
+        {
+            "resume": origin.path,
+            "hydra.run.dir": elsewhere,
+            "checkpoint.every_steps": 10**6,
+            "trainer.num_steps": last,
+        }
+    )
+    run.wait(lambda: _last_step(elsewhere) > origin.step, program)
+    run.kill_workers()
+    status = run.end(program)
+    steps = [row["step"] for row in rows_of(elsewhere) if row["step"] > origin.step]
+    if status != 0 or steps != list(range(origin.step + 1, last + 1)):
+        run.fail(f"a copy from step {origin.step} ended with status {status} and steps {steps}")
+    if f"from {origin.path}" not in run.output():
+        run.fail(f"the restart of a copy did not go on from {origin.path}; see {run.log}")
+    _expect_unchanged(run, before, "a copy of it")
+    shutil.rmtree(elsewhere, ignore_errors=True)
+    return f"copied from step {origin.step}; the copy's worker killed"
+
+
+def started_twice(run: Run, random: Random) -> str:
+    """Two programs at once: one goes on, the other says who owns the directory; then SIGKILL."""
+    before = run.last_step()
+    pair = [run.start(), run.start()]
+    run.wait(lambda: any(each.poll() is not None for each in pair))
+    ended = [each for each in pair if each.poll() is not None]
+    others = [each for each in pair if each not in ended]
+    if len(ended) != 1 or ended[0].returncode != 1 or _OWNED not in run.output():
+        run.fail(f"of two programs {len(ended)} ended; see {run.log}")
+    for each in others:
+        run.wait_for_step(each, after=before)
+        time.sleep(random.uniform(0, _LATEST_S))
+        run.kill(each)
+    return "started twice, and the one that went on killed"
+
+
+def could_not_write(run: Run, random: Random) -> str:
+    """A checkpoint that cannot be written: training goes on; then SIGKILL."""
+    error = random.choice(["memory", "type", "disk"])
+    script = Path(__file__).with_name("failing_writer.py")
+    before = {one.step for one in run.saved()}
+    program = run.start(program=(str(script), error))
+    run.wait(lambda: _UNWRITTEN in run.output(), program)
+    if program.poll() is not None or _UNWRITTEN not in run.output():
+        run.fail(f"a writer that failed ({error}) ended the run; see {run.log}")
+    run.wait_for_step(program, after=max(before, default=0) + 1)
+    time.sleep(random.uniform(0, _LATEST_S))
+    run.kill(program)
+    return f"could not write a checkpoint ({error}), went on, and killed"
+
+
+def refused(run: Run, random: Random) -> str:
+    """A resume with settings that the checkpoint does not fit: no byte may change."""
+    if not run.saved():
+        return killed(run, random)
+    before = run.hashes()
+    status = run.end(run.start({"rollout.group_size": 3}))
+    if status != 1 or "error: " not in run.output():
+        run.fail(f"another group size was not refused (status {status}); see {run.log}")
+    _expect_unchanged(run, before, "a refused resume")
+    return "refused for its group size"
+
+
+def _expect_unchanged(run: Run, before: dict[str, str], what: str) -> None:
+    now = run.hashes()
+    changed = sorted(path for path in before.keys() | now if before.get(path) != now.get(path))
+    if changed:
+        run.fail(f"{what} has changed {changed[:5]}")
+
+
+def _last_step(run_dir: Path) -> int:
+    rows = rows_of(run_dir)
+    return int(rows[-1]["step"]) if rows else -1
+
+
+# How often each is drawn, relative to the others.
+KINDS: dict[Callable[[Run, Random], str], int] = {
+    killed: 8,
+    stopped_and_killed: 3,
+    stopped_in_its_first_step: 2,
+    went_back: 3,
+    lost_its_worker_elsewhere: 1,
+    started_twice: 2,
+    could_not_write: 3,
+    refused: 2,
+}
