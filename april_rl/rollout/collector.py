@@ -57,7 +57,7 @@ class Collection:
     groups: tuple[ScoredGroup, ...]
     probes: Sequence[Sample]  # short samples that this step's weights sampled, trained or not
     stats: StepStats
-    metrics: Metrics  # `ledger/*`, `length_bias/*`
+    metrics: Metrics  # `ledger/*`, `length_bias/*`, sizes of the buffer
     notes: tuple[str, ...]  # for the person who watches: a smaller batch, a change of α
 
 
@@ -103,10 +103,7 @@ class Collector:
         stalled engine's tokens of this step is lost.
         """
         change = self._over_sampling.begin_step()
-        stats = StepStats(
-            num_slots=self._num_slots, policy_version=policy_version, clock=self._clock
-        )
-        step = self._begin(stats, may_open=may_open)
+        step = self._step(policy_version, may_open=may_open)
         abort_timeout_s = self._rules.abort_timeout_s
         try:
             step.generate(on_progress)
@@ -115,55 +112,58 @@ class Collector:
                 step.abort_and_park(abort_timeout_s)
             raise
         step.abort_and_park(abort_timeout_s)
-        return self._end(stats, change=change)
+        return self._end(step, policy_version, change=change)
 
-    @property
-    def _num_slots(self) -> int:
-        """C, the samples in flight."""
-        num_needed = self._rules.num_groups * self._rules.group_size
-        return round(self._over_sampling.factor * num_needed)
-
-    def _begin(self, stats: StepStats, *, may_open: bool) -> Step:
-        dispatch = Dispatch(self._engines, self._rules.requests, self._expected_length, stats=stats)
+    def _step(self, policy_version: int, *, may_open: bool) -> Step:
+        rules = self._rules
+        num_slots = round(self._over_sampling.factor * rules.num_groups * rules.group_size)
         return Step(
-            self._rules,
+            rules,
+            policy_version=policy_version,
+            dispatch=Dispatch(
+                self._engines,
+                rules.requests,
+                self._expected_length,
+                num_slots=num_slots,
+                clock=self._clock,
+            ),
             groups=self._groups,
-            dispatch=dispatch,
             scorer=self._scorer,
             prompts=self._prompts,
-            stats=stats,
+            num_slots=num_slots,
             may_open=may_open,
             clock=self._clock,
         )
 
-    def _end(self, stats: StepStats, *, change: str | None) -> Collection:
+    def _end(self, step: Step, policy_version: int, *, change: str | None) -> Collection:
         """Take the groups that are trained, and what else there is to say of the step."""
-        buffer, length_bias = self._groups.buffer, self._groups.length_bias
-        groups = self._draw_batch(stats.policy_version)
-        stats.end(groups, buffer=buffer)
-        length_bias.train(groups, num_tokens=int(stats.trained_lengths.sum()))
+        lost = self._groups.lost
+        groups = self._draw_batch(policy_version)
+        step.end(groups, lost=lost)
+        metrics = self._groups.count_trained(
+            groups, num_tokens=int(step.stats.trained_lengths.sum())
+        )
         notes = lost_groups_notes(
-            stats,
+            lost,
             num_groups=len(groups),
             num_wanted=self._rules.num_groups,
             limit=self._rules.max_rejected_groups,
-            last_failure=self._groups.last_failure,
         )
-        self._over_sampling.observe(stats, num_groups=len(groups))
+        self._over_sampling.observe(step.stats, num_groups=len(groups))
         return Collection(
             groups=groups,
-            probes=buffer.fresh_samples(stats.policy_version, limit=_NUM_PROBES),
-            stats=stats,
-            metrics=Metrics({**self._groups.ledger.metrics(), **length_bias.metrics(buffer)}),
+            probes=self._groups.fresh_samples(policy_version, limit=_NUM_PROBES),
+            stats=step.stats,
+            metrics=metrics,
             notes=(*notes, *([change] if change else [])),
         )
 
     def _draw_batch(self, policy_version: int) -> tuple[ScoredGroup, ...]:
         """Take the groups that the step trains."""
-        buffer, rules = self._groups.buffer, self._rules
+        rules = self._rules
         groups = draw_batch(
-            buffer.ready_groups(),
-            buffer.open_versions(policy_version=policy_version),
+            self._groups.ready_groups(),
+            self._groups.open_versions(policy_version=policy_version),
             num_groups=rules.num_groups,
             max_staleness=rules.max_staleness,
             policy_version=policy_version,
@@ -182,12 +182,7 @@ class Collector:
         """Return what was generated and not trained; `under_way` was collected for an update that
         failed.
         """
-        buffer = self._groups.buffer
-        return Leftovers(
-            collected=[scored.group.samples for scored in under_way],
-            ready=[scored.group.samples for scored in buffer.ready_groups()],
-            parked=[group.samples for group in buffer.open_groups()],
-        )
+        return self._groups.leftovers(under_way=under_way)
 
     def save(self) -> Plain:
         """Return plain data, for JSON, with which a new collector goes on as this one; between

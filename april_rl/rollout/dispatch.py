@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.slots import Slots
-from april_rl.rollout.stats import StepStats
 from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion
 
@@ -63,6 +63,15 @@ class RequestRules:
     seed: int  # of the run
 
 
+class Sent(NamedTuple):
+    """The samples that went to an engine with one of its ticks."""
+
+    engine: int
+    slots: int  # requests that the engine computes together
+    at_s: float  # on the clock of the step
+    samples: Sequence[tuple[OpenGroup, int]]  # each with its index in the group
+
+
 class Dispatch:
     """Requests of one step: which samples wait, which engine has which, which ticks are under way.
 
@@ -70,12 +79,19 @@ class Dispatch:
     """
 
     def __init__(
-        self, engines: Engines, rules: RequestRules, expected: ExpectedLength, *, stats: StepStats
+        self,
+        engines: Engines,
+        rules: RequestRules,
+        expected: ExpectedLength,
+        *,
+        num_slots: int,
+        clock: Callable[[], float],
     ) -> None:
-        """Begin a step with C = `stats.num_slots` over all engines, which are idle."""
+        """Begin a step with C = `num_slots` over all engines, which are idle."""
         self._engines, self._rules, self._expected = engines, rules, expected
-        self._stats = stats
-        num_engines, num_slots = engines.num_engines, stats.num_slots
+        self._clock = clock
+        self.sent: list[Sent] = []
+        num_engines = engines.num_engines
         # The queue of each engine is a quarter of its slots: more than finishes within two ticks if
         # the mean response is longer than eight ticks. A queued request costs nothing.
         queue_size = max(1, math.ceil(num_slots / num_engines) // 4)
@@ -105,15 +121,15 @@ class Dispatch:
             self._waiting.append(group)
             self._num_waiting += num_waiting
 
-    def return_to_engines(self, *, limit: float) -> int:
+    def return_to_engines(self, *, limit: int) -> int:
         """Assign waiting samples to the engines that had them last, while those have free slots;
         return how many.
 
-        Called once at the beginning of a step, before `submit`: otherwise a sample whose engine is
+        Called once at the beginning of a step, before `assign`: otherwise a sample whose engine is
         full could take the slot of a younger sample on that sample's engine. Considers at most
         `limit` samples, and no more than the engines have room for.
         """
-        left, num_assigned = int(min(self.slots.room, limit)), 0
+        left, num_assigned = min(self.slots.room, limit), 0
         for group in self._waiting:
             for index in group.indices(SampleState.waiting)[:left]:
                 left -= 1
@@ -124,7 +140,7 @@ class Dispatch:
         self._siblings = None
         return num_assigned
 
-    def submit(self, *, limit: float) -> int:
+    def assign(self, *, limit: int) -> int:
         """Assign at most `limit` waiting samples, in order, to engines that have room; return how
         many.
         """
@@ -170,8 +186,9 @@ class Dispatch:
                     slots=self.slots.slots(engine),
                     max_steps=self._rules.tick_steps,
                 )
-                slots = self.slots.slots(engine)
-                self._stats.add_launch(engine, self._assigned[engine], slots=slots)
+                if samples := self._assigned[engine]:
+                    slots = self.slots.slots(engine)
+                    self.sent.append(Sent(engine, slots, self._clock(), samples))
                 self._assigned[engine] = []
                 self._ticks[engine] += 1
 

@@ -4,9 +4,11 @@ dropped.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 
+from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.codec import (
     Plain,
@@ -16,11 +18,25 @@ from april_rl.rollout.codec import (
     save_ready_group,
 )
 from april_rl.rollout.ledger import Ledger, LedgerError, State
+from april_rl.rollout.leftovers import Leftovers
 from april_rl.rollout.length_bias import LengthBias
 from april_rl.rollout.open_group import Failure, OpenGroup, SampleState
 from april_rl.rollout.ports import Scorer
-from april_rl.rollout.stats import StepStats
 from april_rl.types import Completion, Prompt, Sample, Score, ScoredGroup
+
+
+@dataclass(slots=True, kw_only=True)
+class Lost:
+    """Groups that a step has lost; those lost to scores that came before it count, too."""
+
+    rejected: int = 0  # by the filter
+    dropped: int = 0  # because a reward or an engine failed
+    last_failure: str = ""  # why the last one was dropped, maybe in an earlier step
+
+    @property
+    def total(self) -> int:
+        """Return how many groups were lost."""
+        return self.rejected + self.dropped
 
 
 class Groups:
@@ -33,12 +49,10 @@ class Groups:
         self.buffer = Buffer(group_size)
         self.ledger = Ledger()
         self.length_bias = LengthBias()
-        self.last_failure = ""  # why the last group was dropped
-        self._rejected_before = 0  # groups rejected until the last `take`
-        self._dropped_before = 0
+        self.lost = Lost()  # since the last `take`
         self._scorer = scorer
         self._keep = keep
-        self._unsubmitted: deque[Sample] = deque()  # finished, not yet submitted to the scorer
+        self._unscored: deque[Sample] = deque()  # finished, not yet sent to the scorer
 
     def open(self, prompt: Prompt) -> OpenGroup:
         """Open a group; all its samples wait for an engine."""
@@ -80,40 +94,39 @@ class Groups:
     def extend(
         self,
         completions: Iterable[Completion],
-        stats: StepStats,
         *,
+        policy_version: int,
         engine: int | None = None,
     ) -> list[tuple[OpenGroup, Completion]]:
-        """Append completions to their samples and count them; return the expected ones with their
-        groups.
+        """Append completions of a step of `policy_version` to their samples; return the expected
+        ones with their groups.
 
         Late completions are ignored: of an earlier version than the step's, for a sample that does
         not end where they start, or from another engine than the one that has the sample (with
-        `engine` None, any engine may have it). Call `submit` to have finished samples scored.
+        `engine` None, any engine may have it). Call `send_to_scorer` to have finished samples
+        scored.
         """
         expected = []
         for completion in completions:
             group = self.buffer.group(completion.sample_id.prompt_id)
             if (
                 group is None
-                or completion.policy_version < stats.policy_version
+                or completion.policy_version < policy_version
                 or not group.expects(completion, engine=engine)
             ):
                 continue
             expected.append((group, completion))
-            stats.add_completion(completion, prompt_tokens=len(group.prompt.token_ids))
             sample = group.extend(completion)
             if sample is not None:
-                self._unsubmitted.append(sample)
+                self._unscored.append(sample)
         return expected
 
-    def submit(self) -> None:
-        """Submit the samples that finished since the last call to the scorer. Separate from
-        `extend` because the scorer may raise: everything that engines gave back is in its group by
-        then.
+    def send_to_scorer(self) -> None:
+        """Send the samples that finished since the last call to the scorer. Separate from `extend`
+        because the scorer may raise: everything that engines gave back is in its group by then.
         """
-        while self._unsubmitted:
-            self._scorer.submit(self._unsubmitted.popleft(), group_size=self.buffer.group_size)
+        while self._unscored:
+            self._scorer.submit(self._unscored.popleft(), group_size=self.buffer.group_size)
 
     def score(self, scores: Iterable[Score]) -> int:
         """Record scores; return how many groups were rejected or dropped."""
@@ -131,6 +144,7 @@ class Groups:
         if not self._keep(scored):
             self.buffer.remove(prompt_id)
             self.ledger.move(prompt_id, State.rejected)
+            self.lost.rejected += 1
             return False
         self.buffer.make_ready(scored)
         self.ledger.move(prompt_id, State.ready)
@@ -140,27 +154,78 @@ class Groups:
         prompt_id = group.prompt.id
         self.buffer.remove(prompt_id)
         self.ledger.move(prompt_id, State.dropped, reason=failure.reason)
-        self.last_failure = (
+        self.lost.dropped += 1
+        self.lost.last_failure = (
             f"sample {failure.sample_id.index} of prompt {prompt_id}: {failure.message}"
         )
 
-    def count_lost(self, stats: StepStats) -> None:
-        """Count the groups rejected and dropped since the last `take`: in this step, or between
-        steps.
-        """
-        stats.rejected_groups = self.ledger.count(State.rejected) - self._rejected_before
-        stats.dropped_groups = self.ledger.count(State.dropped) - self._dropped_before
-
     def take(self, groups: Iterable[ScoredGroup]) -> None:
-        """Remove ready groups that are trained now. Raise LedgerError when ledger and buffer
-        disagree.
+        """Remove ready groups that are trained now, and count losses anew. Raise LedgerError when
+        ledger and buffer disagree.
         """
         for scored in groups:
             self.buffer.remove_ready(scored.group.prompt.id)
             self.ledger.move(scored.group.prompt.id, State.trained)
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
-        self._rejected_before = self.ledger.count(State.rejected)
-        self._dropped_before = self.ledger.count(State.dropped)
+        self.lost = Lost(last_failure=self.lost.last_failure)
+
+    @property
+    def num_ready(self) -> int:
+        """Return how many groups wait to be trained."""
+        return self.buffer.num_ready
+
+    @property
+    def num_alive(self) -> int:
+        """Return how many groups are open or ready."""
+        return self.buffer.num_open + self.buffer.num_ready
+
+    @property
+    def has_unscored(self) -> bool:
+        """Return whether a complete group waits for scores."""
+        return self.buffer.has_unscored
+
+    def open_versions(self, *, policy_version: int) -> Counter[int]:
+        """Count open groups by the version of their oldest token, or `policy_version` without."""
+        return self.buffer.open_versions(policy_version=policy_version)
+
+    def ready_versions(self) -> Counter[int]:
+        """Count ready groups by the version of their oldest token."""
+        return self.buffer.ready_versions()
+
+    def ready_groups(self) -> list[ScoredGroup]:
+        """Return the ready groups, oldest token first."""
+        return self.buffer.ready_groups()
+
+    def fresh_samples(self, policy_version: int, *, limit: int) -> list[Sample]:
+        """Return at most `limit` short samples whose last tokens are of `policy_version` alone."""
+        return self.buffer.fresh_samples(policy_version, limit=limit)
+
+    def count_trained(self, groups: Sequence[ScoredGroup], *, num_tokens: int) -> Metrics:
+        """Note that these are trained, with so many response tokens; return `ledger/*`,
+        `length_bias/*` and the sizes of the buffer.
+        """
+        buffer = self.buffer
+        self.length_bias.train(groups, num_tokens=num_tokens)
+        return Metrics(
+            {
+                "rollout/parked_groups": Sum(buffer.num_open),
+                "rollout/parked_tokens": Sum(buffer.open_tokens),
+                "rollout/ready_groups": Sum(buffer.num_ready),
+                "memory/buffer_bytes": Sum(buffer.num_bytes),
+                **self.ledger.metrics(),
+                **self.length_bias.metrics(buffer),
+            }
+        )
+
+    def leftovers(self, *, under_way: Sequence[ScoredGroup]) -> Leftovers:
+        """Return what was generated and not trained; `under_way` was taken for an update that
+        failed.
+        """
+        return Leftovers(
+            collected=[scored.group.samples for scored in under_way],
+            ready=[scored.group.samples for scored in self.buffer.ready_groups()],
+            parked=[group.samples for group in self.buffer.open_groups()],
+        )
 
     def save(self) -> Plain:
         """Return buffer, ledger and length bias as plain data; only between steps."""
@@ -171,9 +236,9 @@ class Groups:
                 "ready": [save_ready_group(scored) for scored in self.buffer.ready_groups()],
             },
             "length_bias": self.length_bias.save(),
-            "num_rejected": self.ledger.count(State.rejected) - self._rejected_before,
-            "num_dropped": self.ledger.count(State.dropped) - self._dropped_before,
-            "last_failure": self.last_failure,
+            "num_rejected": self.lost.rejected,
+            "num_dropped": self.lost.dropped,
+            "last_failure": self.lost.last_failure,
         }
 
     def restore(self, state: Plain, *, num_engines: int) -> None:
@@ -187,9 +252,11 @@ class Groups:
         self.buffer.restore(opened, map(restore_ready_group, state["buffer"]["ready"]))
         self.ledger.restore(state["ledger"])
         self.ledger.check(parked=self.buffer.num_open, ready=self.buffer.num_ready)
-        self._rejected_before = self.ledger.count(State.rejected) - state["num_rejected"]
-        self._dropped_before = self.ledger.count(State.dropped) - state["num_dropped"]
-        self.last_failure = state["last_failure"]
+        self.lost = Lost(
+            rejected=state["num_rejected"],
+            dropped=state["num_dropped"],
+            last_failure=state["last_failure"],
+        )
         self.length_bias.restore(
             state["length_bias"], open_ids=[group.prompt.id for group in opened]
         )

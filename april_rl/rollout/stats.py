@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.metrics import Histogram, Max, Metric, Metrics, Sum
-from april_rl.rollout.buffer import Buffer
-from april_rl.rollout.open_group import OpenGroup
+from april_rl.rollout.dispatch import Sent
+from april_rl.rollout.groups import Lost
 from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, SampleId, ScoredGroup
 
@@ -24,17 +24,8 @@ class Progress(NamedTuple):
     is_finished: bool
 
 
-class Sent(NamedTuple):
-    """The samples that went to an engine with one of its ticks."""
-
-    engine: int
-    slots: int  # requests that the engine computes together
-    at_s: float  # on the clock of the step
-    samples: Sequence[tuple[OpenGroup, int]]  # each with its index in the group
-
-
 class StepStats:
-    """Counters of one `collect`, filled as it goes and closed by `end`."""
+    """Measurements of one step's rollout: nothing is decided by them."""
 
     def __init__(self, *, num_slots: int, policy_version: int, clock: Callable[[], float]) -> None:
         """Start the clock."""
@@ -43,7 +34,7 @@ class StepStats:
         self._clock = clock
         self.started = clock()
         self.ticks: list[Tick] = []
-        self.sent: list[Sent] = []
+        self.sent: Sequence[Sent] = ()  # known at the end
         # Completions with the time they came back: of ticks, then of the abort.
         self.returned: list[tuple[float, Sequence[Completion]]] = []
         self.progress: list[Progress] = []  # of every sample that had a slot
@@ -66,19 +57,10 @@ class StepStats:
         self.preempted_tokens = 0  # whose KV cache was lost by that
         self.kv_cache_frac = 0.0  # largest share of an engine's KV cache in use
         self.failed_attempts = 0  # requests that an engine failed, and mostly tried again
-        self.rejected_groups = 0
-        self.dropped_groups = 0
-        self._buffer_metrics = Metrics()
+        self.rejected_groups = self.dropped_groups = 0  # known at the end
         self.trained_lengths: NDArray[np.int64] = np.empty(0, np.int64)  # response tokens of each
         self._prompt_lengths: list[int] = []
         self._truncated = 0
-
-    def add_launch(
-        self, engine: int, samples: Sequence[tuple[OpenGroup, int]], *, slots: int
-    ) -> None:
-        """Keep which samples went to an engine with its next tick."""
-        if samples:
-            self.sent.append(Sent(engine, slots, self._clock(), samples))
 
     def add_returned(self, completions: Sequence[Completion]) -> None:
         """Keep the completions that came back just now."""
@@ -117,21 +99,17 @@ class StepStats:
             else:
                 self.reprefill_tokens += prompt_tokens + completion.start
 
-    def end(self, groups: Sequence[ScoredGroup], *, buffer: Buffer) -> None:
-        """Stop the clock; record the lengths of the returned groups and the size of the buffer."""
+    def end(self, groups: Sequence[ScoredGroup], *, lost: Lost, sent: Sequence[Sent]) -> None:
+        """Stop the clock; record what was lost, what was sent and the lengths of the trained
+        groups.
+        """
         self.time_s = self._clock() - self.started
+        self.rejected_groups, self.dropped_groups = lost.rejected, lost.dropped
+        self.sent = sent
         samples = [sample for scored in groups for sample in scored.group.samples]
         self.trained_lengths = np.array([sample.num_tokens for sample in samples], np.int64)
         self._prompt_lengths = [len(scored.group.prompt.token_ids) for scored in groups]
         self._truncated = [sample.finish_reason for sample in samples].count("length")
-        self._buffer_metrics = Metrics(
-            {
-                "rollout/parked_groups": Sum(buffer.num_open),
-                "rollout/parked_tokens": Sum(buffer.open_tokens),
-                "rollout/ready_groups": Sum(buffer.num_ready),
-                "memory/buffer_bytes": Sum(buffer.num_bytes),
-            }
-        )
 
     @property
     def elapsed_s(self) -> float:
@@ -168,7 +146,6 @@ class StepStats:
                 "rollout/rejected_groups": Sum(self.rejected_groups),
                 "rollout/dropped_groups": Sum(self.dropped_groups),
                 "rollout/over_sampling_factor": self.num_slots / num_needed,
-                **self._buffer_metrics,
                 **self._length_metrics(),
                 "rollout/engine_s": sum(self._worked_s.values()) / max(1, len(self._worked_s)),
             }

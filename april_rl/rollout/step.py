@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from april_rl.rollout.dispatch import Dispatch, RequestRules
-from april_rl.rollout.groups import Groups
+from april_rl.rollout.groups import Groups, Lost
 from april_rl.rollout.ports import EngineStalledError, PromptSource, Scorer
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
-from april_rl.types import Score
+from april_rl.types import Completion, Score, ScoredGroup
 
 # With fewer, long groups wait in so many places that slots stay empty (docs/experiments.md).
 _FEWEST_ALIVE, _FEWEST_BATCHES_ALIVE = 40, 3
+_ANY_NUMBER = sys.maxsize  # of samples: with refill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,34 +58,34 @@ class Step:
         self,
         rules: StepRules,
         *,
-        groups: Groups,
+        policy_version: int,
         dispatch: Dispatch,
+        groups: Groups,
         scorer: Scorer,
         prompts: PromptSource,
-        stats: StepStats,
+        num_slots: int,
         may_open: bool,
         clock: Callable[[], float],
     ) -> None:
-        """Resume the parked groups; their samples return to the engines that had them."""
+        """Take what a step works with; C = `num_slots`. Nothing happens before `generate`."""
         self._rules = rules
-        self._groups = groups
+        self._policy_version = policy_version
         self._dispatch = dispatch
+        self._groups = groups
         self._scorer = scorer
         self._prompts = prompts
-        self._stats = stats
+        self._num_slots = num_slots
         self._may_open = may_open
         self._clock = clock
         # Samples that the step may still start; a lost group gives its samples back.
-        self._allowance = math.inf if rules.refill else float(stats.num_slots)
-        groups.count_lost(stats)
-        for group in groups.resume():
-            dispatch.add(group)
-        self._allowance -= dispatch.return_to_engines(limit=self._allowance)
+        self._allowance = _ANY_NUMBER if rules.refill else num_slots
+        self.stats = StepStats(num_slots=num_slots, policy_version=policy_version, clock=clock)
 
     def generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
         """Generate and score until there are enough groups or nothing is left to do. Call
         `on_progress` with the number of ready groups.
         """
+        self._resume()
         while not self._is_enough():
             self._launch()
             if not self._dispatch.is_idle:
@@ -92,7 +93,7 @@ class Step:
             elif not (self._await_scores() or self._start_more()):
                 break
             if on_progress is not None:
-                on_progress(self._groups.buffer.num_ready, self._stats)
+                on_progress(self._groups.num_ready, self.stats)
 
     def abort_and_park(self, timeout_s: float) -> None:
         """Stop all engines and park unfinished samples with their tokens. Raise EngineStalledError
@@ -100,14 +101,13 @@ class Step:
         """
         started = self._clock()
         completions, stalled = self._dispatch.abort(timeout_s)
-        self._stats.abort_s = self._clock() - started
-        self._stats.waited_s += self._stats.abort_s
-        self._stats.add_returned(completions)
-        for group, completion in self._groups.extend(completions, self._stats):
-            self._dispatch.take_back(group, completion)
+        self.stats.abort_s = self._clock() - started
+        self.stats.waited_s += self.stats.abort_s
+        self.stats.add_returned(completions)
+        self._extend(completions)
         self._groups.park(stalled=stalled)
-        self._groups.submit()
-        self._stats.stop_s = self._clock() - started
+        self._groups.send_to_scorer()
+        self.stats.stop_s = self._clock() - started
         if stalled:
             raise EngineStalledError(
                 f"engine {stalled[0]} did not give its samples back within "
@@ -115,17 +115,26 @@ class Step:
                 "they had before this step"
             )
 
+    def end(self, groups: Sequence[ScoredGroup], *, lost: Lost) -> None:
+        """Complete the measurements: the step trains `groups`."""
+        self.stats.end(groups, lost=lost, sent=self._dispatch.sent)
+
+    def _resume(self) -> None:
+        """Resume the parked groups; their samples return to the engines that had them."""
+        for group in self._groups.resume():
+            self._dispatch.add(group)
+        self._allowance -= self._dispatch.return_to_engines(limit=self._allowance)
+
     def _is_enough(self) -> bool:
         """Return whether the step has its groups, or has reached the limit on lost ones, and no
         open group must finish in it.
         """
-        buffer, rules = self._groups.buffer, self._rules
-        if buffer.num_ready < rules.num_groups and not self._is_hopeless():
+        groups, rules, version = self._groups, self._rules, self._policy_version
+        if groups.num_ready < rules.num_groups and not self._is_hopeless():
             return False
-        version = self._stats.policy_version
         return not rules.finish_stale or not must_wait(
-            open_versions=buffer.open_versions(policy_version=version),
-            ready_versions=buffer.ready_versions(),
+            open_versions=groups.open_versions(policy_version=version),
+            ready_versions=groups.ready_versions(),
             num_groups=rules.num_groups,
             oldest_allowed=version - rules.max_staleness,
             policy_version=version,
@@ -135,52 +144,61 @@ class Step:
         """Return whether the limit on lost groups is reached; raise NoSignalError if no group is
         ready then.
         """
-        if not is_limit_reached(self._rules.max_rejected_groups, self._stats):
+        lost = self._groups.lost
+        if not is_limit_reached(self._rules.max_rejected_groups, lost):
             return False
-        if not self._groups.buffer.num_ready:
-            raise no_signal_error(self._stats, self._groups.last_failure)
+        if not self._groups.num_ready:
+            raise no_signal_error(lost)
         return True
 
     def _launch(self) -> None:
         """Assign samples while engines have room, and keep ticks under way."""
         self._open_until(min(self._allowance, self._dispatch.slots.room))
-        self._allowance -= self._dispatch.submit(limit=self._allowance)
+        self._allowance -= self._dispatch.assign(limit=self._allowance)
         self._dispatch.launch()
 
-    def _open_until(self, num_samples: float) -> None:
+    def _open_until(self, num_samples: int) -> None:
         """Open groups, as far as allowed, until enough samples wait for an engine."""
         while self._dispatch.num_waiting < num_samples and self._may_open_another():
             self._dispatch.add(self._groups.open(self._prompts.take()))
 
     def _may_open_another(self) -> bool:
-        buffer, rules = self._groups.buffer, self._rules
+        groups, rules = self._groups, self._rules
         return (
             self._may_open
-            and buffer.num_open + buffer.num_ready < rules.max_alive(self._stats.num_slots)
-            and buffer.num_ready < rules.num_groups
-            and not is_limit_reached(rules.max_rejected_groups, self._stats)
+            and groups.num_alive < rules.max_alive(self._num_slots)
+            and groups.num_ready < rules.num_groups
+            and not is_limit_reached(rules.max_rejected_groups, groups.lost)
         )
 
     def _advance(self) -> None:
         """Wait for ticks to end; take in what they finished, and the scores known by now."""
         started = self._clock()
         ticks = self._dispatch.wait(self._rules.tick_timeout_s)
-        self._stats.waited_s += self._clock() - started
+        self.stats.waited_s += self._clock() - started
         for engine, tick in ticks:
-            self._stats.add_tick(tick, engine=engine)
-            for group, completion in self._groups.extend(tick.finished, self._stats, engine=engine):
-                self._dispatch.take_back(group, completion)
-        self._groups.submit()
+            self.stats.add_tick(tick, engine=engine)
+            self._extend(tick.finished, engine=engine)
+        self._groups.send_to_scorer()
         self._take_scores(self._known_scores(wait_s=0.0))
+
+    def _extend(self, completions: Sequence[Completion], *, engine: int | None = None) -> None:
+        """Add completions to their samples, and free their slots."""
+        expected = self._groups.extend(
+            completions, policy_version=self._policy_version, engine=engine
+        )
+        for group, completion in expected:
+            self.stats.add_completion(completion, prompt_tokens=len(group.prompt.token_ids))
+            self._dispatch.take_back(group, completion)
 
     def _await_scores(self) -> bool:
         """Wait for scores when nothing is left to generate; return False when none is missing."""
-        if not self._groups.buffer.has_unscored:
+        if not self._groups.has_unscored:
             return False
         started = self._clock()
         scores = self._known_scores(wait_s=1.0)
-        self._stats.score_s += self._clock() - started
-        self._stats.waited_s += self._clock() - started
+        self.stats.score_s += self._clock() - started
+        self.stats.waited_s += self._clock() - started
         self._take_scores(scores)
         return True
 
@@ -199,7 +217,4 @@ class Step:
         return self._scorer.collect(None if self._rules.deterministic else wait_s)
 
     def _take_scores(self, scores: Sequence[Score]) -> None:
-        num_lost = self._groups.score(scores)
-        if num_lost:
-            self._allowance += self._rules.group_size * num_lost
-            self._groups.count_lost(self._stats)
+        self._allowance += self._rules.group_size * self._groups.score(scores)

@@ -7,48 +7,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from april_rl.errors import RunError
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.groups import Lost
 
 
 class NoSignalError(RunError):
     """A step lost as many groups as it may, and none is ready for training."""
 
 
-def is_limit_reached(limit: int, stats: StepStats) -> bool:
+def is_limit_reached(limit: int, lost: Lost) -> bool:
     """Return whether a step has lost as many groups as it may; `limit` 0 means no limit."""
-    return 0 < limit <= stats.rejected_groups + stats.dropped_groups
+    return 0 < limit <= lost.total
 
 
-def no_signal_error(stats: StepStats, last_failure: str) -> NoSignalError:
+def no_signal_error(lost: Lost) -> NoSignalError:
     """Return the error for a step that reached the limit with no group ready."""
-    if stats.dropped_groups > stats.rejected_groups:
+    if lost.dropped > lost.rejected:
         return NoSignalError(
-            f"{stats.dropped_groups} groups were dropped because a reward or an engine failed, and "
-            f"none is ready (rollout.max_rejected_groups). The last failure: {last_failure}"
+            f"{lost.dropped} groups were dropped because a reward or an engine failed, and "
+            f"none is ready (rollout.max_rejected_groups). The last failure: {lost.last_failure}"
         )
     return NoSignalError(
-        f"{stats.rejected_groups} groups had equal rewards for all their samples "
+        f"{lost.rejected} groups had equal rewards for all their samples "
         "(rollout.max_rejected_groups): the task is too easy or too hard for this model, "
         "or the reward is constant; nothing can be learned from it"
     )
 
 
-def lost_groups_notes(
-    stats: StepStats, *, num_groups: int, num_wanted: int, limit: int, last_failure: str
-) -> list[str]:
+def lost_groups_notes(lost: Lost, *, num_groups: int, num_wanted: int, limit: int) -> list[str]:
     """Return notes for the user on lost groups: why groups were dropped, and that the limit made
     the batch smaller.
     """
     notes = []
-    if stats.dropped_groups:
+    if lost.dropped:
         notes.append(
-            f"{stats.dropped_groups} groups dropped because a reward or an engine failed; the "
-            f"last: {last_failure}"
+            f"{lost.dropped} groups dropped because a reward or an engine failed; the "
+            f"last: {lost.last_failure}"
         )
-    if num_groups < num_wanted and is_limit_reached(limit, stats):
+    if num_groups < num_wanted and is_limit_reached(limit, lost):
         notes.append(
             f"this step trains {num_groups} groups instead of {num_wanted}: "
-            f"{stats.rejected_groups} were rejected for equal rewards, {stats.dropped_groups} "
+            f"{lost.rejected} were rejected for equal rewards, {lost.dropped} "
             "dropped (rollout.max_rejected_groups)"
         )
     return notes

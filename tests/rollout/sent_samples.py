@@ -15,6 +15,7 @@ from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.stats import StepStats
 from april_rl.types import Completion, SampleId
 
+VERSION = 3  # of the policy
 RULES = RequestRules(tick_steps=4, max_response_tokens=40, seed=0)
 
 
@@ -28,8 +29,10 @@ class Sent:
 
     def begin(self, *, num_slots: int) -> None:
         """Begin another step."""
-        self.stats = StepStats(num_slots=num_slots, policy_version=3, clock=lambda: 0.0)
-        self.dispatch = Dispatch(self.engines, RULES, ExpectedLength(), stats=self.stats)
+        self.stats = StepStats(num_slots=num_slots, policy_version=VERSION, clock=lambda: 0.0)
+        self.dispatch = Dispatch(
+            self.engines, RULES, ExpectedLength(), num_slots=num_slots, clock=lambda: 0.0
+        )
 
     def open(self, prompt_id: int, *, engines: Sequence[int | None] = ()) -> OpenGroup:
         """Open a group whose samples were on these engines before."""
@@ -38,8 +41,12 @@ class Sent:
         return group
 
     def extend(self, *completions: Completion, engine: int | None = None) -> list[Completion]:
-        """Extend the groups; return the completions that were expected, of `engine` if given."""
-        expected = self.groups.extend(completions, self.stats, engine=engine)
+        """Extend the groups and count, as a step does; return the completions that were expected,
+        of `engine` if given.
+        """
+        expected = self.groups.extend(completions, policy_version=VERSION, engine=engine)
+        for group, completion in expected:
+            self.stats.add_completion(completion, prompt_tokens=len(group.prompt.token_ids))
         return [completion for _, completion in expected]
 
     def in_flight(self) -> list[int]:

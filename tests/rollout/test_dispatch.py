@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from light_samples import completion
 from rollout_runs import Run, Setup, lognormal
-from sent_samples import RULES, Sent
+from sent_samples import RULES, VERSION, Sent
 
 from april_rl.errors import RunError
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength
 from april_rl.rollout.ledger import State
 from april_rl.rollout.open_group import SampleState
 from april_rl.rollout.requests import Requests
-from april_rl.rollout.stats import StepStats
 from april_rl.rollout.ticks import Tick
 from april_rl.types import Prompt, SampleId
 
@@ -35,9 +34,9 @@ def test_a_sent_sample_no_longer_waits_and_adds_its_outstanding_tokens():
     group = sent.open(1)
     group.lengths = [5, 0, 0, 7]
     sent.dispatch.add(group)
-    assert sent.dispatch.submit(limit=2.0) == 2
+    assert sent.dispatch.assign(limit=2) == 2
     assert sent.dispatch.num_waiting == 2
-    assert sent.dispatch.submit(limit=math.inf) == 2
+    assert sent.dispatch.assign(limit=1000) == 2
     assert sent.dispatch.num_waiting == 0
     assert group.outstanding_tokens == [8.0, 3.0, 3.0, 10.0]
     assert set(group.states) == {SampleState.running}
@@ -53,7 +52,7 @@ def test_samples_return_to_their_engines_as_a_step_begins_the_oldest_first():
     second = sent.open(2, engines=[0, 1, 0, 0])
     for group in (first, second):
         sent.dispatch.add(group)
-    assert sent.dispatch.return_to_engines(limit=math.inf) == 3
+    assert sent.dispatch.return_to_engines(limit=1000) == 3
     assert sent.assigned() == {0: ids(1, 0, 2), 1: ids(2, 1)}
     assert sent.waiting() == [*ids(1, 1, 3), *ids(2, 0, 2, 3)]
     assert sent.dispatch.num_waiting == 5
@@ -64,7 +63,7 @@ def test_no_more_samples_return_to_engines_than_may_be_started():
     sent = Sent(group_size=4, num_slots=4)
     for group in (sent.open(1, engines=[0, None, 0, 0]), sent.open(2, engines=[1] * 4)):
         sent.dispatch.add(group)
-    assert sent.dispatch.return_to_engines(limit=3.0) == 2
+    assert sent.dispatch.return_to_engines(limit=3) == 2
     assert sent.assigned() == {0: ids(1, 0, 2)}
 
 
@@ -74,7 +73,7 @@ EVENTS = st.lists(
             st.just("add"),
             st.lists(st.none() | st.integers(0, 3), min_size=3, max_size=3),
         ),
-        st.tuples(st.just("submit"), st.sampled_from([1.0, 4.0, math.inf])),
+        st.tuples(st.just("assign"), st.sampled_from([1, 4, 1000])),
         st.tuples(st.sampled_from(["offer", "withdraw", "back"]), st.integers(0, 3)),
     ),
     max_size=40,
@@ -98,9 +97,9 @@ def test_samples_are_sent_once_each_in_order_and_queue_only_where_no_slot_is_fre
             known = [n if n is not None and n < num_engines else None for n in what]
             dispatch.add(sent.open(number, engines=known))
             added += ids(number, 0, 1, 2)
-        elif kind == "submit":
+        elif kind == "assign":
             waiting, room, before = dispatch.num_waiting, slots.room, sent.in_flight()
-            assert dispatch.submit(limit=what) == min(waiting, room, what)
+            assert dispatch.assign(limit=what) == min(waiting, room, what)
             now = sent.in_flight()
             got = {engine for engine in engines if now[engine] > before[engine]}
             assert got <= offered
@@ -124,7 +123,7 @@ def test_a_sample_queues_where_it_was_before():
     sent = Sent(group_size=2, num_engines=2, num_slots=16)
     fill(sent, 30.0, 10.0)
     sent.dispatch.add(sent.open(1, engines=[None, 0]))
-    assert sent.dispatch.submit(limit=math.inf) == 2
+    assert sent.dispatch.assign(limit=1000) == 2
     assert sent.assigned() == {0: ids(1, 1), 1: ids(1, 0)}
 
 
@@ -141,9 +140,9 @@ def test_new_samples_queue_at_the_engine_with_the_fewest_outstanding_tokens():
     fill(sent, 30.0, 10.0, 20.0)
     for prompt_id in (1, 2):
         sent.dispatch.add(sent.open(prompt_id))
-    assert sent.dispatch.submit(limit=3.0) == 3
+    assert sent.dispatch.assign(limit=3) == 3
     assert sent.assigned() == {1: ids(1, 0, 1), 2: ids(1, 2)}
-    assert sent.dispatch.submit(limit=math.inf) == 3
+    assert sent.dispatch.assign(limit=1000) == 3
     assert sent.assigned() == {0: ids(2, 0, 1), 1: ids(1, 0, 1), 2: ids(1, 2, 3)}
     assert sent.dispatch.num_waiting == 2
 
@@ -153,12 +152,12 @@ def test_the_rest_of_a_group_queues_at_the_same_engine_as_its_siblings():
     sent = Sent(group_size=4, num_engines=2, num_slots=16)  # eight slots and two queued an engine
     fill(sent, 30.0, 10.0)
     sent.dispatch.add(sent.open(1))
-    assert sent.dispatch.submit(limit=2.0) == 2
+    assert sent.dispatch.assign(limit=2) == 2
     assert sent.assigned() == {1: ids(1, 0, 1)}
     for engine, tokens in ((0, 30.0), (1, 0.0)):
         for _ in range(4):
             sent.dispatch.slots.remove(engine, tokens=tokens / 4)
-    assert sent.dispatch.submit(limit=math.inf) == 2
+    assert sent.dispatch.assign(limit=1000) == 2
     assert sent.assigned() == {1: ids(1, 0, 1, 2, 3)}
 
 
@@ -209,12 +208,12 @@ def test_outstanding_tokens_return_to_zero_when_samples_end():
     group = sent.open(1, engines=[1, 0])
     group.lengths = [20, 0]
     sent.dispatch.add(group)
-    sent.dispatch.return_to_engines(limit=math.inf)
+    sent.dispatch.return_to_engines(limit=1000)
     slots = sent.dispatch.slots
     assert [slots.outstanding_tokens(engine) for engine in (0, 1)] == [3.0, 23.0]
     for index in (0, 1):
         part = completion(index, start=20 - 20 * index, num_tokens=1, version=3)
-        [(_, back)] = sent.groups.extend([part], sent.stats, engine=1 - index)
+        [(_, back)] = sent.groups.extend([part], policy_version=VERSION, engine=1 - index)
         sent.dispatch.take_back(group, back)
     assert [slots.outstanding_tokens(engine) for engine in (0, 1)] == [0.0, 0.0]
     assert sent.in_flight() == [0, 0]
@@ -225,8 +224,8 @@ def test_an_engine_gets_the_samples_of_the_oldest_prompts_first():
     sent = Sent(group_size=2, num_engines=1, num_slots=8)
     for prompt_id, engines in ((3, [None, 0]), (4, [None, None]), (5, [0, 0])):
         sent.dispatch.add(sent.open(prompt_id, engines=engines))
-    sent.dispatch.return_to_engines(limit=math.inf)
-    sent.dispatch.submit(limit=math.inf)
+    sent.dispatch.return_to_engines(limit=1000)
+    sent.dispatch.assign(limit=1000)
     sent.dispatch.launch()
     sent.dispatch.wait(1.0)
     assert [request.sample_id for request in sent.engines.each[0].requests] == [
@@ -251,8 +250,7 @@ def test_many_engines_are_waited_for_together(num_engines, tick_s, gather_s):
             return [(engine, replace(tick, elapsed_s=tick_s)) for engine, tick in ended]
 
     engines = Asked(lognormal(9, 0.9), num_engines=num_engines, budget=40)
-    stats = StepStats(num_slots=64, policy_version=0, clock=lambda: 0.0)
-    dispatch = Dispatch(engines, RULES, ExpectedLength(), stats=stats)
+    dispatch = Dispatch(engines, RULES, ExpectedLength(), num_slots=64, clock=lambda: 0.0)
     dispatch.wait(1.0)
     dispatch.wait(1.0)
     assert asked == pytest.approx([0.0, gather_s])

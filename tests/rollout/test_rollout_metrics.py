@@ -141,7 +141,7 @@ def test_step_statistics_count_what_the_engines_did():
     for _ in range(3):
         resumable = sum(sample.num_tokens > 0 and not sample.is_finished for sample in run.alive)
         collection = run.step()
-        read = collection.stats.metrics(num_needed=4).read()
+        read = collection.stats.metrics(num_needed=4).read() | collection.metrics.read()
         samples = [s for scored in collection.groups for s in scored.group.samples]
         assert collection.stats.generated_tokens == run.fakes.generated - generated
         generated = run.fakes.generated
