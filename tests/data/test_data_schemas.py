@@ -14,7 +14,7 @@ from april_rl.config.task import DataConfig, EvaluationSetConfig, SourceConfig
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer
 
-FIXTURES = PACKAGE / "rehearsal" / "schemas"
+FIXTURES = PACKAGE / "lab" / "rehearsal" / "schemas"
 DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)]
 SETTINGS = next(block for block in BLOCKS if "gsm8k" in block)
