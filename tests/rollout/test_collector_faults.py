@@ -18,7 +18,6 @@ from rollout_runs import (
 )
 
 from april_rl.errors import RunError
-from april_rl.rollout.dispatch import Dispatch
 from april_rl.rollout.ledger import LedgerError, State
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
@@ -296,20 +295,3 @@ def test_a_step_cut_short_by_lost_groups_still_waits_for_groups_that_are_due():
     groups = run.step().groups
     assert [scored.group.prompt.id for scored in groups] == [1, 3]
     assert run.alive == []
-
-
-def test_an_error_while_parked_samples_are_resumed_parks_them_again(monkeypatch):
-    """Fails when a step resumes them before it is ready to give them back."""
-    run = Run(Setup())
-    run.step()
-    parked = run.groups.ledger.count(State.parked)
-
-    def fail(*_: object, **__: object) -> int:
-        raise RunError("an engine is gone")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Dispatch, "return_to_engines", fail)
-        with pytest.raises(RunError, match="an engine is gone"):
-            run.step()
-    assert run.groups.ledger.count(State.parked) == parked > 0
-    assert run.step().groups
