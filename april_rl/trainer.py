@@ -31,7 +31,7 @@ from april_rl.runtime.memory.usage import controller_memory
 from april_rl.runtime.step_profiler import StepProfiler
 from april_rl.runtime.updates import Updates
 from april_rl.tracking.samples_file import records_of
-from april_rl.tracking.terminal import Phase
+from april_rl.tracking.terminal import Phase, View
 from april_rl.types import ScoredGroup
 
 
@@ -48,12 +48,12 @@ class Trainer:
         resumed: Resumed | None = None,
         build: Callable[..., Parts] = assemble,
     ) -> None:
-        """Check everything that can be checked, then load the model.
+        """Check everything that can be checked, load the model, and take over the run directory.
 
         `plain_config` is the configuration as the run directory's config.yaml shows it. With
-        `resumed`, the run continues from that checkpoint. `build` makes the parts of the run; it
-        has the signature of `assemble`. Raise RunError with one message for what is missing or
-        wrong, before any process is started wherever possible.
+        `resumed`, the run continues from that checkpoint. `build` has the signature of `assemble`.
+        Raise RunError with one message for what is missing or wrong, before any process is started
+        wherever possible, and before anything in the run directory is changed.
         """
         self._config = config
         self._run_dir, self._interrupts = run_dir, interrupts
@@ -70,12 +70,13 @@ class Trainer:
                 config, run_dir=run_dir, plain=plain_config, stack=stack, resumed=resumed
             )
             self.collector, self.workers = self._parts.collector, self._parts.workers
-            self.packer, self.tracker = self._parts.packer, self._parts.tracker
-            self._checkpointer = self._parts.checkpointer
-            self._profiler = StepProfiler(config.profiler, self.workers, self.tracker, run_dir)
-            self._updates = Updates(self.workers, config, run_dir, tell=self.tracker.message)
+            self.packer, self._checkpointer = self._parts.packer, self._parts.checkpointer
+            view = self._parts.view
+            self._updates = Updates(self.workers, config, run_dir, tell=view.message)
             if resumed is not None:
-                self._restore(resumed)
+                self._restore(resumed, view)
+            self.tracker = stack.enter_context(self._parts.directory.take_over(view))
+            self._profiler = StepProfiler(config.profiler, self.workers, self.tracker, run_dir)
             self._exits = stack.pop_all()
 
     def count(self, metrics: Metrics) -> None:
@@ -262,13 +263,13 @@ class Trainer:
             "collector": collector,
             "updates": self._updates.state(),
             "wandb_id": self.tracker.wandb_id,
-            "base": self._parts.base,
+            "base": self._parts.model,
         }
         about = {"is_finished": is_finished, "ledger": collector["ledger"]}
         with self.tracker.phase("copying the checkpoint"):
             return self._checkpointer.start(self._version, state, about=about)
 
-    def _restore(self, resumed: Resumed) -> None:
+    def _restore(self, resumed: Resumed, view: View) -> None:
         """Continue where a checkpoint was written. Raise RunError for settings it does not fit."""
         state = resumed.state
         self._version = state["version"]
@@ -277,11 +278,10 @@ class Trainer:
         self._row = Metrics.restore(state["row"]) if state["row"] else None
         self.collector.restore(state["collector"])
         self._updates.restore(state.get("updates", {}))
-        with self.tracker.phase("restoring the checkpoint"):
+        with view.phase("restoring the checkpoint"):
             self.workers.restore(resumed.path.resolve() / LEARNER)
-        with self.tracker.phase("weight sync"):
+        with view.phase("weight sync"):
             self.workers.sync_weights(self._version)
-        self.tracker.message(f"resumed from {resumed.path}, after step {self._version}")
 
     def _evaluate(self) -> Metrics:
         # Training shares the reward pool's counters with evaluation: take its counts out first.

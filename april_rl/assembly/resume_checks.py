@@ -12,31 +12,38 @@ from april_rl.config import TrainConfig
 from april_rl.config.choices import Kl
 from april_rl.errors import RunError
 from april_rl.rollout.codec import check_state
+from april_rl.runtime.preflight import ModelFacts
 
+_SIZES = ("hidden_size", "num_layers", "num_heads", "key_value_size", "mlp_size")
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 8  # of each file of weights
 
 
-class OtherBaseError(RunError):
-    """The frozen weights of a run are not those that its checkpoint was trained beside."""
+class OtherModelError(RunError):
+    """The model of a run is not the one that its checkpoint was written for."""
 
 
-def frozen_base(config: TrainConfig) -> dict[str, Any] | None:
-    """Return what tells the frozen weights of a run from others: those below adapters and those of
-    the KL reference, which no checkpoint holds. None where every weight is trained.
+def model_identity(config: TrainConfig, facts: ModelFacts) -> dict[str, Any]:
+    """Return what must stay the same when a run goes on: sizes of the model, its adapters, and what
+    tells its frozen weights from others, which no checkpoint holds. These are the weights below
+    adapters and those of the KL reference; None where every weight is trained.
     """
-    if not config.lora.rank and config.algorithm.kl is Kl.none:
-        return None
-    return {"weights": _fingerprint(config.model.path), "lora_alpha": config.lora.alpha}
+    lora = config.lora
+    has_frozen = lora.rank > 0 or config.algorithm.kl is not Kl.none
+    return {
+        **{name: getattr(facts, name) for name in _SIZES},
+        "lora_rank": lora.rank,
+        "lora_target_modules": lora.target_modules,
+        "lora_alpha": lora.alpha,
+        "weights": _fingerprint(config.model.path) if has_frozen else None,
+    }
 
 
-def check_resume(
-    config: TrainConfig, state: dict[str, Any], *, base: dict[str, Any] | None
-) -> None:
+def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str, Any]) -> None:
     """Raise RunError unless a run with these settings can go on from a checkpoint's `state`.
 
-    Seed and data are compared by the prompt stream, when it is restored. `base` is what
-    `frozen_base` returns.
+    Seed and data are compared by the prompt stream, when it is restored. `model` is what
+    `model_identity` returns.
     """
     rollout = config.rollout
     check_state(
@@ -46,19 +53,32 @@ def check_resume(
         max_staleness=rollout.max_staleness,
         max_response_tokens=rollout.max_response_tokens,
     )
-    saved = state["base"]
-    if base is None or saved is None:
-        return
-    if base["weights"] != saved["weights"]:
-        raise OtherBaseError(
+    saved = state["base"] or {}
+    for name in _SIZES:
+        if saved.get(name, model[name]) != model[name]:
+            raise OtherModelError(
+                f"model.path={config.model.path} has {name} {model[name]}, but the model of the "
+                f"checkpoint has {saved[name]}: resume with that model"
+            )
+    for name in ("lora_rank", "lora_target_modules", "lora_alpha"):
+        if saved.get(name, model[name]) != model[name]:
+            key = name.replace("_", ".", 1)
+            raise OtherModelError(
+                f"{key}={_shown(model[name])}, but the saved run had {_shown(saved[name])}, and "
+                "its weights fit no other: resume with the same"
+            )
+    if None not in (weights := (model["weights"], saved.get("weights"))) and len({*weights}) > 1:
+        raise OtherModelError(
             f"model.path={config.model.path} has other weights than the model that the checkpoint "
             "was trained on, whose frozen weights it does not hold: resume with that model"
         )
-    if base["lora_alpha"] != saved["lora_alpha"]:
-        raise OtherBaseError(
-            f"lora.alpha={config.lora.alpha:g}, but the saved run had {saved['lora_alpha']:g}, "
-            "which scales its adapters: resume with the same"
-        )
+
+
+def _shown(value: object) -> str:
+    """Return a value of a setting as it is written in a command."""
+    if isinstance(value, list):
+        return f"[{','.join(value)}]"
+    return "null" if value is None else f"{value:g}"
 
 
 def _fingerprint(model_path: str) -> str:

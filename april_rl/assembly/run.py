@@ -12,13 +12,13 @@ from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
 from april_rl.assembly.collector import build_collector, num_slots
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.packer import build_packer
-from april_rl.assembly.resume_checks import check_resume, frozen_base
+from april_rl.assembly.resume_checks import check_resume, model_identity
 from april_rl.assembly.rewards import build_rewards, reward_columns
+from april_rl.assembly.run_directory import RunDirectory
 from april_rl.assembly.workers import build_workers, check_machine, training_sizes
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
-from april_rl.checkpointing.folder import set_aside_later
-from april_rl.checkpointing.resume import AUTO, CHECKPOINTS, Resumed
+from april_rl.checkpointing.resume import CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
 from april_rl.config.notes import inert_settings
@@ -43,7 +43,7 @@ from april_rl.runtime.workers import Workers
 from april_rl.tracking.backends import check_installed
 from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.terminal import View
-from april_rl.tracking.tracker import Tracker, config_text, open_view
+from april_rl.tracking.tracker import config_text, open_view
 from april_rl.types import Prompt
 
 
@@ -51,13 +51,14 @@ from april_rl.types import Prompt
 class Parts:
     """Parts of a run that the trainer uses."""
 
-    tracker: Tracker
+    view: View
+    directory: RunDirectory  # not yet taken over
     tokenizer: Tokenizer
     rewards: RewardPool
     workers: Workers
     engines: RayEngines
     prompts: PromptStream | MixedStream
-    base: Mapping[str, Any] | None  # what tells the frozen weights from others
+    model: Mapping[str, Any]  # what must stay the same on a resume
     checkpointer: Checkpointer
     collector: Collector
     packer: Packer
@@ -67,7 +68,7 @@ class Parts:
 
 
 class _Data(NamedTuple):
-    """What a run reads before its directory is changed."""
+    """What a run reads before it starts a worker."""
 
     tokenizer: Tokenizer
     examples: list[Prompt]  # the first of each training set
@@ -86,24 +87,24 @@ def assemble(
 ) -> Parts:
     """Return the parts of a run, started; closing `stack` ends them. Raise RunError if one fails.
 
-    Prompts continue from the checkpoint `resumed`; the caller restores the rest. What a resume can
-    be refused for is checked before the run directory is changed.
+    Prompts continue from the checkpoint `resumed`; the caller restores the rest. Nothing in the run
+    directory is changed: that is `RunDirectory.take_over`.
     """
     stack.callback(stop_ray)
     requested, (config, layout) = config, settled(config)
+    directory = RunDirectory(run_dir, config, layout.shown_in(plain), resumed, labels)
+    directory.check()
     facts = check_machine(config, layout)
     packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
     view = _opened_view(config, stack)
     for line in _opening_lines(requested, config, layout):
         view.message(line)
-    folder, base = run_dir.resolve(), frozen_base(config)
+    folder, model = run_dir.resolve(), model_identity(config, facts)
     data = _read_data(config, view, folder=folder, resumed=resumed)
     if resumed is not None:
-        check_resume(config, resumed.state, base=base)
-    shown = layout.shown_in(plain)
-    tracker = stack.enter_context(_tracker(config, run_dir, shown, view, resumed, labels))
-    tell = tracker.message
-    with tracker.phase("trying the reward"):
+        check_resume(config, resumed.state, model=model)
+    tell = view.message
+    with view.phase("trying the reward"):
         rewards = build_rewards(config, data.tokenizer, data.examples, folder=folder, tell=tell)
     stack.callback(rewards.close)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
@@ -111,20 +112,20 @@ def assemble(
     memory = workers.memory()
     config, inputs = _planned(config, layout, facts=facts, memory=memory, tell=tell)
     kv_room = KvRoom(kv_demand(config, layout, num_slots=num_slots(config)), tell=tell)
-    least = min(worker.device_bytes for worker in memory)
-    kv_room.compare(planned_kv_tokens(facts, inputs, device_bytes=least))
-    _start(workers, tracker, engines_sleep=inputs.engine_sleeps)
+    kv_room.compare(planned_kv_tokens(facts, inputs, device_bytes=_least(memory)))
+    _start(workers, view, engines_sleep=inputs.engine_sleeps)
     kv_tokens = workers.kv_cache_tokens()
     kv_room.compare(kv_tokens // layout.num_engines)
     engines = RayEngines(workers, deterministic=config.deterministic)
     return Parts(
-        tracker=tracker,
+        view=view,
+        directory=directory,
         tokenizer=data.tokenizer,
         rewards=rewards,
         workers=workers,
         engines=engines,
         prompts=data.prompts,
-        base=base,
+        model=model,
         checkpointer=_checkpointer(config, run_dir, plain, workers, resumed, tell=tell),
         collector=build_collector(
             config, engines, rewards, prompts=data.prompts, kv_cache_tokens=kv_tokens, stack=stack
@@ -166,6 +167,11 @@ def _opening_lines(requested: TrainConfig, config: TrainConfig, layout: Layout) 
     yield from inert_settings(requested, device=layout.device)
 
 
+def _least(memory: Sequence[WorkerMemory]) -> int:
+    """Return the memory of the smallest device, in bytes."""
+    return min(worker.device_bytes for worker in memory)
+
+
 def _planned(
     config: TrainConfig,
     layout: Layout,
@@ -189,37 +195,6 @@ def _planned(
         config = replace(config, rollout=replace(config.rollout, resume=resume))
         tell(resume_line(config))
     return config, inputs
-
-
-def _tracker(
-    config: TrainConfig,
-    run_dir: Path,
-    plain: Mapping[str, object],
-    view: View,
-    resumed: Resumed | None,
-    labels: RunLabels | None,
-) -> Tracker:
-    """Return the tracker, which goes on with the files in `run_dir`; set aside the checkpoints
-    after the one that the run goes on from.
-    """
-    first_step = resumed.manifest.step + 1 if resumed else None
-    if config.resume == AUTO and resumed is None:
-        first_step = 0  # a run that ended before its first checkpoint starts again
-    is_same_run = resumed is not None and resumed.is_within(run_dir)
-    for path in set_aside_later(resumed.path) if resumed and is_same_run else ():
-        view.message(f"a later checkpoint of the branch that this run leaves is set aside: {path}")
-    return Tracker(
-        run_dir=run_dir,
-        name=config.name,
-        config=plain,
-        num_steps=config.trainer.num_steps,
-        num_groups=config.trainer.num_groups,
-        tracking=config.tracking,
-        labels=labels,
-        view=view,
-        first_step=first_step,
-        wandb_id=resumed.state["wandb_id"] if resumed and is_same_run else "",
-    )
 
 
 def _stream(
@@ -262,14 +237,14 @@ def _checkpointer(
     )
 
 
-def _start(workers: Workers, tracker: Tracker, *, engines_sleep: bool) -> None:
+def _start(workers: Workers, view: View, *, engines_sleep: bool) -> None:
     """Show each stage of the workers' start as a phase of its own."""
     with ExitStack() as shown:
 
         def on_stage(stage: str) -> None:
             shown.close()
-            shown.enter_context(tracker.phase(stage))
+            shown.enter_context(view.phase(stage))
 
         num_parameters, num_trained = workers.start(on_stage, engines_sleep=engines_sleep)
     adapters = "" if num_trained == num_parameters else f", {num_trained / 1e6:.3g} million trained"
-    tracker.message(f"policy: {num_parameters / 1e6:.1f} million parameters{adapters}")
+    view.message(f"policy: {num_parameters / 1e6:.1f} million parameters{adapters}")

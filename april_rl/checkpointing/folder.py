@@ -1,9 +1,15 @@
 """The folder of a run's checkpoints: each appears whole or not at all, and `latest` names the last.
 
-A commit syncs, in this order: the files as they are written, the manifest, the folder, the rename,
-the parent folder, and last the pointer. A checkpoint that it replaces is renamed, and removed only
-when the new one has its name. So a kill or power cut at any moment leaves every earlier checkpoint
-intact, or hidden and whole, in which case `recover` gives it its name back.
+What `latest` names is decided first and done afterwards, so that nobody has to guess after a kill:
+
+- A commit writes and syncs all files in a hidden folder, the manifest last; then `latest` names the
+  new checkpoint; then the folder gets its name. A checkpoint of the same step is hidden first, and
+  removed when the new one has its name.
+- A run that goes back to an earlier checkpoint lets `latest` name it, and then sets the later ones
+  aside as `step_N.abandoned`.
+
+A kill or power cut between two of these leaves a checkpoint that `latest` names whole but hidden,
+and `recover` gives it its name; or later checkpoints, which the next resume sets aside.
 """
 
 from __future__ import annotations
@@ -52,19 +58,13 @@ def begin(root: Path, step: int) -> Path:
 
 
 def recover(root: Path) -> None:
-    """Give a checkpoint its name back that a kill took from it: while the same step was saved
-    again, or while it was removed. Let `latest` name one that a kill kept it from naming. Call it
-    only where no other process writes into `root`.
+    """Give the checkpoint that `latest` names its name, if a kill came before that. Call it only
+    where no other process writes into `root`.
     """
-    for removed in root.glob(f".{_PREFIX}*{_REMOVED}"):
-        path = root / removed.name.removeprefix(".").removesuffix(_REMOVED)
-        for whole in (root / f".{path.name}{_PARTIAL}", removed):
-            if not path.exists() and _is_whole(whole):
-                whole.rename(path)
-                sync(root)
-    found, last = saved(root), latest(root)
-    if last is not None and found and found[-1].path != last and _is_whole(found[-1].path):
-        _point_to(found[-1].path)  # no later ones stay beside `latest`: see set_aside_later
+    path = latest(root)
+    if path is not None and path.name.startswith("."):
+        path.rename(root / path.name.removeprefix(".").removesuffix(path.suffix))
+        sync(root)
 
 
 def _is_whole(folder: Path) -> bool:
@@ -116,10 +116,10 @@ def commit(
     for folder in {path.parent for path in partial.rglob("*")}:
         sync(folder)
     path = partial.with_name(f"{_PREFIX}{step}")
+    _point_to(path)
     replaced = _hide(path) if path.exists() else None  # of the same step, saved again by a stop
     partial.rename(path)
     sync(path.parent)
-    _point_to(path)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
     return path
@@ -135,22 +135,37 @@ def saved(root: Path) -> list[Saved]:
     found = []
     for path in root.glob(f"{_PREFIX}*"):
         number = path.name.removeprefix(_PREFIX)
-        if path.is_dir() and number.isdecimal():
+        if number.isdecimal() and path.is_dir():
             found.append(Saved(int(number), path))
     return sorted(found)
 
 
-def latest(root: Path) -> Path | None:
-    """Return the checkpoint that `latest` names, or None when the run has none.
+def abandoned(root: Path) -> list[Path]:
+    """Return the checkpoints of branches that the run has left, the oldest first."""
+    return sorted(root.glob(f"{_PREFIX}*{_ABANDONED}*"), key=lambda path: path.stat().st_mtime_ns)
 
-    If that one is missing, returns the newest checkpoint with a readable manifest.
+
+def is_abandoned(path: Path) -> bool:
+    """Return whether `set_aside_later` has renamed this checkpoint."""
+    return path.name.startswith(_PREFIX) and _ABANDONED in path.name
+
+
+def latest(root: Path) -> Path | None:
+    """Return the checkpoint that `latest` names, or None when the run has none. Changes nothing.
+
+    If a kill came before it had its name, returns the hidden folder that `recover` would rename. If
+    it is missing, returns the newest checkpoint with a readable manifest.
     """
     try:
         named = root / (root / LATEST).read_text(encoding="utf-8").strip()
     except OSError:
         named = None
-    if named is not None and named.parent == root and named.is_dir():
-        return named
+    if named is not None and named.parent == root:
+        if named.is_dir():
+            return named
+        for hidden in (named.with_name(f".{named.name}{end}") for end in (_PARTIAL, _REMOVED)):
+            if _is_whole(hidden):
+                return hidden
     for one in reversed(saved(root)):
         try:
             read_manifest(one.path)
@@ -163,15 +178,14 @@ def latest(root: Path) -> Path | None:
 def set_aside_later(path: Path) -> list[Path]:
     """Make the checkpoint `path` the last one of its folder; return the new names of later ones.
 
-    They belong to a branch that the run leaves: they stay, as step_N.abandoned, and no other
-    function here counts them.
+    They belong to a branch that the run leaves: they stay, as step_N.abandoned, until `prune` is
+    asked to remove them, and no run goes on from them in this folder.
     """
     root, step = path.parent, read_manifest(path).step
     later = [one.path for one in saved(root) if one.step > step]
-    aside = [one.rename(_unused(one.with_name(f"{one.name}{_ABANDONED}"))) for one in later]
-    if aside:
+    if later or latest(root) != path:
         _point_to(path)
-    return aside
+    return [one.rename(_unused(one.with_name(f"{one.name}{_ABANDONED}"))) for one in later]
 
 
 def _unused(path: Path) -> Path:
@@ -180,19 +194,22 @@ def _unused(path: Path) -> Path:
     return path if not path.exists() else next(name for name in names if not name.exists())
 
 
-def prune(root: Path, *, keep_last: int, keep_best: int) -> list[Saved]:
+def prune(
+    root: Path, *, keep_last: int, keep_best: int, keep_abandoned: int | None = None
+) -> list[Path]:
     """Remove all but the `keep_last` newest and the `keep_best` highest-scoring checkpoints; never
-    the one that `latest` names.
+    the one that `latest` names. Of abandoned ones, keep the `keep_abandoned` that were written
+    last; None: all.
 
-    Returns the removed checkpoints.
+    Returns the paths of the removed checkpoints.
     """
-    found = saved(root)
-    best = best_of(found)[:keep_best]
-    last = latest(root)
-    older = [one for one in found[: max(0, len(found) - keep_last)] if one.path != last]
-    removed = [one for one in older if one not in best]
-    for one in removed:
-        _remove(one.path)
+    found, left = saved(root), abandoned(root)
+    kept = {one.path for one in best_of(found)[:keep_best]} | {latest(root)}
+    removed = [one.path for one in found[: max(0, len(found) - keep_last)] if one.path not in kept]
+    if keep_abandoned is not None:
+        removed += left[: max(0, len(left) - keep_abandoned)]
+    for path in removed:
+        _remove(path)
     return removed
 
 

@@ -9,7 +9,8 @@ import yaml
 
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import DamagedStateError, Plain, read_state
-from april_rl.checkpointing.folder import latest, recover, saved
+from april_rl.checkpointing.folder import is_abandoned, latest, recover, saved
+from april_rl.checkpointing.manifest import FILE as MANIFEST
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
 from april_rl.checkpointing.run_lock import FILE as LOCK
 from april_rl.checkpointing.run_lock import owner_of
@@ -33,14 +34,13 @@ class Resumed:
 
 def unfinished_run(folder: Path) -> Path | None:
     """Return the run directory in `folder` that is going on, or else the one that saved last and
-    did not finish, or None.
+    did not finish, or None. Changes nothing, as none of them is the caller's.
     """
     newest: tuple[float, Path] | None = None
     for lock in folder.glob(f"*/{LOCK}"):
         if owner_of(lock.parent) is not None:
             return lock.parent  # it is going on: its directory will be refused by name
     for root in folder.glob(f"*/{CHECKPOINTS}"):
-        recover(root)
         path = latest(root)
         if path is None:
             continue
@@ -56,31 +56,54 @@ def unfinished_run(folder: Path) -> Path | None:
 
 def load(resume: str, run_dir: Path) -> Resumed | None:
     """Return the checkpoint selected by the setting `resume`, after checking every file of it. The
-    caller owns `run_dir`.
+    caller owns `run_dir`, in which nothing changes but the name of a checkpoint that a kill has
+    left hidden.
 
-    Returns None when `resume=auto` finds none in the run directory. Raises CheckpointError when it
-    is damaged; the message names the newest undamaged checkpoint of the same run.
+    `resume` is `auto`, a checkpoint, a run directory or its folder of checkpoints; the last two
+    mean its last checkpoint. Returns None when `resume=auto` finds none in the run directory.
+    Raises CheckpointError when it is damaged, naming the newest undamaged one of the same run, and
+    when it is of a branch that the run has left.
     """
     root = run_dir / CHECKPOINTS
     recover(root)
-    path = latest(root) if resume == AUTO else Path(resume)
+    path = latest(root) if resume == AUTO else checkpoint_at(Path(resume))
     if path is None:
         _refuse_to_begin_anew(run_dir)
         return None
-    if saved(root) and not path.resolve().is_relative_to(run_dir.resolve()):
+    is_own = path.resolve().is_relative_to(run_dir.resolve())
+    if is_own and is_abandoned(path):
+        raise CheckpointError(
+            f"resume={resume} is of a branch that {run_dir} has left: go on from it in a directory "
+            "of its own, hydra.run.dir=FOLDER, or go on with the run by resume=auto"
+        )
+    if saved(root) and not is_own:
         raise CheckpointError(
             f"resume={resume} is of another run, but {run_dir} has checkpoints of its own: give a "
             "new hydra.run.dir=FOLDER"
-        )
-    if not path.is_dir():
-        raise CheckpointError(
-            f"resume={resume} is not a folder; give the path of a run's checkpoints/step_N, or auto"
         )
     try:
         manifest = verify(path)
         return Resumed(path, manifest, read_controller(path))
     except (CheckpointError, DamagedStateError) as error:
         raise CheckpointError(f"{error}\n{_offer(path)}") from error
+
+
+def checkpoint_at(path: Path) -> Path:
+    """Return the checkpoint at `path`: itself, or the last one of a run directory or of its folder
+    of checkpoints. Raise CheckpointError when there is none.
+    """
+    if (path / MANIFEST).is_file() or path.parent.name == CHECKPOINTS:
+        root, found = path.parent, path if path.is_dir() else None
+    else:
+        root = path if path.name == CHECKPOINTS else path / CHECKPOINTS
+        found = latest(root)
+    if found is not None:
+        return found
+    names = ", ".join(one.path.name for one in saved(root)) or "no checkpoint"
+    raise CheckpointError(
+        f"{path} is neither a checkpoint (RUN/checkpoints/step_N) nor the directory of a run that "
+        f"has one; {root} has {names}"
+    )
 
 
 def _refuse_to_begin_anew(run_dir: Path) -> None:
@@ -111,4 +134,4 @@ def _offer(damaged: Path) -> str:
                 return f"The newest undamaged checkpoint in the same folder: resume={one.path}"
         except CheckpointError:
             continue
-    return "There is no undamaged checkpoint in the same folder; start a new run."
+    return f"{damaged.parent} has no undamaged checkpoint; without resume a new run begins."

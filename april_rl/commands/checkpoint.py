@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,19 @@ SUMMARY = "look into a run's checkpoints, check their files, remove old ones"
 
 _USAGE = """usage: python -m april_rl checkpoint show|verify PATH
        python -m april_rl checkpoint list RUN
-       python -m april_rl checkpoint prune RUN [keep_last=N] [keep_best=N]
+       python -m april_rl checkpoint prune RUN [keep_last=N] [keep_best=N] [keep_abandoned=N]
 
   show     step, ledger, groups by state and age, sizes, and what is needed to go on
   verify   every file against the size and the hash in manifest.json
-  list     all checkpoints of a run, the oldest first
+  list     all checkpoints of a run, the oldest first; those of branches that it left last
   prune    remove all but the newest (2 unless keep_last=N is given) and the best (0 unless
-           keep_best=N is given) by the metric checkpoint.best_metric
+           keep_best=N is given) by the metric checkpoint.best_metric; abandoned ones stay unless
+           keep_abandoned=N is given
 
 PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last checkpoint is used. A
 run goes on with: python -m april_rl.train ... resume=PATH"""
 
-_KEEP = {"keep_last": 2, "keep_best": 0}
+_KEEP = ("keep_last", "keep_best", "keep_abandoned")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         if wanted == "prune":
-            _prune(Path(paths[0]), **(_KEEP | {key: int(value) for key, value in kept.items()}))
+            _prune(Path(paths[0]), {key: int(value) for key, value in kept.items()})
         else:
             actions[wanted](Path(paths[0]))
     except (RunError, OSError) as error:
@@ -116,63 +117,63 @@ def _verify(path: Path) -> None:
 
 
 def _list(path: Path) -> None:
-    from april_rl.checkpointing.folder import SCORE, latest, saved
+    from april_rl.checkpointing.folder import SCORE, abandoned, latest, saved
     from april_rl.checkpointing.manifest import CheckpointError, read_manifest
 
     root = _root(path)
-    last = latest(root)
-    for one in saved(root):
+    last, total_bytes = latest(root), 0
+    left, found = abandoned(root), [one.path for one in saved(root)]
+    for one in [*found, *left]:
         try:
-            manifest = read_manifest(one.path)
+            manifest = read_manifest(one)
         except CheckpointError as error:
-            print(f"{one.path}  {error}")
+            print(f"{one}  {error}")
             continue
-        size = sum(of.bytes for of in manifest.files.values()) / 2**20
-        mark = "  latest" if one.path == last else ""
+        num_bytes = sum(of.bytes for of in manifest.files.values())
+        total_bytes += num_bytes
+        mark = "  latest" if one == last else ""
         if SCORE in manifest.about:
             mark += f"  {manifest.about['best_metric']} {manifest.about[SCORE]:.3f}"
-        print(f"{one.path}  {manifest.created}  {size:.1f} MiB{mark}")
+        print(f"{one}  {manifest.created}  {num_bytes / 2**20:.1f} MiB{mark}")
+    size = f"{total_bytes / 2**20:.1f} MiB in all"
+    print(f"checkpoints: {len(found)}, abandoned: {len(left)}, {size}")
 
 
-def _prune(path: Path, *, keep_last: int, keep_best: int) -> None:
-    from april_rl.checkpointing.folder import prune
-    from april_rl.checkpointing.run_lock import RunOwnedError, owner_of
+def _prune(path: Path, counts: Mapping[str, int]) -> None:
+    from april_rl.checkpointing.folder import prune, recover
+    from april_rl.checkpointing.run_lock import RunOwnedError, owned
 
     root = _root(path)
-    if (owner := owner_of(root.parent)) is not None:
+    try:
+        with owned(root.parent):
+            recover(root)
+            removed = prune(
+                root,
+                keep_last=counts.get("keep_last", 2),
+                keep_best=counts.get("keep_best", 0),
+                keep_abandoned=counts.get("keep_abandoned"),
+            )
+    except RunOwnedError as error:
         raise RunOwnedError(
-            f"{root.parent} belongs to a run that is going on ({owner}), which prunes by itself: "
-            "set checkpoint.keep_last and keep_best there, or wait until it has ended"
-        )
-    for one in prune(root, keep_last=keep_last, keep_best=keep_best):
-        print(f"removed {one.path}")
+            f"{error}. It prunes by itself: checkpoint.keep_last, checkpoint.keep_best"
+        ) from error
+    for one in removed:
+        print(f"removed {one}")
 
 
 def _checkpoint(path: Path) -> Path:
     """Return the checkpoint that `path` names; raises CheckpointError if there is none."""
-    from april_rl.checkpointing.folder import latest
-    from april_rl.checkpointing.manifest import FILE, CheckpointError
+    from april_rl.checkpointing.resume import checkpoint_at
 
-    if (path / FILE).is_file():
-        return path
-    found = latest(_root(path))
-    if found is None:
-        raise CheckpointError(
-            f"{path} is neither a checkpoint nor the directory of a run that has one"
-        )
-    return found
+    return checkpoint_at(path)
 
 
 def _root(path: Path) -> Path:
-    """Return the folder of a run's checkpoints; give one its name back that a kill has hidden."""
-    from april_rl.checkpointing.folder import recover
+    """Return the folder of a run's checkpoints."""
     from april_rl.checkpointing.manifest import CheckpointError
     from april_rl.checkpointing.resume import CHECKPOINTS
-    from april_rl.checkpointing.run_lock import owner_of
 
     root = path if path.name == CHECKPOINTS else path / CHECKPOINTS
     if not root.is_dir():
         raise CheckpointError(f"{path} has no folder {CHECKPOINTS}: give a run directory")
-    if owner_of(root.parent) is None:
-        recover(root)
     return root

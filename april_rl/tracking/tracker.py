@@ -34,6 +34,8 @@ from april_rl.tracking.samples_file import (
 from april_rl.tracking.terminal import Phase, View, can_redraw
 from april_rl.tracking.timeline_file import write_timeline
 
+METRICS_FILE = "metrics.jsonl"
+
 
 class RunDirectoryError(RunError):
     """The run directory cannot be created or written."""
@@ -85,7 +87,9 @@ class Tracker:
         self.phases = deque[EndedPhase](maxlen=100)  # the last ones
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._metrics_file = _open_metrics_file(run_dir, first_step)
+            if first_step is None:
+                check_unused(run_dir)
+            self._metrics_file = MetricsFile(run_dir / METRICS_FILE, first_step=first_step)
             if first_step is not None:
                 forget_steps(run_dir, first_step)
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
@@ -224,16 +228,14 @@ def config_text(config: Mapping[str, object]) -> str:
     return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
 
-def _open_metrics_file(run_dir: Path, first_step: int | None) -> MetricsFile:
-    """The run's own; raises RunDirectoryError when another run has left one."""
-    path = run_dir / "metrics.jsonl"
-    try:
-        return MetricsFile(path, first_step=first_step)
-    except FileExistsError as error:
+def check_unused(run_dir: Path) -> None:
+    """Raise RunDirectoryError when another run has left its metrics in `run_dir`."""
+    path = run_dir / METRICS_FILE
+    if path.exists():
         raise RunDirectoryError(
             f"hydra.run.dir={run_dir} already holds a run ({path.name}); give another folder, or "
             "go on with it: resume=auto"
-        ) from error
+        )
 
 
 def forget_steps(run_dir: Path, first_step: int) -> None:

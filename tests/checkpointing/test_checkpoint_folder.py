@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_checkpoints import write
 
 from april_rl.checkpointing import folder as checkpoint_folder
 from april_rl.checkpointing.folder import (
+    abandoned,
     begin,
     commit,
     latest,
     prune,
-    recover,
     saved,
     set_aside_later,
 )
 from april_rl.checkpointing.manifest import CheckpointError, read_manifest, record, verify
-from april_rl.checkpointing.resume import load, unfinished_run
-
-
-def write(root: Path, step: int, *, content: bytes = b"weights" * 100, **about: object) -> Path:
-    """A checkpoint with one file that a worker has hashed and one that nobody has."""
-    partial = begin(root, step)
-    (partial / "learner").mkdir()
-    shard = partial / "learner" / "rank_00000.safetensors"
-    shard.write_bytes(content)
-    (partial / "config.yaml").write_text("name: test\n")
-    records = {"learner/rank_00000.safetensors": record(shard)}
-    return commit(partial, step=step, about=about, records=records, required=records)
+from april_rl.checkpointing.resume import checkpoint_at, load, unfinished_run
 
 
 def test_a_checkpoint_names_its_files_and_latest_names_the_checkpoint(tmp_path):
@@ -77,73 +66,6 @@ def test_a_resumed_run_replaces_the_checkpoint_of_the_same_step(tmp_path):
     verify(path)
 
 
-class Killed(BaseException):
-    """What no handler of the code catches, as a kill."""
-
-
-def test_a_kill_at_any_moment_of_a_second_save_of_a_step_leaves_a_whole_checkpoint(
-    tmp_path, monkeypatch
-):
-    """A stop saves the step that was saved just before. Fails when the first is removed before the
-    second has its name, or nobody gives a hidden one its name back.
-    """
-    calls = ("rename", "replace", "rmtree", "fsync", "mkdir", "unlink", "write_manifest")
-    targets = [(Path, "rename"), (Path, "replace"), (Path, "mkdir"), (shutil, "rmtree")]
-    targets += [(os, "fsync"), (checkpoint_folder, "write_manifest")]
-    for number in range(1, 100):
-        root = tmp_path / str(number)
-        write(root, 20, content=b"first")
-        left = [number]
-
-        def killed_at_the_nth(real, left=left):
-            def call(*args: object, **settings: object) -> object:
-                left[0] -= 1
-                if left[0] == 0:
-                    raise Killed
-                return real(*args, **settings)
-
-            return call
-
-        with monkeypatch.context() as patched:
-            for owner, name in targets:
-                patched.setattr(owner, name, killed_at_the_nth(getattr(owner, name)))
-            try:
-                write(root, 20, content=b"second")
-            except Killed:
-                pass
-            else:
-                break
-        resumed = load_folder(root)
-        assert resumed is not None, number
-        content = (resumed / "learner" / "rank_00000.safetensors").read_bytes()
-        assert content in (b"first", b"second")
-    assert number > len(calls), "every call was killed once"
-    assert (latest(root) / "learner" / "rank_00000.safetensors").read_bytes() == b"second"
-
-
-def load_folder(root: Path) -> Path | None:
-    """The checkpoint that a run finds that starts after the kill; all its files are as written."""
-    recover(root)
-    path = latest(root)
-    if path is not None:
-        verify(path)
-    return path
-
-
-def test_a_kill_before_latest_names_the_new_checkpoint_loses_no_step(tmp_path, monkeypatch):
-    """Fails when the resume goes on from the one before, and sets the new one aside."""
-    write(tmp_path, 20)
-
-    def killed(_: Path) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_folder, "_point_to", killed)
-        with pytest.raises(Killed):
-            write(tmp_path, 30)
-    assert load_folder(tmp_path) == tmp_path / "step_30"
-
-
 def test_a_checkpoint_without_one_of_its_files_does_not_get_its_name(tmp_path):
     """Fails when a folder is announced from which nobody can go on."""
     partial = begin(tmp_path, 1)
@@ -163,20 +85,34 @@ def test_the_checkpoint_that_latest_names_is_never_pruned(tmp_path):
 
 
 def test_later_checkpoints_of_a_branch_that_a_run_leaves_are_set_aside(tmp_path):
-    """Fails when `auto` goes on with them, prune counts them, or they are lost."""
+    """Fails when `auto` goes on with them, prune counts them, or they are lost unasked."""
     for step in (20, 90, 100):
         write(tmp_path, step)
-    assert [path.name for path in set_aside_later(tmp_path / "step_20")] == [
-        "step_90.abandoned",
-        "step_100.abandoned",
-    ]
+    left = names(set_aside_later(tmp_path / "step_20"))
+    assert left == ["step_90.abandoned", "step_100.abandoned"]
     assert latest(tmp_path) == tmp_path / "step_20"
     verify(tmp_path / "step_100.abandoned")
     write(tmp_path, 100)
-    assert [path.name for path in set_aside_later(tmp_path / "step_20")] == ["step_100.abandoned.2"]
+    assert names(set_aside_later(tmp_path / "step_20")) == ["step_100.abandoned.2"]
     write(tmp_path, 30)
     assert prune(tmp_path, keep_last=2, keep_best=0) == []
     assert set_aside_later(tmp_path / "step_30") == []
+    left = names(abandoned(tmp_path))
+    assert sorted(left) == ["step_100.abandoned", "step_100.abandoned.2", "step_90.abandoned"]
+    removed = prune(tmp_path, keep_last=2, keep_best=0, keep_abandoned=1)
+    assert names(removed) == left[:2]
+
+
+def test_a_run_does_not_go_on_in_its_folder_from_a_branch_that_it_has_left(tmp_path):
+    """Fails when two branches share a folder: `auto` would not know the second one."""
+    root = tmp_path / "run" / "checkpoints"
+    for step in (20, 30):
+        write(root, step)
+    [left] = set_aside_later(root / "step_20")
+    with pytest.raises(CheckpointError, match=r"is of a branch that .*run has left: go on from"):
+        load(str(left), tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"run\.json"):  # it is taken; it has no run's state
+        load(str(left), tmp_path / "another run")
 
 
 def test_without_latest_the_newest_complete_checkpoint_is_found(tmp_path):
@@ -199,9 +135,13 @@ def test_old_checkpoints_are_removed_and_the_best_are_kept(tmp_path):
     """Fails when the count is off by one, or the newest go."""
     for step, score in ((1, 0.5), (2, 0.25), (3, None), (10, 0.75), (20, None)):
         write(tmp_path, step, **({} if score is None else {"score": score}))
-    assert [one.step for one in prune(tmp_path, keep_last=2, keep_best=2)] == [2, 3]
+    assert names(prune(tmp_path, keep_last=2, keep_best=2)) == ["step_2", "step_3"]
     assert [one.step for one in saved(tmp_path)] == [1, 10, 20]
-    assert [one.step for one in prune(tmp_path, keep_last=1, keep_best=1)] == [1]
+    assert names(prune(tmp_path, keep_last=1, keep_best=1)) == ["step_1"]
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.name for path in paths]
 
 
 def test_a_file_that_the_controller_cannot_see_fails_the_checkpoint(tmp_path):
@@ -270,11 +210,24 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_is_offered(tmp_
 
 def test_a_path_that_is_not_a_checkpoint_is_refused(tmp_path):
     """Fails when a mistyped path begins a new run."""
-    with pytest.raises(CheckpointError, match="is not a folder"):
-        load(str(tmp_path / "nowhere"), tmp_path)
-    with pytest.raises(CheckpointError, match=r"has no manifest\.json"):
-        load(str(tmp_path), tmp_path)
+    write(tmp_path / "run" / "checkpoints", 4)
+    (tmp_path / "empty" / "checkpoints" / "step_9").mkdir(parents=True)
+    for path, said in (
+        (tmp_path / "nowhere", r"nowhere/checkpoints has no checkpoint"),
+        (tmp_path / "run" / "checkpoints" / "step_5", r"run/checkpoints has step_4"),
+        (tmp_path / "empty" / "checkpoints" / "step_9", r"has no manifest\.json"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            load(str(path), tmp_path / "new")
     assert load("auto", tmp_path) is None
+
+
+def test_resume_takes_a_run_directory_its_checkpoints_or_one_of_them(tmp_path):
+    """Fails when a person has to look for the newest checkpoint of a run."""
+    root = tmp_path / "run" / "checkpoints"
+    first, last = write(root, 4), write(root, 10)
+    assert checkpoint_at(first) == first
+    assert checkpoint_at(root) == checkpoint_at(tmp_path / "run") == last
 
 
 def test_the_newest_unfinished_run_is_found(tmp_path):

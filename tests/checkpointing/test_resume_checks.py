@@ -1,16 +1,16 @@
-"""Which checkpoints a run refuses to go on from: by their run, and by its frozen weights."""
+"""Which checkpoints a run refuses to go on from: by their run, and by its model."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_checkpoint_folder import write
+from small_checkpoints import write
 
-from april_rl.assembly.resume_checks import OtherBaseError, check_resume, frozen_base
+from april_rl.assembly.resume_checks import OtherModelError, check_resume, model_identity
 from april_rl.checkpointing.manifest import CheckpointError
 from april_rl.checkpointing.resume import load
 from april_rl.config import TrainConfig
@@ -19,6 +19,7 @@ from april_rl.config.choices import Kl
 from april_rl.config.lora import LoraConfig
 from april_rl.config.task import ModelConfig
 from april_rl.rollout.codec import FORMAT
+from april_rl.runtime.preflight import ModelFacts
 
 COLLECTOR = {"format": FORMAT, "num_groups": 1, "max_staleness": 0, "buffer": {"open": []}}
 
@@ -34,26 +35,62 @@ def adapters(path: str, *, alpha: float = 8.0) -> TrainConfig:
     return TrainConfig(model=ModelConfig(path=path), lora=LoraConfig(rank=2, alpha=alpha))
 
 
-def state(config: TrainConfig) -> dict:
-    return {"collector": COLLECTOR, "base": frozen_base(config)}
+def facts(**sizes: int) -> ModelFacts:
+    named = dict.fromkeys((field.name for field in fields(ModelFacts)), 8)
+    return ModelFacts(**(named | sizes))
 
 
-def check(config: TrainConfig, saved: dict) -> None:
-    check_resume(config, saved, base=frozen_base(config))
+def state(config: TrainConfig, **sizes: int) -> dict:
+    return {"collector": COLLECTOR, "base": model_identity(config, facts(**sizes))}
+
+
+def check(config: TrainConfig, saved: dict, **sizes: int) -> None:
+    check_resume(config, saved, model=model_identity(config, facts(**sizes)))
 
 
 def test_adapters_go_on_over_the_same_weights_wherever_they_lie(tmp_path):
     """Fails when the path counts, or a part of the files does not."""
     saved = state(adapters(model(tmp_path / "a", seed=0)))
     check(adapters(model(tmp_path / "b", seed=0)), saved)
-    with pytest.raises(OtherBaseError, match=r"model\.path=.*c has other weights"):
+    with pytest.raises(OtherModelError, match=r"model\.path=.*c has other weights"):
         check(adapters(model(tmp_path / "c", seed=1)), saved)
 
 
 def test_adapters_do_not_go_on_with_another_scale(tmp_path):
     path = model(tmp_path / "a", seed=0)
-    with pytest.raises(OtherBaseError, match=r"lora\.alpha=80, but the saved run had 8"):
+    with pytest.raises(OtherModelError, match=r"lora\.alpha=80, but the saved run had 8"):
         check(adapters(path, alpha=80.0), state(adapters(path)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (LoraConfig(rank=4, alpha=8.0), r"lora\.rank=4, but the saved run had 2"),
+        (LoraConfig(), r"lora\.rank=0, but the saved run had 2"),
+        (
+            LoraConfig(rank=2, alpha=8.0, target_modules=["q_proj", "v_proj"]),
+            r"lora\.target_modules=\[q_proj,v_proj\], but the saved run had null",
+        ),
+    ],
+)
+def test_other_adapters_are_refused_by_their_setting(tmp_path, changed, said):
+    """Fails when only the workers find out, once the model is loaded."""
+    config = adapters(model(tmp_path / "a", seed=0))
+    with pytest.raises(OtherModelError, match=said):
+        check(replace(config, lora=changed), state(config))
+
+
+def test_a_model_of_other_sizes_is_refused_before_it_is_loaded(tmp_path):
+    full = TrainConfig(model=ModelConfig(path=model(tmp_path / "a", seed=0)))
+    with pytest.raises(OtherModelError, match="has num_layers 9, but the model of the checkpoint"):
+        check(full, state(full), num_layers=9)
+
+
+@pytest.mark.parametrize("saved", [None, {"weights": "a", "lora_alpha": 8.0}])
+def test_checkpoints_of_the_version_before_are_read(tmp_path, saved):
+    full = TrainConfig(model=ModelConfig(path=model(tmp_path / "a", seed=0)))
+    one = full if saved is None else replace(full, lora=LoraConfig(alpha=32.0))
+    check(one, {"collector": COLLECTOR, "base": saved and saved | {"lora_alpha": 32.0}})
 
 
 def test_the_reference_of_a_run_must_be_the_same_and_what_is_trained_need_not(tmp_path):
@@ -62,7 +99,7 @@ def test_the_reference_of_a_run_must_be_the_same_and_what_is_trained_need_not(tm
     full = TrainConfig(model=ModelConfig(path=first))
     check(replace(full, model=ModelConfig(path=other)), state(full))
     with_reference = replace(full, algorithm=AlgorithmConfig(kl=Kl.k3, kl_coefficient=0.1))
-    with pytest.raises(OtherBaseError, match="has other weights"):
+    with pytest.raises(OtherModelError, match="has other weights"):
         check(replace(with_reference, model=ModelConfig(path=other)), state(with_reference))
 
 

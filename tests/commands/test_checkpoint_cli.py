@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from small_checkpoints import write
 
+from april_rl.checkpointing.folder import set_aside_later
+from april_rl.checkpointing.run_lock import owned
 from april_rl.commands import checkpoint
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["show", "nowhere"], 1, "nowhere has no folder checkpoints"),
+        (["show", "nowhere"], 1, "nowhere/checkpoints has no checkpoint"),
         (["show"], 2, "one PATH"),
         (["burn", "nowhere"], 2, "give one command (show"),
         (["prune", "nowhere", "keep_last=0"], 2, "keep_last must be a number >= 1, got 0"),
@@ -20,3 +23,30 @@ def test_checkpoint_commands_with_wrong_arguments_are_refused(arguments, status,
     """Fails when a traceback answers."""
     assert checkpoint.main(arguments) == status
     assert message in capsys.readouterr().err
+
+
+def test_abandoned_checkpoints_are_listed_counted_and_removed_when_asked(tmp_path, capsys):
+    root = tmp_path / "checkpoints"
+    for step in (1, 2, 3):
+        write(root, step)
+    set_aside_later(root / "step_1")
+    assert checkpoint.main(["list", str(tmp_path)]) == 0
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert [line.split()[0].rpartition("/")[2] for line in lines] == [
+        "step_1",
+        "step_2.abandoned",
+        "step_3.abandoned",
+    ]
+    assert total == "checkpoints: 1, abandoned: 2, 0.0 MiB in all"
+    assert checkpoint.main(["prune", str(tmp_path)]) == 0
+    assert not capsys.readouterr().out
+    assert checkpoint.main(["prune", str(tmp_path), "keep_abandoned=0"]) == 0
+    assert capsys.readouterr().out.count("removed") == 2
+    assert [path.name for path in root.glob("step_*")] == ["step_1"]
+
+
+def test_a_run_that_is_going_on_is_not_pruned(tmp_path, capsys):
+    write(tmp_path / "checkpoints", 1)
+    with owned(tmp_path):
+        assert checkpoint.main(["prune", str(tmp_path), "keep_abandoned=0"]) == 1
+    assert "It prunes by itself: checkpoint.keep_last" in capsys.readouterr().err

@@ -121,10 +121,12 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     assert (algorithm["loss"], algorithm["clip_low"]) == ("cispo", 1.0)
     assert all(row["loss/ratio_max"] > 1 for row in steps_of(run.run_dir))
     before = content_of(run.run_dir)
-    said = refused(task, run.run_dir, *cispo, "resume=auto", "seed=7")
-    assert "seed=7 is not the seed of the saved prompt stream" in said
-    said = refused(task, run.run_dir, *cispo, "resume=auto", "rollout.group_size=8")
-    assert "rollout.group_size=8, but the saved groups have" in said
+    for wrong, message in (
+        ("seed=7", "seed=7 is not the seed of the saved prompt stream"),
+        ("lora.rank=2", "lora.rank=2, but the saved run had 0"),
+        ("engine.kv_cache_gib=9999", "this run does not fit into memory"),  # its workers have begun
+    ):
+        assert message in refused(task, run.run_dir, *cispo, "resume=auto", wrong)
     assert content_of(run.run_dir) == before, "a refused resume changes nothing"
 
 

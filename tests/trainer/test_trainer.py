@@ -18,6 +18,7 @@ from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.assembly.collector import build_collector
 from april_rl.assembly.run import Parts
+from april_rl.assembly.run_directory import RunDirectory
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
 from april_rl.checkpointing.resume import CHECKPOINTS, Resumed
@@ -32,7 +33,7 @@ from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
 from april_rl.metrics import Mean, Metrics, Sum
 from april_rl.tracking import keys
-from april_rl.tracking.tracker import Tracker
+from april_rl.tracking.plain_view import PlainView
 from april_rl.trainer import Trainer
 from april_rl.types import Prompt
 
@@ -108,30 +109,29 @@ def run(
     workers = FakeWorkers(engines, run_dir)
 
     def build(config, *, run_dir, plain, stack, resumed) -> Parts:
-        tracker = Tracker(
-            run_dir=run_dir,
-            name=config.name,
-            config=plain,
-            num_steps=config.trainer.num_steps,
-            num_groups=config.trainer.num_groups,
-            tracking=replace(config.tracking, backends=[], print_samples_every=0),
-            is_terminal=False,
-            first_step=resumed.manifest.step + 1 if resumed else None,
-        )
+        view = PlainView(title="")
+        quiet = replace(config.tracking, backends=[], print_samples_every=0)
         prompts = PromptStream([PROMPT], seed=0)
         if resumed is not None:
             prompts.restore(resumed.state["prompts"])
         return Parts(
-            tracker=stack.enter_context(tracker),
+            view=view,
+            directory=RunDirectory(
+                path=run_dir,
+                config=replace(config, tracking=quiet),
+                shown=plain,
+                resumed=resumed,
+            ),
             prompts=prompts,
-            base=None,
+            model={},
             checkpointer=Checkpointer(
                 run_dir / CHECKPOINTS,
                 config.checkpoint,
                 workers=workers,
                 config_text="",
                 about={},
-                tell=tracker.message,
+                tell=view.message,
+                resumed=resumed.path if resumed else None,
             ),
             tokenizer=FakeTokenizer(),
             rewards=scorer,

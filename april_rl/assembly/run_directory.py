@@ -1,0 +1,69 @@
+"""The directory of a run: the only place where a start or a resume changes files in it.
+
+`RunDirectory.take_over` is called last, when everything that can refuse a run has said yes:
+settings, data, the reward, the memory plan, the engines and the learner's weights. So a resume that
+is refused changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from april_rl.checkpointing.folder import set_aside_later
+from april_rl.checkpointing.resume import AUTO, Resumed
+from april_rl.config import TrainConfig
+from april_rl.tracking.labels import RunLabels
+from april_rl.tracking.terminal import View
+from april_rl.tracking.tracker import Tracker, check_unused
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """What a run will write into its directory, and where it goes on."""
+
+    path: Path
+    config: TrainConfig
+    shown: Mapping[str, object]  # the configuration as config.yaml shows it
+    resumed: Resumed | None
+    labels: RunLabels | None = None  # of the trackers
+
+    def check(self) -> None:
+        """Raise RunDirectoryError where a new run would mix with the files of another one."""
+        if self._first_step() is None:
+            check_unused(self.path)
+
+    def take_over(self, view: View) -> Tracker:
+        """Return the tracker, which goes on with the metrics and samples of the directory.
+
+        Checkpoints after the one that the run goes on from are set aside, and what was recorded
+        after it is removed, because the run makes it anew.
+        """
+        config, resumed = self.config, self.resumed
+        is_same_run = resumed is not None and resumed.is_within(self.path)
+        for later in set_aside_later(resumed.path) if resumed and is_same_run else ():
+            view.message(
+                f"a later checkpoint of the branch that this run leaves is set aside: {later}"
+            )
+        tracker = Tracker(
+            run_dir=self.path,
+            name=config.name,
+            config=self.shown,
+            num_steps=config.trainer.num_steps,
+            num_groups=config.trainer.num_groups,
+            tracking=config.tracking,
+            labels=self.labels,
+            view=view,
+            first_step=self._first_step(),
+            wandb_id=resumed.state["wandb_id"] if resumed and is_same_run else "",
+        )
+        if resumed is not None:
+            view.message(f"resumed from {resumed.path}, after step {resumed.manifest.step}")
+        return tracker
+
+    def _first_step(self) -> int | None:
+        """Return the first step whose metrics are made anew, or None for a new run."""
+        if self.resumed is not None:
+            return self.resumed.manifest.step + 1
+        return 0 if self.config.resume == AUTO else None  # ended before its first checkpoint

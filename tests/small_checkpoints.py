@@ -1,0 +1,19 @@
+"""Checkpoints with a few bytes, for tests of their folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from april_rl.checkpointing.folder import begin, commit
+from april_rl.checkpointing.manifest import record
+
+
+def write(root: Path, step: int, *, content: bytes = b"weights" * 100, **about: object) -> Path:
+    """A checkpoint with one file that a worker has hashed and one that nobody has."""
+    partial = begin(root, step)
+    (partial / "learner").mkdir()
+    shard = partial / "learner" / "rank_00000.safetensors"
+    shard.write_bytes(content)
+    (partial / "config.yaml").write_text("name: test\n")
+    records = {"learner/rank_00000.safetensors": record(shard)}
+    return commit(partial, step=step, about=about, records=records, required=records)
