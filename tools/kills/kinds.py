@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from april_rl.checkpointing.folder import recover
+from kills.refusals import REFUSALS
 from kills.run import Run, rows_of
 
 _STARTING_FRAC, _STARTING_S = 0.2, 12.0  # kills while a run starts, and until when
@@ -20,10 +22,14 @@ _STOPPING_S = 1.0  # between a polite signal and SIGKILL: parking and a save tak
 _STEP_S = 0.6
 _OWNED = "belongs to a run that is going on"
 _UNWRITTEN = "could not be written"
+_RARE_STEPS = 4  # between checkpoints, where a kill shall meet a step and not a save
+_HERE = Path(__file__).parent
 
 
 def killed(run: Run, random: Random) -> str:
-    """SIGKILL to the controller or to the worker: while the run starts, in a step, in a save."""
+    """SIGKILL to the controller or to the worker: while the run starts, or soon after a step, which
+    is saved while the next one is made.
+    """
     program = run.start()
     if random.random() < _STARTING_FRAC:
         time.sleep(random.uniform(0, _STARTING_S))
@@ -38,6 +44,34 @@ def killed(run: Run, random: Random) -> str:
         time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # the run goes on by itself for a while
     run.kill(program)
     return f"{target} killed {moment}"
+
+
+def killed_in_a_step(run: Run, random: Random) -> str:
+    """SIGKILL to the controller or to the worker in a step, while nothing is saved."""
+    program = run.start({"checkpoint.every_steps": _RARE_STEPS})
+    run.wait_for_step(program, after=run.last_step() + random.randrange(_RARE_STEPS))
+    time.sleep(random.uniform(0, _LATEST_S))
+    run.wait(lambda: not run.is_saving(), program)
+    if random.random() < _WORKER_FRAC:
+        run.kill_workers()
+        time.sleep(random.uniform(0, 1.5 * _STARTING_S))
+        run.kill(program)
+        return "worker killed in a step, then the controller"
+    run.kill(program)
+    return "controller killed in a step"
+
+
+def killed_between_renames(run: Run, random: Random) -> str:
+    """SIGKILL in a commit, before the checkpoint has the name that `latest` says."""
+    which = random.choice(["first", "second"])
+    program = run.start(program=(str(_HERE / "dying_writer.py"), which))
+    status = run.end(program)
+    if status != -signal.SIGKILL:
+        run.fail(f"a kill in a commit ended with status {status}; see {run.log}")
+    named = (run.dir / "checkpoints" / "latest").read_text().strip()
+    if (run.dir / "checkpoints" / named).exists():
+        run.fail(f"a kill in a commit came after {named} had its name")
+    return f"killed in a commit, in the {which} save of a step"
 
 
 def stopped_and_killed(run: Run, random: Random) -> str:
@@ -130,9 +164,8 @@ def started_twice(run: Run, random: Random) -> str:
 def could_not_write(run: Run, random: Random) -> str:
     """A checkpoint that cannot be written: training goes on; then SIGKILL."""
     error = random.choice(["memory", "type", "disk"])
-    script = Path(__file__).with_name("failing_writer.py")
     before = {one.step for one in run.saved()}
-    program = run.start(program=(str(script), error))
+    program = run.start(program=(str(_HERE / "failing_writer.py"), error))
     run.wait(lambda: _UNWRITTEN in run.output(), program)
     if program.poll() is not None or _UNWRITTEN not in run.output():
         run.fail(f"a writer that failed ({error}) ended the run; see {run.log}")
@@ -146,12 +179,14 @@ def refused(run: Run, random: Random) -> str:
     """A resume with settings that the checkpoint does not fit: no byte may change."""
     if not run.saved():
         return killed(run, random)
+    what, settings = random.choice(list(REFUSALS.items()))
+    recover(run.dir / "checkpoints")
     before = run.hashes()
-    status = run.end(run.start({"rollout.group_size": 3}))
-    if status != 1 or "error: " not in run.output():
-        run.fail(f"another group size was not refused (status {status}); see {run.log}")
+    status = run.end(run.start(settings(run)))
+    if status != 1 or what not in run.output() or "Traceback" in run.output():
+        run.fail(f"{what} was not refused by name (status {status}); see {run.log}")
     _expect_unchanged(run, before, "a refused resume")
-    return "refused for its group size"
+    return f"refused: {what}"
 
 
 def _expect_unchanged(run: Run, before: dict[str, str], what: str) -> None:
@@ -168,12 +203,14 @@ def _last_step(run_dir: Path) -> int:
 
 # How often each is drawn, relative to the others.
 KINDS: dict[Callable[[Run, Random], str], int] = {
-    killed: 8,
+    killed: 5,
+    killed_in_a_step: 10,
+    killed_between_renames: 3,
     stopped_and_killed: 3,
     stopped_in_its_first_step: 2,
     went_back: 3,
     lost_its_worker_elsewhere: 1,
     started_twice: 2,
     could_not_write: 3,
-    refused: 2,
+    refused: 3,
 }

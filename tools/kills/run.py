@@ -21,6 +21,7 @@ _MARK = "APRIL_RL_KILL_ANYWHERE"  # in the environment of everything that a run 
 _LIFE_S = 600.0  # what takes longer hangs
 _POLL_S = 0.02
 _TRAIN = ("-m", "april_rl.train")
+_RECIPE = {"model.path": "builtin:tiny", "data.path": "builtin:arithmetic"}  # of tiny_cpu
 
 
 class Run:
@@ -41,6 +42,11 @@ class Run:
         """What is started from now on belongs to the next life."""
         self.num_lives += 1
         self._began_at = self.log.stat().st_size if self.log.exists() else 0
+
+    def setting(self, key: str) -> str:
+        """Return a setting of the run that is neither the tool's nor a default."""
+        given = dict(each.split("=", 1) for each in self._given if "=" in each)
+        return given.get(key) or _RECIPE[key]
 
     def start(
         self, changed: Mapping[str, object] | None = None, *, program: Sequence[str] = _TRAIN

@@ -1,0 +1,45 @@
+"""Trains as april_rl.train does, and kills itself when a checkpoint is about to get its name, which
+`latest` names already: `dying_writer.py first|second key=value ...`.
+
+`second`: its step has a checkpoint, which has been hidden just before. It is stopped when a
+checkpoint is written, and a stop saves the step again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+from april_rl.checkpointing import checkpointer, folder
+from april_rl.train import main
+
+_RENAME = Path.rename
+
+
+def _train(*, is_second: bool) -> None:
+    num_commits = 0
+
+    def rename(path: Path, target: Path) -> Path:
+        hidden = path.with_suffix(".removed")
+        if path.suffix == ".partial" and hidden.exists() == is_second:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _RENAME(path, target)
+
+    def commit(*args: object, **settings: object) -> Path:
+        nonlocal num_commits
+        with patch.object(Path, "rename", rename):
+            path = folder.commit(*args, **settings)
+        num_commits += 1
+        if num_commits == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return path
+
+    with patch.object(checkpointer, "commit", commit):
+        main()
+
+
+if __name__ == "__main__":
+    _train(is_second=sys.argv.pop(1) == "second")
