@@ -5,9 +5,9 @@
 The run is the tiny recipe: real Ray, vLLM and FSDP2, a checkpoint after every step. A life ends
 with SIGKILL while it starts, in a step, in a save, between the renames of a save or after a polite
 signal; begins with an earlier checkpoint, in another directory, or twice at once; cannot write a
-checkpoint, or is refused for one of nine reasons (tools/kills/kinds.py, refusals.py). The last one goes on to the end. Prints a line for each; the exit status is
-1, and the reasons are named, when a check fails. The same seed gives the same choices; moments
-depend on the machine.
+checkpoint, or is refused for one of nine reasons (tools/kills/kinds.py, refusals.py). The last one
+goes on to the end. Prints a line for each; the exit status is 1, and the reasons are named, when a
+check fails. The same seed gives the same choices; moments depend on the machine.
 """
 
 from __future__ import annotations
