@@ -280,6 +280,18 @@ def test_the_paths_and_links_of_a_page_exist(page: str) -> None:
     assert [path for path in written if not exists(path)] == []
 
 
+def test_no_page_has_a_placeholder() -> None:
+    """Fails when a page is published before the text that a placeholder stands for is there."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")]
+    assert ROOT / "docs" / "gpu.md" in pages
+    found = {
+        page.relative_to(ROOT).as_posix(): placeholders
+        for page in pages
+        if (placeholders := re.findall(r"@@\w+@@|\b(?:TODO|TBD|FIXME)\b", page.read_text("utf-8")))
+    }
+    assert found == {}
+
+
 def test_every_page_is_linked_from_the_readme() -> None:
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
     assert pages <= set(re.findall(r"\]\(([^)]+)\)", README))
