@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import ray
 from light_workers import LightWorker
+from own_process import is_running, wait_until
 
 from april_rl.runtime.supervision.watchdog import Watchdog
 
@@ -35,14 +34,11 @@ class Group:
 
     def alive(self) -> list[int]:
         """Return the pids of workers that are still running."""
-        states = {pid: psutil.Process(pid).status() for pid in self.pids if psutil.pid_exists(pid)}
-        return [pid for pid, state in states.items() if state != psutil.STATUS_ZOMBIE]
+        return [pid for pid in self.pids if is_running(pid)]
 
     def wait_for_end(self) -> None:
-        """Wait some seconds until no worker is left."""
-        deadline = time.monotonic() + 5
-        while self.alive() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        """Wait until no worker is left."""
+        wait_until(lambda: not self.alive())
 
 
 def run_alone(script: str, folder: Path) -> subprocess.CompletedProcess[str]:

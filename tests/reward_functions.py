@@ -65,6 +65,9 @@ def _obey(order: str, answer: str) -> float:
             pass
     if order == "sleep":
         time.sleep(1.0)
+    if order == "wait":
+        while not Path(answer).exists():
+            time.sleep(0.02)
     if order == "exit":
         os._exit(3)
     if order == "die":

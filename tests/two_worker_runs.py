@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +82,6 @@ def run_two_workers(folder: Path) -> TwoWorkers:
         "PYTHONPATH": f"{here / 'at_exit'}:{here}",
     }
     before = set(Path("/dev/shm").iterdir())
-
     done: dict[str, subprocess.CompletedProcess[str]] = {}
 
     def first_and_second() -> None:
@@ -97,7 +98,17 @@ def run_two_workers(folder: Path) -> TwoWorkers:
         done["together"] = run(command(task, folder / "together", *TENSOR_PARALLEL), folder)
         others.result()
     left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+    # These runs have ended: what a process still has open belongs to somebody else.
+    in_use = "".join(mapped_files())
+    left = {name for name in left if f"/dev/shm/{name}\n" not in in_use}
     return TwoWorkers(folder=folder, done=done, shared_memory=left)
+
+
+def mapped_files() -> Iterator[str]:
+    """Yield the memory maps of every process, which name the files."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has ended meanwhile, or belongs to another user
+            yield maps.read_text()
 
 
 def copy_as_killed(run_dir: Path, copy: Path) -> None:

@@ -87,10 +87,10 @@ def test_the_last_complete_block_after_the_thinking_counts() -> None:
 
 
 def test_blocks_that_never_close_are_read_in_linear_time() -> None:
-    start_s = time.monotonic()
+    start_s = time.process_time()
     assert last_block("```python\n" * 20_000) is None
     assert last_block("```python\n" * 20_000 + "```") == "```python\n" * 19_999
-    assert time.monotonic() - start_s < 1.0
+    assert time.process_time() - start_s < 1.0
 
 
 def test_a_right_program_passes_all_of_many_cases() -> None:
@@ -143,7 +143,7 @@ def test_too_little_time_for_all_cases_is_no_score() -> None:
 
 
 def test_with_value_all_the_first_failure_decides() -> None:
-    code = Code(sandbox=Sandbox(level=Level.NONE), value="all", timeout_s=2.0, limit_s=3.0)
+    code = Code(sandbox=Sandbox(level=Level.NONE), value="all", timeout_s=10.0, limit_s=20.0)
     program = "```python\nimport time\ntime.sleep(0.2)\nprint(5)\n```"
     assert code.score(program, [{"input": "", "output": "4"}] * 200) == 0.0
 

@@ -53,7 +53,7 @@ def test_an_answer_that_takes_too_long_is_a_soft_timeout_and_not_wrong():
     start_s = time.monotonic()
     with pytest.raises(SoftTimeoutError):
         score_math(r"\boxed{10^{10^8}}", "1", soft_timeout_s=0.3)
-    assert time.monotonic() - start_s < 2
+    assert time.monotonic() - start_s < 20
 
 
 def test_a_soft_timeout_comes_through_code_that_swallows_it():

@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 import pytest
+from own_process import wait_until
 from source_tree import ROOT
 
 from april_rl.rewards.builtin import landlock, sandbox, seccomp
@@ -179,8 +180,12 @@ def test_code_does_not_outlive_its_reward_process(level: Level, name: str) -> No
 
 def sleepers(pid: int) -> list[int]:
     """Return the processes below one that wait, or of which only threads wait."""
-    children = psutil.Process(pid).children(recursive=True)
-    return [c.pid for c in children if c.status() != psutil.STATUS_RUNNING]
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if child.status() != psutil.STATUS_RUNNING:
+                found.append(child.pid)
+    return found
 
 
 def in_jail(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
@@ -189,14 +194,6 @@ def in_jail(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.setattr(
         sandbox, "BOOTSTRAP", sandbox.BOOTSTRAP.replace(place, f"{source}; {place}")
     )
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait twenty seconds at most for something to become true."""
-    deadline_s = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:

@@ -60,7 +60,6 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
         assert 0 < row["rollout/stop_s"] <= row["rollout/time_s"]
         assert row.get("mismatch/logprob_abs_mean", 0) <= 0.02
     assert sum("mismatch/logprob_abs_mean" in row for row in rows) > 1
-    # Test files run two at a time: no other file may make names of these two kinds.
     left = two_workers.shared_memory
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,6 @@ def test_ray_gets_what_the_batch_needs(monkeypatch: pytest.MonkeyPatch):
     """Fails when the number of tokens is lost on its way to Ray."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(ray, "init", lambda **settings: asked.update(settings))
+    monkeypatch.setattr(cluster.psutil, "disk_usage", lambda _: SimpleNamespace(free=8 * GIB))
     start_ray(num_workers=1, address=None, batch_tokens=10_000_000)
-    available = cluster.psutil.disk_usage("/dev/shm").free
-    assert asked["object_store_memory"] == object_store_bytes(10_000_000, available=available)
+    assert asked["object_store_memory"] == object_store_bytes(10_000_000, available=8 * GIB)

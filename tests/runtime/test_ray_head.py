@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-import psutil
 import pytest
 from cluster_snapshots import BEFORE_START, snapshot, status
 from light_groups import run_alone
+from own_process import is_running, wait_until
 
 from april_rl.runtime.supervision.diagnosis import ray_head_error
 from april_rl.runtime.supervision.ray_head import RayHead
@@ -145,14 +144,6 @@ def run_and_kill_head(folder: Path, *, is_alone: bool) -> tuple[str, list[int]]:
     return done.stderr, [int(pid) for pid in pids.split()]
 
 
-def alive(pids: Iterable[int]) -> Iterator[psutil.Process]:
-    for pid in pids:
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            if process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-
-
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
@@ -165,10 +156,7 @@ def test_a_run_whose_head_process_is_killed_ends_with_one_message_and_no_process
     [message, _] = stderr.splitlines()
     assert message.startswith("error: Ray's head process (gcs_server at ")
     assert "in work" in (tmp_path / "stall_report.txt").read_text()
-    deadline = time.monotonic() + 4
-    while left := list(alive(pids)):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(is_running, pids)), within_s=15)
 
 
 @pytest.mark.soak

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import psutil
 import pytest
 import ray
 from light_groups import Group, GroupWatchdog, run_alone
+from own_process import is_running, wait_until
 from source_tree import TESTS
 
 from april_rl.rollout.ports import EngineStalledError
@@ -32,6 +32,8 @@ from april_rl.runtime.supervision.failures import (
 from april_rl.runtime.supervision.watchdog import Watchdog
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
+# Half of what a call or a stall may last where a test does not say less; an idle machine takes 5.
+IN_SECONDS = 30
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -135,7 +137,7 @@ def test_a_killed_worker_is_blamed_and_not_the_one_whose_collective_breaks(group
     started = time.monotonic()
     with pytest.raises(WorkerDiedError, match=rf"worker 1 \(pid {group.pids[1]} on .* in update"):
         watchdog.results(group.update("hang"), reports_beats=True)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < IN_SECONDS
     assert "no stacks: the process is dead" in watchdog.file.read_text()
 
 
@@ -166,7 +168,7 @@ def test_a_dead_worker_is_noticed_while_waiting_for_another_one(group, tmp_path)
     started = time.monotonic()
     with pytest.raises(WorkerDiedError, match=r"worker 1 .*died before its first call"):
         watchdog.results([group.actors[0].work.remote(60, 1.0)], reports_beats=True)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < IN_SECONDS
 
 
 def test_a_stopped_worker_is_noticed_in_seconds_and_its_stacks_are_in_the_report(group, tmp_path):
@@ -180,7 +182,7 @@ def test_a_stopped_worker_is_noticed_in_seconds_and_its_stacks_are_in_the_report
         watchdog.results(
             [group.actors[0].work.remote(60, 1.0), *group.update("hang")[1:]], reports_beats=True
         )
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < IN_SECONDS
     report = watchdog.file.read_text()
     assert "stopped by a signal" in report
     assert "in wait_in_python" in report
@@ -207,7 +209,7 @@ def test_a_worker_that_hangs_is_blamed_and_not_the_one_that_waits_for_it(group, 
     started = time.monotonic()
     with pytest.raises(WorkerStalledError, match=r"worker 1 .*runtime\.stall_timeout_s = 3 s"):
         watchdog.results(group.update("hang"), reports_beats=True)
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < IN_SECONDS
     report = watchdog.file.read_text()
     assert "waiting: worker 0 waits for worker 1" in report
     assert "in wait_in_python" in report
@@ -237,11 +239,9 @@ def test_a_killed_controller_leaves_no_worker_not_even_a_stopped_one(tmp_path):
         text=True,
     ) as process:
         pids = [int(word) for word in process.stdout.readline().split()]
-        workers = [psutil.Process(pid) for pid in pids]
         process.kill()
-    assert len(workers) == 2
-    _, alive = psutil.wait_procs(workers, timeout=15)
-    assert not alive, [p.status() for p in alive]
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 @pytest.mark.soak

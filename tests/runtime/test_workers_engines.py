@@ -12,7 +12,7 @@ import ray
 
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick
-from april_rl.runtime.cluster import start_ray
+from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines, WeightVersionError
 from april_rl.runtime.lockstep import Fingerprint, LockstepError, fingerprint
 from april_rl.runtime.supervision.watchdog import Watchdog
@@ -85,7 +85,7 @@ class Group:
 def _cluster() -> Iterator[None]:
     start_ray(num_workers=NUM_RANKS, address=None)
     yield
-    ray.shutdown()
+    stop_ray()
 
 
 def engines_of(folder: Path, *tokens: int, policy_version: int = 0) -> RayEngines:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from own_process import wait_until
 from source_tree import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -320,10 +321,9 @@ def test_a_command_that_hangs_fails_and_leaves_no_process(tmp_path):
     started = time.perf_counter()
     with pytest.raises(FailedError, match=r"no end after .*hung.log"):
         session.run("hung", "sh", "-c", "echo $$; sleep 1000 & sleep 1000")
-    assert time.perf_counter() - started < 15
+    assert time.perf_counter() - started < 60
     group = int((tmp_path / "logs" / "hung.log").read_text())
-    time.sleep(0.2)  # a process that was killed takes a moment to end
-    assert [p for p in psutil.process_iter(["status"]) if is_alive_in(p, group)] == []
+    wait_until(lambda: not any(is_alive_in(each, group) for each in psutil.process_iter()))
 
 
 def test_a_command_that_fails_is_shown_with_its_error_not_its_last_line(tmp_path):

@@ -143,7 +143,7 @@ def output_on_a_terminal(command: list[str], environment: dict[str, str]) -> str
     """What the command prints when its stdin, stdout and stderr are a terminal."""
     ours, theirs = pty.openpty()
     ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    ran = subprocess.run(command, env=environment, timeout=60, check=True, **ends)
+    ran = subprocess.run(command, env=environment, timeout=180, check=True, **ends)
     assert ran.returncode == 0
     os.close(theirs)
     with os.fdopen(ours, "rb", buffering=0) as terminal:
@@ -188,7 +188,7 @@ def test_an_offline_run_of_wandb_that_is_killed_lacks_its_last_second_at_most(tm
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     command = [sys.executable, "-c", script, str(tmp_path)]
-    subprocess.run(command, env=environment, timeout=60, check=False)
+    subprocess.run(command, env=environment, timeout=180, check=False)
     (record,) = [r["history"]["item"] for r in wandb_records(tmp_path) if "history" in r]
     assert record["step"] == 1
 
