@@ -163,25 +163,18 @@ def stop_ray() -> None:
     but at most 30 s for one that a busy machine does not end; do nothing when there is none.
     """
     descendants = _raylet_descendants()
-    _kill_helpers()
+    # Ray waits a second for each of its processes to obey SIGTERM, which they block. The head
+    # process and the raylet must live until this process has disconnected; the others need not.
+    node = ray._private.worker._global_node
+    if node is not None:
+        for kind, process in node.live_processes():
+            if kind not in ("gcs_server", "raylet"):
+                process.kill()
     ray.shutdown(wait_for_processes=True)
     # When Ray's head process is gone, shutdown kills the raylet, and its agents would stay.
     for raylet, process in descendants:
         if not raylet.is_running():  # the raylet of a cluster that was only joined still runs
             with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-def _kill_helpers() -> None:
-    """Kill Ray's log monitor, dashboard and autoscaler, if they were started here.
-
-    Ray sends each of its processes a SIGTERM, which they block, and waits a second for it to end.
-    The head process and the raylet have to live until this process has disconnected from them.
-    """
-    node = ray._private.worker._global_node
-    if node is not None:
-        for kind, process in node.live_processes():
-            if kind not in ("gcs_server", "raylet"):
                 process.kill()
 
 
