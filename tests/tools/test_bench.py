@@ -13,9 +13,30 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from bench import rollout
 
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 
-class Engine:
+
+class Engine(SimulatedEngine):
+    """An engine that counts, in the place of the real one, and remembers where samples began."""
+
     kv_cache_tokens = 10_000
+
+    def __init__(self):
+        super().__init__(
+            length_of=Lognormal(median_tokens=64, sigma=1.0),
+            cost=rollout.ANY_COST,
+            keeps_parked=False,
+            max_batched_tokens=1024,
+        )
+        self.policy_version, self.starts = 0, []
+
+    def advance(self, submit, **limits):
+        self.starts += [request.start for request in submit]
+        return super().advance(submit, **limits)
+
+    def release_parked(self):
+        """Nothing is kept."""
 
 
 @pytest.mark.parametrize("name", ["rollout", "step"])
@@ -29,7 +50,8 @@ def test_each_benchmark_explains_its_options(name):
 def test_each_factor_is_measured_beside_the_synchronous_loop_and_the_limit():
     parser = argparse.ArgumentParser()
     rollout.add_arguments(parser)
-    modes = rollout.modes_of(parser.parse_args(["--factors", "2"]), Engine())
+    args = parser.parse_args(["--factors", "2"])
+    modes = rollout.modes_of(args, Engine())
     assert [(mode.name, mode.factor) for mode in modes] == [
         ("synchronous", 1),
         ("limit", 1),
@@ -39,3 +61,16 @@ def test_each_factor_is_measured_beside_the_synchronous_loop_and_the_limit():
         ("limit", 2),
         ("refill, keep, auto", 1),
     ]
+
+
+def test_the_engine_continues_the_samples_that_the_simulated_steps_have_parked():
+    """Fails when slots are empty at first: a mode that finishes short responses only looks fast."""
+    parser = argparse.ArgumentParser()
+    rollout.add_arguments(parser)
+    engine = Engine()
+    modes = rollout.modes_of(parser.parse_args(["--factors", "2"]), engine)
+    [mode] = [mode for mode in modes if mode.name == "refill"]
+    mode.simulate(20, rollout.measured_cost(modes))
+    assert engine.starts == []
+    mode.run(1, lambda: None)
+    assert sum(start > 0 for start in engine.starts) > 128

@@ -30,20 +30,19 @@ class Limit:
         engine: KeepingEngine,
         *,
         factor: float,
-        warmup_steps: int,
     ) -> None:
         """Samples in flight are put back from round to round."""
-        self.factor, self.warmup_steps = factor, warmup_steps
-        self._engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=False)
+        self.factor = factor
+        self.engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=False)
         self._args = args
         self._slots = round(factor * args.num_groups * args.group_size)
         self._prompts, self._held = Prompts(90), deque[Sample]()
 
     def run(self, steps: int, between: Callable[[], None]) -> Slice:
         """Run for about as long as `steps` steps of a collector take."""
-        self._engine.release_parked()
+        self.engine.release_parked()
         between()
-        self._engine.name_version(0)
+        self.engine.name_version(0)
         live: dict[SampleId, Sample] = {}
         self._advance(live, _PREFILL_STEPS)
         ticks: list[Tick] = []
@@ -51,7 +50,7 @@ class Limit:
         while time.perf_counter() - started < steps * _LIMIT_STEP_S:
             ticks.append(self._advance(live, self._args.tick_steps))
         time_s = time.perf_counter() - started
-        for completion in self._engine.abort():
+        for completion in self.engine.abort():
             sample = live[completion.sample_id]
             self._held.append(sample.extended(completion) if completion.token_ids else sample)
         slot_steps = sum(tick.slot_steps for tick in ticks)
@@ -77,7 +76,7 @@ class Limit:
             sample = self._held.popleft()
             live[sample.id] = sample
             submit.append(self._request(sample))
-        tick = self._engine.advance(submit, slots=self._slots, max_steps=max_steps)
+        tick = self.engine.advance(submit, slots=self._slots, max_steps=max_steps)
         for completion in tick.finished:
             del live[completion.sample_id]
         return tick

@@ -14,9 +14,11 @@ import numpy as np
 
 from april_rl.lab.simulator.in_process import SerialEngines, SingleEngine
 from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 from april_rl.lab.simulator.world import DelayedScorer, VirtualClock
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
+from april_rl.rollout.engine_cost import EngineCost, TickWork
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.step import StepRules
@@ -24,6 +26,7 @@ from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request
 
 PROMPT_TOKENS = 12
+MAX_BATCHED_TOKENS = 1024  # on CPU, short parts of a prefill stay in the cache
 
 
 def lengths_of(args: argparse.Namespace) -> Lognormal:
@@ -55,11 +58,13 @@ class DrawnLengthsEngine:
         """
         self._engine, self._length_of, self._keeps = engine, length_of, keeps
         self._versions: dict[int, int] = {}  # of the engine, which has many modes, and of this one
+        self.ticks: list[TickWork] = []
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Run a tick of the engine."""
         ending = [r._replace(max_tokens=self._room(r)) for r in submit]
         tick = self._engine.advance(ending, slots=slots, max_steps=max_steps)
+        self.ticks.append(TickWork.of(tick))
         return replace(tick, finished=Completions(map(self._as_mode, tick.finished)))
 
     def _room(self, request: Request) -> int:
@@ -145,19 +150,19 @@ class CollectorMode:
         *,
         refill: bool,
         keeps: bool,
-        warmup_steps: int,
     ) -> None:
         """Build a collector on the shared engine; `keeps` is rollout.resume=keep."""
-        self.warmup_steps = warmup_steps
         unfilled = "synchronous" if over_sampling.factor == 1 else "one-shot"
         self.name = ("refill" if refill else unfilled) + (", keep" if keeps else "")
         self._keeps = keeps
         self._over_sampling = over_sampling
-        self._engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=keeps)
+        self.engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=keeps)
+        self._engines: list[SingleEngine] = [self.engine]  # looked up here at every tick
+        self._args = args
         self._needed = args.num_groups * args.group_size
         self._version = 0
         self._collector = Collector(
-            SerialEngines([self._engine]),
+            SerialEngines(self._engines),
             # A reward that costs nothing: what is measured here is generation.
             DelayedScorer(no_signal_frac=0.0, score_s=0.0, seed=0, clock=VirtualClock()),
             Prompts(90),
@@ -184,6 +189,25 @@ class CollectorMode:
         """Return the present α."""
         return self._over_sampling.factor
 
+    def simulate(self, steps: int, cost: EngineCost) -> None:
+        """Run `steps` steps on a simulated engine, which takes a hundredth of the time.
+
+        Its samples have the same lengths, so the same ones are in flight and parked afterwards.
+        Only AutoFactor asks for the cost.
+        """
+        simulated = SimulatedEngine(
+            length_of=lengths_of(self._args),
+            cost=cost,
+            keeps_parked=self._keeps,
+            max_batched_tokens=MAX_BATCHED_TOKENS,
+        )
+        self._engines[0] = simulated
+        for _ in range(steps):
+            simulated.set_version(self._version)
+            self._collector.collect(self._version)
+            self._version += 1
+        self._engines[0] = self.engine
+
     def run(self, steps: int, between: Callable[[], None]) -> Slice:
         """Run `steps` steps; in between do what a weight sync does to the engine, untimed.
 
@@ -191,10 +215,10 @@ class CollectorMode:
         the state has to be computed again.
         """
         done = Slice()
-        self._engine.release_parked()
+        self.engine.release_parked()
         for number in range(-int(self._keeps), steps):
             between()
-            self._engine.name_version(self._version)
+            self.engine.name_version(self._version)
             collection = self._collector.collect(self._version)
             self._version += 1
             if number >= 0:

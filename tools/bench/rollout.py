@@ -29,34 +29,41 @@ from april_rl.config.engine import EngineConfig
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.prediction import Comparison, Prediction, predict
-from april_rl.rollout.engine_cost import EngineCost
+from april_rl.rollout.engine_cost import EngineCost, fit_cost
 from april_rl.rollout.over_sampling import FixedFactor, largest_factor
 from april_rl.runtime.layout import precision
 from april_rl.runtime.preflight import pick_device
 from bench.limit import Limit
-from bench.modes import PROMPT_TOKENS, CollectorMode, KeepingEngine, Slice, lengths_of
+from bench.modes import (
+    MAX_BATCHED_TOKENS,
+    PROMPT_TOKENS,
+    CollectorMode,
+    KeepingEngine,
+    Slice,
+    lengths_of,
+)
 
 # The benchmark's model is the tests' random one.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-_SHORT_WARMUP_STEPS = 3
-_MAX_BATCHED_TOKENS = 1024  # on CPU, short parts of a prefill stay in the cache
+# Uncounted steps of each mode on the engine: what is parked is prefilled, the caches are warm.
+_WARMUP_STEPS = 3
+ANY_COST = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
 Mode = CollectorMode | Limit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `rollout`."""
-    parser.add_argument("--full", action="store_true", help="α 1, 1.5 and 2: about 14 minutes")
+    parser.add_argument("--full", action="store_true", help="α 1, 1.5 and 2: twice as long")
     parser.add_argument("--factors", type=float, nargs="+", help="values of α; default: 1.5")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, in which modes take turns")
     parser.add_argument("--steps", type=int, default=2, help="steps of each mode in a round")
     # With over-sampling, the first steps train short responses only, while the slots fill up with
     # long ones: measured too early, a mode looks faster than it is. A response of full length takes
-    # α · 640 ÷ 100 (the mean) steps: 13 with α = 2.
+    # α · 640 ÷ 100 (the mean) steps: 19 with α = 3, which auto needs a dozen steps to reach.
     parser.add_argument(
-        "--warmup-steps", type=int, default=14, help="uncounted steps of modes with over-sampling"
+        "--simulated-steps", type=int, default=40, help="steps of each mode before the engine's"
     )
-    parser.add_argument("--auto-steps", type=int, default=30, help="uncounted steps with α = auto")
     parser.add_argument("--median-tokens", type=float, default=64.0, help="median response length")
     parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of log length")
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
@@ -75,7 +82,9 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         engine, sync = start(Path(folder), args)
         modes = modes_of(args, engine)
         for mode in track(modes, description="warm-up"):
-            mode.run(mode.warmup_steps, sync)
+            if isinstance(mode, CollectorMode):
+                mode.simulate(args.simulated_steps, measured_cost(modes))
+            mode.run(_WARMUP_STEPS, sync)
         slices: dict[Mode, list[Slice]] = {mode: [] for mode in modes}
         # The order is shuffled in each round: no mode always follows the same other one.
         order = random.Random(0)
@@ -91,20 +100,22 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def measured_cost(modes: Sequence[Mode]) -> EngineCost:
+    """Return the engine's cost, fitted on what the modes have run so far."""
+    ticks = [tick for mode in modes for tick in mode.engine.ticks]
+    return fit_cost(ticks) if ticks else ANY_COST
+
+
 def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
     """Return the modes to compare, the synchronous one first, each refill mode beside the limit
     with as many samples in flight.
     """
 
     def mode(factor: float, *, refill: bool = True, keeps: bool = False) -> CollectorMode:
-        warmup_steps = args.warmup_steps if refill or factor > 1 else _SHORT_WARMUP_STEPS
-        over_sampling = FixedFactor(factor)
-        return CollectorMode(
-            args, engine, over_sampling, refill=refill, keeps=keeps, warmup_steps=warmup_steps
-        )
+        return CollectorMode(args, engine, FixedFactor(factor), refill=refill, keeps=keeps)
 
     def limit(factor: float) -> Limit:
-        return Limit(args, engine, factor=factor, warmup_steps=_SHORT_WARMUP_STEPS)
+        return Limit(args, engine, factor=factor)
 
     modes: list[Mode] = [mode(1.0, refill=False)]
     if 1.0 not in args.factors:
@@ -114,9 +125,7 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
             modes.append(mode(factor, refill=False))
         modes += [mode(factor), mode(factor, keeps=True), limit(factor)]
     chosen = automatic(args, kv_cache_tokens=engine.kv_cache_tokens)
-    auto = CollectorMode(
-        args, engine, chosen, refill=True, keeps=True, warmup_steps=args.auto_steps
-    )
+    auto = CollectorMode(args, engine, chosen, refill=True, keeps=True)
     auto.name += ", auto"
     return [*modes, auto]
 
@@ -124,13 +133,13 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
 def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
     """rollout.over_sampling_factor=auto, which simulates between two steps: this is not timed."""
     settings = Scenario(
-        cost=EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0),
+        cost=ANY_COST,
         length_of=lengths_of(args),
         num_groups=args.num_groups,
         group_size=args.group_size,
         max_response_tokens=args.max_response_tokens,
         tick_steps=args.tick_steps,
-        max_batched_tokens=_MAX_BATCHED_TOKENS,
+        max_batched_tokens=MAX_BATCHED_TOKENS,
         max_staleness=args.max_staleness,
         keeps_parked=True,
     )
@@ -157,7 +166,7 @@ def start(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[[], Non
     engine = VllmEngine(
         EngineConfig(
             dtype=precision(ComputeDtype[args.dtype], pick_device("auto")),
-            max_batched_tokens=_MAX_BATCHED_TOKENS,
+            max_batched_tokens=MAX_BATCHED_TOKENS,
             kv_cache_gib=2.0,
             gpu_memory_utilization=0.5,
         ),
