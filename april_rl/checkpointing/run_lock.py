@@ -1,45 +1,64 @@
 """A run owns its directory: a lock file that says who writes there, since when and on which host.
 
-The owner holds the file's kernel lock (flock), which ends with its process, however that ends. File
-systems that do not share such locks between machines are covered by the file's time, which the
-owner renews: on another host it is believed for STALE_S after the last renewal.
+The owner holds the file's kernel lock (flock), which ends with its process, however that ends.
+Everybody who reaches the file through the same mount of the same kernel sees that lock, in other
+containers too. An owner beyond that, or on a file system without such locks, shows that it lives by
+renewing the file's time: whoever wants the directory watches the time for STALE_S. Readings of that
+time are compared with each other alone, since clocks of two machines may differ by any amount.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
+from io import FileIO
 from pathlib import Path
-from typing import IO
+from typing import NamedTuple
+from weakref import WeakSet
 
 from april_rl.errors import RunError
 
 FILE = "run.lock"
-RENEW_S, STALE_S = 20.0, 120.0
+RENEW_S, STALE_S = 20.0, 120.0  # dead: six renewals are missing
 _PATIENCE_S = 1.0  # somebody may only be looking whether the run has an owner
+_POLL_S = 1.0  # while the file's time is watched
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_open_files: WeakSet[FileIO] = WeakSet()
 
 
 class RunOwnedError(RunError):
     """Another process writes into the run directory."""
 
 
+class _Opened(NamedTuple):
+    file: FileIO
+    is_new: bool  # made here, and by nobody else
+    lock: str | None  # names those who see its kernel lock; None: the file system has no locks
+
+
 @contextmanager
 def owned(run_dir: Path) -> Iterator[None]:
     """Own `run_dir` until the context ends.
 
-    Raise RunOwnedError, naming the owner, when a living process owns it; nothing is changed then.
+    Wait until it is known whether an owner on another machine is alive. Raise RunOwnedError, naming
+    the owner, when a living process owns the directory; nothing is changed then.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     path, is_over = run_dir / FILE, threading.Event()
-    with _locked(path) as file:
-        _sign(file)
+    with _free(path, creates=True) as opened:
+        mine = _sign(opened)
         renewal = threading.Thread(target=_renew, args=(path, is_over), daemon=True)
         renewal.start()
         try:
@@ -47,74 +66,133 @@ def owned(run_dir: Path) -> Iterator[None]:
         finally:
             is_over.set()
             renewal.join()
-            path.unlink(missing_ok=True)  # while it is locked: see _locked
+            if _owner_in(path) == mine:  # else another took over while this process hung
+                path.unlink(missing_ok=True)  # while it is locked: see _locked
 
 
-def owner_of(run_dir: Path) -> str | None:
-    """Return the living owner of a run directory in words, or None."""
+def owner_of(run_dir: Path, *, waits: bool = True) -> str | None:
+    """Return the living owner of a run directory in words, or None; remove a dead one's file.
+
+    Without `waits`, an owner on another machine counts as alive.
+    """
     path = run_dir / FILE
     if not path.is_file():
         return None
     try:
-        with _locked(path):
+        with _free(path, creates=False, waits=waits):
+            path.unlink(missing_ok=True)
             return None
-    except RunOwnedError:
+    except FileNotFoundError:  # it has just ended
+        return None
+    except RunError:
         return _described(path)
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[IO[str]]:
-    """Hold the lock of `path`; raise RunOwnedError when a living process has it.
+def _free(path: Path, *, creates: bool, waits: bool = True) -> Iterator[_Opened]:
+    """Lock the file of `path`, once its owner is known to be dead."""
+    first: tuple[int, float] | None = None  # the file's time, and when it was read
+    while True:
+        with (opened := _locked(path, creates=creates)).file:
+            time_ns, now = os.fstat(opened.file.fileno()).st_mtime_ns, time.monotonic()
+            first = first or (time_ns, now)
+            if _has_ended(opened) or (time_ns == first[0] and now - first[1] >= STALE_S):
+                yield opened
+                return
+        if not waits or time_ns != first[0]:
+            raise _refusal(path)
+        _say_once(
+            f"{path.parent} belongs to a run on another machine, or was left by it "
+            f"({_described(path)}): waiting up to {STALE_S:.0f} s for a sign of it"
+        )
+        time.sleep(_POLL_S)
+
+
+def _locked(path: Path, *, creates: bool) -> _Opened:
+    """Open and lock the file; raise RunOwnedError when another process has the lock.
 
     An owner removes the file while it still holds its lock, so whoever has waited for that file
     takes the next one.
     """
     deadline = time.monotonic() + _PATIENCE_S
-    while (file := _lock(path)) is None:
+    was_beaten = (BlockingIOError, FileExistsError, *([FileNotFoundError] if creates else []))
+    while True:
+        with suppress(*was_beaten):
+            opened = _open(path, creates=creates)
+            if _has_name(opened.file, path):
+                return opened
+            opened.file.close()
         if time.monotonic() >= deadline:
             raise _refusal(path)
         time.sleep(_PATIENCE_S / 20)
-    with file:
-        if _is_of_another_host(file):
-            raise _refusal(path)
-        yield file
 
 
-def _lock(path: Path) -> IO[str] | None:
-    """Return the file with its kernel lock; None when another process has it, or has removed it."""
-    number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    file = os.fdopen(number, "r+", encoding="utf-8")
+def _has_name(file: FileIO, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def _open(path: Path, *, creates: bool) -> _Opened:
+    """Open the file and try to lock it."""
+    is_new = creates and not path.exists()
+    try:
+        file = FileIO(path, "x+" if is_new else "r+")
+        _open_files.add(file)
+        return _Opened(file, is_new, _lock(file, path.parent))
+    except (BlockingIOError, FileExistsError, FileNotFoundError):
+        raise
+    except OSError as error:
+        raise RunError(f"{path} cannot be opened ({error.strerror}): remove it") from error
+
+
+def _lock(file: FileIO, folder: Path) -> str | None:
+    """Take the kernel lock; return a name for those who see it: one kernel, one mount."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            file.close()
+            raise
+        _say_once(
+            f"{folder} is on a file system without file locks ({error.strerror}): a run there that "
+            f"was killed counts as alive until it has given no sign for {STALE_S:.0f} s"
+        )
         return None
-    if path.exists() and os.path.samestat(os.fstat(number), path.stat()):
-        return file
-    file.close()
-    return None
+    kernel = _BOOT_ID.read_text("ascii").strip() if _BOOT_ID.exists() else socket.gethostname()
+    return f"{kernel} {os.fstat(file.fileno()).st_dev}"
 
 
-def _is_of_another_host(file: IO[str]) -> bool:
-    """Return whether the owner is on a host whose kernel lock may not be seen here, and alive."""
-    host = _read(file.read()).get("host", socket.gethostname())
-    age_s = time.time() - os.fstat(file.fileno()).st_mtime
-    return host != socket.gethostname() and age_s < STALE_S
+def _has_ended(opened: _Opened) -> bool:
+    """Return whether there is no owner, or one that would hold the lock if it lived."""
+    if opened.is_new:
+        return True
+    owner = _read(opened.file.readall())
+    return opened.lock is not None and (not owner or owner.get("lock") == opened.lock)
 
 
-def _sign(file: IO[str]) -> None:
+def _sign(opened: _Opened) -> dict[str, object]:
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
-    file.seek(0)
-    file.truncate()
-    file.write(json.dumps(owner) + "\n")
-    file.flush()
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": now, "lock": opened.lock}
+    opened.file.seek(0)
+    opened.file.truncate()
+    opened.file.write(json.dumps(owner).encode() + b"\n")
+    return owner
 
 
 def _renew(path: Path, is_over: threading.Event) -> None:
     while not is_over.wait(RENEW_S):
         with suppress(OSError):
             os.utime(path)
+
+
+def _close_in_child() -> None:
+    """Keep a forked process, which may outlive the owner, from holding the owner's lock."""
+    for file in list(_open_files):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _refusal(path: Path) -> RunOwnedError:
@@ -125,19 +203,32 @@ def _refusal(path: Path) -> RunOwnedError:
 
 
 def _described(path: Path) -> str:
+    owner = _owner_in(path)
+    words = {key: _plain(owner.get(key)) for key in ("pid", "host", "since")}
+    return "process {pid} on {host}, since {since}".format_map(words)
+
+
+def _plain(value: object) -> str:
+    """Return a value without what a terminal could obey."""
+    return "?" if value is None else re.sub(r"[^\w.:+-]", "?", str(value))[:64]
+
+
+def _owner_in(path: Path) -> dict[str, object]:
     try:
-        owner = _read(path.read_text(encoding="utf-8"))
+        return _read(path.read_bytes())
     except OSError:
-        owner = {}
-    return "process {pid} on {host}, since {since}".format_map(
-        {"pid": "?", "host": "?", "since": "?"} | owner
-    )
+        return {}
 
 
-def _read(text: str) -> dict[str, object]:
+def _read(text: bytes) -> dict[str, object]:
     """Return what the owner has written; nothing when it died while it wrote."""
     try:
         found = json.loads(text)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from april_rl.checkpointing.resume import unfinished_run
-from april_rl.checkpointing.run_lock import FILE, STALE_S, RunOwnedError, owned, owner_of
+from april_rl.checkpointing import run_lock
+from april_rl.checkpointing.resume import AUTO, unfinished_run
+from april_rl.checkpointing.run_lock import (
+    FILE,
+    RENEW_S,
+    STALE_S,
+    RunOwnedError,
+    owned,
+    owner_of,
+)
+from april_rl.errors import RunError
+from april_rl.train import run_directory
 
 OWNER = """
 import sys, time
@@ -22,6 +35,59 @@ with owned(Path(sys.argv[1])):
     print("owned", flush=True)
     time.sleep(60)
 """
+FORKED = """
+import os, sys, time
+from pathlib import Path
+from april_rl.checkpointing.run_lock import owned
+with owned(Path(sys.argv[1])):
+    if child := os.fork():
+        print(child, flush=True)
+    time.sleep(60)
+"""
+ELSEWHERE = {"host": "elsewhere", "pid": 1, "since": "noon", "lock": "another-boot 7"}
+HOUR_NS = 3600 * 10**9
+
+
+class Clock:
+    """Time that passes while somebody sleeps, and what others do meanwhile."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.meanwhile()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(run_lock, "time", clock)
+    run_lock._say_once.cache_clear()
+    return clock
+
+
+def no_locks(monkeypatch, number=errno.ENOSYS):
+    """Make every file system one that has no flock."""
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", flock)
+
+
+def renews(path: Path, clock: Clock, by_ns: int = 0) -> Callable[[], None]:
+    """What an owner does whose clock is `by_ns` ahead."""
+
+    def renew() -> None:
+        now = int(clock.now // RENEW_S * RENEW_S * 10**9) + by_ns + 10**18
+        os.utime(path, ns=(now, now))
+
+    return renew
 
 
 @pytest.fixture
@@ -55,24 +121,163 @@ def test_an_owner_that_was_killed_leaves_the_directory_free(owner, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_owner_on_another_host_is_believed_while_it_renews_its_file(tmp_path):
-    """Where file systems do not share locks. Fails when it is never, or for ever."""
+def test_a_process_that_outlives_the_owner_does_not_keep_the_directory(tmp_path):
+    """A fork has the owner's open files. Fails when it holds the owner's lock."""
+    args = [sys.executable, "-c", FORKED, str(tmp_path)]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        try:
+            assert owner_of(tmp_path) is not None
+            process.kill()
+            process.wait()
+            assert owner_of(tmp_path) is None
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ahead_ns", [0, HOUR_NS, -HOUR_NS])
+def test_an_owner_on_another_machine_is_refused_as_long_as_it_renews_its_file(
+    clock, tmp_path, ahead_ns
+):
+    """Whatever its clock says. Fails when a time of its clock is compared with one of ours."""
     path = tmp_path / FILE
-    path.write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "since": "noon"}))
-    with pytest.raises(RunOwnedError, match="on elsewhere, since noon"), owned(tmp_path):
+    path.write_text(json.dumps(ELSEWHERE))
+    clock.meanwhile = renews(path, clock, ahead_ns)
+    clock.meanwhile()
+    with pytest.raises(RunOwnedError, match="process 1 on elsewhere, since noon"), owned(tmp_path):
         pytest.fail("two owners")
-    old = time.time() - STALE_S - 1
-    os.utime(path, (old, old))
+    assert clock.now <= 2 * RENEW_S
+    assert json.loads(path.read_text()) == ELSEWHERE
+
+
+@pytest.mark.parametrize("ahead_ns", [0, HOUR_NS, -HOUR_NS])
+def test_an_owner_that_died_on_another_machine_is_waited_for_once(
+    clock, tmp_path, ahead_ns, capsys
+):
+    """With one line. Fails when it ends the run that comes after it, or when resume=auto waits
+    twice: as it looks for the run, and as the run begins.
+    """
+    path = tmp_path / "runs" / "one" / FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(ELSEWHERE))
+    last_sign = time.time_ns() + ahead_ns
+    os.utime(path, ns=(last_sign, last_sign))
+    assert unfinished_run(tmp_path / "runs") is None
+    with owned(path.parent):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert STALE_S <= clock.now <= STALE_S + 2 * RENEW_S
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "on elsewhere, since noon" in said
+
+
+def test_an_owner_on_another_machine_counts_as_alive_for_those_who_do_not_wait(clock, tmp_path):
+    """Fails when a command that only reads takes two minutes."""
+    (tmp_path / FILE).write_text(json.dumps(ELSEWHERE))
+    assert owner_of(tmp_path, waits=False) == "process 1 on elsewhere, since noon"
+    assert clock.now == 0.0
+
+
+def test_a_container_that_died_on_this_machine_leaves_the_directory_free(clock, tmp_path):
+    """Its host had another name. Fails when the name is compared instead of who sees the lock: one
+    kernel, through one mount.
+    """
+    path = tmp_path / FILE
     with owned(tmp_path):
-        pass
+        mine = json.loads(path.read_text())
+    path.write_text(json.dumps(mine | {"host": "elsewhere"}))
+    with owned(tmp_path):
+        assert clock.now == 0.0
+    path.write_text(json.dumps(mine | {"lock": mine["lock"] + "1"}))  # its lock is not seen here
+    with owned(tmp_path):
+        assert clock.now >= STALE_S
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_said_once_and_the_time_of_the_file_decides(
+    clock, monkeypatch, tmp_path, capsys, number
+):
+    """Fails when nothing can start there, when two runs can, or when a dead one stays for ever."""
+    no_locks(monkeypatch, number)
+    path = tmp_path / FILE
+    with owned(tmp_path):
+        clock.meanwhile = renews(path, clock)
+        clock.meanwhile()
+        with pytest.raises(RunOwnedError, match=f"process {os.getpid()} on "), owned(tmp_path):
+            pytest.fail("two owners")
+        left = path.read_bytes()
+    assert not path.exists()
+    path.write_bytes(left)
+    clock.meanwhile, clock.now = lambda: None, 0.0
+    with owned(tmp_path):
+        assert clock.now >= STALE_S
+    assert capsys.readouterr().err.count("without file locks") == 1
+
+
+def test_resume_auto_finds_its_run_on_a_file_system_without_locks(clock, monkeypatch, tmp_path):
+    """Fails with a traceback out of the configuration."""
+    no_locks(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "outputs" / "name" / "one" / FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(ELSEWHERE))
+    assert run_directory(AUTO, "name", "fresh") == "fresh"
+    path.write_text(json.dumps(ELSEWHERE))
+    clock.meanwhile = renews(path, clock)
+    assert run_directory(AUTO, "name", "fresh") == str(Path("outputs", "name", "one"))
+
+
+def test_an_owner_that_hung_and_lost_its_directory_leaves_the_file_of_the_next(tmp_path):
+    """Fails when it removes it, and a third run starts."""
+    path = tmp_path / FILE
+    with owned(tmp_path):
+        path.write_text(json.dumps(ELSEWHERE))
+    assert json.loads(path.read_text()) == ELSEWHERE
+
+
+def test_an_owner_that_ends_as_it_is_looked_at_is_none(monkeypatch, tmp_path):
+    """Fails with a traceback when the file goes between two looks at it."""
+    path = tmp_path / FILE
+    fstat = os.fstat
+
+    def ends(number):
+        path.unlink(missing_ok=True)
+        monkeypatch.setattr(os, "fstat", fstat)
+        return fstat(number)
+
+    for look in (owner_of, lambda folder: owned(folder).__enter__()):
+        path.write_text("")
+        monkeypatch.setattr(os, "fstat", ends)
+        look(tmp_path)
+
+
+def test_a_folder_in_place_of_the_file_is_one_error(tmp_path):
+    (tmp_path / FILE).mkdir()
+    assert owner_of(tmp_path) is None
+    with pytest.raises(RunError, match=r"run\.lock cannot be opened"), owned(tmp_path):
+        pytest.fail("owned a folder")
+
+
+@pytest.mark.parametrize("text", ['{"host": null}', "null", "[1]", '{"lock": null, "pid": {}}'])
+def test_a_file_that_names_no_owner_is_free_in_the_end(clock, tmp_path, text):
+    (tmp_path / FILE).write_text(text)
+    with owned(tmp_path):
+        assert clock.now <= STALE_S + 2 * RENEW_S
+
+
+def test_what_a_file_says_cannot_command_the_terminal(tmp_path):
+    owner = ELSEWHERE | {"host": "\x1b[2J[red]x[/red]\n", "since": None}
+    (tmp_path / FILE).write_text(json.dumps(owner))
+    assert owner_of(tmp_path, waits=False) == "process 1 on ??2J?red?x??red??, since ?"
 
 
 def test_a_run_that_is_going_on_is_found_before_its_first_checkpoint(owner, tmp_path):
     """And its directory is then refused. Fails when `resume=auto` starts another run beside it."""
     assert owner.poll() is None
-    found = unfinished_run(tmp_path.parent)
-    assert found is not None
-    assert found.resolve() == tmp_path.resolve()  # pytest has links to its folders
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "one").symlink_to(tmp_path)
+    assert unfinished_run(runs) == runs / "one"
 
 
 def test_what_is_asked_about_a_directory_changes_nothing(tmp_path):
