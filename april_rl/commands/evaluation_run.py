@@ -13,6 +13,7 @@ from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.rewards import build_rewards, reward_columns
 from april_rl.assembly.workers import EngineSizes, build_workers, check_machine, context_length
 from april_rl.config import TrainConfig
+from april_rl.config.choices import Resume
 from april_rl.data.sets import PromptSets
 from april_rl.data.tokenizer import load_tokenizer
 from april_rl.errors import RunError
@@ -21,9 +22,11 @@ from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
 from april_rl.rollout.engine_cost import TickWork
 from april_rl.runtime.cluster import stop_ray
+from april_rl.runtime.engine_sleep import with_resume
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.layout import Layout, settled
+from april_rl.runtime.memory.check import least_room
 from april_rl.tracking.samples_file import write_evaluation
 from april_rl.tracking.terminal import Phase
 from april_rl.tracking.tracker import open_view
@@ -55,9 +58,10 @@ class EvaluationRun:
         """
         stack.callback(stop_ray)
         config, layout = settled(config)
-        check_machine(config, layout, is_training=False)
+        facts = check_machine(config, layout, is_training=False)
         _make(folder)
-        self._config, self._folder, self._interrupts = config, folder, interrupts
+        self.config = config  # as this machine would train with it, rollout.resume decided
+        self._folder, self._interrupts = folder, interrupts
         num_sets = len(config.evaluation.sets)
         self._view = open_view(title=f"evaluating {config.model.path}", num_steps=num_sets)
         stack.callback(self._view.close)
@@ -74,6 +78,9 @@ class EvaluationRun:
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
         workers = build_workers(config, layout, run_dir=folder, sizes=sizes)
         stack.callback(workers.close)
+        if config.rollout.resume is Resume.auto:
+            room = least_room(workers.memory())
+            self.config = with_resume(config, layout, facts=facts, room=room)
         with self._view.phase("starting vLLM"):
             workers.start_engines()
         engines = RayEngines(workers, deterministic=config.deterministic)
@@ -103,7 +110,7 @@ class EvaluationRun:
 
     def run(self) -> dict[str, SetReport]:
         """Return the report of every set, and write its samples to samples/eval_NAME.jsonl."""
-        paths = {name: chosen.path for name, chosen in self._config.evaluation.sets.items()}
+        paths = {name: chosen.path for name, chosen in self.config.evaluation.sets.items()}
         return {
             name: set_report(evaluated.held_out, evaluated.figures, path=paths[name])
             for name, evaluated in self.evaluated()

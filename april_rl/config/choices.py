@@ -19,6 +19,12 @@ class Resume(Enum):
     keep = "keep"  # with the KV cache the older policies computed, where the engine still has it
     reprefill = "reprefill"  # prompt and response so far are computed again by the new policy
 
+    @property
+    def keeps_caches(self) -> bool:
+        """Whether parked samples keep their KV cache; auto has to be decided before."""
+        assert self is not Resume.auto, "rollout.resume=auto has not been decided"
+        return self is Resume.keep
+
 
 class Advantage(Enum):
     """How rewards become advantages."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from april_rl.config.choices import Sleep
+from april_rl.config import TrainConfig
+from april_rl.config.choices import Resume, Sleep
+from april_rl.runtime.layout import Layout
 from april_rl.runtime.memory.check import Room, remedies
-from april_rl.runtime.memory.inputs import MemoryInputs
+from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
 from april_rl.runtime.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
@@ -59,6 +61,19 @@ def settle_sleep(facts: ModelFacts, inputs: MemoryInputs, *, room: Room) -> Engi
         replace(inputs, engine=replace(inputs.engine, sleep=Sleep.always)),
         f"engine.sleep=auto: engines sleep during updates; if they stayed awake, {too_much}",
     )
+
+
+def with_resume(
+    config: TrainConfig, layout: Layout, *, facts: ModelFacts, room: Room
+) -> TrainConfig:
+    """Return a settled configuration with rollout.resume=auto decided, too: keep where engines stay
+    awake.
+    """
+    if config.rollout.resume is not Resume.auto:
+        return config
+    inputs = settle_sleep(facts, memory_inputs(config, layout), room=room).inputs
+    resume = Resume.reprefill if inputs.engine_sleeps else Resume.keep
+    return replace(config, rollout=replace(config.rollout, resume=resume))
 
 
 def _too_much(phase: Phase, room: Room, *, usable: float) -> str:

@@ -135,7 +135,7 @@ def choices_made(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
 
 def resume_line(config: TrainConfig) -> str:
     """Return what rollout.resume=auto has become in `config`, and why."""
-    if config.rollout.resume is Resume.keep:
+    if config.rollout.resume.keeps_caches:
         return (
             "rollout.resume: keep, since engines stay awake; parked samples are not prefilled again"
         )

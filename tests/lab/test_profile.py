@@ -99,7 +99,9 @@ def test_a_wrong_setting_ends_in_one_message(
 def test_the_command_profiles_a_mixture_as_its_samples_say(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Fails when figures are of other samples than are written, or a source gets no share."""
+    """Fails when figures are of other samples than are written, a source gets no share, or parked
+    samples are prefilled again that the run would keep.
+    """
     task = write_task(tmp_path)
     settings = [
         f"model.path={task / 'model'}",
@@ -135,5 +137,7 @@ def test_the_command_profiles_a_mixture_as_its_samples_say(
     assert found["percentiles"]["max"] == max(lengths) <= 24
     # α = 4 needs a staleness cap of 3
     assert [row["over_sampling_factor"] for row in found["factors"]] == [1, 1.5, 2]
+    # On a CPU the run would keep KV caches (rollout.resume=auto).
+    assert all(row["reprefill_per_generated_token"] == 0 for row in found["factors"])
     assert all(line in printed.out for line in found["advice"])
     assert "response tokens of 48 samples of 12 training prompts" in printed.out

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from april_rl.config import to_config
+from april_rl.config.choices import Resume
 from april_rl.config.store import compose_overrides, recipes
 from april_rl.lab.commands import rehearse
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.findings import share_longer_than
+from april_rl.lab.rehearsal.real_size import scenario_at_real_size
 from april_rl.runtime.preflight import model_facts
 
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
@@ -140,6 +142,25 @@ def test_the_stand_in_of_a_model_has_its_published_size(model, num_parameters):
     config = stand_ins.model_config(model)
     assert config is not None
     assert model_facts(config).num_parameters == pytest.approx(num_parameters, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keeps"),
+    [
+        (["+recipe=tiny_cpu"], True),
+        (["+recipe=tiny_cpu", "rollout.resume=reprefill"], False),
+        ([FLAGSHIP, "rehearsal.gpu_gib=3000"], True),
+        ([FLAGSHIP, "rehearsal.gpu_gib=40"], False),
+    ],
+)
+def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overrides, keeps):
+    """Fails when rollout.resume=auto counts as reprefill."""
+    config = to_config(compose_overrides(overrides))
+    model = stand_ins.model_config("Qwen/Qwen3-4B")
+    assert model is not None
+    assert scenario_at_real_size(config, model_facts(model)).keeps_parked is keeps
+    with pytest.raises(AssertionError, match="has not been decided"):
+        _ = Resume.auto.keeps_caches
 
 
 def test_every_recipe_has_a_stand_in_for_its_model_and_its_data():

@@ -149,7 +149,7 @@ def _profile(
         )
         evaluated = [found for _, found in run.evaluated()]
         work, num_engines = list(run.work), run.num_engines
-    _show(config, evaluated, work, num_engines=num_engines, factors=factors, folder=folder)
+    _show(run.config, evaluated, work, num_engines=num_engines, factors=factors, folder=folder)
 
 
 def _training_prompts(
@@ -207,7 +207,11 @@ def _show(
     except ValueError as error:
         raise RunError(f"too little was generated ({error}): raise --prompts") from error
     scenario = scenario_of(
-        config, num_engines=num_engines, cost=cost, length_of=Recorded(groups=profile.lengths)
+        config,
+        num_engines=num_engines,
+        cost=cost,
+        length_of=Recorded(groups=profile.lengths),
+        keeps_parked=config.rollout.resume.keeps_caches,
     )
     scenario = replace(
         scenario,

@@ -184,12 +184,12 @@ def _recorded(run_dir: Path) -> Source:
         num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
         cost=recorded.cost,
         length_of=Recorded(groups=recorded.lengths),
+        keeps_parked=recorded.keeps_parked,
     )
     return Source(
         scenario=replace(
             scenario,
             prompt_tokens=recorded.prompt_tokens,
-            keeps_parked=recorded.keeps_parked,
             no_signal_frac=min(recorded.no_signal_frac, 0.99),
             rest_s=recorded.rest_s,
         ),

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Device, OnStale, Resume
+from april_rl.config.choices import Device, OnStale
 from april_rl.lab.rehearsal.findings import SIGMA, Finding, expected_tokens
 from april_rl.lab.simulator.length_distributions import Lognormal, median_for
 from april_rl.lab.simulator.presets import h100
 from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.runtime.engine_sleep import settle_sleep
+from april_rl.runtime.engine_sleep import settle_sleep, with_resume
 from april_rl.runtime.layout import Layout, settle
 from april_rl.runtime.memory.check import Room, check_plan
 from april_rl.runtime.memory.host import host_memory
@@ -48,11 +48,7 @@ def memory_at_real_size(config: TrainConfig, facts: ModelFacts) -> MemoryAtRealS
     """Plan the memory of a worker; a phase that does not fit is a finding."""
     config, layout = real_layout(config)
     inputs = memory_inputs(config, layout)
-    if layout.device == "cpu":
-        room = Room(device=0, free=host_memory().free / layout.num_workers)
-    else:
-        total = config.rehearsal.gpu_gib * GIB
-        room = Room(device=total, free=_FREE_FRAC * total)
+    room = _room(config, layout)
     found: list[Finding] = []
     table = str(plan_memory(facts, inputs, device_bytes=room.device))
     try:
@@ -68,6 +64,13 @@ def memory_at_real_size(config: TrainConfig, facts: ModelFacts) -> MemoryAtRealS
         if warning:
             found.append(Finding(name="kv_cache", message=warning.removeprefix("warning: ")))
     return MemoryAtRealSize(table=table, findings=tuple(found))
+
+
+def _room(config: TrainConfig, layout: Layout) -> Room:
+    if layout.device == "cpu":
+        return Room(device=0, free=host_memory().free / layout.num_workers)
+    total = config.rehearsal.gpu_gib * GIB
+    return Room(device=total, free=_FREE_FRAC * total)
 
 
 def gains_table(config: TrainConfig, facts: ModelFacts) -> str:
@@ -92,7 +95,7 @@ def simulated_gains(config: TrainConfig, facts: ModelFacts) -> list[tuple[str, f
     Lengths are lognormal with the expected mean under the budget, an assumption; the gain is of
     trained samples per second of rollout, over the synchronous loop.
     """
-    scenario = _scenario(config, facts)
+    scenario = scenario_at_real_size(config, facts)
     modes = [("synchronous", 1.0, False), *((f"α = {a:g}", a, True) for a in _FACTORS)]
     outcomes = [
         simulate(
@@ -116,8 +119,10 @@ def kv_bytes_per_token(facts: ModelFacts) -> int:
     return 2 * facts.num_layers * facts.key_value_size * 2
 
 
-def _scenario(config: TrainConfig, facts: ModelFacts) -> Scenario:
+def scenario_at_real_size(config: TrainConfig, facts: ModelFacts) -> Scenario:
+    """Return the recipe on H100s as a scenario to simulate."""
     config, layout = real_layout(config)
+    config = with_resume(config, layout, facts=facts, room=_room(config, layout))
     rollout, budget = config.rollout, config.rollout.max_response_tokens
     median = median_for(min(expected_tokens(config), 0.95 * budget), sigma=SIGMA, cap=budget)
     # A tensor-parallel engine is taken for one GPU of as many times the speed: its weights and
@@ -141,7 +146,7 @@ def _scenario(config: TrainConfig, facts: ModelFacts) -> Scenario:
         max_batched_tokens=config.engine.max_batched_tokens,
         max_staleness=rollout.max_staleness,
         finish_stale=rollout.on_stale is OnStale.finish,
-        keeps_parked=rollout.resume is Resume.keep,
+        keeps_parked=rollout.resume.keeps_caches,
         no_signal_frac=_NO_SIGNAL_FRAC if config.algorithm.dynamic_sampling else 0.0,
         is_filtered=config.algorithm.dynamic_sampling,
         seed=config.seed,

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from april_rl.assembly.collector import tick_steps
 from april_rl.config import TrainConfig
-from april_rl.config.choices import OnStale, Resume
+from april_rl.config.choices import OnStale
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.rollout.engine_cost import EngineCost
 
 
 def scenario_of(
-    config: TrainConfig, *, num_engines: int, cost: EngineCost, length_of: LengthDistribution
+    config: TrainConfig,
+    *,
+    num_engines: int,
+    cost: EngineCost,
+    length_of: LengthDistribution,
+    keeps_parked: bool,
 ) -> Scenario:
-    """Return the run as a scenario to simulate, with the engine cost and length distribution
-    given.
+    """Return the run as a scenario to simulate, with what a configuration does not say: the number
+    of engines, their cost, the lengths, and whether parked samples keep their KV cache.
     """
     rollout = config.rollout
     return Scenario(
@@ -28,7 +33,7 @@ def scenario_of(
         max_batched_tokens=config.engine.max_batched_tokens,
         max_staleness=rollout.max_staleness,
         finish_stale=rollout.on_stale is OnStale.finish,
-        keeps_parked=rollout.resume is Resume.keep,
+        keeps_parked=keeps_parked,
         is_filtered=config.algorithm.dynamic_sampling,
         seed=config.seed,
     )

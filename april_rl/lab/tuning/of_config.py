@@ -28,6 +28,7 @@ def auto_factor(
             num_engines=num_engines,
             cost=unknown,
             length_of=Lognormal(median_tokens=1.0, sigma=0.0),
+            keeps_parked=config.rollout.resume.keeps_caches,
         ),
         Budgets(
             max_off_policy_frac=config.rollout.max_off_policy_frac, kv_cache_tokens=kv_cache_tokens

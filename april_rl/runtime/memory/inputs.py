@@ -26,7 +26,7 @@ class MemoryInputs:
     engine: EngineConfig
     has_reference: bool  # a second, frozen model
     longest_tokens: int  # of a sample: learner.max_tokens cannot be less
-    keeps_parked: bool  # rollout.resume=keep: engines must not sleep
+    keeps_parked: bool  # rollout.resume=keep: engines must not sleep; with auto they may
 
     @property
     def is_on_cpu(self) -> bool:
