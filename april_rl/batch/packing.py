@@ -165,12 +165,13 @@ class Packer:
     def _metrics(self, rows: Sequence[_Row]) -> Metrics:
         """Return `staleness/*` and the mean age weight over all tokens of all trained samples."""
         ages = np.concatenate([row.ages for row in rows])
+        is_fresh = np.concatenate([row.comparable for row in rows])
         weights = np.concatenate([row.age_weights for row in rows])
         lengths = np.asarray([len(row.ages) for row in rows])
         cap, budget = self._max_staleness, self._max_response_tokens
         return Metrics(
             {
-                **staleness_metrics(ages, weights, max_staleness=cap),
+                **staleness_metrics(ages, is_fresh, weights, max_staleness=cap),
                 **staleness_by_length(ages, lengths, max_response_tokens=budget),
             }
         )

@@ -35,10 +35,14 @@ def comparable(sample: Sample, *, policy_version: int) -> NDArray[np.bool_]:
 
 
 def staleness_metrics(
-    ages: NDArray[np.int32], weights: NDArray[np.float32], *, max_staleness: int
+    ages: NDArray[np.int32],
+    is_fresh: NDArray[np.bool_],
+    weights: NDArray[np.float32],
+    *,
+    max_staleness: int,
 ) -> Metrics:
     """Return `staleness/*` over all response tokens of a batch [tokens], at the time they are
-    trained.
+    trained; `is_fresh` is of `comparable`.
     """
     count = float(len(ages))
     by_age = np.bincount(ages, minlength=max_staleness + 1)
@@ -47,6 +51,7 @@ def staleness_metrics(
             "staleness/age_mean": Mean(float(ages.sum()), count),
             "staleness/age_max": Max(float(ages.max(initial=0))),
             "staleness/off_policy_token_frac": Mean(float((ages > 0).sum()), count),
+            "staleness/old_cache_token_frac": Mean(float(((ages == 0) & ~is_fresh).sum()), count),
             "staleness/masked_tokens": Sum(float((ages > max_staleness).sum())),
             **{
                 f"staleness/token_frac_age_{age}": Mean(float(n), count)

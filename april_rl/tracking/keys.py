@@ -78,10 +78,12 @@ _STALENESS = _stage(
     frozen=(
         "age_mean | steps | mean age of the trained tokens: version trained minus version sampled",
         "age_max | steps | age of the oldest trained token",
-        "off_policy_token_frac | share | response tokens of age 1 or more",
+        "off_policy_token_frac | share | response tokens of age 1 or more (old caches apart)",
         "token_frac_age_* | share | response tokens of this age",
     ),
     more=(
+        "old_cache_token_frac | share | response tokens of age 0 sampled on a kept KV cache of an "
+        "older policy. off_policy_token_frac leaves them out, and so does mismatch",
         "masked_tokens | tokens | response tokens beyond rollout.max_staleness, without weight",
         "age_mean_len_* | steps | age_mean of the responses of up to 1/8, 1/4, 1/2, 1 × the budget",
         "off_policy_token_frac_len_* | share | off-policy tokens by length of response, likewise",

@@ -94,6 +94,41 @@ def test_only_tokens_of_this_version_on_a_cache_of_this_version_are_compared(set
         assert sum(int(row.is_comparable.sum()) for row in rows_of(batch)) == sum(compared)
 
 
+@quick
+@given(SETUPS, st.integers(1, 5))
+@example(replace(PARKING, keeps=True), 6)
+@example(replace(PARKING, keeps=False), 6)
+def test_fresh_tokens_on_an_old_cache_are_counted_apart_from_off_policy_tokens(setup, steps):
+    """Fails when off-policy tokens are among them, or fresh tokens on a fresh cache."""
+    run = Run(setup)
+    for version in range(steps):
+        groups = run.step().groups
+        completions = [c for sample in samples_of(groups) for c in sample.completions]
+        tokens = sum(len(c.token_ids) for c in completions)
+        on_old_cache = sum(
+            len(c.token_ids)
+            for c in completions
+            if c.policy_version == version and c.context_version < version
+        )
+        read = run.pack(groups).metrics.read()
+        assert read["staleness/old_cache_token_frac"] == pytest.approx(on_old_cache / tokens)
+
+
+def test_every_trained_token_is_off_policy_or_on_an_old_cache_or_compared():
+    """With kept caches, where there are some of each. Fails when a share is always zero."""
+    run = Run(replace(PARKING, keeps=True))
+    shares = []
+    for _ in range(6):
+        batch = run.pack(run.step().groups)
+        read = batch.metrics.read()
+        shares.append(read["staleness/old_cache_token_frac"])
+        compared = sum(int(row.is_comparable.sum()) for row in rows_of(batch))
+        assert shares[-1] + read["staleness/off_policy_token_frac"] == pytest.approx(
+            1 - compared / batch.num_response_tokens
+        )
+    assert shares[0] == 0 < max(shares)
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_tokens_on_an_old_kv_cache_are_not_compared_with_the_learner(keeps):
     """On one engine, where every parked sample is gone on with or none is. Fails when the engine's

@@ -72,7 +72,10 @@ SECTIONS = (
         "staleness",
         (
             Panel("age of trained tokens", _under("staleness", "age_mean", "age_max")),
-            Panel("off-policy tokens", ("staleness/off_policy_token_frac",)),
+            Panel(
+                "off-policy tokens",
+                _under("staleness", "off_policy_token_frac", "old_cache_token_frac"),
+            ),
             Panel("tokens by age", ("staleness/token_frac_age_*",)),
             Panel("tokens beyond the cap", ("staleness/masked_tokens",)),
             Panel("age by length of response", ("staleness/age_mean_len_*",)),
