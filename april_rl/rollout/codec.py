@@ -43,11 +43,11 @@ def check_state(
                 f"{key}={value}, but the saved run had {saved}: more groups are under way than "
                 "later steps could train in time"
             )
-    for group in state["buffer"]["open"]:
-        if len(group["samples"]) != group_size:
+    for size in _group_sizes(state):
+        if size != group_size:
             raise StateError(
-                f"rollout.group_size={group_size}, but the saved groups have "
-                f"{len(group['samples'])} samples: resume with the same"
+                f"rollout.group_size={group_size}, but the saved groups have {size} samples: "
+                "resume with the same"
             )
     longest = max(map(_unfinished_tokens, _all_samples(state)), default=0)
     if longest >= max_response_tokens:
@@ -55,6 +55,14 @@ def check_state(
             f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
             f"{longest} tokens already; resume with at least the saved run's value"
         )
+
+
+def _group_sizes(state: Plain) -> set[int]:
+    """Return the size of the saved groups; older states say it by their groups alone."""
+    if "group_size" in state:
+        return {state["group_size"]}
+    groups = (*state["buffer"]["open"], *state["buffer"]["ready"])
+    return {len(group["samples"]) for group in groups}
 
 
 def _all_samples(state: Plain) -> Iterator[list[Plain]]:

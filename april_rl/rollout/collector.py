@@ -191,6 +191,7 @@ class Collector:
         return {
             "format": FORMAT,
             "num_groups": self._rules.num_groups,
+            "group_size": self._rules.group_size,
             "max_staleness": self._rules.max_staleness,
             "dispatch": {"expected_tokens": self._expected_length.tokens},
             "over_sampling": self._over_sampling.save(),

@@ -250,18 +250,18 @@ def test_a_state_of_another_format_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "saved", "message"),
     [
-        ({"group_size": 2}, r"rollout\.group_size=2.*have 3 samples"),
-        ({"budget": 3}, r"rollout\.max_response_tokens=3"),
+        ({"group_size": 2}, {}, r"rollout\.group_size=2.*have 3 samples"),
+        ({"group_size": 2}, {"buffer": {"open": [], "ready": []}}, "have 3 samples"),
+        ({"budget": 3}, {}, r"rollout\.max_response_tokens=3"),
     ],
 )
-def test_settings_with_which_saved_groups_cannot_be_completed_are_refused(changes, message):
-    """Fails when a group of another size, or a sample beyond its budget, is gone on with."""
+def test_settings_with_which_a_saved_run_cannot_go_on_are_refused(changes, saved, message):
+    """Fails when a sample beyond its budget is gone on with, or a group of another size."""
     run = start(replace(LONG, length_of=lambda _: 40, tick_steps=5, alpha=1.5))
     run.step()
-    state = run.collector.save()
-    assert state["buffer"]["open"]
+    state = run.collector.save() | saved
     with pytest.raises(StateError, match=message):
         start(replace(run.setup, **changes)).collector.restore(state)
 
