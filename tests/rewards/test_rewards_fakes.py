@@ -22,16 +22,20 @@ for descriptor in range(3, 64):
         except OSError:
             pass
 """
-HIDDEN = (
-    TOKEN.replace("frame.f_locals", "getattr(frame, 'f_loc' + 'als')")
-    .replace("sys._getframe()", "getattr(sys, '_get' + 'frame')()")
-    .replace("frame.f_back", "getattr(frame, 'f_b' + 'ack')")
-)
 FIND_JAIL = """
 import sys
 for module in list(sys.modules.values()):
     if hasattr(module, "_is_run"):
         module._is_run = lambda *arguments: True
+"""
+ORDINARY_NAMES = """
+import sys
+class Clock:
+    def __init__(self):
+        self._is_running = False
+def double(x):  # half_back of the april_rl_list
+    diff_back = pdf_locals = x
+    return diff_back + pdf_locals if sys._getframe() else 0
 """
 EQUAL = "class Any:\n    __eq__ = lambda *a: True\ndef double(x):\n    return Any()\n"
 
@@ -52,6 +56,7 @@ EQUAL = "class Any:\n    __eq__ = lambda *a: True\ndef double(x):\n    return An
         ),
         pytest.param(TOKEN, CASES, 0.0, id="cases: report to every descriptor"),
         pytest.param(RIGHT, ASSERTS, 1.0, id="asserts: right"),
+        pytest.param(ORDINARY_NAMES, ASSERTS, 1.0, id="asserts: right, with any names"),
         pytest.param("import os; os._exit(0)", ASSERTS, 0.0, id="asserts: exit"),
         pytest.param(f"{RIGHT}raise SystemExit", ASSERTS, 0.0, id="asserts: SystemExit"),
         pytest.param(
@@ -96,8 +101,7 @@ EQUAL = "class Any:\n    __eq__ = lambda *a: True\ndef double(x):\n    return An
             id="asserts: learn the token from the first test that passes",
         ),
         pytest.param(FIND_JAIL + WRONG, ASSERTS, 0.0, id="asserts: look for the test runner"),
-        pytest.param(TOKEN + WRONG, ASSERTS, 0.0, id="asserts: the token from the frames"),
-        pytest.param(WRONG + HIDDEN, ASSERTS, 1.0, id="asserts: the token, obfuscated (known)"),
+        pytest.param(TOKEN + WRONG, ASSERTS, 1.0, id="asserts: the token from the frames (known)"),
         pytest.param(EQUAL, ASSERTS, 1.0, id="asserts: always equal (known)"),
         pytest.param(
             RIGHT

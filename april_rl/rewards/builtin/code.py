@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +18,6 @@ OPENING = {f"{FENCE}{name}" for name in ("python", "python3", "py")}
 THINK_END = "</think>"
 WALL_PER_CPU = 2.0  # a run may take this much wall time for its CPU time
 SLACK_S = 1.0  # between the limit of a response here and the end of its reward process
-# Python that looks for what watches it; no solution of a task needs these words.
-INTERNALS = re.compile(
-    r"april_rl|_is_run|_getframe|currentframe|_current_frames|tb_frame|f_(back|locals|globals)|gc\.get_"
-)
 
 Choice = Literal["landlock", "none"]
 Value = Literal["share", "all"]
@@ -76,8 +71,8 @@ class Code:
     """Runs the programs in responses.
 
     Asserts can be deceived: they run in the interpreter of the response, so code that sets out to
-    (an `__eq__` that is always true) can pass them. Cases {input, output} cannot. Files that Python
-    itself reads are readable.
+    (with an `__eq__` that is always true, or by reporting in their name) can pass them. Cases
+    {input, output} cannot. Files that Python itself reads are readable.
     """
 
     sandbox: Sandbox
@@ -101,7 +96,7 @@ class Code:
         checks = [test for test in read if isinstance(test, Check)]
         cases = [test for test in read if isinstance(test, Case)]
         program = last_block(response)
-        if program is None or (checks and INTERNALS.search(program)):
+        if program is None:
             return 0.0
         try:
             if cases:
