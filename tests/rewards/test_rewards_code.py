@@ -1,17 +1,21 @@
 """The reward of code: blocks, tests as data sets publish them, and what each failure is worth."""
 
+from __future__ import annotations
+
 import json
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 from character_decoder import characters
 
 from april_rl.config.task import RewardConfig
+from april_rl.rewards.builtin import code as code_module
 from april_rl.rewards.builtin import landlock, sandbox
 from april_rl.rewards.builtin.code import Code, build, last_block, open_sandbox
 from april_rl.rewards.builtin.code_tests import Case, read_tests
-from april_rl.rewards.builtin.sandbox import Level, Sandbox, SandboxError
+from april_rl.rewards.builtin.sandbox import Finished, Level, Sandbox, SandboxError
 from april_rl.rewards.loading import Built, Context
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Completion, Prompt, Sample, SampleId
@@ -135,11 +139,51 @@ def test_an_endless_case_ends_the_response_with_what_passed_before(
     assert score(f"```python\n{program}\n```", cases, timeout_s=1.0) == share
 
 
-def test_too_little_time_for_all_cases_is_no_score() -> None:
-    code = Code(sandbox=Sandbox(level=Level.NONE), value="share", timeout_s=2.0, limit_s=0.8)
-    program = "```python\nimport time\ntime.sleep(0.2)\nprint(4)\n```"
-    assert code.score(program, [{"input": "", "output": "4"}] * 20) is None
-    assert "of 20 cases ran in 0.8 s; raise reward.hard_timeout_s" in code.last_failure
+class CountedSandbox:
+    """A sandbox whose programs print 4 after a second on a clock of its own, and used a share."""
+
+    def __init__(self, *, used_frac: float) -> None:
+        self.used_frac, self.now_s = used_frac, 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    @contextmanager
+    def opened(self, code: str, *, timeout_s: float) -> Iterator[CountedSandbox]:  # noqa: ARG002
+        yield self
+
+    def run(self, stdin: str, *, wall_s: float) -> Finished:  # noqa: ARG002
+        took_s = min(wall_s, 1.0)
+        self.now_s += took_s
+        return Finished(
+            num_passed=0,
+            output="4",
+            exit_code=0 if took_s == 1.0 else None,
+            limit="" if took_s == 1.0 else "wall",
+            used_s=self.used_frac * took_s,
+        )
+
+
+@pytest.mark.parametrize("limit_s", [9.0, 9.5])  # between two cases, and within one
+@pytest.mark.parametrize(("used_frac", "share"), [(0.0, None), (0.5, None), (0.6, 0.45)])
+def test_cases_left_over_have_failed_if_the_program_used_the_time(
+    used_frac: float, share: float | None, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = CountedSandbox(used_frac=used_frac)
+    monkeypatch.setattr(code_module, "time", fake)
+    code = Code(sandbox=fake, value="share", timeout_s=4.0, limit_s=limit_s)
+    assert code.score(PROGRAM, [{"input": "", "output": "4"}] * 20) == share
+    if share is None:
+        assert f"Only 9 of 20 cases ran in {limit_s:g} s, of which the" in code.last_failure
+        assert "raise reward.hard_timeout_s" in code.last_failure
+
+
+def test_a_program_that_sleeps_through_its_cases_has_failed_those_left() -> None:
+    code = Code(sandbox=Sandbox(level=Level.NONE), value="share", timeout_s=2.0, limit_s=4.0)
+    program = "```python\nimport time\ntime.sleep(1.2)\nprint(4)\n```"
+    share = code.score(program, [{"input": "", "output": "4"}] * 20)
+    assert share is not None, code.last_failure
+    assert share < 0.5
 
 
 def test_with_value_all_the_first_failure_decides() -> None:

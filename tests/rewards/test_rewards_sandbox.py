@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -121,6 +123,28 @@ def test_cpu_time_and_wall_time_are_limited_apart() -> None:
         nap = opened.run("import time; time.sleep(0.5); print(1)", wall_s=60.0)
     assert [f.limit for f in (loop, sleep, nap)] == ["cpu", "wall", ""]
     assert (loop.exit_code, sleep.exit_code, nap.exit_code) == (None, None, 0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count")
+def test_the_time_a_program_used_leaves_out_waiting_for_a_core() -> None:
+    """Four busy processes share a core with the sandbox; a program that sleeps waits for none."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    loop = "import time\nwhile time.process_time() < 0.4: pass"
+    try:
+        with NONE.opened("exec(input())", timeout_s=20.0) as opened:
+            start_s = time.monotonic()
+            worked = opened.run(f"exec({loop!r})", wall_s=60.0)
+            wall_s = time.monotonic() - start_s
+            slept = opened.run("import time; time.sleep(0.5)", wall_s=60.0)
+    finally:
+        os.sched_setaffinity(0, allowed)
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert 0.3 < worked.used_s < 0.7 * wall_s
+    assert slept.used_s > 0.4
 
 
 def test_endless_output_is_cut_and_ends_the_program() -> None:

@@ -88,9 +88,9 @@ class Code:
         cases {input, output} the block runs as a program, and what it prints is compared.
 
         Tests count as failed when there is no block, and when the code raises, exceeds a limit or
-        prints too much (16 MiB); so do cases after one that reached a limit. When the sandbox does
-        not start, or the response's limit ends before all cases were run, the score is None. Raise
-        ValueError for tests that cannot be read.
+        prints too much (16 MiB); so do cases after one that reached a limit, and cases for which
+        the program left no time. When the sandbox does not start, or the machine is too slow to run
+        all cases, the score is None. Raise ValueError for tests that cannot be read.
         """
         read = read_tests(tests)
         checks = [test for test in read if isinstance(test, Check)]
@@ -116,20 +116,29 @@ class Code:
 
     def _share_of_cases(self, program: str, cases: Sequence[Case]) -> float:
         """Return the share of cases for which a program ends without an error and prints what they
-        expect; raise SandboxError when the response's limit ends before the cases do.
+        expect.
+
+        When the response's limit ends before the cases do, and the program itself used most of it,
+        running or sleeping, the cases left have failed. Raise SandboxError when it did not: then
+        the machine was slow, or the cases are too many for the limit.
         """
         end_s = time.monotonic() + self.limit_s
         whole_s = self.timeout_s * WALL_PER_CPU
-        num_met = 0
+        num_met, used_s = 0, 0.0
         with self.sandbox.opened(program, timeout_s=self.timeout_s) as opened:
             for number, case in enumerate(cases):
                 wall_s = min(whole_s, end_s - time.monotonic())
                 finished = opened.run(case.input, wall_s=wall_s) if wall_s > 0 else None
-                if finished is None or (finished.limit == "wall" and wall_s < whole_s):
+                used_s += finished.used_s if finished else 0.0
+                is_cut = finished is None or (finished.limit == "wall" and wall_s < whole_s)
+                if is_cut and used_s * WALL_PER_CPU <= self.limit_s:
                     raise SandboxError(
-                        f"Only {number} of {len(cases)} cases ran in {self.limit_s:g} s; raise "
-                        "reward.hard_timeout_s, or keep fewer cases of a task."
+                        f"Only {number} of {len(cases)} cases ran in {self.limit_s:g} s, of which "
+                        f"the program used {used_s:.1f} s; raise reward.hard_timeout_s, or keep "
+                        "fewer cases of a task."
                     )
+                if finished is None:
+                    break
                 is_met = finished.exit_code == 0 and case.is_met(finished.output)
                 num_met += is_met
                 if finished.limit or (self.value == "all" and not is_met):

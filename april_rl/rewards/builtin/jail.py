@@ -40,9 +40,9 @@ def main(arguments: Sequence[str]) -> None:
 
     The arguments are the descriptors of the control socket and of the job, and the id of the
     process that must not be outlived. A request is a wall limit in seconds, with the descriptors of
-    the input and of the output; the answer is JSON: whether the sandbox closed, the exit code, and
-    which limit ended the run. With tests the output gets a line `token number` for each that
-    passes.
+    the input and of the output; the answer is JSON: whether the sandbox closed, the exit code,
+    which limit ended the run, and the time it used. With tests the output gets a line `token
+    number` for each that passes.
     """
     control_number, job_number, parent = (int(argument) for argument in arguments)
     die_with(parent)
@@ -125,22 +125,50 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
     """
     with open(ready, "rb") as file:
         is_closed = file.read(1) == b"r"
-    clock = ~child << 3 | 2  # CPU time of a process: bits/time.h, clock_getcpuclockid
-    end_cpu_s = time.clock_gettime(clock) + cpu_s
+    before = _used_s(child)
+    end_cpu_s = before[0] + cpu_s
     end_s = time.monotonic() + wall_s
     end = os.pidfd_open(child)
     poll = select.poll()
     poll.register(end, select.POLLIN)
     limit = ""
     while not limit:
-        cpu_left_s, left_s = end_cpu_s - time.clock_gettime(clock), end_s - time.monotonic()
+        cpu_left_s, left_s = end_cpu_s - _cpu_s(child), end_s - time.monotonic()
         if poll.poll(1000 * max(0.0, min(max(cpu_left_s, SHORTEST_WAIT_S), left_s))):
             break
         limit = "cpu" if cpu_left_s <= 0 else "wall" if left_s <= 0 else ""
+    used_s = max(now - then for now, then in zip(_used_s(child), before, strict=True))
     os.close(end)
     os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {"is_closed": is_closed, "exit_code": None if limit else code, "limit": limit}
+    return {
+        "is_closed": is_closed,
+        "exit_code": None if limit else code,
+        "limit": limit,
+        "used_s": used_s,
+    }
+
+
+def _cpu_s(child: int) -> float:
+    """Return the CPU time of a process: bits/time.h, clock_getcpuclockid."""
+    return time.clock_gettime(~child << 3 | 2)
+
+
+def _used_s(child: int) -> tuple[float, float]:
+    """Return the CPU time of a child, and a clock that stands still while its main thread, or this
+    process, is ready to run and waits for a core.
+
+    The second is the CPU time again on a kernel that does not count waiting.
+    """
+    cpu_s = _cpu_s(child)
+    waited_ns = 0
+    try:
+        for pid in (child, os.getpid()):
+            with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+                waited_ns += int(file.read().split()[1])
+    except FileNotFoundError:
+        return cpu_s, cpu_s
+    return cpu_s, time.monotonic() - waited_ns / 1e9
 
 
 def _run(job: dict[str, Any], stdin: int, output: int, ready: int) -> None:

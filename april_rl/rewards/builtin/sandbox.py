@@ -73,6 +73,7 @@ class Finished:
     output: str  # what a program printed; empty when tests ran
     exit_code: int | None  # negative: the signal that ended it; None: a limit of time did
     limit: Literal["", "cpu", "wall", "output"] = ""  # that it reached
+    used_s: float = 0.0  # CPU time, or wall time without waiting for a core if that is more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,7 @@ class Program:
             output="" if has_tests else printed,
             exit_code=answer["exit_code"],
             limit=answer["limit"] or ("output" if size >= MAX_OUTPUT_BYTES else ""),
+            used_s=answer["used_s"],
         )
 
     def _answer(self, request: str, *files: int, wall_s: float) -> dict[str, Any]:
