@@ -5,6 +5,10 @@ alone stops may then succeed.
 """
 
 import os
+import secrets
+import select
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,6 +31,7 @@ for number in range(3, 64):
     except OSError:
         pass
 OUT, PARENT, FOREIGN = {out!r}, {parent}, {foreign!r}
+NAMES = "out", {abstract!r}  # of sockets outside, one in the folder OUT
 
 def c(name, *arguments):
     result = getattr(libc, name)(*arguments)
@@ -52,6 +57,19 @@ def opened(path=FOREIGN):
 def timer():
     event = struct.pack("Qii48x", 0, signal.SIGALRM, 0)
     return c("timer_create", 1, event, ctypes.byref(ctypes.c_void_p()))
+
+def datagrams(kind):
+    os.chdir(OUT)
+    sender = socket.socketpair(socket.AF_UNIX, kind)[0]
+    for name in NAMES:
+        sender.sendto(b"out", name)
+        socket.send_fds(sender, [b"out"], [1], 0, name)
+        sender.connect(name)
+
+def between(pair):
+    pair[0].sendall(b"in")
+    socket.send_fds(pair[0], [b"in"], [1])
+    return pair[1].recv(4)
 
 def own_socket(request):
     return fcntl.ioctl(socket.socketpair()[0], request, struct.pack('i', PARENT))
@@ -80,6 +98,15 @@ SYSTEM_CALLS = {
         f"a socket of the family {family}": f"socket.socket({family}, {kind})"
         for family, kind in ((1, 1), (2, 1), (2, 2), (10, 1), (16, 3), (17, 3), (38, 5), (40, 1))
     },
+    "datagrams to sockets outside": "datagrams(socket.SOCK_DGRAM)",
+    "datagrams of a raw pair": "datagrams(socket.SOCK_RAW)",
+    "datagrams that do not wait": "datagrams(socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)",
+    "packets to sockets outside": "datagrams(socket.SOCK_SEQPACKET)",
+    "a pair of another family": "socket.socketpair(30, socket.SOCK_STREAM)",
+    "connect a pair": "socket.socketpair()[0].connect(NAMES[1])",
+    "give a pair a name": "socket.socketpair()[0].bind(NAMES[1] + b'a')",
+    "listen": "socket.socketpair()[0].listen()",
+    "accept": "socket.socketpair()[0].accept()",
     "io_uring": "c('syscall', 425, 1, ctypes.create_string_buffer(120))",
     "fork": "os.fork()",
     "vfork": "c('vfork')",
@@ -148,7 +175,7 @@ MISSING_CALLS = {
     "change attributes (file_setattr)": "c('syscall', 469, -100, 0, 0, 0, 0)",
     "a secret file in memory": "c('syscall', 447, 0)",
 }
-# Limits forbid these, with and without Landlock; the last three are what programs need.
+# Limits forbid these, with and without Landlock; the last four are what programs need.
 LIMITS = {
     "other descriptors": ("1 / len(OPEN)", "ZeroDivisionError"),
     "2 GiB of heap": ("len(bytearray(2 << 30))", "ENOMEM"),
@@ -162,7 +189,8 @@ LIMITS = {
     ),
     "threads": ("threading.Thread(target=print).start()", "done"),
     "an event loop": ("asyncio.run(asyncio.sleep(0))", "done"),
-    "a pair of sockets": ("socket.socketpair()", "done"),
+    "a thread of an event loop": ("asyncio.run(asyncio.to_thread(print))", "done"),
+    "a pair of sockets": ("between(socket.socketpair())", "done"),
 }
 
 
@@ -176,7 +204,10 @@ def test_attempts_to_get_out_end_with_the_expected_error(
     attempts = {n: text for n, (text, _) in LIMITS.items()} | SYSTEM_CALLS | MISSING_CALLS | FILES
     column = seccomp.ARCHITECTURES.index(os.uname().machine)
     numbers = {"MQ_UNLINK": (241, 181), "BPF": (321, 280), "PERF": (298, 241), "SYNC": (162, 81)}
-    program = PRELUDE.format(out=str(tmp_path), parent=os.getpid(), foreign=os.__file__)
+    abstract = b"\0" + secrets.token_bytes(8)
+    program = PRELUDE.format(
+        out=str(tmp_path), parent=os.getpid(), foreign=os.__file__, abstract=abstract
+    )
     program += "".join(f"{name} = {of[column]}\n" for name, of in numbers.items())
     for name, text in attempts.items():
         program += f"print({name!r}, told(lambda: {text}), sep=' -> ')\n"
@@ -184,8 +215,16 @@ def test_attempts_to_get_out_end_with_the_expected_error(
         monkeypatch,
         f"from april_rl.rewards.builtin import landlock; landlock.abi_version = lambda: {abi}",
     )
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     level = Level.LANDLOCK if abi else Level.NONE
-    finished = Sandbox(level=level).run(program, timeout_s=60.0)
+    with ExitStack() as stack:
+        outside = [
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) for _ in range(2)
+        ]
+        outside[0].bind("out")
+        outside[1].bind(abstract)
+        finished = Sandbox(level=level).run(program, timeout_s=60.0)
+        assert select.select(outside, [], [], 0)[0] == []
     results = dict(line.split(" -> ", 1) for line in finished.output.splitlines() if line)
     expected = {name: error for name, (_, error) in LIMITS.items()}
     expected |= dict.fromkeys(SYSTEM_CALLS, "EPERM") | dict.fromkeys(MISSING_CALLS, "ENOSYS")

@@ -67,6 +67,7 @@ def test_the_self_test_sees_what_limits_alone_let_pass(monkeypatch: pytest.Monke
         ("s.BY_ARGUMENT = [r for r in s.BY_ARGUMENT if r[0] != (157, 167)]", Threat.OUTLIVES),
         ("del s.DENIED['fremovexattr']", Threat.WRITES),
         ("del s.DENIED['socket']", Threat.NETWORK),
+        ("s.BY_ARGUMENT = [r for r in s.BY_ARGUMENT if r[0] != (53, 199)]", Threat.NETWORK),
     ],
 )
 def test_the_self_test_sees_a_hole_in_the_filter(

@@ -37,6 +37,9 @@ with suppress(OSError):
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"out", ("127.0.0.1", {udp}))
 with suppress(OSError):
     socket.socket(socket.AF_UNIX).connect({unix!r})
+with suppress(OSError):
+    os.chdir({folder!r})  # the path of a socket must be short
+    socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"out", "datagrams")
 for send in (
     lambda: os.kill({parent}, 0),
     lambda: fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, {parent}),  # which SIGIO or SIGKILL gets
@@ -132,10 +135,14 @@ def _tried(sandbox: Sandbox) -> set[Threat]:
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
         socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
     ):
         udp.bind(("127.0.0.1", 0))
         unix.bind(b"\0" + secrets.token_bytes(8))  # an abstract name, in no folder
         unix.listen()
+        opened = os.open(folder, os.O_PATH)
+        datagrams.bind(f"/proc/self/fd/{opened}/datagrams")
+        os.close(opened)
         written = Path(folder, "written")
         Path(folder, "secret").write_text(secret)
         attempts = ESCAPE.format(
@@ -144,6 +151,7 @@ def _tried(sandbox: Sandbox) -> set[Threat]:
             tcp=tcp.getsockname()[1],
             udp=udp.getsockname()[1],
             unix=unix.getsockname(),
+            folder=folder,
             parent=os.getpid(),
             too_many_bytes=int(2 * sandbox.memory_gib * GIB),
             tried=TRIED,
@@ -153,7 +161,7 @@ def _tried(sandbox: Sandbox) -> set[Threat]:
         happened = {
             Threat.WRITES: written.exists(),
             Threat.READS: secret in finished.output,
-            Threat.NETWORK: bool(select.select([tcp, udp, unix], [], [], 0)[0]),
+            Threat.NETWORK: bool(select.select([tcp, udp, unix, datagrams], [], [], 0)[0]),
         }
     said = finished.output.splitlines()
     if TRIED not in said:

@@ -1,8 +1,10 @@
 """Forbids system calls in a sandboxed process: sockets, new processes, signals to others, and what
 Landlock does not cover on older kernels.
 
-Landlock only forbids TCP; without `socket` there is no network of any kind. Standard library only,
-as it runs in the sandbox. Filter language: docs.kernel.org/userspace-api/seccomp_filter.html.
+Landlock only forbids TCP; without `socket` there is no network of any kind. A pair of stream
+sockets, which event loops need, reaches only itself; one of datagram sockets reaches every socket
+with a path. Standard library only, as it runs in the sandbox. Filter language:
+docs.kernel.org/userspace-api/seccomp_filter.html.
 """
 
 from __future__ import annotations
@@ -28,6 +30,11 @@ ARCHITECTURES = ("x86_64", "aarch64")
 # name: number on x86-64, on aarch64
 DENIED: dict[str, tuple[int, int]] = {
     "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
     "io_uring_setup": (425, 425),  # has sockets of its own
     "setsockopt": (54, 208),  # makes the buffers of a socket pair large
     "execve": (59, 221),
@@ -94,10 +101,13 @@ DENIED: dict[str, tuple[int, int]] = {
 # fork, vfork, lchown, utime, utimes, inotify_init, futimesat
 ONLY_X86 = (57, 58, 94, 132, 235, 253, 261)
 CLONE3 = 435
-# Calls that are allowed by one argument: numbers, argument, comparison, values, and whether a value
-# in the list is allowed or refused.
+# Calls that are judged by an argument: numbers, argument, comparison, values, and whether only they
+# are allowed, or only they are refused. A call must pass all of its lines.
 BY_ARGUMENT: tuple[tuple[tuple[int, int], int, int, tuple[int, ...], bool], ...] = (
     ((56, 220), FIRST, JUMP_BITS, (CLONE_THREAD,), True),  # clone
+    ((53, 199), FIRST, JUMP_EQUAL, (1,), True),  # socketpair: AF_UNIX
+    # SOCK_STREAM, with SOCK_NONBLOCK and SOCK_CLOEXEC
+    ((53, 199), SECOND, JUMP_EQUAL, (1, 0x801, 0x80001, 0x80801), True),
     ((302, 261), FIRST, JUMP_EQUAL, (0,), True),  # prlimit64: 0 is the process itself
     ((157, 167), FIRST, JUMP_EQUAL, (PR_SET_PDEATHSIG,), False),  # prctl: it must not outlive
     # fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX send signals; F_SETLEASE, F_SETLK, F_SETLKW,
@@ -160,11 +170,14 @@ def _instructions(machine: str) -> list[tuple[int, int, int, int]]:
     # the C library tries clone3 first, whose flags a filter cannot see, and then clone
     missing = (RETURN, 0, 0, FAIL | errno.ENOSYS)
     lines += [(JUMP_EQUAL, 0, 1, CLONE3), missing, (JUMP_AT_LEAST, 0, 1, FIRST_UNKNOWN), missing]
-    allowed = (RETURN, 0, 0, ALLOW)
     for of_call, argument, comparison, values, are_allowed in BY_ARGUMENT:
-        listed, other = (allowed, refused) if are_allowed else (refused, allowed)
-        lines += [(JUMP_EQUAL, 0, 2 + 2 * len(values), of_call[column]), (LOAD, 0, 0, argument)]
-        for value in values:
-            lines += [(comparison, 0, 1, value), listed]
-        lines.append(other)
-    return [*lines, allowed]
+        judged = [(LOAD, 0, 0, argument)]
+        if are_allowed:
+            past = len(values)
+            judged += [(comparison, past - i, 0, value) for i, value in enumerate(values)]
+            judged.append(refused)
+        else:
+            for value in values:
+                judged += [(comparison, 0, 1, value), refused]
+        lines += [(LOAD, 0, 0, NUMBER), (JUMP_EQUAL, 0, len(judged), of_call[column]), *judged]
+    return [*lines, (RETURN, 0, 0, ALLOW)]
