@@ -148,6 +148,16 @@ def test_the_time_a_program_used_leaves_out_waiting_for_a_core() -> None:
     assert slept.used_s > 0.4
 
 
+@pytest.mark.parametrize(("num_threads", "limit"), [(40, ""), (200, "threads")])
+def test_the_number_of_threads_is_limited(num_threads: int, limit: str) -> None:
+    program = (
+        "import threading\nthreading.stack_size(1 << 15)\nis_over = threading.Event()\n"
+        f"for _ in range({num_threads}): threading.Thread(target=is_over.wait).start()\n"
+        f"is_over.wait({60.0 if limit else 0.2})\nis_over.set()"
+    )
+    assert NONE.run(program, timeout_s=50.0).limit == limit
+
+
 def test_endless_output_is_cut_and_ends_the_program() -> None:
     finished = NONE.run("while True: print('x' * 100000)", timeout_s=10.0)
     assert finished.exit_code not in (0, None)

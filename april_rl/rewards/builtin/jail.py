@@ -29,7 +29,8 @@ MAX_OUTPUT_BYTES = 16 << 20  # per file, and so of all that is printed
 MAX_OPEN_FILES = 64
 MAX_TIMERS = 64
 MAX_REQUEST_BYTES = 64
-SHORTEST_WAIT_S = 0.01
+MAX_THREADS = 64
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.05  # between two looks at a program
 REPORT = 3  # file descriptor of the report on tests
 SOLUTION = "solution"  # the name of the response as a module, for tests that import it
 _execute, _parse = exec, compile  # a response may replace those of `builtins`
@@ -134,9 +135,12 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
     limit = ""
     while not limit:
         cpu_left_s, left_s = end_cpu_s - _cpu_s(child), end_s - time.monotonic()
-        if poll.poll(1000 * max(0.0, min(max(cpu_left_s, SHORTEST_WAIT_S), left_s))):
+        wait_s = min(max(cpu_left_s, SHORTEST_WAIT_S), left_s, LONGEST_WAIT_S)
+        if poll.poll(1000 * max(0.0, wait_s)):
             break
         limit = "cpu" if cpu_left_s <= 0 else "wall" if left_s <= 0 else ""
+        if _num_threads(child) > MAX_THREADS:  # RLIMIT_NPROC counts a whole user, and not for root
+            limit = "threads"
     used_s = max(now - then for now, then in zip(_used_s(child), before, strict=True))
     os.close(end)
     os.kill(child, signal.SIGKILL)
@@ -147,6 +151,11 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
         "limit": limit,
         "used_s": used_s,
     }
+
+
+def _num_threads(child: int) -> int:
+    """Return how many threads a process has: what the folder has links for besides its own two."""
+    return os.stat(f"/proc/{child}/task").st_nlink - 2
 
 
 def _cpu_s(child: int) -> float:

@@ -2,7 +2,7 @@
 
 `landlock`: kernel rules against files, and a filter of system calls (seccomp.py) against the
 network, signals and other processes. `none`: the filter alone, where the machine has it; the code
-can read and write what the user can. Both limit time, memory and output.
+can read and write what the user can. Both limit time, memory, threads and output.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Finished:
 
     num_passed: int  # tests that count
     output: str  # what a program printed; empty when tests ran
-    exit_code: int | None  # negative: the signal that ended it; None: a limit of time did
-    limit: Literal["", "cpu", "wall", "output"] = ""  # that it reached
+    exit_code: int | None  # negative: the signal that ended it; None: time or threads did
+    limit: Literal["", "cpu", "wall", "threads", "output"] = ""  # that it reached
     used_s: float = 0.0  # CPU time, or wall time without waiting for a core if that is more
 
 
