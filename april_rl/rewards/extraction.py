@@ -14,10 +14,15 @@ THINK_START, THINK_END = "<think>", "</think>"
 _BRACES = re.compile(r"(?P<box>\\{1,2}boxed\s*\{)|\\.|[{}]", re.DOTALL)
 # "Answer:" at the beginning of a line in any case, or within a line with a capital letter.
 _ANSWER = re.compile(
-    r"(?:(?P<begins>^(?i:[ \t>*_#`-]*(?:the[ \t]+)?(?:final[ \t]+)?answer))|\bA(?:nswer|NSWER))"
+    r"(?:(?P<begins>^(?i:[ \t>*_#`-]*(?:the[ \t]+)?(?:final[ \t]+)?answer))"
+    r"|\b(?:[Tt]he[ \t]+)?(?:[Ff]inal[ \t]+)?A(?:nswer|NSWER))"
     r"[ \t*_`]*[:\N{FULLWIDTH COLON}]",
     re.MULTILINE,
 )
+# Before an "Answer:" that is talked about: a quotation mark, or a word that it goes on from.
+_MENTION = re.compile(r"(?:[\"'`\u2018\u201c\u00ab]|(?P<word>[^\W\d_]+))[ \t*_]*$")
+_MENTION_CHARS = 32
+_CONNECTIVES = frozenset(("and", "hence", "or", "so", "then", "therefore", "thus"))
 # What may stand between the colon and the answer: markup, line ends, a displayed formula's bracket.
 _LEAD = re.compile(r"(?:[\s*_`$]|\\\[(?=[ \t]*\n))*")
 _NUMBER = re.compile(
@@ -67,8 +72,10 @@ def stated_answers(response: str, how: str) -> list[str]:
 
     `boxed`: the content of each complete \\boxed{...}, of nested boxes the innermost.
     `answer_line`: what follows each `Answer:`, or the boxes in it. If the last one begins a line,
-    those within a line do not count.
-    `auto`: as answer_line when an answer line comes last, else as boxed.
+    those within a line do not count, and one that is only mentioned (in quotation marks, or as in
+    "my Answer:") counts if there is no other.
+    `auto`: as answer_line when an answer line comes last, else as boxed; a box counts before a
+    mentioned `Answer:`, too.
     `last_number`: only the last number, since those before it are working.
     """
     text = after_thinking(response)
@@ -151,12 +158,16 @@ def _boxes(text: str) -> list[Statement]:
 
 
 def _answer_lines(text: str, boxes: list[Statement]) -> tuple[list[Statement], int]:
-    """Return what `Answer:` states, and where the last such statement ends (-1: there is none).
+    """Return what `Answer:` states, and where the last such statement ends (-1: there is none, or
+    only mentioned ones).
 
     If the last one begins its line, those within lines are working or quotations: only those that
     begin a line count then.
     """
-    marks = list(_ANSWER.finditer(text))
+    every_mark = list(_ANSWER.finditer(text))
+    marks = [mark for mark in every_mark if not _is_mentioned(text, mark)]
+    is_mentioned_only = not marks
+    marks = marks or every_mark
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     found: list[tuple[bool, int, list[Statement]]] = []  # begins a line, end, statements
     index = 0
@@ -175,7 +186,16 @@ def _answer_lines(text: str, boxes: list[Statement]) -> tuple[list[Statement], i
         return [], -1
     needs_beginning, end, _ = found[-1]
     counted = [stated for begins, _, stated in found if begins or not needs_beginning]
-    return [statement for stated in counted for statement in stated], end
+    stated_last = -1 if is_mentioned_only else end
+    return [statement for stated in counted for statement in stated], stated_last
+
+
+def _is_mentioned(text: str, mark: re.Match[str]) -> bool:
+    """Return whether an `Answer:` within a line is quoted, or part of a phrase ("my Answer:")."""
+    if mark["begins"] is not None:
+        return False
+    found = _MENTION.search(text[max(0, mark.start() - _MENTION_CHARS) : mark.start()])
+    return found is not None and (found["word"] or "").lower() not in _CONNECTIVES
 
 
 def _after(text: str, start: int, limit: int) -> tuple[int, int]:
