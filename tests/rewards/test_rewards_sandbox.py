@@ -2,6 +2,7 @@
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -115,6 +116,41 @@ def test_every_run_of_an_open_sandbox_starts_anew() -> None:
     with NONE.opened(program, timeout_s=5.0) as opened:
         finished = [opened.run(f"{number}\n{number}\n", wall_s=5.0) for number in range(3)]
     assert [(f.output, f.exit_code) for f in finished] == [("1 0\n", 0), ("1 1\n", 1), ("1 2\n", 2)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "out = open(1, 'w', closefd=False)\nout.write('a')",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint('a')",
+        "import sys\nprint('a', file=sys.__stdout__)\nsys.stdout = None",
+        "import atexit\natexit.register(print, 'b')\nprint('a')",
+        "import threading, time\ndef late():\n    time.sleep(0.2)\n    print('b')\n"
+        "threading.Thread(target=late).start()\nprint('a')",
+        "import concurrent.futures as c, time\npool = c.ThreadPoolExecutor(1)\n"
+        "pool.submit(lambda: (time.sleep(0.2), print('b')))\nprint('a')",
+        "class A:\n    def __del__(self): self.out('b')\na = A()\na.out = print\nprint('a')",
+        "print('a')\nraise SystemExit",
+        "print('a')\nraise SystemExit(3)",
+        "print('a')\nraise SystemExit('message')",
+        "print('a')\n1 / 0",
+        "print('a'",
+    ],
+)
+def test_a_program_ends_as_in_python(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    finished = NONE.run(program, timeout_s=20.0)
+    assert (finished.output, finished.exit_code) == (done.stdout.decode(), done.returncode)
+
+
+def test_the_end_of_a_program_takes_less_time_than_taking_python_down() -> None:
+    """Hundreds of cases fit into a limit; without its exit function a program ends as usual."""
+    with NONE.opened("exec(input())", timeout_s=20.0) as opened:
+        short, whole = (
+            statistics.median(opened.run(program, wall_s=20.0).used_s for _ in range(30))
+            for program in ("pass", "import atexit; atexit._clear()")
+        )
+    assert short < 0.6 * whole
 
 
 def test_cpu_time_and_wall_time_are_limited_apart() -> None:

@@ -6,6 +6,7 @@ sandbox, reports that, and runs the code.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
             control.send(json.dumps(answer).encode())
     die_with(host)
     stdin, output = files
-    _run(job, stdin, output, ready_end)  # in the child, which ends as any Python program
+    _run(job, stdin, output, ready_end)  # in the child
 
 
 def die_with(parent: int) -> None:
@@ -118,6 +119,28 @@ def run_tests(code: str, tests: Sequence[Sequence[Any]], token: str) -> None:
         if not (has_passed or counts):
             break
     leave(0)  # without waiting for threads that the response left
+
+
+def run_program(code: str, main_module: dict[str, Any]) -> None:
+    """Run the response as a program, which ends as any Python program, except that modules that
+    it shares with this process are left alone: taking them down would copy most of their memory.
+    """
+    status = 1
+
+    def leave() -> None:  # the last of the exit functions, after threads have ended
+        main_module.clear()  # which closes its files
+        for stream in (sys.stdout, sys.__stdout__):
+            if stream is not None:
+                stream.flush()
+        os._exit(status)
+
+    atexit.register(leave)
+    try:
+        exec(compile(code, SOLUTION, "exec"), main_module)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        raise
 
 
 def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, Any]:
@@ -196,7 +219,7 @@ def _run(job: dict[str, Any], stdin: int, output: int, ready: int) -> None:
     main_module = _new_module("__main__")
     if has_tests:
         run_tests(job["code"], job["tests"], job["token"])
-    exec(compile(job["code"], SOLUTION, "exec"), main_module)
+    run_program(job["code"], main_module)
 
 
 def _new_module(name: str) -> dict[str, Any]:
