@@ -168,19 +168,23 @@ def test_the_time_a_program_used_leaves_out_waiting_for_a_core() -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
-    loop = "import time\nwhile time.process_time() < 0.4: pass"
+    loop = "import time\ndef work():\n    while time.process_time() < 0.4: pass\n"
+    threaded = f"{loop}import threading\nt = threading.Thread(target=work)\nt.start(); t.join()"
     try:
         with NONE.opened("exec(input())", timeout_s=20.0) as opened:
             start_s = time.monotonic()
-            worked = opened.run(f"exec({loop!r})", wall_s=60.0)
-            wall_s = time.monotonic() - start_s
+            worked = opened.run(f"exec({loop + 'work()'!r})", wall_s=60.0)
+            middle_s = time.monotonic()
+            joined = opened.run(f"exec({threaded!r})", wall_s=60.0)
+            end_s = time.monotonic()
             slept = opened.run("import time; time.sleep(0.5)", wall_s=60.0)
     finally:
         os.sched_setaffinity(0, allowed)
         for process in busy:
             process.kill()
             process.wait()
-    assert 0.3 < worked.used_s < 0.7 * wall_s
+    assert 0.3 < worked.used_s < 0.7 * (middle_s - start_s)
+    assert 0.3 < joined.used_s < 0.7 * (end_s - middle_s)
     assert slept.used_s > 0.4
 
 

@@ -31,7 +31,7 @@ MAX_OPEN_FILES = 64
 MAX_TIMERS = 64
 MAX_REQUEST_BYTES = 64
 MAX_THREADS = 64
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.05  # between two looks at a program
+LOOK_S = 0.01  # between two looks at a program
 REPORT = 3  # file descriptor of the report on tests
 SOLUTION = "solution"  # the name of the response as a module, for tests that import it
 _execute, _parse = exec, compile  # a response may replace those of `builtins`
@@ -149,22 +149,24 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
     """
     with open(ready, "rb") as file:
         is_closed = file.read(1) == b"r"
-    before = _used_s(child)
-    end_cpu_s = before[0] + cpu_s
-    end_s = time.monotonic() + wall_s
+    start_s, start_cpu_s = time.monotonic(), _cpu_s(child)
+    start_wait_s = wait_s = _wait_s(child)
     end = os.pidfd_open(child)
     poll = select.poll()
     poll.register(end, select.POLLIN)
     limit = ""
     while not limit:
-        cpu_left_s, left_s = end_cpu_s - _cpu_s(child), end_s - time.monotonic()
-        wait_s = min(max(cpu_left_s, SHORTEST_WAIT_S), left_s, LONGEST_WAIT_S)
-        if poll.poll(1000 * max(0.0, wait_s)):
+        has_ended = poll.poll(1000 * LOOK_S)
+        used_cpu_s, used_wall_s = _cpu_s(child) - start_cpu_s, time.monotonic() - start_s
+        wait_s = max(wait_s, _wait_s(child))  # that of ended threads is forgotten
+        if has_ended:
             break
-        limit = "cpu" if cpu_left_s <= 0 else "wall" if left_s <= 0 else ""
-        if _num_threads(child) > MAX_THREADS:  # RLIMIT_NPROC counts a whole user, and not for root
+        limit = "cpu" if used_cpu_s >= cpu_s else "wall" if used_wall_s >= wall_s else ""
+        if len(_threads(child)) > MAX_THREADS:  # RLIMIT_NPROC counts a user's, and not for root
             limit = "threads"
-    used_s = max(now - then for now, then in zip(_used_s(child), before, strict=True))
+    used_s = used_cpu_s
+    if wait_s < math.inf:
+        used_s = max(used_s, used_wall_s - (wait_s - start_wait_s))
     os.close(end)
     os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -176,31 +178,27 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
     }
 
 
-def _num_threads(child: int) -> int:
-    """Return how many threads a process has: what the folder has links for besides its own two."""
-    return os.stat(f"/proc/{child}/task").st_nlink - 2
-
-
 def _cpu_s(child: int) -> float:
     """Return the CPU time of a process: bits/time.h, clock_getcpuclockid."""
     return time.clock_gettime(~child << 3 | 2)
 
 
-def _used_s(child: int) -> tuple[float, float]:
-    """Return the CPU time of a child, and a clock that stands still while its main thread, or this
-    process, is ready to run and waits for a core.
+def _threads(child: int) -> list[str]:
+    return os.listdir(f"/proc/{child}/task")
 
-    The second is the CPU time again on a kernel that does not count waiting.
+
+def _wait_s(child: int) -> float:
+    """Return how long the threads of a child, and this process, were ready to run and waited for a
+    core; infinite on a kernel that does not count it.
     """
-    cpu_s = _cpu_s(child)
+    paths = [f"/proc/{child}/task/{thread}/schedstat" for thread in _threads(child)]
+    if not os.path.exists("/proc/self/schedstat"):
+        return math.inf
     waited_ns = 0
-    try:
-        for pid in (child, os.getpid()):
-            with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
-                waited_ns += int(file.read().split()[1])
-    except FileNotFoundError:
-        return cpu_s, cpu_s
-    return cpu_s, time.monotonic() - waited_ns / 1e9
+    for path in ("/proc/self/schedstat", *paths):
+        with suppress(OSError), open(path, encoding="ascii") as file:  # a thread may end
+            waited_ns += int(file.read().split()[1])
+    return waited_ns / 1e9
 
 
 def _run(job: dict[str, Any], stdin: int, output: int, ready: int) -> None:
