@@ -1,6 +1,4 @@
-"""Entry point: `python -m april_rl` lists the commands, `python -m april_rl COMMAND ...` runs
-one.
-"""
+"""Entry point: `python -m april_rl`, or `april-rl`, lists the commands; COMMAND ... runs one."""
 
 from __future__ import annotations
 
@@ -10,16 +8,24 @@ from difflib import get_close_matches
 
 from april_rl.commands import Command, commands
 
-_TRAIN = "train"
+_TRAIN, _VERSION = "train", "--version"
 _USAGE = "usage: python -m april_rl COMMAND [--help] ..."
-_TRAINING = "Training is python -m april_rl.train +recipe=NAME; see --help there."
+_TRAINING = "train with a recipe: python -m april_rl train +recipe=tiny_cpu"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command that `arguments` begin with and return its exit status.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that `arguments` (None: those of the process) begin with; return its exit
+    status.
 
     Without a command, or with --help, list the commands; return 2 for an unknown one.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] in ([_TRAIN], [_VERSION]):
+        from april_rl.command_line import main as train
+
+        sys.argv[1:] = arguments[arguments[0] == _TRAIN :]
+        train()
+        return 0
     known = commands()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_listed(known))
@@ -32,18 +38,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _listed(known: Mapping[str, Command]) -> str:
-    width = max(map(len, known))
-    lines = (f"  {name:<{width}}  {command.summary}" for name, command in known.items())
-    return "\n".join((_USAGE, "", *lines, "", _TRAINING))
+    summaries = {_TRAIN: _TRAINING, **{name: known[name].summary for name in known}}
+    width = max(map(len, summaries))
+    lines = (f"  {name:<{width}}  {summary}" for name, summary in summaries.items())
+    return "\n".join((_USAGE, "", *lines, "", f"{_VERSION} prints what a run computes with."))
 
 
 def _unknown(name: str, known: Mapping[str, Command]) -> str:
-    if name == _TRAIN:
-        return _TRAINING
-    close = get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
+    names = [_TRAIN, *known]
+    close = get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
     return f"{name} is not a command of python -m april_rl; {hint}"
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -17,9 +17,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from tiny_models import write_tiny_qwen3
 
+from april_rl.command_line import run as start
 from april_rl.config import config_dir, register, to_config
 from april_rl.errors import RunError
-from april_rl.train import run as start
 
 LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
 

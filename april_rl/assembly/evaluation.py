@@ -8,6 +8,7 @@ from april_rl.assembly.collector import tick_steps
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set
 from april_rl.config.task import PromptSetConfig
+from april_rl.data.errors import DataError
 from april_rl.data.prompts import PromptTable
 from april_rl.evaluation.evaluator import CountingScorer, Evaluator
 from april_rl.evaluation.held_out import AnswerOf, HeldOut
@@ -28,15 +29,24 @@ class Load(Protocol):
 
 
 def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
-    """Return the sets of `evaluation.sets` by name, their prompts read by `load`."""
+    """Return the sets of `evaluation.sets` by name, their prompts read by `load`.
+
+    Raise DataError with the remedy for a set that cannot be read.
+    """
     found = {}
     for name, chosen in config.evaluation.sets.items():
         sampling = set_sampling(config, chosen)
-        table = load(
-            key=f"evaluation.sets.{name}.path",
-            chosen=evaluation_set(config.data, chosen),
-            dataset=name,
-        )
+        try:
+            table = load(
+                key=f"evaluation.sets.{name}.path",
+                chosen=evaluation_set(config.data, chosen),
+                dataset=name,
+            )
+        except DataError as error:
+            raise DataError(
+                f"{error}\nThe set {name} is one of the recipe or of the command line, and reads its "
+                f"columns as data.* says; evaluation.sets.{name}=null leaves it out"
+            ) from error
         prompts = table[: sampling.max_prompts or None]
         function = _deciding(config, name)
         found[name] = HeldOut(

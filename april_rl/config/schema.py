@@ -199,8 +199,9 @@ class TrainConfig:
 
     name: str = "run"
     seed: int = 0  # in [0, 2**32)
-    # checkpoint to resume from: a path, or auto: the last one in hydra.run.dir or, if that is not
-    # given, in the newest unfinished run of this name; null, or auto without one: a new run
+    # a checkpoint to go on from, or a run directory, whose last checkpoint is meant; auto: the run
+    # in hydra.run.dir or, if that is not given, the newest unfinished run of this name; null, or
+    # auto without one: a new run
     resume: str | None = None
     deterministic: bool = False  # wait for engines and scores at every tick, in a fixed order
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -221,4 +222,5 @@ class TrainConfig:
     rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
 
     def __post_init__(self) -> None:
+        require(self.resume != "", "resume must be auto, a path or null, got nothing")
         check_consistency(self)

@@ -7,9 +7,8 @@ itself: every `recipes/**/*.yaml` is registered in the ConfigStore under the gro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from april_rl.config.schema import TrainConfig
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
+from april_rl.config.wrong_settings import explained, unknown_setting
 from april_rl.errors import RunError
 
 # Mappings whose names the user gives, and the type of each entry.
@@ -30,6 +31,8 @@ _NAMED_BY_USERS: dict[str, type] = {
     "reward.functions": RewardFunctionConfig,
     "evaluation.sets": EvaluationSetConfig,
 }
+# Groups without a default, before which Hydra wants a plus.
+_OPTIONAL_GROUPS = ("recipe", "sweep")
 # Mappings of keyword arguments.
 _KEYWORDS = ("data.chat_template_kwargs", "data.args", "reward.args")
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -50,13 +53,18 @@ def config_dir() -> str:
     return str(_folder("configs"))
 
 
-def recipes() -> dict[str, Path]:
-    """Return the file of every recipe by name (its path under `recipes/` without the suffix)."""
-    root = _folder("recipes")
+def _yaml_files(root: Path) -> dict[str, Path]:
+    """Return every YAML file below `root` by its path there without the suffix."""
     return {
         path.relative_to(root).with_suffix("").as_posix(): path
         for path in sorted(root.rglob("*.yaml"))
     }
+
+
+@cache
+def recipes() -> dict[str, Path]:
+    """Return the file of every recipe by name, those of `register_folder` included."""
+    return _yaml_files(_folder("recipes"))
 
 
 @cache
@@ -65,8 +73,36 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=_open_schema())
     for name, path in recipes().items():
-        group, _, leaf = f"recipe/{name}".rpartition("/")
-        store.store(group=group, name=leaf, node=OmegaConf.load(path), package="_global_")
+        _store(f"recipe/{name}", path)
+
+
+def register_folder(folder: Path) -> None:
+    """Register the files of a user's folder: those in `recipe/` as recipes, any other as an option
+    of the group that its folder names. Raise ConfigError for a file that cannot be read, or that
+    has the name of one that is there.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"--config-dir {folder} is not a folder")
+    shipped = _yaml_files(_folder("configs"))
+    for name, path in _yaml_files(folder).items():
+        group, _, recipe = name.partition("/")
+        if name in shipped or (group == "recipe" and recipes().get(recipe, path) != path):
+            raise ConfigError(f"{path}: there is a {name} already; give the file another name")
+        if group == "recipe":
+            recipes()[recipe] = path
+        _store(name, path)
+
+
+def _store(name: str, path: Path) -> None:
+    group, _, leaf = name.rpartition("/")
+    is_recipe = name.startswith("recipe/")
+    try:
+        node = OmegaConf.load(path)
+    except (OSError, YAMLError) as error:
+        where = " ".join(str(error).split())
+        raise ConfigError(f"{path} cannot be read: {where}") from error
+    package = "_global_" if is_recipe else None
+    ConfigStore.instance().store(group=group or None, name=leaf, node=node, package=package)
 
 
 @cache
@@ -90,6 +126,28 @@ def _open_schema() -> DictConfig:
     return schema
 
 
+def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
+    """Return overrides in which a plus is where Hydra wants one, which a user need not know: before
+    the groups that no default names.
+    """
+    found = []
+    for override in overrides:
+        bare = override.lstrip("+")
+        key = bare.partition("=")[0].partition("@")[0]
+        if key in _OPTIONAL_GROUPS:
+            found.append(f"+{bare}")
+        elif key.partition(".")[0] in TrainConfig.__dataclass_fields__:
+            found.append(bare)
+        else:
+            found.append(override)
+    return found
+
+
+def in_our_words(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """Return what Hydra or OmegaConf refuses as an error that names the key and what it takes."""
+    return ConfigError(explained(error, schema=TrainConfig, overrides=overrides, recipes=recipes()))
+
+
 def compose_overrides(overrides: Sequence[str]) -> DictConfig:
     """Return what `python -m april_rl.train` composes from these overrides, for other commands.
 
@@ -98,9 +156,9 @@ def compose_overrides(overrides: Sequence[str]) -> DictConfig:
     register()
     try:
         with initialize_config_dir(config_dir(), version_base="1.3"):
-            return compose("train", overrides=list(overrides))
+            return compose("train", overrides=as_hydra_takes(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(str(error).partition("\nConfig search path")[0]) from error
+        raise in_our_words(error, overrides) from error
 
 
 def to_config(composed: DictConfig) -> TrainConfig:
@@ -108,6 +166,15 @@ def to_config(composed: DictConfig) -> TrainConfig:
 
     Raises ConfigError naming the key for a missing value, a wrong type or a value out of range.
     """
+    try:
+        return _checked(composed)
+    except (OmegaConfBaseException, HydraException) as error:
+        raise in_our_words(error, ()) from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _checked(composed: DictConfig) -> TrainConfig:
     _refuse_unknown(composed, _schema())
     missing = sorted(OmegaConf.missing_keys(composed))
     if "data.path" in missing and composed.data.sources:
@@ -117,11 +184,7 @@ def to_config(composed: DictConfig) -> TrainConfig:
             f"{missing[0]} is not set: give it on the command line, "
             f"or choose a recipe with +recipe=NAME ({', '.join(recipes())})"
         )
-    try:
-        typed = OmegaConf.merge(_schema(), _plain(composed))
-        config = OmegaConf.to_object(typed)
-    except (OmegaConfBaseException, HydraException, ValueError) as error:
-        raise ConfigError(str(error)) from error
+    config = OmegaConf.to_object(OmegaConf.merge(_schema(), _plain(composed)))
     assert isinstance(config, TrainConfig), type(config)
     return config
 
@@ -134,29 +197,39 @@ def plain_config(config: TrainConfig) -> dict[str, object]:
 
 
 def _plain(composed: DictConfig) -> DictConfig:
-    """Return the composed values without their types."""
+    """Return the composed values without their types, and without the entries that are null."""
     plain = OmegaConf.create(OmegaConf.to_container(composed, enum_to_str=True))
     assert isinstance(plain, DictConfig)
+    for key in _NAMED_BY_USERS:
+        entries = OmegaConf.select(plain, key)
+        for name in [name for name, entry in entries.items() if entry is None]:
+            del entries[name]
     if plain.data.sources and OmegaConf.is_missing(plain.data, "path"):
         plain.data.path = ""
     return plain
 
 
-def _refuse_unknown(section: DictConfig, schema: DictConfig, prefix: str = "") -> None:
-    """Raise ConfigError for the first key that `+key=value` added to the schema."""
+def _refuse_unknown(
+    section: DictConfig,
+    schema: DictConfig,
+    prefix: str = "",
+    *,
+    entry: type | None = None,
+    at: str = "",
+) -> None:
+    """Raise ConfigError for the first key that `+key=value` added to the schema. `entry` is the
+    type of what a user has named, `at` its key and a dot.
+    """
     kind = OmegaConf.get_type(schema)
     if not is_dataclass(kind):
         return
+    root = entry or TrainConfig
     known = [entry.name for entry in fields(kind)]
     for key in map(str, section):
         if key not in known:
-            likely = get_close_matches(key, known) or known
-            raise ConfigError(
-                f"{prefix}{key} is not a setting; did you mean "
-                f"{' or '.join(prefix + name for name in likely)}?"
-            )
+            raise ConfigError(unknown_setting(f"{prefix}{key}", root, prefix=at))
         if OmegaConf.is_dict(OmegaConf.select(schema, key)):
-            _refuse_unknown(section[key], schema[key], f"{prefix}{key}.")
+            _refuse_unknown(section[key], schema[key], f"{prefix}{key}.", entry=entry, at=at)
         entry_type = _NAMED_BY_USERS.get(f"{prefix}{key}")
         if entry_type is not None:
             _refuse_unknown_entries(section[key], entry_type, f"{prefix}{key}")
@@ -164,7 +237,7 @@ def _refuse_unknown(section: DictConfig, schema: DictConfig, prefix: str = "") -
 
 def _refuse_unknown_entries(entries: DictConfig, entry_type: type, key: str) -> None:
     """Do the same for each entry of a mapping whose names the user gives."""
-    for name in map(str, entries):
+    for name in [str(name) for name, entry in entries.items() if entry is not None]:
         if not OmegaConf.is_dict(entries[name]):
             raise ConfigError(
                 f"{key}.{name} must be a mapping such as {{path: FILE}}, got {entries[name]}"
@@ -172,4 +245,6 @@ def _refuse_unknown_entries(entries: DictConfig, entry_type: type, key: str) -> 
                 else f"{key}.{name} must be a mapping such as {{function: NAME, weight: 1}}, got "
                 f"{entries[name]}"
             )
-        _refuse_unknown(entries[name], OmegaConf.structured(entry_type), f"{key}.{name}.")
+        at = f"{key}.{name}."
+        schema = OmegaConf.structured(entry_type)
+        _refuse_unknown(entries[name], schema, at, entry=entry_type, at=at)

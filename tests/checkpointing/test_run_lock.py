@@ -24,8 +24,8 @@ from april_rl.checkpointing.run_lock import (
     owned,
     owner_of,
 )
+from april_rl.command_line import run_directory
 from april_rl.errors import RunError
-from april_rl.train import run_directory
 
 OWNER = """
 import sys, time

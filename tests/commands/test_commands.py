@@ -37,7 +37,10 @@ def test_without_a_command_all_are_listed_with_one_line_each() -> None:
         assert f"  {name} " in done.stdout
         assert command.summary in done.stdout
         assert "\n" not in command.summary
-    assert "python -m april_rl.train" in done.stdout
+    assert (
+        "  train       train with a recipe: python -m april_rl train +recipe=tiny_cpu"
+        in done.stdout
+    )
 
 
 @pytest.mark.parametrize("name", commands())
@@ -55,7 +58,7 @@ def test_the_help_of_each_command_names_it(name: str, capsys: pytest.CaptureFixt
     [
         ("simulat", "simulat is not a command of python -m april_rl; did you mean simulate?"),
         ("xyz", "xyz is not a command of python -m april_rl; choose one of "),
-        ("train", "Training is python -m april_rl.train"),
+        ("trian", "trian is not a command of python -m april_rl; did you mean train?"),
     ],
 )
 def test_an_unknown_command_gives_one_message_with_the_closest_name(

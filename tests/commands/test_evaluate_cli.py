@@ -72,7 +72,7 @@ def set_report(averages: list[float], *, k: int = 4, folder: str = "/data") -> S
         ([TINY, "evaluation.top_p=2"], "evaluation.top_p must be in (0, 1], got 2"),
         ([TINY, "--compare", "/nowhere"], "/nowhere cannot be read"),
         ([TINY, "--compare", __file__], "was not written by `python -m april_rl evaluate`"),
-        (["+recipe=tiny_cp"], "Could not find 'recipe/tiny_cp'"),
+        (["+recipe=tiny_cp"], "there is no recipe tiny_cp; did you mean tiny_cpu?"),
         (["+evaluation.sets.a={path: x}"], "model.path is not set"),
         ([TINY, "engine.max_model_len=100"], "rollout.max_response_tokens = 352, got 100"),
     ],

@@ -75,7 +75,7 @@ def test_cut_responses_and_prompts_without_signal_are_pointed_out() -> None:
     ("arguments", "message"),
     [
         (["+recipe=tiny_cpu", "rollout.group_size=0"], "rollout.group_size must be >= 1"),
-        (["+recipe=tiny_cp"], "Could not find 'recipe/tiny_cp'"),
+        (["+recipe=tiny_cp"], "there is no recipe tiny_cp; did you mean tiny_cpu?"),
         ([], "data.path is not set"),
     ],
 )

@@ -46,11 +46,11 @@ LAB = (  # what predicts, rehearses, compares and draws stands on the core
     {"lab.rehearsal"},
     {"lab.commands", "lab.sweep_end", "lab"},
 )
-LAYERS = (*CORE, *LAB, {"train"}, {"__main__"})
+LAYERS = (*CORE, *LAB, {"command_line"}, {"train", "__main__"})
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
 # Tested in seconds, without GPU or process.
 PURE = set().union(*CORE[:3], {"lab.simulator", "lab.tuning", "lab.report"})
-HYDRA_USERS = {"config", "train", "commands", "lab.commands", "lab.sweep_end"}
+HYDRA_USERS = {"config", "command_line", "commands", "lab.commands", "lab.sweep_end"}
 OWNERS = {
     "vllm": {"engine"},
     "wandb": {"tracking", "lab.dashboards"},
@@ -116,7 +116,7 @@ def test_the_package_imports_itself_by_its_full_name() -> None:
 
 def test_the_tiny_task_is_imported_by_the_command_lines_only() -> None:
     users = {part_of(path) for path in package_files() if "tiny" in parts_imported(path)}
-    assert users <= {"tiny", "train", "commands", "lab.commands"}
+    assert users <= {"tiny", "command_line", "commands", "lab.commands"}
 
 
 @pytest.mark.parametrize("library", OWNERS)
@@ -241,7 +241,7 @@ def test_no_broad_exception_is_swallowed() -> None:
         if node.type is None or {"Exception", "BaseException"} & names_in(node.type)
     ]
     found = {line.partition(":")[0] for line in wrong}
-    allowed = {"runtime/cluster.py", "tracking/backends.py", "train.py"}
+    allowed = {"runtime/cluster.py", "tracking/backends.py", "command_line.py"}
     allowed |= {"checkpointing/checkpointer.py", "runtime/saving.py"}
     assert found == {f"april_rl/{name}" for name in allowed}, wrong
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from april_rl.checkpointing import checkpointer, folder
-from april_rl.train import main
+from april_rl.command_line import main
 
 _RENAME = Path.rename
 

@@ -11,7 +11,7 @@ from unittest.mock import DEFAULT, patch
 
 from april_rl.checkpointing import checkpointer
 from april_rl.checkpointing.columns import write_state
-from april_rl.train import main
+from april_rl.command_line import main
 
 _ERRORS = {
     "memory": MemoryError("no memory for the copy"),

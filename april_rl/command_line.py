@@ -1,0 +1,196 @@
+"""The command line of training: Hydra composes the settings, the trainer runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from april_rl.checkpointing.run_lock import RunOwnedError, owned
+from april_rl.config import TrainConfig, config_dir, register, to_config
+from april_rl.config.store import ConfigError, as_hydra_takes, in_our_words, register_folder
+from april_rl.config.wrong_settings import unknown_setting
+from april_rl.errors import RunError
+from april_rl.rollout.garbage_collection import garbage_collection_paused
+from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
+from april_rl.tracking.labels import RunLabels, run_labels, versions
+
+register()
+_FOLDER_OPTIONS = ("--config-dir", "-cd")
+
+
+def run_directory(resume: str | None, name: str, fresh: str) -> str:
+    """Return the run directory for runs without hydra.run.dir.
+
+    It is `fresh`, or with resume=auto the directory of the newest unfinished run of this name.
+    """
+    from april_rl.checkpointing.resume import AUTO, unfinished_run
+
+    unfinished = unfinished_run(Path("outputs", name)) if resume == AUTO else None
+    return str(unfinished or fresh)
+
+
+OmegaConf.register_new_resolver("run_directory", run_directory, replace=True)
+
+
+def main() -> None:
+    """Train as the command line says; end with status 1 and one message for what is wrong with it.
+
+    A run of a sweep that fails does not end the sweep.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # let Hydra raise its errors, which are put into words here
+    )
+    given = sys.argv[1:]
+    if "--version" in given:
+        print("\n".join(f"{name} {text}" for name, text in versions().items()))
+        return
+    try:
+        sys.argv[1:] = _as_hydra_takes(given)
+        _hydra_main()
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        wrong = error if isinstance(error, ConfigError) else in_our_words(error, given)
+        print(f"error: {wrong}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments for Hydra, after registering the files of `--config-dir`.
+
+    Raise ConfigError for an option that is unknown.
+    """
+    parser = get_args_parser()
+    parser.exit_on_error = False
+    try:
+        options, others = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    if unknown := [word for word in others if word.startswith("-")]:
+        name = unknown[0].partition("=")[0]
+        hint = unknown_setting(name.lstrip("-").replace("-", "_"), TrainConfig)
+        raise ConfigError(f"{name} is not an option. Settings are written KEY=VALUE, and {hint}")
+    if options.config_dir is not None:
+        register_folder(Path(options.config_dir))
+    return as_hydra_takes(_without_folder(arguments))
+
+
+def _without_folder(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments but `--config-dir FOLDER`: Hydra would want a header in its recipes."""
+    words = iter(arguments)
+    for word in words:
+        if word in _FOLDER_OPTIONS:
+            next(words)
+        elif not word.startswith(tuple(f"{option}=" for option in _FOLDER_OPTIONS)):
+            yield word
+
+
+@hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
+def _hydra_main(composed: DictConfig) -> int:
+    """Run what was composed; a run that fails ends the program, but not a sweep."""
+    status = _status_of(composed)
+    if status and not _is_sweep():
+        sys.exit(status)
+    return status
+
+
+def _is_sweep() -> bool:
+    return HydraConfig.get().mode is RunMode.MULTIRUN
+
+
+def _status_of(composed: DictConfig) -> int:
+    """Check the configuration and train; return the exit status. A mistake in the configuration
+    ends in one message and status 1.
+    """
+    run_dir, started_s = Path(HydraConfig.get().runtime.output_dir), time.time()
+    try:
+        config = to_config(composed)
+        plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+        with owned(run_dir):
+            run(config, run_dir, plain, labels=_labels(config))
+    except RunOwnedError as error:  # the directory is another run's: nothing is written there
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except RunError as error:
+        _report(run_dir, since_s=started_s)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        with suppress(OSError):
+            run_dir.rmdir()  # fails if it holds anything, which is fine
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.exit(EXIT_STATUS)  # ends a sweep, too
+    except Exception:  # whatever it is, other runs of a sweep may do better
+        if not _is_sweep():
+            raise
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _labels(config: TrainConfig) -> RunLabels:
+    """Return the labels of the run from the command line that Hydra has read."""
+    job = HydraConfig.get()
+    sweep = Path(job.sweep.dir).name if _is_sweep() else ""
+    return run_labels(config.name, overrides=job.overrides.task, seed=config.seed, sweep=sweep)
+
+
+def run(
+    config: TrainConfig, run_dir: Path, plain: object, *, labels: RunLabels | None = None
+) -> None:
+    """Train. Heavy imports are here, so that --help and --cfg job answer at once."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    interrupts = Interrupts()
+    with garbage_collection_paused():
+        from april_rl.assembly.run import assemble
+        from april_rl.checkpointing.resume import load
+        from april_rl.runtime.restarts import Restarts
+        from april_rl.tiny.builtins import resolve_builtins
+        from april_rl.trainer import Trainer
+
+    resolve_builtins(config)
+    assert isinstance(plain, dict)
+    interrupts.end_after(hours=config.trainer.max_hours)
+    restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
+    while True:
+        config = replace(config, resume=restarts.resume)
+        resumed = load(restarts.resume, run_dir) if restarts.resume is not None else None
+        with (
+            restarts.allowed(),
+            Trainer(
+                config,
+                run_dir=run_dir,
+                plain_config=plain,
+                interrupts=interrupts,
+                resumed=resumed,
+                build=partial(assemble, labels=labels),
+            ) as trainer,
+        ):
+            restarts.begin(trainer)
+            trainer.count(restarts.metrics())
+            trainer.run()
+            break
+    if not interrupts.is_requested:  # otherwise the process has seconds to end
+        _report(run_dir, since_s=0.0)
+
+
+def _report(run_dir: Path, *, since_s: float) -> None:
+    """Write report.html, which is nothing that a run can fail of."""
+    from april_rl.lab.report.at_end import report_line
+
+    if (line := report_line(run_dir, since_s=since_s)) is not None:
+        print(line, flush=True)

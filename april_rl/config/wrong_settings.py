@@ -1,0 +1,181 @@
+"""What Hydra and OmegaConf refuse, in our words: the key, what it takes, the nearest name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import PurePosixPath
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationKeyError,
+    OmegaConfBaseException,
+)
+
+_WORDS: dict[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
+_HELP = "--cfg job prints every setting"
+
+
+def explained(
+    error: Exception,
+    *,
+    schema: type,
+    overrides: Sequence[str],
+    recipes: Iterable[str],
+) -> str:
+    """Return what is wrong with a setting and what it takes.
+
+    `schema` is the dataclass of all settings, `overrides` are the words of the command line, and
+    `recipes` the names of all recipes.
+    """
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
+        wrong = _no_such_choice(str(error.missing_cfg_file), error.options or (), recipes)
+        return _of_file(error) + wrong
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override, schema)
+    cause = next((one for one in _chain(error) if isinstance(one, OmegaConfBaseException)), None)
+    if cause is None or not cause.full_key:
+        return _refused_override(error, schema)
+    return _of_file(error) + _wrong_setting(cause, schema, overrides)
+
+
+def _wrong_setting(error: OmegaConfBaseException, schema: type, overrides: Sequence[str]) -> str:
+    key = str(error.full_key)
+    given = _override_of(key, overrides)
+    if isinstance(error, InterpolationKeyError):
+        return f"{key} refers to a setting that is not there: {_first_line(error)}"
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        return unknown_setting(given.partition("=")[0].lstrip("+~") or key, schema)
+    got = f", got {given.partition('=')[2]}" if given else f" ({_first_line(error)})"
+    return f"{key} must be {expected_value(key, schema)}{got}"
+
+
+def _of_file(error: Exception) -> str:
+    """Return the recipe or the group of settings in which the error stands."""
+    file, is_named, _ = str(error).removeprefix("In '").partition("': ")
+    return f"{file}: " if is_named and str(error).startswith("In '") and file != "train" else ""
+
+
+def unknown_setting(key: str, schema: type, *, prefix: str = "") -> str:
+    """Return that `key` is not a setting, and the settings that it may have meant. `prefix` is what
+    keys of `schema` begin with.
+    """
+    known = list(_keys(schema, prefix))
+    section, _, name = key.rpartition(".")
+    beside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == section]
+    near = get_close_matches(name, beside, n=2, cutoff=0.75)
+    likely = [f"{section}.{one}".lstrip(".") for one in near]
+    likely = likely or [one for one in known if one.rpartition(".")[2] == name]
+    if not likely and section and beside:
+        return f"{key} is not a setting; {section} has {', '.join(beside)}"
+    likely = likely or get_close_matches(key, known, n=2)
+    hint = f"did you mean {' or '.join(likely)}?" if likely else _HELP
+    return f"{key} is not a setting; {hint}"
+
+
+def expected_value(key: str, schema: type) -> str:
+    """Return in words what the setting `key` may be."""
+    kind: Any = schema
+    for part in key.partition("[")[0].split("."):
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+        kind = hints.get(part, _entry_type(kind))
+    return _in_words(kind, key)
+
+
+def _in_words(kind: object, key: str) -> str:
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return " or ".join(str(choice.value) for choice in kind)
+    if is_dataclass(kind):
+        name = key.rpartition(".")[2]
+        return f"a section: set {', '.join(f'{name}.{one.name}' for one in fields(kind)[:3])}, ..."
+    if get_origin(kind) in (Union, UnionType):
+        kinds = get_args(kind)
+        is_auto = str in kinds and kinds != (str, NoneType)  # a number or the word auto
+        named = [_in_words(one, key) for one in kinds if not (is_auto and one is str)]
+        return " or ".join([*named, *(["auto"] if is_auto else [])])
+    if get_origin(kind) is list:
+        return f"a list in brackets, each entry {_in_words(get_args(kind)[0], key)}"
+    return "a mapping such as {name: value}" if get_origin(kind) is dict else "another value"
+
+
+def _entry_type(kind: object) -> object:
+    return get_args(kind)[1] if get_origin(kind) is dict else None
+
+
+def _keys(schema: type, prefix: str = "") -> Iterator[str]:
+    """Yield the key of every section and setting."""
+    for name, kind in get_type_hints(schema).items():
+        yield prefix + name
+        if is_dataclass(kind):
+            yield from _keys(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+
+
+def _no_such_choice(path: str, options: Iterable[str], recipes: Iterable[str]) -> str:
+    is_recipe = path.startswith("recipe/")
+    group, _, name = path.partition("/") if is_recipe else path.rpartition("/")
+    known = sorted(recipes if is_recipe else options)
+    near = get_close_matches(name, known, n=1)
+    near = near or [one for one in known if PurePosixPath(one).name == name]
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"there is no {group} {name}; {hint}Known: {', '.join(known)}"
+
+
+def _unreadable(override: str, schema: type) -> str:
+    """Return how to write an override that cannot be parsed."""
+    key, has_value, value = override.partition("=")
+    name = key.lstrip("+~")
+    if not has_value and name in _keys(schema):
+        return f"{name} has no value: write {name}=VALUE"
+    if not has_value:
+        return f"{override} is not key=value; {_HELP}"
+    if name not in _keys(schema) and "." in name:
+        return unknown_setting(name, schema)
+    escaped = value.replace('"', r"\"")
+    return (
+        f"the value of {key} cannot be read: {value}. Put it into two kinds of quotes, "
+        f"'{key}=\"{escaped}\"'"
+    )
+
+
+def _refused_override(error: Exception, schema: type) -> str:
+    """Return what Hydra refuses without saying of which key, in one line."""
+    line = _first_line(error)
+    if line.startswith("Ambiguous value for argument"):
+        return f"{line.split(chr(39))[1]} has several values: add --multirun, or [a,b] for a list"
+    if line.startswith("Could not delete from config"):
+        return f"~{line.split(chr(39))[1]} removes nothing; {_HELP}"
+    if line.startswith("Could not override") and "." in line.split("'")[1]:
+        return unknown_setting(line.split("'")[1], schema)
+    return line
+
+
+def _override_of(full_key: str, overrides: Sequence[str]) -> str:
+    """Return the last override that sets `full_key`, or else the last one of what is below it."""
+    plain = full_key.partition("[")[0]
+    keys = {override.partition("=")[0].lstrip("+~"): override for override in overrides}
+    below = [override for key, override in keys.items() if key.startswith(f"{plain}.")]
+    return keys.get(plain) or (below[-1] if below else "")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,91 @@
+"""Recipes of a person's own: in any folder (`--config-dir`), and without a set of their parent."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from source_tree import ROOT
+
+from april_rl.command_line import main
+from april_rl.config.store import compose_overrides, recipes, to_config
+
+
+@pytest.fixture(autouse=True)
+def only_the_shipped_recipes_afterwards():
+    yield
+    recipes.cache_clear()
+
+
+def composed(words: list[str], capsys, monkeypatch) -> DictConfig:
+    """What `--cfg job` prints."""
+    monkeypatch.setattr(sys, "argv", ["april_rl.train", *words, "--cfg", "job"])
+    main()
+    config = OmegaConf.create(capsys.readouterr().out)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def test_the_recipe_in_the_readme_works_in_a_folder_of_ones_own(tmp_path, capsys, monkeypatch):
+    """Fails when it needs a header of Hydra's."""
+    readme = (ROOT / "README.md").read_text()
+    [recipe] = [part for part in readme.split("```yaml\n")[1:] if part.startswith("# recipes/")]
+    (tmp_path / "recipe" / "team").mkdir(parents=True)
+    (tmp_path / "recipe" / "team" / "mine_1.yaml").write_text(recipe.partition("```")[0])
+    folder = f"--config-dir={tmp_path}"
+    config = composed([folder, "+recipe=team/mine_1", "seed=5"], capsys, monkeypatch)
+    assert (config.name, config.algorithm.clip_high, config.seed) == ("my_model", 0.28, 5)
+    assert config.rollout.over_sampling_factor == 2.0
+
+
+def test_a_recipe_of_ones_own_inherits_and_leaves_an_evaluation_set_out(
+    tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine_2.yaml").write_text(
+        "defaults: [tiny_cpu]\nname: mine\n"
+        "evaluation: {sets: {held_out: null, test: {path: builtin:arithmetic_held_out}}}\n"
+    )
+    folder = ["--config-dir", str(tmp_path)]
+    config = composed([*folder, "+recipe=mine_2"], capsys, monkeypatch)
+    assert list(to_config(config).evaluation.sets) == ["test"]
+
+
+def test_null_removes_a_set_on_the_command_line():
+    config = to_config(compose_overrides(["recipe=tiny_cpu", "evaluation.sets.held_out=null"]))
+    assert config.evaluation.sets == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("tiny_cpu", "seed: 1", "tiny_cpu.yaml: there is a recipe/tiny_cpu already"),
+        ("broken", "seed: [1", "broken.yaml cannot be read: while parsing a flow sequence"),
+        ("typo", "trainer: {num_step: 3}", "recipe/typo: trainer.num_step is not a setting; did"),
+        ("kind", "trainer: {num_steps: abc}", "recipe/kind: trainer.num_steps must be a whole"),
+        ("parent", "defaults: [tiny_cpuu]", "recipe/parent: there is no recipe tiny_cpuu; did"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_names_its_file(
+    tmp_path: Path, capsys, monkeypatch, name, text, message
+):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / f"{name}.yaml").write_text(text)
+    words = [f"--config-dir={tmp_path}", f"+recipe={name}", f"hydra.run.dir={tmp_path / 'run'}"]
+    monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+
+
+def test_a_folder_that_is_not_there_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["april_rl.train", "--config-dir", "nowhere", "seed=1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == "error: --config-dir nowhere is not a folder\n"

@@ -1,0 +1,113 @@
+"""What a person sees who has mistyped a setting: one message, in our words, for each of forty
+commands. Each runs as the command line does, up to the first thing that is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from april_rl.command_line import main
+
+RECIPES = (
+    "ablations/no_april, ablations/one_shot, paper/qwen3_4b_dapo_math_grpo, "
+    "paper/qwen3_4b_deepmath_gspo, paper/qwen3_4b_deepscaler_grpo, "
+    "paper/r1_distill_1_5b_dapo_math_grpo, paper/r1_distill_1_5b_deepscaler_grpo, "
+    "qwen3_0_6b_smoke, qwen3_4b_dapo, qwen3_8b_dapo, smollm2_135m_cpu, tiny_cpu, tiny_gpu"
+)
+HELP = "--cfg job prints every setting"
+
+WRONG = [
+    # a name that is not there
+    ("trainer.num_step=3", "trainer.num_step is not a setting; did you mean trainer.num_steps?"),
+    ("+trainer.num_step=3", "trainer.num_step is not a setting; did you mean trainer.num_steps?"),
+    ("++rollout.groupsize=4",
+     "rollout.groupsize is not a setting; did you mean rollout.group_size?"),
+    ("roll.group_size=3", "roll.group_size is not a setting; did you mean rollout.group_size?"),
+    ("num_steps=3", "num_steps is not a setting; did you mean trainer.num_steps?"),
+    ("group_size=4", "group_size is not a setting; did you mean rollout.group_size?"),
+    ("optimiser.lr=1e-5", "optimiser.lr is not a setting; did you mean optimizer.lr?"),
+    ("lora.xyz=true", "lora.xyz is not a setting; lora has rank, alpha, target_modules"),
+    ("+foo=1", f"foo is not a setting; {HELP}"),
+    ("hydra.run.dirr=x", f"hydra.run.dirr is not a setting; {HELP}"),
+    ("algorithm/loss=gspo", "algorithm/loss is not a setting; did you mean algorithm?"),
+    ("evaluation.sets.test={pth: a}",
+     "evaluation.sets.test.pth is not a setting; did you mean evaluation.sets.test.path?"),
+    ("~trainer.nope", f"~trainer.nope removes nothing; {HELP}"),
+    # a choice that is not there
+    ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? Known: {RECIPES}"),
+    ("+recipe=no_april",
+     f"there is no recipe no_april; did you mean ablations/no_april? Known: {RECIPES}"),
+    ("algorithm=ppo", "there is no algorithm ppo; Known: cispo, dapo, dr_grpo, grpo, gspo"),
+    ("algorithm=dappo",
+     "there is no algorithm dappo; did you mean dapo? Known: cispo, dapo, dr_grpo, grpo, gspo"),
+    ("+sweep=alphaa", "there is no sweep alphaa; did you mean alpha? Known: alpha"),
+    # a value of another kind
+    ("trainer.num_steps=abc", "trainer.num_steps must be a whole number, got abc"),
+    ("trainer.num_steps=2.5", "trainer.num_steps must be a whole number, got 2.5"),
+    ("trainer.num_steps=null", "trainer.num_steps must be a whole number, got null"),
+    ("optimizer.lr=big", "optimizer.lr must be a number, got big"),
+    ("deterministic=maybe", "deterministic must be true or false, got maybe"),
+    ("rollout.on_stale=skip", "rollout.on_stale must be finish or mask, got skip"),
+    ("rollout.tick_steps=[1]", "rollout.tick_steps must be a whole number or auto, got [1]"),
+    ("tracking.backends=[mlflow]", "tracking.backends[0] must be a list in brackets, each entry "
+     "wandb or trackio or tensorboard, got [mlflow]"),
+    ("lora.target_modules=q_proj",
+     "lora.target_modules must be a list in brackets, each entry text or null, got q_proj"),
+    ("data.path=[a,b]", "data.path must be text, got [a,b]"),
+    ("trainer=3", "trainer must be a section: set trainer.num_steps, trainer.num_groups, "
+     "trainer.num_minibatches, ..., got 3"),
+    ("reward.args=3", "reward.args must be a mapping such as {name: value}, got 3"),
+    ("evaluation.sets=x", "evaluation.sets must be a mapping such as {name: value}, got x"),
+    # what cannot be read
+    ("data.answer_pattern=(unclosed", "the value of data.answer_pattern cannot be read: (unclosed. "
+     "Put it into two kinds of quotes, 'data.answer_pattern=\"(unclosed\"'"),
+    ("trainer.num_steps", "trainer.num_steps has no value: write trainer.num_steps=VALUE"),
+    ("tiny_cpu", f"tiny_cpu is not key=value; {HELP}"),
+    ("trainer.num_steps=1,2",
+     "trainer.num_steps=1,2 has several values: add --multirun, or [a,b] for a list"),
+    ("trainer.num_steps=${x}", "trainer.num_steps refers to a setting that is not there: "
+     "Interpolation key 'x' not found"),
+    ("--num_steps=3", "--num_steps is not an option. Settings are written KEY=VALUE, and num_steps "
+     "is not a setting; did you mean trainer.num_steps?"),
+    ("--cfg=jobs",
+     "argument --cfg/-c: invalid choice: 'jobs' (choose from 'job', 'hydra', 'all')"),
+    # a value out of range
+    ("rollout.group_size=0", "rollout.group_size must be >= 1, got 0"),
+    ("rollout.over_sampling_factor=two",
+     "rollout.over_sampling_factor must be >= 1 or auto, got two"),
+    ("resume=", "resume must be auto, a path or null, got nothing"),
+]  # fmt: skip
+
+
+def said(words: list[str], capsys, monkeypatch) -> str:
+    monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    shown = capsys.readouterr()
+    assert not shown.out
+    return shown.err
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[wrong for wrong, _ in WRONG])
+def test_a_wrong_setting_is_named_with_what_it_takes(
+    tmp_path: Path, capsys, monkeypatch, wrong, message
+) -> None:
+    """Fails when a line of Hydra's, OmegaConf's or argparse's gets through."""
+    recipe = [] if "recipe" in wrong else ["+recipe=tiny_cpu"]
+    words = [*recipe, wrong, f"hydra.run.dir={tmp_path / 'run'}"]
+    assert said(words, capsys, monkeypatch) == f"error: {message}\n"
+
+
+def test_where_a_plus_stands_does_not_matter(capsys, monkeypatch) -> None:
+    """Fails when a person has to know which groups Hydra wants a plus for."""
+    outputs = set()
+    for words in (["recipe=tiny_cpu", "+seed=3"], ["+recipe=tiny_cpu", "seed=3"]):
+        monkeypatch.setattr(sys, "argv", ["april_rl.train", *words, "--cfg", "job"])
+        main()
+        outputs.add(capsys.readouterr().out)
+    assert len(outputs) == 1
+    assert "seed: 3" in outputs.pop()
