@@ -44,7 +44,7 @@ def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
             )
         except DataError as error:
             raise DataError(
-                f"{error}\nThe set {name} is one of the recipe or of the command line, and reads its "
+                f"{error}\nThe set {name} is the recipe's, or the command line's, and reads its "
                 f"columns as data.* says; evaluation.sets.{name}=null leaves it out"
             ) from error
         prompts = table[: sampling.max_prompts or None]
