@@ -9,6 +9,7 @@ from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.report.vega import STEP, Chart, Spec, axis, base, legend, lines, points
 
 _WINDOW = 10  # steps whose mean is drawn through the points
+_ENOUGH = 5  # points of a window for an interval: fewer say little about their spread
 
 
 def reward(steps: Sequence[Row]) -> Chart | None:
@@ -20,15 +21,22 @@ def reward(steps: Sequence[Row]) -> Chart | None:
     for place, row in enumerate(rows):
         window = [r["reward/mean"] or 0.0 for r in rows[max(0, place - _WINDOW + 1) : place + 1]]
         mean = fmean(window)
-        error = 1.96 * stdev(window) / len(window) ** 0.5 if len(window) > 1 else 0.0
+        low = high = None
+        if len(window) >= _ENOUGH:
+            error = 1.96 * stdev(window) / len(window) ** 0.5
+            low, high = mean - error, mean + error
         point = {"step": row["step"], "reward": row["reward/mean"], "mean": mean}
-        values.append({**point, "low": mean - error, "high": mean + error})
+        values.append({**point, "low": low, "high": high})
     band = {"y": axis("low", "reward", scale={"zero": False}), "y2": {"field": "high"}}
     layers = [
-        {"mark": {"type": "area", "opacity": 0.25}, "encoding": band},
+        {
+            "transform": [{"filter": "isValid(datum.low)"}],
+            "mark": {"type": "area", "opacity": 0.25},
+            "encoding": band,
+        },
         {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"y": axis("mean", "reward")}},
         {
-            "mark": {"type": "point", "filled": True, "opacity": 0.45, "size": 18, "tooltip": True},
+            "mark": {"type": "point", "filled": True, "opacity": 0.9, "size": 36, "tooltip": True},
             "encoding": {"y": axis("reward", "reward")},
         },
     ]
@@ -36,8 +44,8 @@ def reward(steps: Sequence[Row]) -> Chart | None:
         id="reward",
         title="Reward",
         caption=f"Mean reward of each trained batch (points), and the mean of the last {_WINDOW} "
-        "points with its 95 % interval. Over-sampling makes batches unlike random draws, so judge "
-        "learning by the evaluation.",
+        f"points with its 95 % interval once there are {_ENOUGH}. Over-sampling makes batches "
+        "unlike random draws, so judge learning by the evaluation.",
         spec=base(values, encoding={"x": STEP}, layer=layers),
     )
 
