@@ -99,6 +99,12 @@ def heading() -> str:
     return f"{'step':>{_STEP_WIDTH}}{columns}{'left':>{_LEFT_WIDTH}}"
 
 
+LEGEND = (
+    "age: steps since a token was sampled; off-policy: age 1 or more; "
+    "mismatch: engine against learner; -: none"
+)
+
+
 def step_line(step: int, values: Mapping[str, float], *, left_s: float | None) -> str:
     """One step in aligned columns, 77 characters."""
     columns = "".join(f"{written(figure, values):>{figure.width}}" for figure in _COLUMNS)

@@ -101,6 +101,8 @@ class LiveView:
         """The step's line, under headings now and then."""
         if self._lines % _HEADING_EVERY == 0:
             self._console.print(Text(figures.heading(), style="dim"))
+        if self._lines == 0:
+            self._console.print(Text(figures.LEGEND, style="dim"))
         self._lines += 1
         self._console.print(Text(figures.step_line(step, values, left_s=left_s)))
 

@@ -42,6 +42,8 @@ class PlainView:
         if figures.is_trained(values):
             if self._lines % _HEADING_EVERY == 0:
                 self._print(figures.heading())
+            if self._lines == 0:
+                self._print(figures.LEGEND)
             self._lines += 1
             self._print(figures.step_line(step, values, left_s=left_s))
         for line in figures.evaluation_lines(step, values):

@@ -119,7 +119,7 @@ def test_wandb_says_nothing_while_it_records(tmp_path, capfd):
     out, err = capfd.readouterr()
     title, run_directory, *lines = out.splitlines()
     assert (title, run_directory) == ("trial: 4 steps of 16 groups", f"run directory: {tmp_path}")
-    assert [line.split()[0] for line in lines] == ["step", *"0123"]
+    assert [line.split()[0] for line in lines] == ["step", "age:", *"0123"]
     assert err == ""
 
 

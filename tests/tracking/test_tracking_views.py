@@ -96,6 +96,9 @@ def test_finished_steps_scroll_above_the_live_panel(width: int) -> None:
         view.samples(2, [make_record()])
         text = console.file.getvalue()
     assert figures.heading() in text
+    shown = " ".join(re.sub(r"\x1b\[[\d;?]*\w", "", text).split())
+    assert shown.count(figures.LEGEND) == 1, "explained once, below the first heading"
+    assert shown.index(figures.LEGEND) < shown.index("0.412")
     for step in (1, 2):
         assert figures.step_line(step, VALUES, left_s=60.0) in text
     assert "held_out: avg@k 0.625, pass@k 0.750" in text
@@ -121,7 +124,8 @@ def test_plain_output_is_one_aligned_line_a_step_under_a_heading_every_twenty(
     title, *lines = capsys.readouterr().out.splitlines()
     assert title == "trial"
     headings = [n for n, line in enumerate(lines) if line == figures.heading()]
-    assert headings == [0, 21, 42]
+    assert headings == [0, 22, 43]
+    assert lines.pop(1) == figures.LEGEND, "explained once, below the first heading"
     assert len(lines) == 41 + 3
     assert {len(line) for line in lines} == {77}
     assert lines[1].split() == ["1", *SHOWN, "6m40s"]
