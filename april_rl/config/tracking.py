@@ -18,7 +18,7 @@ class TrackingConfig:
     project: str = "april_rl"  # in W&B and trackio
     print_samples_every: int = 20  # steps; 0: never
     # steps whose samples are written whole to samples/, and as a table to the trackers; samples of
-    # evaluations are always written; 0: none at all
+    # the first and the last step and of evaluations are always written; 0: none at all
     save_samples_every: int = 10
 
     def __post_init__(self) -> None:

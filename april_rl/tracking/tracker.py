@@ -83,6 +83,7 @@ class Tracker:
         self._run_dir = run_dir
         self._print_samples_every = tracking.print_samples_every
         self._save_samples_every = tracking.save_samples_every
+        self._num_steps = num_steps
         self._tracking_s = 0.0  # since the last row
         self.phases = deque[EndedPhase](maxlen=100)  # the last ones
         with self._writing():
@@ -153,13 +154,20 @@ class Tracker:
 
     def wants_samples(self, step: int) -> bool:
         """Whether `samples` of this step are written or shown: otherwise spare their texts."""
-        return _is_due(step, self._save_samples_every) or _is_due(step, self._print_samples_every)
+        return self._saves_samples(step) or _is_due(step, self._print_samples_every)
+
+    def _saves_samples(self, step: int) -> bool:
+        """Return whether samples of `step` are saved: those of the first and the last step always,
+        unless samples are never saved.
+        """
+        every = self._save_samples_every
+        return _is_due(step, every) or (every > 0 and step in (1, self._num_steps))
 
     def samples(
         self, step: int, records: Sequence[SampleRecord], timeline: Timeline | None = None
     ) -> None:
         """Write all samples of the step and its timeline, show a few, each when it is due."""
-        if _is_due(step, self._save_samples_every):
+        if self._saves_samples(step):
             with self._timed(), self._writing():
                 write_samples(self._run_dir / "samples", step, records)
                 if timeline is not None:

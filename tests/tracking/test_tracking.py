@@ -157,7 +157,7 @@ def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Pa
 def test_a_run_leaves_its_config_its_metrics_and_its_samples(tmp_path: Path) -> None:
     run_dir = tmp_path / "outputs" / "trial"
     with make_tracker(run_dir, save_samples_every=2) as tracker:
-        assert [tracker.wants_samples(step) for step in (1, 2, 3, 4)] == [False, True, False, True]
+        assert [tracker.wants_samples(step) for step in (1, 2, 3, 4)] == [True, True, False, True]
         for step in (1, 2):
             tracker.log(step, Metrics({"reward/mean": Mean(3.0, 4.0), "reward/errors": Sum(2)}))
             tracker.samples(step, [make_record()])
@@ -174,8 +174,24 @@ def test_a_run_leaves_its_config_its_metrics_and_its_samples(tmp_path: Path) -> 
         {"step": 3, "loss/ratio_max": 1.5},
     ]
     assert all(clocked <= row.keys() for row in rows)
-    assert [path.name for path in (run_dir / "samples").iterdir()] == ["step_00002.jsonl"]
+    assert [path.name for path in sorted((run_dir / "samples").iterdir())] == [
+        "step_00001.jsonl",
+        "step_00002.jsonl",
+    ]
     assert not (run_dir / "wandb").exists()
+
+
+def test_the_samples_of_the_first_and_the_last_step_are_saved_unless_none_are(
+    tmp_path: Path,
+) -> None:
+    """Fails when a run of fewer steps than tracking.save_samples_every shows none of them."""
+    for every, saved in ((10, [1, 4]), (0, [])):
+        with make_tracker(tmp_path / str(every), save_samples_every=every) as tracker:
+            for step in (1, 2, 3, 4):
+                assert tracker.wants_samples(step) == (step in saved)
+                tracker.samples(step, [make_record()])
+        names = sorted(path.name for path in (tmp_path / str(every)).glob("samples/*"))
+        assert names == [f"step_{step:05d}.jsonl" for step in saved]
 
 
 def test_a_run_directory_that_cannot_be_made_is_one_error_that_names_the_setting(

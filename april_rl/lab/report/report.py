@@ -62,10 +62,10 @@ def _body(run: RunFiles, prediction: Prediction | None, advice: list[str]) -> It
     yield from _timeline(run, prediction)
     for chart in drawn[4:]:
         yield html.chart_block(chart)
-    step, samples = run.samples
-    if samples:
-        yield f"<section><h2>Samples of step {step}</h2>{age_key()}{sample_blocks(samples)}"
-        yield "</section>"
+    for step, samples in (run.first_samples, run.samples):
+        if samples:
+            yield f"<section><h2>Samples of step {step}</h2>{age_key()}{sample_blocks(samples)}"
+            yield "</section>"
     yield "</main>"
 
 

@@ -122,14 +122,27 @@ class RunFiles:
     @cached_property
     def samples(self) -> tuple[int, list[Mapping[str, Any]]]:
         """Return the last step whose samples were saved, and those; step 0 and none otherwise."""
-        paths = sorted((self.run_dir / "samples").glob("step_*.jsonl"))
-        if not paths:
-            return 0, []
-        try:
-            with paths[-1].open(encoding="utf-8") as lines:
-                return _step_of(paths[-1]), [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise ReportError(f"{paths[-1]} is not a file of samples ({error})") from error
+        return self._read_samples(self._sample_paths[-1:])
+
+    @cached_property
+    def first_samples(self) -> tuple[int, list[Mapping[str, Any]]]:
+        """Return the first step whose samples were saved, and those; step 0 and none if no other
+        step than that of `samples` has any.
+        """
+        return self._read_samples(self._sample_paths[:-1][:1])
+
+    @cached_property
+    def _sample_paths(self) -> list[Path]:
+        return sorted((self.run_dir / "samples").glob("step_*.jsonl"))
+
+    def _read_samples(self, paths: Sequence[Path]) -> tuple[int, list[Mapping[str, Any]]]:
+        for path in paths:
+            try:
+                with path.open(encoding="utf-8") as lines:
+                    return _step_of(path), [json.loads(line) for line in lines]
+            except ValueError as error:
+                raise ReportError(f"{path} is not a file of samples ({error})") from error
+        return 0, []
 
     @cached_property
     def timeline(self) -> tuple[int, Timeline | None]:

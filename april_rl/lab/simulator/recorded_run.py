@@ -70,8 +70,7 @@ def _lengths(run_dir: Path, *, num_files: int | None) -> tuple[tuple[int, ...], 
             groups.setdefault((path.name, prompt_id), []).append(num_tokens)
     if not groups:
         raise RecordedRunError(
-            f"{run_dir}/samples holds no samples of a step: run with "
-            "tracking.save_samples_every=1, or for more steps"
+            f"{run_dir}/samples holds no samples of a step: run with tracking.save_samples_every=1"
         )
     return tuple(tuple(group) for group in groups.values())
 
