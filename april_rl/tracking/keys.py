@@ -275,6 +275,11 @@ _HISTOGRAMS = _stage(
 )
 
 TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes beside the step
+FIRST_LOOK = (  # what a dashboard shows first
+    *("reward/mean", "eval/*/avg_at_k", "rollout/response_tokens_mean"),
+    *("rollout/generated_tokens_per_s", "staleness/off_policy_token_frac"),
+    *("mismatch/logprob_abs_mean", "loss/entropy", "time/step_s"),
+)
 
 KEYS = _ROLLOUT + _STALENESS + _REWARD + _LOSS + _MISMATCH + _LEDGER + _TIME + _OTHERS + _HISTOGRAMS
 FROZEN_KEYS = tuple(key.key for key in KEYS if key.is_frozen)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from urllib.parse import quote
 
 import trackio
 
 from april_rl.metrics import Histogram
+from april_rl.tracking import keys
 from april_rl.tracking.backends import SAMPLE_COLUMNS, BackendSettings
 from april_rl.tracking.labels import versions
+
+_PAGE = "http://127.0.0.1:7860/"  # of `trackio show`
 
 
 class TrackioRun:
@@ -31,7 +35,10 @@ class TrackioRun:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        tell(f"trackio: look at the run with: trackio show --project {settings.project}")
+        tell(
+            f"trackio: look at the run with: trackio show --project {settings.project}, then open "
+            f"{first_look(settings.project, settings.config)}"
+        )
 
     def log(
         self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -52,3 +59,15 @@ class TrackioRun:
         """Write what is left."""
         with redirect_stdout(io.StringIO()):
             trackio.finish()  # type: ignore[no-untyped-call]
+
+
+def first_look(project: str, config: Mapping[str, object]) -> str:
+    """Return the address of trackio's page with the panels of FIRST_LOOK alone."""
+    evaluation = config.get("evaluation")
+    sets = evaluation.get("sets", ()) if isinstance(evaluation, Mapping) else ()
+    shown = [
+        key.replace("*", name)
+        for key in keys.FIRST_LOOK
+        for name in (sets if "*" in key else ("",))
+    ]
+    return f"{_PAGE}?project={quote(project)}&metrics={quote(','.join(shown), safe='/,')}"

@@ -39,6 +39,7 @@ def test_the_sections_are_those_of_a_step():
     names = [section["name"] for section in sections_of(run_dashboard)]
     assert names == [
         "overview",
+        "reward",
         "rollout",
         "staleness",
         "learning",
@@ -47,6 +48,14 @@ def test_the_sections_are_those_of_a_step():
         "engines",
         "memory",
     ]
+
+
+def test_a_dashboard_opens_with_eight_panels_and_the_others_closed():
+    first, *others = sections_of(run_dashboard)
+    assert len(first["panels"]) == len(keys.FIRST_LOOK) == 8
+    assert tuple(panel.keys[0] for panel in SECTIONS[0].panels) == keys.FIRST_LOOK
+    assert first["isOpen"]
+    assert not any(section["isOpen"] for section in others)
 
 
 def sections_of(build) -> list[dict]:

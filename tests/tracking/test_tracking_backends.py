@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from april_rl.tracking.metrics_file import read_metrics
 
 WANDB, TRACKIO, TENSORBOARD = [[backend] for backend in TrackingBackend]
 LABELS = RunLabels(name="tiny seed=1", group="tiny", tags=("tiny", "seed=1"))
+CONFIG = {"rollout": {"group_size": 8}, "evaluation": {"sets": {"held_out": {"path": "a"}}}}
 REWARDS = Histogram.of([0.0, 0.0, 1.0], num_bins=2)
 
 
@@ -210,6 +212,7 @@ def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, c
             backends=TRACKIO,
             save_samples_every=4,
             labels=LABELS,
+            config=CONFIG,
             first_step=first_step,
         ) as tracker:
             log_steps(tracker, steps)
@@ -230,6 +233,13 @@ def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, c
     assert json.loads(config)["rollout"] == {"group_size": 8}
     out, err = capfd.readouterr()
     assert out.count("trackio show --project april_rl") == 2
+    page = "http://127.0.0.1:7860/?project=april_rl&metrics="
+    (address, _) = re.findall(rf"{re.escape(page)}\S+", out)
+    shown = address.removeprefix(page).split(",")
+    assert (shown[0], shown[1], shown[-1], len(shown)) == (
+        *("reward/mean", "eval/held_out/avg_at_k", "time/step_s"),
+        8,
+    )
     assert "*" not in out + err, "trackio's own lines"
 
 

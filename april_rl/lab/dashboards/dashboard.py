@@ -31,14 +31,14 @@ class DashboardError(RunError):
 
 
 def run_dashboard(*, entity: str, project: str) -> ws.Workspace:
-    """Return the workspace with all sections."""
+    """Return the workspace with all sections, of which the first is open."""
     return _workspace(
         NAME,
         entity=entity,
         project=project,
         sections=[
-            _section(section.name, [_line_plot(panel) for panel in section.panels])
-            for section in SECTIONS
+            _section(section.name, [_line_plot(panel) for panel in section.panels], is_open=n == 0)
+            for n, section in enumerate(SECTIONS)
         ],
     )
 
@@ -92,9 +92,9 @@ def _workspace(name: str, *, entity: str, project: str, sections: list[ws.Sectio
     )
 
 
-def _section(name: str, panels: list[Any]) -> ws.Section:
+def _section(name: str, panels: list[Any], *, is_open: bool = True) -> ws.Section:
     layout = ws.SectionLayoutSettings(columns=_COLUMNS, rows=_ROWS)
-    return ws.Section(name=name, panels=panels, is_open=True, layout_settings=layout)
+    return ws.Section(name=name, panels=panels, is_open=is_open, layout_settings=layout)
 
 
 def _line_plot(panel: Panel) -> wr.LinePlot:

@@ -34,13 +34,24 @@ def _under(stage: str, *quantities: str) -> tuple[str, ...]:
 
 
 SECTIONS = (
-    PanelSection(
+    PanelSection(  # keys.FIRST_LOOK
         "overview",
         (
             Panel("reward", ("reward/mean",)),
+            Panel("held-out accuracy", _under("eval", "*/avg_at_k", "*/pass_at_k", "*/maj_at_k")),
+            Panel("response length", ("rollout/response_tokens_mean",)),
+            Panel("tokens per second", ("rollout/generated_tokens_per_s",)),
+            Panel("share of off-policy tokens", ("staleness/off_policy_token_frac",)),
+            Panel("mean mismatch of engine and learner", ("mismatch/logprob_abs_mean",)),
+            Panel("mean entropy", ("loss/entropy",)),
+            Panel("time of a step", ("time/step_s",)),
+        ),
+    ),
+    PanelSection(
+        "reward",
+        (
             Panel("reward over trained tokens", ("reward/mean",), TRAINED_TOKENS),
             Panel("reward over time", ("reward/mean",), RUN_TIME),
-            Panel("held-out accuracy", _under("eval", "*/avg_at_k", "*/pass_at_k", "*/maj_at_k")),
             Panel("held-out accuracy over time", ("eval/*/avg_at_k",), RUN_TIME),
             Panel("trained tokens per second", ("throughput/trained_tokens_per_s",)),
             Panel("reward by function and source", ("reward/*/mean", "source/*/reward_mean")),
