@@ -31,6 +31,7 @@ from april_rl.tracking.samples_file import (
     write_evaluation,
     write_samples,
 )
+from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
 from april_rl.tracking.terminal import Phase, View, can_redraw
 from april_rl.tracking.timeline_file import write_timeline
 
@@ -96,6 +97,7 @@ class Tracker:
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
         self._axes = Axes(self._metrics_file.last_row)
         self._pace = Pace(num_steps)
+        self._signal, self._is_silence_told = SignalWatch(), False
         title = f"{name}: {num_steps} steps of {num_groups} groups"
         self._view = view or open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
         self._view.message(f"run directory: {run_dir}")
@@ -139,6 +141,16 @@ class Tracker:
                 self._backends.log(step, values, metrics.histograms())
             left_s = self._pace.left_s(step, step_s=values.get("time/step_s"))
             self._view.step(step, values, left_s=left_s)
+        self._watch_signal(step, values.get("reward/no_signal_frac"))
+
+    def _watch_signal(self, step: int, no_signal_frac: float | None) -> None:
+        """Say once, below the step's line, when several steps in a row had no signal."""
+        if no_signal_frac is None:
+            return
+        self._signal.add(step, no_signal_frac)
+        if self._signal.num_steps == NUM_SILENT and not self._is_silence_told:
+            self._is_silence_told = True
+            self._view.message(self._signal.advice)
 
     def amend(self, step: int, metrics: Metrics) -> None:
         """Add metrics to the row of the last step, such as an evaluation after it was logged.

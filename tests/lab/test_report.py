@@ -73,29 +73,6 @@ def layers_of(spec: dict) -> Iterator[tuple[dict, list[dict]]]:
         yield layer, layer.get("data", spec["data"])["values"]
 
 
-def test_the_page_shows_samples_of_the_first_and_the_last_step_with_their_rewards(
-    page: Page, tmp_path: Path
-) -> None:
-    """Once each, also in a run of one step."""
-    for step in (1, 6):
-        assert page.text.count(f"Samples of step {step}") == 1
-        shown = page.text.partition(f"Samples of step {step}")[2].partition("Samples of")[0]
-        assert shown.count("reward 0.00") + shown.count("reward 1.00") == 12
-    short = make_run(tmp_path / "run", num_steps=1)
-    assert write_report(short).path.read_text().count("Samples of step 1") == 1
-
-
-def test_the_interval_of_the_reward_begins_at_the_fifth_point(page: Page) -> None:
-    """Fails when it has no width at the first step, where least is known."""
-    rows = page.specs["reward"]["data"]["values"]
-    assert [row["low"] is None for row in rows] == [True] * 4 + [False] * (len(rows) - 4)
-    assert all(row["low"] < row["mean"] < row["high"] for row in rows[4:])
-    band, *_, marks = page.specs["reward"]["layer"]
-    assert band["transform"] == [{"filter": "isValid(datum.low)"}]
-    assert marks["mark"]["opacity"] > 0.8
-    assert marks["mark"]["size"] > 30
-
-
 def test_nothing_that_a_run_wrote_is_run_or_fetched_by_the_page(page: Page, run_dir: Path) -> None:
     """Fails when a response, a prompt, a name or a reward part reaches the page unescaped."""
     text = (run_dir / "report.html").read_text()

@@ -181,6 +181,24 @@ def test_a_run_leaves_its_config_its_metrics_and_its_samples(tmp_path: Path) -> 
     assert not (run_dir / "wandb").exists()
 
 
+def test_three_steps_in_a_row_without_a_signal_are_told_once_below_the_third(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when a run that learns nothing says so at its end only, or after every step."""
+    shares = [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    with make_tracker(tmp_path, num_steps=10) as tracker:
+        tracker.log(0, Metrics({"eval/held_out/avg_at_k": 0.0}))
+        for step, share in enumerate(shares, start=1):
+            tracker.log(step, Metrics({"reward/mean": 0.0, "reward/no_signal_frac": share}))
+    lines = capsys.readouterr().out.splitlines()
+    (told,) = [n for n, line in enumerate(lines) if line.startswith("No group has a signal")]
+    assert lines[told - 1].split()[0] == "5"
+    assert lines[told] == (
+        "No group has a signal since step 3: all rewards of a group are equal, so nothing is "
+        "learned. Use easier or harder prompts, or another reward."
+    )
+
+
 def test_the_samples_of_the_first_and_the_last_step_are_saved_unless_none_are(
     tmp_path: Path,
 ) -> None:

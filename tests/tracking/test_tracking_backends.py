@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import sqlite3
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from april_rl.tracking.metrics_file import read_metrics
 
 WANDB, TRACKIO, TENSORBOARD = [[backend] for backend in TrackingBackend]
 LABELS = RunLabels(name="tiny seed=1", group="tiny", tags=("tiny", "seed=1"))
-CONFIG = {"rollout": {"group_size": 8}, "evaluation": {"sets": {"held_out": {"path": "a"}}}}
 REWARDS = Histogram.of([0.0, 0.0, 1.0], num_bins=2)
 
 
@@ -212,7 +210,7 @@ def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, c
             backends=TRACKIO,
             save_samples_every=4,
             labels=LABELS,
-            config=CONFIG,
+            config={"rollout": {"group_size": 8}, "evaluation": {"sets": {"held_out": {}}}},
             first_step=first_step,
         ) as tracker:
             log_steps(tracker, steps)
@@ -225,21 +223,13 @@ def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, c
     logged = [(step, json.loads(metrics)) for _, step, metrics in rows]
     scalars = [(step, row["reward/mean"]) for step, row in logged if "reward/mean" in row]
     assert scalars == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
-    histograms = [row["histogram/reward"] for _, row in logged if "reward/mean" in row]
-    assert histograms[0]["values"] == [2, 1]
-    tables = {step: row["samples"]["_value"] for step, row in logged if "samples" in row}
-    assert sorted(tables) == [1, 4]
-    assert tables[4][0]["response"] == "19 ✓"
+    assert logged[1][1]["histogram/reward"]["values"] == [2, 1]
+    _, table = [row["samples"]["_value"] for _, row in logged if "samples" in row]
+    assert table[0]["response"] == "19 ✓"
     assert json.loads(config)["rollout"] == {"group_size": 8}
     out, err = capfd.readouterr()
     assert out.count("trackio show --project april_rl") == 2
-    page = "http://127.0.0.1:7860/?project=april_rl&metrics="
-    (address, _) = re.findall(rf"{re.escape(page)}\S+", out)
-    shown = address.removeprefix(page).split(",")
-    assert (shown[0], shown[1], shown[-1], len(shown)) == (
-        *("reward/mean", "eval/held_out/avg_at_k", "time/step_s"),
-        8,
-    )
+    assert out.count("project=april_rl&metrics=reward/mean,eval/held_out/avg_at_k,rollout/") == 2
     assert "*" not in out + err, "trackio's own lines"
 
 

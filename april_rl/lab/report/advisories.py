@@ -7,12 +7,12 @@ from statistics import fmean
 
 from april_rl.lab.report.prediction import Prediction
 from april_rl.lab.report.run_files import RunFiles
+from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
 
 _WORTH_SAYING = 1.1  # a predicted gain
 _LONG_TAIL = 0.2  # share of the time less share of the samples
 _MANY = 0.02  # samples without a reward
 _TRUNCATED = 0.2
-_WITHOUT_SIGNAL = 5  # steps
 _DISPERSION = 1.25  # a ratio of standard deviations; 1 is a random draw
 _PREEMPTED = 0.01  # of the samples
 _PREFILLED_AGAIN = 0.05  # of the rollouts' time
@@ -62,16 +62,11 @@ def _slow_reward(run: RunFiles) -> Iterator[str]:
 
 def _signal(run: RunFiles) -> Iterator[str]:
     shares = run.series("reward/no_signal_frac")
-    silent = 0
-    for _, share in reversed(shares):
-        if share < 1:
-            break
-        silent += 1
-    if silent >= _WITHOUT_SIGNAL:
-        yield (
-            f"No group has a signal since step {shares[-silent][0]}: all rewards of a group are "
-            "equal, so nothing is learned. Use easier or harder prompts, or another reward."
-        )
+    signal = SignalWatch()
+    for step, share in shares:
+        signal.add(step, share)
+    if signal.num_steps >= NUM_SILENT:
+        yield signal.advice
     elif shares and (mean := fmean(share for _, share in shares[len(shares) // 2 :])) > 0.5:
         yield (
             f"{percent(mean)} of the groups have no signal in the second half of the run; "
