@@ -1,4 +1,4 @@
-"""A character tokenizer with one extra token for the opening of the box."""
+"""A character tokenizer with one extra token for the opening of the box, and a chat template."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 PAD, EOS, UNKNOWN, BOX = "<pad>", "<eos>", "<unk>", "\\boxed{"
+# The policy knows no roles: a chat is its messages, with a space between two of them.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '' if loop.first else ' ' }}{{ message['content'] }}"
+    "{% endfor %}"
+)
 ALPHABET = (*string.digits, *string.ascii_lowercase, *"+= }")
 
 
@@ -26,5 +31,6 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN,
+        chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )

@@ -127,6 +127,7 @@ def test_the_policy_of_the_package_has_the_shape_and_tokenizer_that_the_warm_sta
     folder, tokenizer = builtins.resolve("builtin:tiny"), build_tokenizer()
     shipped = AutoTokenizer.from_pretrained(folder)
     assert shipped.get_vocab() == tokenizer.get_vocab()
+    assert shipped.chat_template == tokenizer.chat_template
     assert shipped("a1+b12=\\boxed{13}") == tokenizer("a1+b12=\\boxed{13}")
     model = AutoModelForCausalLM.from_pretrained(folder)
     expected = build_model(WarmStart(), tokenizer)
@@ -135,6 +136,34 @@ def test_the_policy_of_the_package_has_the_shape_and_tokenizer_that_the_warm_sta
     }
     size = sum(path.stat().st_size for path in Path(folder).iterdir())
     assert size < 2 * 2**20, "the package carries it"
+
+
+def test_a_set_of_messages_gives_the_tiny_policy_the_tokens_of_the_plain_sums(tmp_path) -> None:
+    """Fails when a conversational set cannot be tried with builtin:tiny."""
+    from april_rl.config.task import PromptSetConfig
+    from april_rl.data.prompts import load_prompts
+    from april_rl.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(builtins.resolve("builtin:tiny"))
+    sums = [problem.prompt for problem in drawn(20)]
+    chats = [
+        {"messages": [{"role": "user", "content": s}], "prompt": s, "answer": "1"} for s in sums
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in chats))
+    read = [
+        [
+            prompt.token_ids
+            for prompt in load_prompts(chosen, tokenizer, key="p", max_prompt_tokens=200)
+        ]
+        for chosen in (
+            PromptSetConfig(path=str(path), prompt_column="messages"),
+            PromptSetConfig(path=str(path), template="plain"),
+        )
+    ]
+    assert read[0] == read[1]
+    messages = [{"role": "system", "content": "add"}, {"role": "user", "content": "a1+b2="}]
+    assert tokenizer.chat_text(messages) == "add a1+b2="
 
 
 def test_finding_the_problems_loads_neither_torch_nor_transformers() -> None:
