@@ -17,6 +17,9 @@ from april_rl.data.tokenized import TableMaker, TokenizedTable
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.types import Prompt
 
+_MANY_UNKNOWN = 0.05  # of the tokens
+_SHOWN_CHARACTERS = 200  # of the example
+
 
 class PromptTable(Sequence[Prompt]):
     """The prompts of one set that are short enough, in row order, with ids 0 … n - 1.
@@ -32,12 +35,14 @@ class PromptTable(Sequence[Prompt]):
         path: str,
         dataset: str,
         summary: str,
+        warning: str,
     ) -> None:
         """`places` [prompts] are row indices in the tokenized table; `path` is the source as the
-        settings name it; `summary` is one line for people: how many rows were read and left out.
+        settings name it; `summary` is one line for people: how many rows were read and left out;
+        `warning` says that the model cannot read these prompts, and is empty when it can.
         """
         self._tokenized, self._places = tokenized, places
-        self.path, self.dataset, self.summary = path, dataset, summary
+        self.path, self.dataset, self.summary, self.warning = path, dataset, summary, warning
 
     @property
     def num_rows(self) -> int:
@@ -92,6 +97,7 @@ class PromptTable(Sequence[Prompt]):
                 path=self.path,
                 dataset=self.dataset,
                 summary=self.summary,
+                warning=self.warning,
             )
         row = self._tokenized.table[int(self._places[index])]
         return Prompt(
@@ -154,6 +160,7 @@ def load_prompts(
         path=chosen.path,
         dataset=dataset,
         summary=f"{chosen.path}: {_counts(tokenized, len(places), limit=max_prompt_tokens)}",
+        warning=_unknown_tokens(chosen.path, tokenized, tokenizer),
     )
 
 
@@ -170,6 +177,19 @@ def _counts(tokenized: TokenizedTable, num_prompts: int, *, limit: int) -> str:
     return (
         f"{num_prompts:,} prompts{duplicates}, {num_distinct - num_prompts:,} left out as longer "
         f"than data.max_prompt_tokens={limit} (the longest has {tokenized.lengths.max()})"
+    )
+
+
+def _unknown_tokens(path: str, tokenized: TokenizedTable, tokenizer: Tokenizer) -> str:
+    """Return a warning with an example when many tokens of the prompts are unknown, else ""."""
+    if tokenized.unknown_frac <= _MANY_UNKNOWN:
+        return ""
+    row = tokenized.unknown_row
+    seen = tokenizer.text_seen(tokenized.table[row]["token_ids"])[:_SHOWN_CHARACTERS]
+    return (
+        f"{path}: {tokenized.unknown_frac:.0%} of the tokens of these prompts are unknown to the "
+        f"model, which reads {_source(tokenized, row)} as {seen!r}; use prompts that it can read, "
+        "or another model.path"
     )
 
 

@@ -24,7 +24,8 @@ class PromptSets:
         tell: Callable[[str], None],
     ) -> None:
         """`seed` draws the rows of procedural tasks; `columns` are the data columns that the reward
-        needs, by set; `tell` gets one line for each set.
+        needs, by set; `tell` gets one line for each set, and a second one where
+        the model cannot read the prompts.
         """
         self._chosen = training_sets(data)
         self._columns, self._tell = columns or {}, tell
@@ -42,6 +43,8 @@ class PromptSets:
         columns = self._columns.get(dataset, ())
         table = self._load(chosen, key=key, dataset=dataset, columns=columns)
         self._tell(table.summary)
+        if table.warning:
+            self._tell(table.warning)
         return table
 
     def training(self) -> dict[str, PromptTable]:

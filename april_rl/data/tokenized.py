@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +45,8 @@ class TokenizedTable:
     num_rows: int  # rows of the source
     names: RowNames
     fingerprint: str  # of the tokens and answers of all rows, in order
+    unknown_frac: float  # share of the tokens that stand for text outside the vocabulary
+    unknown_row: int  # the first row with such a token; 0 when there is none
 
 
 class TableMaker:
@@ -102,10 +104,14 @@ class TableMaker:
         tokenize = BatchTokenizer(reader, renderer, tokenizer=self._tokenizer, places=places)
         with quiet():
             table = self._mapped(raw, reader, tokenize=tokenize, places=places, into=into)
-        info: dict[str, Any] = {"num_rows": len(raw.table), "fingerprint": fingerprint(table)}
+        info: dict[str, Any] = {
+            "num_rows": len(raw.table),
+            "fingerprint": fingerprint(table),
+            **_unknown(table, self._tokenizer.unknown_id),
+        }
         if into is not None:
             (into / _INFO).write_text(json.dumps(info), encoding="utf-8")
-        return _with_lengths(table, names=raw.names, **info)
+        return _with_lengths(table, info, names=raw.names)
 
     def _mapped(
         self,
@@ -147,7 +153,7 @@ class TableMaker:
         info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
         shards = sorted(folder.glob("prompts*.arrow"))  # one for each process that wrote
         table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])
-        return _with_lengths(table, names=row_names(self._chosen, info["num_rows"]), **info)
+        return _with_lengths(table, info, names=row_names(self._chosen, info["num_rows"]))
 
 
 def fingerprint(table: datasets.Dataset) -> str:
@@ -166,14 +172,25 @@ def fingerprint(table: datasets.Dataset) -> str:
     return digest.hexdigest()
 
 
+def _unknown(table: datasets.Dataset, unknown_id: int | None) -> dict[str, float | int]:
+    """Return the share of unknown tokens of all rows, and the first row with one."""
+    found = {"unknown_frac": 0.0, "unknown_row": 0}
+    if unknown_id is None:
+        return found
+    rows = mapped_anew(table).data.select(["token_ids"])
+    num_unknown = num_tokens = 0
+    for start in range(0, len(rows), _FINGERPRINT_ROWS):
+        tokens = rows.slice(start, _FINGERPRINT_ROWS).column("token_ids").combine_chunks()
+        is_unknown = pyarrow.compute.list_flatten(tokens).to_numpy() == unknown_id
+        if not num_unknown and is_unknown.any():
+            row = pyarrow.compute.list_parent_indices(tokens)[int(is_unknown.argmax())]
+            found["unknown_row"] = start + row.as_py()
+        num_unknown, num_tokens = num_unknown + int(is_unknown.sum()), num_tokens + len(is_unknown)
+    return found | {"unknown_frac": num_unknown / max(1, num_tokens)}
+
+
 def _with_lengths(
-    table: datasets.Dataset, *, num_rows: int, names: RowNames, fingerprint: str
+    table: datasets.Dataset, info: Mapping[str, Any], *, names: RowNames
 ) -> TokenizedTable:
     lengths = pyarrow.compute.list_value_length(table.data.column("token_ids")).to_numpy()
-    return TokenizedTable(
-        table=table,
-        lengths=lengths.astype(np.int64),
-        num_rows=num_rows,
-        names=names,
-        fingerprint=fingerprint,
-    )
+    return TokenizedTable(table=table, lengths=lengths.astype(np.int64), names=names, **info)

@@ -74,7 +74,7 @@ class Tokenizer:
                 add_generation_prompt=True,
                 **(template_kwargs or {}),
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise TokenizerError(
                 f"the chat template of model.path={self._path} refuses the messages: {error}"
             ) from error
@@ -102,6 +102,19 @@ class Tokenizer:
         else:
             rules = f"{type(tokenizer).__name__} {sorted(tokenizer.get_vocab().items())}"
         return xxhash.xxh3_128_hexdigest(f"{rules}{tokenizer.chat_template}".encode())
+
+    @property
+    def unknown_id(self) -> int | None:
+        """Return the token that stands for text that is not in the vocabulary; None when there is
+        none, or when the same token begins or ends texts.
+        """
+        found: int | None = self._tokenizer.unk_token_id
+        ends = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
+        return None if found in ends else found
+
+    def text_seen(self, token_ids: Sequence[int]) -> str:
+        """Return the tokens of a prompt as text, special ones and unknown ones by their names."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of a response, without special tokens."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import datasets
 import pytest
 from word_tokenizer import CHAT, hf_tokenizer, words
 
 from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
+from april_rl.data import cache
 from april_rl.data.errors import DataError
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
@@ -112,6 +114,11 @@ BAD_SETTINGS = {
         "data.jsonl:2: .*system message of its own",
     ),
     "refused": ([[message("one", "tool")]], {}, "data.jsonl:1: .*models/words.*no tools"),
+    "a template that fails": (
+        ["one", "two"],
+        {"chat_template": "{{ messages[0].content.index('one') }}"},
+        "data.jsonl:2: .*models/words.*substring not found",
+    ),
     "settings of no task": (["one"], {"args": {"size": 3}}, "has no effect: only reasoning_gym"),
 }
 
@@ -141,3 +148,34 @@ def test_a_folder_without_tokenizer_names_the_key(tmp_path):
     for path in (str(tmp_path), "/nowhere/at/all"):
         with pytest.raises(TokenizerError, match=rf"model\.path={path}: cannot load the tokenizer"):
             load_tokenizer(path)
+
+
+def without_unknown_token():
+    """A tokenizer whose token for unknown text also begins and ends texts, as in GPT-2."""
+    tokenizer = hf_tokenizer()
+    tokenizer.eos_token = "<unk>"
+    return tokenizer
+
+
+def test_prompts_that_the_model_cannot_read_are_told_with_an_example(tmp_path):
+    table = tokenized(tmp_path, "one two", "one zwei two drei", template=Template.plain)
+    assert table.warning == (
+        f"{tmp_path / 'data.jsonl'}: 25% of the tokens of these prompts are unknown to the model, "
+        f"which reads {tmp_path / 'data.jsonl'}:2 as '<bos> one <unk> two <unk>'; use prompts that "
+        "it can read, or another model.path"
+    )
+    assert table[:1].warning == table.warning
+
+
+def test_a_few_unknown_tokens_or_no_token_for_them_are_not_told(tmp_path):
+    few = ["one " * 30, "one zwei"]
+    assert tokenized(tmp_path, *few, template=Template.plain).warning == ""
+    assert tokenized(tmp_path, "zwei drei", backend=without_unknown_token).warning == ""
+
+
+def test_a_table_of_the_cache_says_the_same_of_unknown_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "KEEP_FROM_BYTES", 1)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "kept")
+    tables = [tokenized(tmp_path, "one", "zwei") for _ in range(2)]
+    assert len(list((tmp_path / "kept" / "april_rl").iterdir())) == 1
+    assert tables[1].warning == tables[0].warning != ""
