@@ -1,0 +1,49 @@
+"""What a run of few steps shows, on a set of messages that the policy cannot read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import command, run
+
+from april_rl.tracking import figures
+
+
+@pytest.mark.slow
+def test_a_short_run_warns_of_its_prompts_and_shows_its_samples(tmp_path: Path) -> None:
+    """Fails when a run that learns nothing says so at its end only, or keeps no samples."""
+    rows = (
+        {
+            "messages": [{"role": "user", "content": f"What is {n} Plus 2000?"}],
+            "answer": str(n + 2000),
+        }
+        for n in range(20)
+    )
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = run(
+        command(
+            None,
+            tmp_path / "run",
+            *("+recipe=tiny_cpu", "~evaluation.sets.held_out", "tracking.wandb=disabled"),
+            *("data.path=chats.jsonl", "data.prompt_column=messages", "data.template=chat"),
+            *("trainer.num_steps=3", "trainer.num_groups=2", "rollout.group_size=2"),
+            *("rollout.max_response_tokens=16", "learner.max_tokens=256", "runtime.threads=1"),
+        ),
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "of these prompts are unknown to the model, which reads chats.jsonl:1 as" in done.stdout
+    assert "'<unk>hat is 0 <unk>lus 2000<unk>'" in done.stdout
+    lines = done.stdout.splitlines()
+    header = lines.index(figures.heading())
+    assert lines[header + 1] == figures.LEGEND
+    assert [line.split()[0] for line in lines[header + 2 : header + 5]] == ["1", "2", "3"]
+    assert lines[header + 5].startswith("No group has a signal since step 1: ")
+    for folder, suffix in (("samples", "jsonl"), ("timeline", "json")):
+        for step in (1, 3):
+            assert (tmp_path / "run" / folder / f"step_{step:05d}.{suffix}").is_file()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("Samples of step 1<") == page.count("Samples of step 3<") == 1
+    assert "reward 0.00" in page
