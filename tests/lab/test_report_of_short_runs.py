@@ -25,6 +25,8 @@ def test_the_page_shows_samples_of_the_first_and_the_last_step_with_their_reward
         assert page.text.count(f"Samples of step {step}") == 1
         shown = page.text.partition(f"Samples of step {step}")[2].partition("Samples of")[0]
         assert shown.count("reward 0.00") + shown.count("reward 1.00") == 12
+        best = shown.partition("The best rewarded")[2].partition("The worst rewarded")[0]
+        assert best.count("reward 1.00") == 4
     short = make_run(tmp_path / "run", num_steps=1)
     assert write_report(short).path.read_text().count("Samples of step 1") == 1
 

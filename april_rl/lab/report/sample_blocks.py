@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import starmap
 from typing import Any
 
 from april_rl.lab.report.vega import AGE_COLOURS
 
-_LONGEST, _WORST = 6, 6  # samples of each kind
+_LONGEST, _BEST, _WORST = 4, 4, 4  # samples of each kind
 _SHOWN_CHARACTERS = 6000  # of a prompt, or of a response
 
 
 def sample_blocks(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Return the longest and the worst rewarded samples, each behind a line that opens it."""
-    longest = sorted(samples, key=lambda s: -s["num_tokens"])[:_LONGEST]
-    others = [sample for sample in samples if sample not in longest]
-    worst = sorted(others, key=lambda s: (s["reward"], -s["num_tokens"]))[:_WORST]
-    return _blocks("The longest", longest) + _blocks("The worst rewarded of the others", worst)
+    """Return the longest, the best and the worst rewarded samples, each behind a line that opens
+    it.
+    """
+    by_length = sorted(samples, key=lambda s: -s["num_tokens"])
+    longest, others = by_length[:_LONGEST], by_length[_LONGEST:]
+    by_reward = sorted(others, key=lambda s: -s["reward"])  # the longest first of equal ones
+    best, rest = by_reward[:_BEST], by_reward[_BEST:]
+    worst = sorted(rest, key=lambda s: s["reward"])[:_WORST]
+    blocks = ("The longest", longest), ("The best rewarded of the others", best)
+    return "".join(starmap(_blocks, (*blocks, ("The worst rewarded of the others", worst))))
 
 
 def age_key() -> str:
@@ -31,6 +37,8 @@ def age_key() -> str:
 
 
 def _blocks(title: str, samples: Sequence[Mapping[str, Any]]) -> str:
+    if not samples:
+        return ""
     blocks = "".join(_block(sample, is_open=n == 0) for n, sample in enumerate(samples))
     return f"<h3>{escape(title)}</h3>{blocks}"
 
