@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from dataclasses import replace
@@ -20,7 +21,7 @@ from april_rl.lab.report.comparison import SYNCHRONOUS, Comparison, compare
 from april_rl.lab.report.comparison_page import comparison_page, comparison_table
 from april_rl.lab.report.run_files import ReportError
 
-STEPS, SEEDS = 6, (0, 1, 2)
+STEPS, SEEDS = 12, (0, 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +69,11 @@ def test_runs_are_compared_at_what_all_of_them_reach(comparison: Comparison) -> 
 
 def test_time_to_an_accuracy_is_interpolated_between_evaluations(comparison: Comparison) -> None:
     """Accuracy rises by equal amounts a step, so 0.6 is reached after half of the steps, and 0.625
-    a quarter of a step before 0.6333.
+    half a step before 0.6333.
     """
     run = comparison.variants[SYNCHRONOUS][0]
     seconds = [row["time/step_s"] for row in run.steps]
-    for accuracy, steps in ((0.5, 0.0), (0.6, 3.0), (0.625, 3.75), (0.7, 6.0)):
+    for accuracy, steps in ((0.5, 0.0), (0.6, 6.0), (0.625, 7.5), (0.7, 12.0)):
         budget = replace(comparison.budget, accuracy=accuracy)
         whole = int(steps)
         expected = sum(seconds[:whole]) + (steps - whole) * sum(seconds[whole : whole + 1])
@@ -113,14 +114,70 @@ def test_ratios_are_paired_by_seed_with_the_interval_of_students_t(comparison: C
     assert comparison.versus(rate, SYNCHRONOUS) == ""
 
 
-def test_seeds_without_a_partner_are_not_paired_and_one_pair_has_no_interval(folder: Path) -> None:
+def test_seeds_without_a_partner_are_not_paired_and_one_pair_has_no_ratio(folder: Path) -> None:
     paths = [folder / name for name in ("a0", "b0", "b1")]
     found = compare(paths, accuracy=None, evaluation_set=None)
     rate = figure("trained samples/s")
     paired = found.paired(rate, "α = 2.0")
     assert paired is not None
     assert math.isinf(paired[1])
-    assert "[" not in found.versus(rate, "α = 2.0")
+    assert not found.versus(rate, "α = 2.0")
+
+
+NO_RATIO = "Ratios to {} are left out where chance alone may explain them: {}. Compare"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "num_steps", "end", "reason", "num_ratios"),
+    [
+        ((0, 1), 10, 0.7, "", 9),
+        ((0,), 10, 0.7, "fewer than 2 seeds in common (α = 2.0)", 0),
+        ((0, 1), 9, 0.7, "a run of fewer than 10 steps (α = 2.0)", 0),
+        (
+            (0, 1),
+            10,
+            0.54,
+            "an accuracy to reach that is inside the 95 % interval of a first evaluation (α = 2.0)",
+            7,
+        ),
+    ],
+)
+def test_ratios_that_chance_explains_are_left_out_with_the_reason(
+    tmp_path: Path, seeds: tuple[int, ...], num_steps: int, end: float, reason: str, num_ratios: int
+) -> None:
+    """In the page and in the terminal. An accuracy that does not leave the interval of the first
+    one (0.5 ± 0.05) says nothing about the time to it.
+    """
+    for seed in seeds:
+        for factor in (1.0, 2.0):
+            make_run(
+                tmp_path / f"{factor}_{seed}",
+                factor=factor,
+                seed=seed,
+                num_steps=num_steps,
+                accuracy=(0.5, end),
+            )
+    found = compare([tmp_path], accuracy=None, evaluation_set=None)
+    sentence = NO_RATIO.format(SYNCHRONOUS, reason)
+    for text in (comparison_table(found), html.unescape(comparison_page(found))):
+        assert text.count("× ") == num_ratios, text
+        assert (sentence in text) == bool(reason)
+
+
+def test_only_one_factor_without_refill_is_called_synchronous(tmp_path: Path) -> None:
+    """Fails when α = 1 with refill is, or when refill alone sets no variants apart."""
+    for name, refill in (("with", True), ("without", False)):
+        config = make_run(tmp_path / name, factor=1.0, num_steps=2) / "config.yaml"
+        settings = yaml.safe_load(config.read_text())
+        settings["rollout"]["refill"] = refill
+        config.write_text(yaml.safe_dump(settings))
+    make_run(tmp_path / "two", factor=2.0, num_steps=2)
+    names = [*compare([tmp_path], accuracy=None, evaluation_set=None).variants]
+    assert names == [SYNCHRONOUS, "α = 1.0 with refill", "α = 2.0"]
+    paths = [tmp_path / "with", tmp_path / "two"]
+    page = comparison_page(compare(paths, accuracy=None, evaluation_set=None))
+    assert "<h1>α = 1.0 with refill against α = 2.0</h1>" in page
+    assert SYNCHRONOUS not in page
 
 
 def test_runs_of_one_seed_are_averaged(comparison: Comparison) -> None:

@@ -18,6 +18,7 @@ class Evaluated(NamedTuple):
     samples: int  # trained
     seconds: float  # of training steps, without evaluations and checkpoints
     accuracy: float
+    high: float  # upper end of its 95 % interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Figure(NamedTuple):
     value: Callable[[RunFiles, Budget], float | None]
     write: Callable[[float], str]
     is_share: bool = False  # compared by difference, not by ratio
+    is_to_accuracy: bool = False  # a cost until the accuracy is reached
 
 
 def evaluations(run: RunFiles, name: str) -> list[Evaluated]:
@@ -45,7 +47,7 @@ def evaluations(run: RunFiles, name: str) -> list[Evaluated]:
     trained = accumulate(run.trained_samples)
     key = f"eval/{name}/avg_at_k"
     return [
-        Evaluated(samples, spent_s, accuracy)
+        Evaluated(samples, spent_s, accuracy, row.get(f"{key}_high") or accuracy)
         for row, samples, spent_s in zip(run.rows, trained, seconds, strict=True)
         if (accuracy := row.get(key)) is not None
     ]
@@ -54,6 +56,14 @@ def evaluations(run: RunFiles, name: str) -> list[Evaluated]:
 def best_accuracy(run: RunFiles, name: str) -> float:
     """Return the highest accuracy of the run; 0 without an evaluation."""
     return max((each.accuracy for each in evaluations(run, name)), default=0.0)
+
+
+def begins_within(run: RunFiles, budget: Budget) -> bool:
+    """Return whether the accuracy to reach lies within the 95 % interval of the run's first
+    evaluation, so that chance alone may reach it.
+    """
+    found = evaluations(run, budget.evaluation_set)
+    return bool(found) and budget.accuracy <= found[0].high
 
 
 def _first_time_to(
@@ -152,8 +162,8 @@ def _percent(value: float) -> str:
 
 
 FIGURES: tuple[Figure, ...] = (
-    Figure("seconds to the accuracy", _seconds_to, _number(1)),
-    Figure("trained samples to the accuracy", _samples_to, _number(0)),
+    Figure("seconds to the accuracy", _seconds_to, _number(1), is_to_accuracy=True),
+    Figure("trained samples to the accuracy", _samples_to, _number(0), is_to_accuracy=True),
     Figure("accuracy after equal samples", _accuracy_after_samples, _number(3), is_share=True),
     Figure("accuracy after equal time", _accuracy_after_seconds, _number(3), is_share=True),
     Figure("trained samples/s", _rate, _number(1)),

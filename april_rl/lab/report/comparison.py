@@ -9,12 +9,20 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from april_rl.lab.report.compared_run import FIGURES, Budget, Figure, best_accuracy
+from april_rl.lab.report.compared_run import (
+    FIGURES,
+    Budget,
+    Figure,
+    begins_within,
+    best_accuracy,
+)
 from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
 
 SYNCHRONOUS = "synchronous"
+_MIN_SEEDS, _MIN_STEPS = 2, 10  # below them a ratio of two variants is noise
 # Two-sided 95 % quantiles of Student's t, for 1 … 10 degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_SCHEDULE = ("rollout.over_sampling_factor", "rollout.refill")
 # Settings in which runs of one variant may differ.
 _PLACES = ("seed", "resume", "name", "tracking", "checkpoint")
 
@@ -64,6 +72,29 @@ class Comparison:
         quantile = _STUDENT[min(len(found) - 1, len(_STUDENT)) - 1]
         return fmean(found), quantile * stdev(found) / math.sqrt(len(found))
 
+    def doubts(self) -> dict[str, list[str]]:
+        """Return why ratios are left out, each reason with the variants concerned."""
+        found: dict[str, list[str]] = {}
+        for variant in [*self.variants][1:]:
+            figures = [figure for figure in FIGURES if self.paired(figure, variant)]
+            reasons = [doubt for figure in figures for doubt in self._doubts(figure, variant)]
+            for reason in dict.fromkeys(reasons):
+                found.setdefault(reason, []).append(variant)
+        return found
+
+    def _doubts(self, figure: Figure, variant: str) -> Iterator[str]:
+        """Yield why chance alone would explain the ratio of a variant to the baseline."""
+        if figure.is_share:
+            return
+        seeds = self._values(figure, variant).keys() & self._values(figure, self.baseline)
+        if len(seeds) < _MIN_SEEDS:
+            yield f"fewer than {_MIN_SEEDS} seeds in common"
+        runs = [*self.variants[variant], *self.variants[self.baseline]]
+        if min(len(run.steps) for run in runs) < _MIN_STEPS:
+            yield f"a run of fewer than {_MIN_STEPS} steps"
+        if figure.is_to_accuracy and any(begins_within(run, self.budget) for run in runs):
+            yield "an accuracy to reach that is inside the 95 % interval of a first evaluation"
+
     def _values(self, figure: Figure, variant: str) -> dict[str, float]:
         """Return the figure by seed, averaged over the runs of a seed."""
         found: dict[str, list[float]] = {}
@@ -74,8 +105,12 @@ class Comparison:
         return {seed: fmean(values) for seed, values in found.items()}
 
     def versus(self, figure: Figure, variant: str) -> str:
-        """Return the paired comparison as text: × 1.31 [1.20, 1.43], or a difference."""
+        """Return the paired comparison as text: × 1.31 [1.20, 1.43], or a difference; nothing where
+        chance alone would explain a ratio.
+        """
         if variant == self.baseline or (found := self.paired(figure, variant)) is None:
+            return ""
+        if any(self._doubts(figure, variant)):
             return ""
         middle, half = found
         if figure.is_share:
@@ -83,7 +118,7 @@ class Comparison:
             interval = "" if math.isinf(half) else f" ± {scale * half:.{digits}f}"
             return f"{scale * middle:+.{digits}f}{interval}{unit}"
         interval = f" [{math.exp(middle - half):.2f}, {math.exp(middle + half):.2f}]"
-        return f"× {math.exp(middle):.2f}{'' if math.isinf(half) else interval}"
+        return f"× {math.exp(middle):.2f}{interval}"
 
     def rows(self) -> Iterator[tuple[str, list[Cell]]]:
         """Yield a label and a cell for each variant."""
@@ -96,7 +131,7 @@ class Comparison:
     def _cell(self, figure: Figure, variant: str) -> Cell:
         mean = self.mean(figure, variant)
         if mean is None:
-            return Cell("not reached" if "to the accuracy" in figure.label else "", "")
+            return Cell("not reached" if figure.is_to_accuracy else "", "")
         missing = self.missing(figure, variant)
         note = f" ({missing} without)" if missing else ""
         return Cell(f"{figure.write(mean)}{note}", self.versus(figure, variant))
@@ -146,20 +181,24 @@ def _variants(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
     variants: dict[str, list[RunFiles]] = {}
     for run, settings in zip(runs, flat, strict=True):
         variants.setdefault(_name(settings, differing), []).append(run)
-    return dict(sorted(variants.items(), key=lambda each: (each[0] != SYNCHRONOUS, each[0])))
+    return dict(
+        sorted(variants.items(), key=lambda each: (not each[0].startswith(SYNCHRONOUS), each[0]))
+    )
 
 
 def _name(settings: Mapping[str, object], differing: Sequence[str]) -> str:
     """Return what sets a run apart: `synchronous`, `α = 2`, or the settings themselves."""
-    factor, refill = settings.get("rollout.over_sampling_factor"), settings.get("rollout.refill")
-    shown = {key: settings.get(key) for key in differing}
-    shown.pop("rollout.refill", None)
-    is_synchronous = factor == 1 and not refill
-    names = []
-    if shown.pop("rollout.over_sampling_factor", None) is not None or is_synchronous:
-        one_shot = "" if refill else " one-shot"
-        names = [SYNCHRONOUS if is_synchronous else f"α = {factor}{one_shot}"]
+    shown = {key: settings.get(key) for key in differing if key not in _SCHEDULE}
+    names = [_schedule(settings)] if any(key in differing for key in _SCHEDULE) else []
     return ", ".join([*names, *(f"{key}={value}" for key, value in shown.items())]) or "all runs"
+
+
+def _schedule(settings: Mapping[str, object]) -> str:
+    """Return how many samples a run starts; only α = 1 without refill is synchronous."""
+    factor, refill = (settings.get(key) for key in _SCHEDULE)
+    if factor == 1:
+        return f"α = {factor} with refill" if refill else SYNCHRONOUS
+    return f"α = {factor}" if refill else f"α = {factor} one-shot"
 
 
 def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:

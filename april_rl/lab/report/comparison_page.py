@@ -22,7 +22,7 @@ def comparison_table(comparison: Comparison) -> str:
         f"{label:<{first}}" + "".join(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))
         for label, cells in rows
     ]
-    return "\n".join((*lines, "", _explained(comparison)))
+    return "\n".join((*lines, "", _explained(comparison), *_left_out(comparison)))
 
 
 def _explained(comparison: Comparison) -> str:
@@ -36,6 +36,18 @@ def _explained(comparison: Comparison) -> str:
     )
 
 
+def _left_out(comparison: Comparison) -> list[str]:
+    """Return the sentence that says why ratios are left out, if some are."""
+    doubts = comparison.doubts()
+    if not doubts:
+        return []
+    reasons = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in doubts.items())
+    return [
+        f"Ratios to {comparison.baseline} are left out where chance alone may explain them: "
+        f"{reasons}. Compare longer runs with several seeds, such as those of +sweep=alpha."
+    ]
+
+
 def comparison_page(comparison: Comparison) -> str:
     """Return the page."""
     return html.page("Comparison of runs", _body(comparison))
@@ -46,6 +58,7 @@ def _body(comparison: Comparison) -> Iterator[str]:
     title = " against ".join(filter(None, (comparison.baseline, ", ".join(others))))
     yield f"<header><h1>{escape(title)}</h1>"
     yield f"<p>{escape(_explained(comparison))}</p></header><main>"
+    yield html.advice(_left_out(comparison))
     yield _table(comparison)
     for chart in _charts(comparison):
         yield html.chart_block(chart)
