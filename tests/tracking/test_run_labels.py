@@ -39,6 +39,24 @@ from april_rl.tracking.labels import RunLabels, run_labels, versions
             ),
         ),
         (
+            ["model.path=tiny_chat", "data.path=letters.jsonl", "~evaluation.sets.held_out"],
+            "",
+            RunLabels(
+                name="tiny model.path=tiny_chat data.path=letters.jsonl ~held_out",
+                group="tiny model.path=tiny_chat data.path=letters.jsonl ~held_out",
+                tags=("tiny", "seed=3"),
+            ),
+        ),
+        (
+            ["seed=3", "data.seed=4", "+evaluation.sets.test={path: a.jsonl, samples: 2}"],
+            "",
+            RunLabels(
+                name="tiny seed=3 data.seed=4 path=a.jsonl samples=2",
+                group="tiny data.seed=4 path=a.jsonl samples=2",
+                tags=("tiny", "seed=3"),
+            ),
+        ),
+        (
             ["algorithm=gspo", "++engine.x=" + "9" * 200],
             "",
             RunLabels(
