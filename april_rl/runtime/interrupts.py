@@ -3,6 +3,8 @@
 Outside `held`, the first signal raises KeyboardInterrupt at once. Inside, it is noted and `check`
 raises, so that the run stops at a consistent point and has time to write a checkpoint. A timer
 thread kills a process that has not ended by its deadline; a second signal kills it at once.
+
+Python drops what is raised within a `__del__`, so the signal is sent again when that happens.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import psutil
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 EXIT_STATUS = 128 + signal.SIGINT
 _PATIENCE_S = 7.0  # deadline when no checkpoint has to be written
+_AGAIN_S = 0.1  # by then the `__del__` that swallowed an exception has ended
 _SAME_SIGNAL_S = 1.0  # `timeout` signals the process and its group: count that once
 
 
@@ -35,7 +38,10 @@ class Interrupts:
         self._hours, self._ends_s = 0.0, math.inf
         self._patience_s = _PATIENCE_S
         self._is_held = False
+        self._is_swallowed = False  # by a `__del__`: what the last signal raised
         self._timer: threading.Timer | None = None
+        self._report = sys.unraisablehook
+        sys.unraisablehook = self._note_unraisable
         for which in SIGNALS:
             signal.signal(which, self._note)
 
@@ -90,14 +96,27 @@ class Interrupts:
             self._timer.cancel()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self._requested is not None:
+        if self._requested is None:
+            self._requested, self._requested_s = signal.Signals(signum), time.monotonic()
+            self.arm()
+        elif not self._is_swallowed:
             if time.monotonic() - self._requested_s >= _SAME_SIGNAL_S:
                 _end_processes()
             return
-        self._requested, self._requested_s = signal.Signals(signum), time.monotonic()
-        self.arm()
+        self._is_swallowed = False
         if not self._is_held:
             raise KeyboardInterrupt
+
+    def _note_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Send the signal again if Python has dropped its KeyboardInterrupt."""
+        if self._requested is None or not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            self._report(unraisable)
+            return
+        self._is_swallowed = True
+        main = threading.main_thread().ident
+        again = threading.Timer(_AGAIN_S, signal.pthread_kill, [main, self._requested])
+        again.daemon = True
+        again.start()
 
 
 @contextmanager

@@ -90,3 +90,37 @@ def test_a_refused_run_ends_no_other_of_the_sweep(tmp_path: Path) -> None:
     assert failed.endswith("1_tiny_cpu")
     assert "comparison: not written (error: sweep is not a run directory" in done.stdout
     assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["multirun.yaml"]
+
+
+SIGNALLED = """
+import os, signal, sys
+from april_rl import train
+from april_rl.assembly import run as assembly
+
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def settled(config, settled=assembly.settled):
+    Dropped()
+    return settled(config)
+
+assembly.settled = settled
+train.main()
+"""
+
+
+def test_a_stop_whose_exception_python_drops_ends_the_start_soon(tmp_path: Path) -> None:
+    """SIGTERM while an object's `__del__` runs, before Ray starts. Fails when the start goes on,
+    and stacks of threads are printed at the deadline.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, "+recipe=tiny_cpu", "hydra.run.dir=run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (130, "interrupted"), done.stderr
+    assert "stacks" not in done.stderr

@@ -16,10 +16,11 @@ from april_rl.runtime.interrupts import SIGNALS, Interrupts, blocked_for_childre
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    before = {which: signal.getsignal(which) for which in SIGNALS}
+    before, hook = {which: signal.getsignal(which) for which in SIGNALS}, sys.unraisablehook
     owner = Interrupts()
     yield owner
     owner.disarm()
+    sys.unraisablehook = hook
     for which, handler in before.items():
         signal.signal(which, handler)
 
@@ -35,6 +36,31 @@ def test_a_signal_raises_once_and_is_remembered(interrupts, which):
     os.kill(os.getpid(), which)  # raises no more
     with pytest.raises(KeyboardInterrupt):
         interrupts.check()
+
+
+class SignalledInDel:
+    """An object during whose end a signal comes."""
+
+    def __init__(self, which: signal.Signals) -> None:
+        self._which = which
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self._which)
+        time.sleep(0)  # the handler runs here
+
+
+def start(which: signal.Signals) -> None:
+    SignalledInDel(which)  # ends at once, for nothing refers to it
+    time.sleep(30)  # where Ray and vLLM would be started
+
+
+@pytest.mark.parametrize("which", SIGNALS)
+def test_a_signal_whose_exception_a_del_swallows_raises_soon(interrupts, which, capsys):
+    """Fails when a stop early in the start is lost, and stacks are printed at the deadline."""
+    with pytest.raises(KeyboardInterrupt):
+        start(which)
+    assert interrupts.is_requested
+    assert "ignored" not in capsys.readouterr().err
 
 
 def test_a_held_signal_raises_only_where_it_is_asked_for(interrupts):
