@@ -156,6 +156,12 @@ def _read_data(config: TrainConfig, view: View, *, folder: Path, resumed: Resume
         tell = view.message
         sets = PromptSets(config.data, tokenizer, seed=config.seed, columns=columns, tell=tell)
         training, held_out = sets.training(), held_out_sets(config, sets.load)
+        num_prompts, num_groups = sum(map(len, training.values())), config.trainer.num_groups
+        if num_groups > num_prompts:
+            tell(
+                f"trainer.num_groups={num_groups} is more than the {num_prompts} prompts of the "
+                "training data: a step trains several groups of one prompt"
+            )
         prompts = _stream(config, training, resumed)
     return _Data(tokenizer, [rows[0] for rows in training.values()], prompts, held_out)
 

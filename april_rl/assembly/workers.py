@@ -12,6 +12,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.errors import RunError
 from april_rl.evaluation.settings import longest_response
+from april_rl.runtime.cluster import TOKEN_BYTES
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.preflight import ModelFacts, check_start
 from april_rl.runtime.supervision.watchdog import Watchdog
@@ -56,6 +57,7 @@ def check_machine(config: TrainConfig, layout: Layout, *, is_training: bool = Tr
         window_tokens=window_tokens,
         window_key=window_key,
         learner_bytes=_learner_bytes(config) if is_training else 0,
+        batch_bytes=TOKEN_BYTES * _batch_tokens(config, window_tokens) if is_training else 0,
     )
 
 
@@ -88,7 +90,7 @@ def build_workers(
         settings=_worker_settings(config, layout, sizes),
         address=config.runtime.ray_address,
         watchdog=watchdog,
-        batch_tokens=config.trainer.num_groups * config.rollout.group_size * sizes.max_model_len,
+        batch_tokens=_batch_tokens(config, sizes.max_model_len),
     )
 
 
@@ -101,6 +103,11 @@ def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) ->
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
     )
+
+
+def _batch_tokens(config: TrainConfig, max_model_len: int) -> int:
+    """Return the largest number of prompt and response tokens that a step trains."""
+    return config.trainer.num_groups * config.rollout.group_size * max_model_len
 
 
 def _learner_bytes(config: TrainConfig) -> int:

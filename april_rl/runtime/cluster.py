@@ -22,7 +22,7 @@ from april_rl.runtime.interrupts import blocked_for_children
 _MIB = 1 << 20
 # Batches and completions pass through the object store; weights never do.
 _MIN_STORE_BYTES = 256 * _MIB
-_TOKEN_BYTES = 42  # a token in a micro-batch: ids, mask, ages, log-probability, weights
+TOKEN_BYTES = 42  # a token in a micro-batch: ids, mask, ages, log-probability, weights
 _BATCHES = 2  # the one being trained, and what is still referenced of the one before
 _SHARED_MEMORY = "/dev/shm"  # where Ray keeps its objects
 _PLACEMENT_TIMEOUT_S = 120.0
@@ -60,7 +60,7 @@ def object_store_bytes(batch_tokens: int, *, available: int) -> int:
 
     `available` is the free shared memory of this machine in bytes.
     """
-    return max(_MIN_STORE_BYTES, min(_BATCHES * _TOKEN_BYTES * batch_tokens, available))
+    return max(_MIN_STORE_BYTES, min(_BATCHES * TOKEN_BYTES * batch_tokens, available))
 
 
 def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -> None:

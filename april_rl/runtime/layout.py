@@ -86,6 +86,12 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
     device = pick_device(runtime.device.name, gpus=gpus)
     workers = runtime.num_workers
     if isinstance(workers, str):
+        if device == "cuda" and not gpus:
+            raise LayoutError(
+                f"runtime.device={runtime.device.name} needs a GPU, and {where} has none that "
+                "processes may use: set runtime.device=cpu, or start the run where there are GPUs "
+                "(docs/gpu.md)"
+            )
         workers = gpus if device == "cuda" else together
     name = Device.gpu if device == "cuda" else Device.cpu
     try:

@@ -93,12 +93,13 @@ def check_start(
     window_tokens: int,
     window_key: str,
     learner_bytes: int,
+    batch_bytes: int = 0,
 ) -> ModelFacts:
     """Return the model's facts if the run can start; raise PreflightError with all that is missing.
 
     `window_tokens` is the maximum of prompt and response tokens, set by `window_key`. With
     `is_cluster` the GPUs are elsewhere and Ray counts them. `learner_bytes` is what the learner
-    holds per parameter.
+    holds per parameter, `batch_bytes` the largest batch of a step.
     """
     per_parameter = learner_bytes + _ENGINE_BYTES
     missing = []
@@ -107,6 +108,9 @@ def check_start(
             f"GPUs: runtime.num_workers={num_workers} needs {num_workers} GPUs; this machine has "
             f"{num_gpus()}"
         )
+    if device == "cpu" and not is_cluster:
+        missing += _too_few_cores(num_workers)
+    missing += _batch_too_large(batch_bytes)
     missing += wrong_engine(device, installed=installed_engines())
     facts = None
     without_network_go_offline()
@@ -123,6 +127,29 @@ def check_start(
         lines = "\n".join(f"  - {line}" for line in missing)
         raise PreflightError(f"this run cannot start here:\n{lines}")
     return facts
+
+
+def _too_few_cores(num_workers: int) -> list[str]:
+    """Return a message when there are more workers than cores: they would only share them."""
+    cores = os.cpu_count() or 1
+    if num_workers <= cores:
+        return []
+    return [
+        f"cores: runtime.num_workers={num_workers} needs {num_workers} cores; this machine has "
+        f"{cores}: lower it, or join several machines (docs/multi_node.md)"
+    ]
+
+
+def _batch_too_large(batch_bytes: int) -> list[str]:
+    """Return a message when this machine's free memory does not hold the batch of a step."""
+    free = host_memory().free
+    if batch_bytes <= free:
+        return []
+    return [
+        "batch: trainer.num_groups · rollout.group_size samples of full length need "
+        f"{batch_bytes / _GIB:,.0f} GiB; this machine has {free / _GIB:.0f} GiB free: lower one of "
+        "the two"
+    ]
 
 
 def _too_short(facts: ModelFacts, window_tokens: int, window_key: str) -> list[str]:

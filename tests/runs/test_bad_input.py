@@ -64,12 +64,34 @@ def write(path: Path, *rows: object) -> Path:
         ("reward.function=reward_functions:no_such_function", "has no function"),
         ("reward.function=reward_functions:returns_nan", "returned nan as a reward"),
         ("reward.function=reward_functions:returns_one_for_all", "returned 1 rewards for 2"),
-        ("runtime.device=gpu", "GPU"),
+        ("runtime.device=gpu", "runtime.device=gpu needs a GPU, and this machine has none"),
+        (
+            "runtime.num_workers=100000",
+            "cores: runtime.num_workers=100000 needs 100000 cores; this machine has ",
+        ),
+        (
+            "trainer.num_groups=1000000000",
+            "batch: trainer.num_groups · rollout.group_size samples of full length need ",
+        ),
         ("learner.shard_size=2", "runtime.num_workers must be a multiple of learner.shard_size=2"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(task, tmp_path, override, said):
     assert said in refused(task, tmp_path, override)
+
+
+def test_a_step_of_more_groups_than_prompts_says_so(task, tmp_path, capsys):
+    """Sixty prompts. Fails when prompts come several times into one batch without a word."""
+    for num_groups in (60, 61):
+        refused(
+            task,
+            tmp_path,
+            f"trainer.num_groups={num_groups}",
+            "reward.function=reward_functions:returns_nan",
+        )
+        printed = capsys.readouterr()
+        said = "trainer.num_groups=61 is more than the 60 prompts" in printed.out + printed.err
+        assert said == (num_groups == 61)
 
 
 def test_workers_get_the_model_folder_as_an_absolute_path(task, tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def test_a_token_of_a_micro_batch_has_the_bytes_that_are_reserved():
     row = pack([of_one], total=1)
     arrays = [getattr(row, name) for name in row.__slots__]
     held = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
-    assert held == cluster._TOKEN_BYTES * size
+    assert held == cluster.TOKEN_BYTES * size
 
 
 def test_ray_gets_what_the_batch_needs(monkeypatch: pytest.MonkeyPatch):
