@@ -126,7 +126,7 @@ def assemble(
         engines=engines,
         prompts=data.prompts,
         model=model,
-        checkpointer=_checkpointer(config, run_dir, plain, workers, resumed, tell=tell),
+        checkpointer=_checkpointer(config, directory, plain, workers, tell=tell),
         collector=build_collector(
             config, engines, rewards, prompts=data.prompts, kv_cache_tokens=kv_tokens, stack=stack
         ),
@@ -220,23 +220,24 @@ def _stream(
 
 def _checkpointer(
     config: TrainConfig,
-    run_dir: Path,
+    directory: RunDirectory,
     plain: Mapping[str, object],
     workers: Workers,
-    resumed: Resumed | None,
     *,
     tell: Callable[[str], None],
 ) -> Checkpointer:
-    about = {"name": config.name, "model": config.model.path}
+    labels, resumed = directory.labels, directory.resumed
     return Checkpointer(
-        run_dir.resolve() / CHECKPOINTS,
+        directory.path.resolve() / CHECKPOINTS,
         config.checkpoint,
         workers=workers,
         config_text=config_text(plain),
         about={
-            **about,
+            "name": config.name,
+            "model": config.model.path,
             "num_steps": config.trainer.num_steps,
             "best_metric": config.checkpoint.best_metric,
+            "overrides": labels.overrides if labels else (),
         },
         tell=tell,
         resumed=resumed.path if resumed else None,

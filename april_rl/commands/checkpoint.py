@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ _USAGE = """usage: python -m april_rl checkpoint show|verify PATH
        python -m april_rl checkpoint list RUN
        python -m april_rl checkpoint prune RUN [keep_last=N] [keep_best=N] [keep_abandoned=N]
 
-  show     step, ledger, groups by state and age, sizes, and what is needed to go on
+  show     step, ledger, groups by state and age, sizes, and the command line to go on
   verify   every file against the size and the hash in manifest.json
   list     all checkpoints of a run, the oldest first; those of branches that it left last
   prune    remove all but the newest (2 unless keep_last=N is given) and the best (0 unless
@@ -24,6 +25,7 @@ _USAGE = """usage: python -m april_rl checkpoint show|verify PATH
 PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last checkpoint is used. A
 run goes on with: python -m april_rl.train ... resume=PATH"""
 
+_NOT_AGAIN = ("resume", "sweep")  # overrides of a run that are not those of its continuation
 _KEEP = ("keep_last", "keep_best", "keep_abandoned")
 
 
@@ -80,10 +82,25 @@ def _show(path: Path) -> None:
         size = sum(of.bytes for of in files) / 2**20
         hashes = files[0].xxh3 if len(files) == 1 else f"{len(files)} files"
         print(f"  {top:<18} {size:>10.2f} MiB  {hashes}")
-    print(
-        "to go on   the model, the data and the settings of config.yaml in it; the number of "
-        "workers\n           may be another. docs/checkpoints.md lists what else may change"
-    )
+    print(f"to go on   {_command(folder, about)}")
+    print("           docs/checkpoints.md lists the settings that may change")
+
+
+def _command(folder: Path, about: Mapping[str, Any]) -> str:
+    """Return the command line that goes on from a checkpoint: in the directory of its run from the
+    last one, in a new directory from another. `...` stands for settings that it does not know.
+    """
+    from april_rl.checkpointing.folder import latest
+
+    given = [each for each in about.get("overrides", ()) if _key(each) not in _NOT_AGAIN]
+    where = [f"resume={folder}"]
+    if latest(folder.parent) == folder:
+        where.append(f"hydra.run.dir={folder.parent.parent}")
+    return f"python -m april_rl.train {shlex.join(given) or '...'} {shlex.join(where)}"
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
 
 
 def _ready(collector: dict[str, Any]) -> list[dict[str, Any]]:

@@ -17,11 +17,12 @@ _SEED = "seed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLabels:
-    """The labels of a run in a list of runs."""
+    """The labels of a run in a list of runs, and the command line that they come from."""
 
     name: str
     group: str = ""  # runs that differ by their seed only have the same
     tags: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
 
 def run_labels(name: str, *, overrides: Sequence[str], seed: int, sweep: str = "") -> RunLabels:
@@ -40,6 +41,7 @@ def run_labels(name: str, *, overrides: Sequence[str], seed: int, sweep: str = "
         name=" ".join([name, *shown])[:_MAX_NAME],
         group=" ".join([name, *without_seed])[:_MAX_NAME],
         tags=tuple(tag[:_MAX_TAG] for tag in tags),
+        overrides=tuple(overrides),
     )
 
 

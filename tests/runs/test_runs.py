@@ -155,7 +155,7 @@ def test_the_checkpoint_of_a_run_can_be_looked_into(first, capsys):
     assert f"{last}  " in capsys.readouterr().out.splitlines()[-1]
     assert checkpoint.main(["show", str(first)]) == 0
     shown = capsys.readouterr().out
-    assert "step 5 of 5" in shown
+    assert re.search(r"(?s)step 5 of 5.* runtime\.num_workers=2 .*=\S+/step_5 hydra\.run", shown)
     assert f"ledger     {row['ledger/opened']:.0f} opened" in shown
     for state in ("parked", "ready"):
         assert f"{state:11}{len(live[state])} groups with " in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 from source_tree import ROOT
@@ -68,7 +69,9 @@ from april_rl.tracking.labels import RunLabels, run_labels, versions
     ],
 )
 def test_runs_are_named_by_their_overrides_and_grouped_without_the_seed(overrides, sweep, wanted):
-    assert run_labels("tiny", overrides=overrides, seed=3, sweep=sweep) == wanted
+    assert run_labels("tiny", overrides=overrides, seed=3, sweep=sweep) == replace(
+        wanted, overrides=tuple(overrides)
+    )
 
 
 def test_the_commit_of_a_checkout_is_among_the_versions():
