@@ -126,11 +126,14 @@ def blocked_for_children() -> Iterator[None]:
     A scheduler sends its signal to every process of a job. Ray's processes would end, and no
     checkpoint could be written. They are ended with SIGKILL, which cannot be blocked. Ray also
     replaces this process's handlers with one that ends the process; they are restored afterwards.
+    A thread without the mask may still get a signal, for Ray's handler: raise KeyboardInterrupt.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     handlers = {which: signal.getsignal(which) for which in SIGNALS}
     try:
         yield
+    except SystemExit as ended:
+        raise KeyboardInterrupt from ended
     finally:
         for which, handler in handlers.items():
             signal.signal(which, handler)

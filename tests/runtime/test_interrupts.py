@@ -118,3 +118,9 @@ def test_processes_started_meanwhile_do_not_hear_the_signals():
     assert child.poll() is None
     child.kill()
     assert child.wait(10) == -signal.SIGKILL
+
+
+def test_a_signal_that_reaches_rays_handler_is_a_stop_like_any_other():
+    """Ray's handler exits with the signal's number. Fails when a run ends without a word."""
+    with pytest.raises(KeyboardInterrupt), blocked_for_children():
+        sys.exit(signal.SIGTERM)
