@@ -152,7 +152,7 @@ def test_the_checkpoint_of_a_run_can_be_looked_into(first, capsys):
     last, row = first / "checkpoints" / "step_5", rows_of(first)[-1]
     live = read_manifest(last).about["ledger"]["live"]
     assert checkpoint.main(["list", str(first)]) == 0
-    assert f"{last}  " in capsys.readouterr().out.splitlines()[-1]
+    assert f"{last}  " in capsys.readouterr().out.splitlines()[-2]
     assert checkpoint.main(["show", str(first)]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"(?s)step 5 of 5.* runtime\.num_workers=2 .*=\S+/step_5 hydra\.run", shown)
