@@ -68,15 +68,6 @@ class Responses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disagreement:
-    """A response on which math-verify and the exact comparison of plain numbers differ."""
-
-    expected: str
-    stated: str
-    value: float  # by math-verify
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The result of one reward function for one response.
 
@@ -90,7 +81,6 @@ class Verdict:
     name: str = ""  # of the function
     value: float | None = None  # None: there is none
     message: str = ""
-    disagreement: Disagreement | None = None
 
     @property
     def reason(self) -> str:

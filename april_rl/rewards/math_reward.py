@@ -11,14 +11,11 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from math_verify import parse, verify
 
 from april_rl.rewards.extraction import gold_answer, normalised, stated_answers, without_unit
-from april_rl.rewards.jobs import Disagreement
-from april_rl.rewards.plain_values import are_equal
 
 ALARM_AGAIN_S = 0.1  # some libraries swallow the exception of a signal, so it is raised again
 
@@ -33,14 +30,6 @@ class SoftTimeoutError(BaseException):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """The result of math-verify for a response."""
-
-    value: float  # 1.0: right, 0.0: wrong
-    disagreement: Disagreement | None = None  # with the exact comparison of plain numbers
-
-
 def score_math(response: str, answer: str, *, how: str = "auto", soft_timeout_s: float) -> float:
     """Return 1.0 when the answer that the response states equals `answer`, else 0.0.
 
@@ -48,26 +37,13 @@ def score_math(response: str, answer: str, *, how: str = "auto", soft_timeout_s:
     response that states several different answers is wrong, even if one of them is right, and so is
     one that math-verify cannot read. Raise SoftTimeoutError.
     """
-    return compare_math(response, answer, how=how, soft_timeout_s=soft_timeout_s).value
-
-
-def compare_math(response: str, answer: str, *, how: str, soft_timeout_s: float) -> Compared:
-    """Return the result of `score_math`, and whether an exact comparison disagrees."""
     with alarm(soft_timeout_s):
         stated = stated_answers(response, how)
-        if not stated:
-            return Compared(value=0.0)
-        expected, last = gold_answer(answer), stated[-1]
-        is_equal = _is_equal(expected, last)
-        disagreement = None
-        if are_equal(expected, last) is (not is_equal):
-            disagreement = Disagreement(expected=expected, stated=last, value=float(is_equal))
-        if not is_equal:
-            return Compared(value=0.0, disagreement=disagreement)
+        if not stated or not _is_equal(gold_answer(answer), stated[-1]):
+            return 0.0
         others = {normalised(text): text for text in stated}
-        del others[normalised(last)]
-        is_right = all(_is_equal(last, text) for text in others.values())
-        return Compared(value=float(is_right), disagreement=disagreement)
+        del others[normalised(stated[-1])]
+        return float(all(_is_equal(stated[-1], text) for text in others.values()))
 
 
 def _is_equal(expected: str, text: str) -> bool:

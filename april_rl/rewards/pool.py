@@ -21,7 +21,6 @@ from pebble import ProcessExpired, ProcessPool
 
 from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
-from april_rl.rewards.disagreements import DisagreementLog
 from april_rl.rewards.functions import reward_functions
 from april_rl.rewards.jobs import Verdict
 from april_rl.rewards.processes import RewardError, fault, new_process_pool, stop
@@ -63,7 +62,6 @@ class RewardPool:
         self._folder = folder
         self._decoder = pickle.dumps(decode)  # pickled once: a vocabulary has megabytes
         self._book = Scorebook(self._functions)
-        self._disagreements = DisagreementLog(self._functions, folder=folder)
         self._num_units = 0
         self._pending: dict[int, Pending] = {}  # by number, in the order of scheduling
         self._ended: SimpleQueue[tuple[int, Future[list[list[Verdict]]]]] = SimpleQueue()
@@ -100,9 +98,7 @@ class RewardPool:
         return self._book.take()
 
     def metrics(self) -> Metrics:
-        """Return the failures since the last call by kind, the soft timeouts, the retries, and how
-        often math-verify is in dispute.
-        """
+        """Return the failures since the last call by kind, the soft timeouts and the retries."""
         counts, self._counts = self._counts, Counter()
         return Metrics(
             {
@@ -112,7 +108,6 @@ class RewardPool:
                 "reward/no_scores": Sum(counts["no_score"]),
                 "reward/soft_timeouts": Sum(counts["soft_timeout"]),
                 "reward/retries": Sum(counts["retry"]),
-                **self._disagreements.metrics(),
             }
         )
 
@@ -211,8 +206,6 @@ class RewardPool:
                 self._schedule(number)
                 return
         del self._pending[number]
-        for of_one in verdicts:
-            self._disagreements.note(of_one)
         self._counts.update(s.outcome for s in self._book.settle(pending.unit, verdicts))
 
     def _failure(self, error: BaseException, limit_s: float) -> Verdict:

@@ -105,7 +105,6 @@ _REWARD = _stage(
         "no_scores | samples | rewards that returned no finite number",
         "soft_timeouts | samples | comparisons over reward.soft_timeout_s, scored as 0",
         "retries | samples | rewards that were tried again after a failure",
-        "verify_disagreement_frac | share | answers the two math checkers disagree about",
     ),
 )
 
@@ -197,7 +196,6 @@ _OTHERS = (
             "*/no_scores | samples | like reward/no_scores",
             "*/soft_timeouts | samples | like reward/soft_timeouts",
             "*/retries | samples | like reward/retries",
-            "*/verify_disagreement_frac | share | like reward/verify_disagreement_frac",
         ),
     ),
     *_stage(

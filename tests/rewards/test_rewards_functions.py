@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 
 import pytest
@@ -82,18 +81,6 @@ def test_a_group_is_scored_when_its_last_sample_has_come_and_holds_no_other_grou
         scorer.submit(sample(prompt(0), 0, "bbb"), group_size=2)
         scores = scorer.collect(None)
         assert [(score.sample_id.index, score.value) for score in scores] == [(1, 0.0), (0, 1.0)]
-
-
-def test_disagreements_with_exact_comparison_are_counted_and_written(tmp_path):
-    reward = RewardConfig(num_processes=1)
-    with closing(RewardPool(reward, decode=characters, folder=tmp_path)) as scorer:
-        assert "reward/verify_disagreement_frac" not in scorer.metrics()
-        for index, response in enumerate([r"\boxed{0.333333}"] * 2 + [r"\boxed{1/3}", "none"]):
-            scorer.submit(sample(prompt(answer="1/3"), index, response), group_size=4)
-        assert [score.value for score in scorer.collect(None)] == [1.0, 1.0, 1.0, 0.0]
-        assert scorer.metrics().read()["reward/verify_disagreement_frac"] == 0.5
-    (line,) = (tmp_path / "samples" / "verifier_disagreements.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"expected": "1/3", "stated": "0.333333", "math_verify": 1.0}
 
 
 def test_functions_of_one_sample_do_not_wait_for_siblings():

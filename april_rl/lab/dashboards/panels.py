@@ -140,7 +140,6 @@ SECTIONS = (
                 "failed rewards",
                 _under("reward", "errors", "timeouts", "crashes", "no_scores", "soft_timeouts"),
             ),
-            Panel("disagreement of math checkers", ("reward/verify_disagreement_frac",)),
         ),
     ),
     PanelSection(
@@ -188,7 +187,7 @@ LEFT_OUT: Mapping[str, str] = {
         f"eval/*/{quantity}": "told by the evaluation when it is not 0"
         for quantity in (
             *("truncated_frac", "errors", "left_out_prompts", "timeouts", "crashes", "no_scores"),
-            *("soft_timeouts", "retries", "verify_disagreement_frac"),
+            *("soft_timeouts", "retries"),
         )
     },
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from april_rl.rewards.jobs import Responses, Verdict
 from april_rl.rewards.loading import BuiltScorer, Context
-from april_rl.rewards.math_reward import SoftTimeoutError, compare_math, score_math
+from april_rl.rewards.math_reward import SoftTimeoutError, score_math
 
 START_S = 30.0  # limit of the first call
 
@@ -20,12 +20,12 @@ def build(context: Context) -> BuiltScorer:
 
     def verdict(response: str, answer: str) -> Verdict:
         try:
-            found = compare_math(
+            value = score_math(
                 response, answer, how=context.extract, soft_timeout_s=context.soft_timeout_s
             )
         except SoftTimeoutError:
             return Verdict(outcome="soft_timeout", value=0.0)
-        return Verdict(outcome="scored", value=found.value, disagreement=found.disagreement)
+        return Verdict(outcome="scored", value=value)
 
     def score(responses: Responses) -> list[Verdict]:
         return [verdict(text, responses.prompt.answer) for text in responses.texts]
