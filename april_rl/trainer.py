@@ -262,6 +262,7 @@ class Trainer:
             "prompts": self._parts.prompts.state(),
             "collector": collector,
             "updates": self._updates.state(),
+            "rewards": self._parts.rewards.save(),
             "wandb_id": self.tracker.wandb_id,
             "base": self._parts.model,
         }

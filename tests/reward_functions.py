@@ -1,6 +1,6 @@
 """Reward functions for the tests of the pool; most of them fail in some way."""
 
-# ruff: noqa: ARG001 - a reward function has three arguments, whether it needs them or not
+# ruff: noqa: ARG001, ARG002 - a reward function has three arguments, whether it needs them or not
 
 from __future__ import annotations
 
@@ -155,3 +155,60 @@ def two(prompts, responses):
 def never_sure(prompts, responses, answers):
     """Return None always, as a judge that is out of reach."""
     return [None] * len(responses)
+
+
+class Counter:
+    """Return how many calls there were, times `step`; write a line when it is loaded."""
+
+    def __init__(self, step=1):
+        self.step, self.num_calls = step, 0
+
+    def load(self, context):
+        if context.folder is not None:
+            with (context.folder / "loaded").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    def __call__(self, prompts, responses, answers):
+        if responses[0] == "exit":
+            os._exit(3)
+        self.num_calls += 1
+        return [self.step * self.num_calls] * len(responses)
+
+    def save(self):
+        return {"num_calls": self.num_calls}
+
+    def restore(self, state):
+        self.num_calls = state["num_calls"]
+
+
+class SavesOnly(Counter):
+    """Lack `restore`."""
+
+    restore = None
+
+
+class SavesASet(Counter):
+    """Save what JSON cannot hold."""
+
+    def save(self):
+        return {self.num_calls}
+
+
+class SavesASetLater(Counter):
+    """Save what JSON cannot hold, after the first call."""
+
+    def save(self):
+        return {self.num_calls} if self.num_calls else 0
+
+
+class NotCallable:
+    """Lack `__call__`."""
+
+
+class LoadedAnywhere:
+    """Say in a file of the run when it is loaded, in any number of processes."""
+
+    load = Counter.load
+
+    def __call__(self, prompts, responses, answers, difficulty):
+        return [1.0] * len(responses)

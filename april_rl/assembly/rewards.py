@@ -1,8 +1,9 @@
-"""Build the reward pool from a checked configuration, after trying its functions."""
+"""Build the reward pool from a checked configuration, and try its functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from april_rl.config import TrainConfig
@@ -10,38 +11,37 @@ from april_rl.config.prompt_sets import training_sets
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.trial import RewardTrial
 from april_rl.types import Prompt
-
-
-def reward_columns(
-    config: TrainConfig, tokenizer: Tokenizer, *, folder: Path | None
-) -> dict[str, tuple[str, ...]]:
-    """Return the data columns that the reward functions use, by data set.
-
-    `folder` is the run directory. The reward process ends before data is read, because reading
-    forks. Raise RewardError when a function cannot be used.
-    """
-    with RewardTrial(config.reward, decode=tokenizer.decoder(), folder=folder) as trial:
-        names = [*training_sets(config.data), *config.evaluation.sets]
-        return {name: trial.columns_of(name) for name in names}
 
 
 def build_rewards(
     config: TrainConfig,
     tokenizer: Tokenizer,
+    *,
+    folder: Path,
+    stack: ExitStack,
+    states: Mapping[str, str] | None = None,
+) -> tuple[RewardPool, dict[str, tuple[str, ...]]]:
+    """Return the reward pool, and the data columns that the reward functions use, by data set.
+
+    `folder` is the run directory; rewards with a state continue from `states`; closing `stack` ends
+    the processes. Raise RewardError when a function cannot be loaded.
+    """
+    rewards = RewardPool(config.reward, decode=tokenizer.decoder(), folder=folder, states=states)
+    stack.callback(rewards.close)
+    names = [*training_sets(config.data), *config.evaluation.sets]
+    return rewards, {name: rewards.columns_of(name) for name in names}
+
+
+def try_rewards(
+    config: TrainConfig,
+    rewards: RewardPool,
     examples: Sequence[Prompt],
     *,
-    folder: Path | None,
     tell: Callable[[str], None],
-) -> RewardPool:
-    """Return the reward pool, after calling every function once on each example.
-
-    `examples` has one prompt of each data set; `folder` is the run directory; `tell` gets notes for
+) -> None:
+    """Call every function once on each example, one prompt of each data set; `tell` gets notes for
     the user. Raise RewardError when a function cannot be used.
     """
-    decode = tokenizer.decoder()
-    with RewardTrial(config.reward, decode=decode, folder=folder) as trial:
-        for note in check_reward(config.reward, trial, examples):
-            tell(note)
-    return RewardPool(config.reward, decode=decode, folder=folder)
+    for note in check_reward(config.reward, rewards, examples):
+        tell(note)

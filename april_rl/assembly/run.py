@@ -13,7 +13,7 @@ from april_rl.assembly.collector import build_collector, num_slots
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
-from april_rl.assembly.rewards import build_rewards, reward_columns
+from april_rl.assembly.rewards import build_rewards, try_rewards
 from april_rl.assembly.run_directory import RunDirectory
 from april_rl.assembly.workers import build_workers, check_machine, training_sizes
 from april_rl.batch.packing import Packer
@@ -71,6 +71,7 @@ class _Data(NamedTuple):
     """What a run reads before it starts a worker."""
 
     tokenizer: Tokenizer
+    rewards: RewardPool
     examples: list[Prompt]  # the first of each training set
     prompts: PromptStream | MixedStream
     held_out: dict[str, HeldOut]
@@ -100,13 +101,13 @@ def assemble(
     for line in _opening_lines(requested, config, layout):
         view.message(line)
     folder, model = run_dir.resolve(), model_identity(config, facts)
-    data = _read_data(config, view, folder=folder, resumed=resumed)
+    data = _read_data(config, view, folder=folder, stack=stack, resumed=resumed)
+    rewards = data.rewards
     if resumed is not None:
         check_resume(config, resumed.state, model=model)
     tell = view.message
     with view.phase("trying the reward"):
-        rewards = build_rewards(config, data.tokenizer, data.examples, folder=folder, tell=tell)
-    stack.callback(rewards.close)
+        try_rewards(config, rewards, data.examples, tell=tell)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     memory = workers.memory()
@@ -147,11 +148,18 @@ def _opened_view(config: TrainConfig, stack: ExitStack) -> View:
     return view
 
 
-def _read_data(config: TrainConfig, view: View, *, folder: Path, resumed: Resumed | None) -> _Data:
-    """Read the prompts of the run in `folder`, continued where the checkpoint left them."""
+def _read_data(
+    config: TrainConfig, view: View, *, folder: Path, stack: ExitStack, resumed: Resumed | None
+) -> _Data:
+    """Load the rewards of the run in `folder`, and read its prompts with the columns that they use,
+    both continued where the checkpoint left them.
+    """
     tokenizer = load_tokenizer(config.model.path)
+    states = resumed.state.get("rewards", {}) if resumed else {}
     with view.phase("loading the reward"):
-        columns = reward_columns(config, tokenizer, folder=folder)
+        rewards, columns = build_rewards(
+            config, tokenizer, folder=folder, stack=stack, states=states
+        )
     with view.phase("reading the data"):
         tell = view.message
         sets = PromptSets(config.data, tokenizer, seed=config.seed, columns=columns, tell=tell)
@@ -163,7 +171,8 @@ def _read_data(config: TrainConfig, view: View, *, folder: Path, resumed: Resume
                 "training data: a step trains several groups of one prompt"
             )
         prompts = _stream(config, training, resumed)
-    return _Data(tokenizer, [rows[0] for rows in training.values()], prompts, held_out)
+    examples = [rows[0] for rows in training.values()]
+    return _Data(tokenizer, rewards, examples, prompts, held_out)
 
 
 def _opening_lines(requested: TrainConfig, config: TrainConfig, layout: Layout) -> Iterator[str]:

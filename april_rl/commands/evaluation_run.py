@@ -4,13 +4,13 @@ training data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
-from april_rl.assembly.rewards import build_rewards, reward_columns
+from april_rl.assembly.rewards import build_rewards, try_rewards
 from april_rl.assembly.workers import EngineSizes, build_workers, check_machine, context_length
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
@@ -67,13 +67,12 @@ class EvaluationRun:
         stack.callback(self._view.close)
         self._view.message(str(layout))
         self._tokenizer = load_tokenizer(config.model.path)
-        self._sets = self._chosen(config, choose)
+        with self._view.phase("loading the reward"):
+            rewards, columns = build_rewards(config, self._tokenizer, folder=folder, stack=stack)
+        self._sets = self._chosen(config, choose, columns=columns)
         with self._view.phase("trying the reward"):
             examples = [held_out.prompts[0] for held_out in self._sets.values()]
-            rewards = build_rewards(
-                config, self._tokenizer, examples, folder=folder, tell=self._view.message
-            )
-        stack.callback(rewards.close)
+            try_rewards(config, rewards, examples, tell=self._view.message)
         num_seqs = _num_seqs(config, layout, self._sets)
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
         workers = build_workers(config, layout, run_dir=folder, sizes=sizes)
@@ -94,10 +93,12 @@ class EvaluationRun:
         return self._evaluator.work
 
     def _chosen(
-        self, config: TrainConfig, choose: Callable[[TrainConfig, PromptSets], dict[str, HeldOut]]
+        self,
+        config: TrainConfig,
+        choose: Callable[[TrainConfig, PromptSets], dict[str, HeldOut]],
+        *,
+        columns: Mapping[str, tuple[str, ...]],
     ) -> dict[str, HeldOut]:
-        with self._view.phase("loading the reward"):
-            columns = reward_columns(config, self._tokenizer, folder=self._folder)
         with self._view.phase("reading the data"):
             sets = PromptSets(
                 config.data,

@@ -1,4 +1,4 @@
-"""Calls every reward function once as a test, before training starts."""
+"""Tries reward functions on responses given as text: before training starts, and in commands."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from collections.abc import Sequence
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.extraction import gold_answer
-from april_rl.rewards.functions import reward_functions
+from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.processes import RewardError
-from april_rl.rewards.trial import RewardTrial
 from april_rl.types import Prompt
 
 
 def check_reward(
-    reward: RewardConfig, trial: RewardTrial, examples: Sequence[Prompt]
+    reward: RewardConfig, pool: RewardPool, examples: Sequence[Prompt]
 ) -> tuple[str, ...]:
     """Call every function once for an example prompt of each data set, with its own answer in the
     form that `reward.extract` reads; return notes for the user.
 
     Raise RewardError when a function fails.
     """
-    notes = [*trial.notes]
-    functions = {function.name: function for function in reward_functions(reward)}
+    notes = [*pool.notes()]
+    functions = {function.name: function for function in pool.functions}
     for example in examples:
         response = gold_response(example.answer, reward.extract)
-        for verdict in trial.verdicts(example, [response] * 2)[0]:
+        for verdict in pool.try_on(example, [response] * 2)[0]:
             function = functions[verdict.name]
             if verdict.outcome == "crash":
                 raise RewardError(
@@ -47,6 +46,21 @@ def check_reward(
                     f"({example.source}): no response to this prompt can be right"
                 )
     return tuple(notes)
+
+
+def rate(
+    pool: RewardPool, prompts: Sequence[Prompt], responses: Sequence[str]
+) -> list[float | None]:
+    """Return the reward of each response to the prompt at the same position; None for no score.
+    Each response is its own group.
+    """
+    weights = {function.name: function.weight for function in pool.functions}
+    rewards: list[float | None] = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        (verdicts,) = pool.try_on(prompt, [response])
+        values = [weights[v.name] * v.value for v in verdicts if v.value is not None]
+        rewards.append(sum(values) if len(values) == len(verdicts) else None)
+    return rewards
 
 
 def gold_response(answer: str, how: Extract) -> str:

@@ -6,21 +6,36 @@ import fcntl
 import multiprocessing
 import os
 import signal
+from functools import cache
+from multiprocessing.connection import Connection
 
 
-def die_with_controller() -> None:
+def lifeline() -> Connection:
+    """Return the end of a pipe, for child processes, whose other end the controller alone holds."""
+    return _pipe()[0]
+
+
+def die_with_controller(lifeline: Connection) -> None:
     """Have the kernel kill this process when the controller ends, however either of them ends.
 
-    The controller holds the other end of a pipe, whose hang-up sends SIGKILL. A thread would not
-    work, because this process may be in C code for long, nor would PR_SET_PDEATHSIG, because the
-    parent may be the fork server, or a thread of the controller that ends earlier.
+    The hang-up of `lifeline` sends SIGKILL. A thread would not work, because this process may be in
+    C code for long, nor would PR_SET_PDEATHSIG, because the parent may be the fork server, or a
+    thread of the controller that ends earlier.
     """
     # Die at once: pebble's own handler waits until the interpreter leaves C code.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    controller = multiprocessing.parent_process()
-    assert controller is not None, "this is for processes that multiprocessing started"
-    fcntl.fcntl(controller.sentinel, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(controller.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(controller.sentinel, fcntl.F_SETFL, os.O_ASYNC)
-    if not controller.is_alive():
+    # Opened anew, because processes that share an open pipe share its owner, too.
+    own = os.open(f"/proc/self/fd/{lifeline.fileno()}", os.O_RDONLY)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
+    if lifeline.poll():
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@cache
+def _pipe() -> tuple[Connection, Connection]:
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    # Reading data forks processes, which may outlive a controller that is killed.
+    os.register_at_fork(after_in_child=writer.close)
+    return reader, writer

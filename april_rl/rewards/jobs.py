@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from april_rl.types import Prompt, ScoreOutcome
 
@@ -87,3 +87,17 @@ class Verdict:
         """Return why there is no value, for messages."""
         raised = "raised " if self.name and self.outcome == "crash" else ""
         return f"{self.name} {raised}{self.message}".strip()
+
+
+class About(NamedTuple):
+    """What the controller must know of a function that is loaded."""
+
+    columns: tuple[str, ...]  # data columns that it takes besides prompt and answer
+    note: str  # for the user, for example which sandbox is used; may be empty
+
+
+class Result(NamedTuple):
+    """What comes back for a job."""
+
+    verdicts: list[list[Verdict]]  # of each function on each response [n]
+    states: Mapping[str, str]  # JSON, by function: of those that were called and have one

@@ -1,15 +1,17 @@
-"""Turns a setting into a function that scores responses, in a reward process."""
+"""Turns a setting into a reward that can be called, in a reward process."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from numbers import Real
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from april_rl.rewards.functions import BUILTIN_MODULES, RewardFunction
 from april_rl.rewards.jobs import Responses, Verdict
@@ -17,65 +19,147 @@ from april_rl.rewards.plugins import Caught, import_function
 
 RESERVED = ("num_tokens", "truncated", "datasets")
 NUM_LISTS = 3  # prompts, responses, answers: what every function gets
-Reward = Callable[..., object]
-Scorer = Callable[[Responses], list[Verdict]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a built-in may need from the run besides its own arguments."""
+    """What a reward may need from the run besides its own arguments."""
 
     extract: str  # reward.extract
     soft_timeout_s: float
     hard_timeout_s: float
+    num_processes: int  # reward processes; each loads the reward for itself
     folder: Path | None  # the run directory; None outside a run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """A built-in reward function with its arguments filled in."""
+@runtime_checkable
+class Loads(Protocol):
+    """A reward that prepares itself, once in each process."""
 
-    reward: Reward
-    columns: tuple[str, ...] = ()  # data columns it gets besides those in its signature
+    def load(self, context: Context) -> None:
+        """Get ready for the first call."""
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """A reward with a state."""
+
+    def save(self) -> object:
+        """Return the state as plain data, for JSON."""
+
+
+@runtime_checkable
+class Restores(Protocol):
+    """A reward that continues from a state."""
+
+    def restore(self, state: Any) -> None:  # noqa: ANN401
+        """Continue where `save` returned `state`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reward:
+    """A reward function or object that is ready to be called."""
+
+    call: Callable[..., object]  # with prompts, responses, answers, and more by name
+    args: Mapping[str, object] = field(default_factory=dict)  # by name, the same in every call
+    columns: tuple[str, ...] = ()  # data columns; those in the signature of `call` are added
     note: str = ""  # shown to the user before training starts
     last_failure: Callable[[], str] = str  # why it had no score the last time
+    state: str | None = field(default=None, init=False)  # JSON, after the last call; None: has none
+    _names: tuple[str, ...] = field(init=False)  # columns and reserved names of a call
+
+    def __post_init__(self) -> None:
+        """Raise TypeError unless it can be called with (prompts, responses, answers)."""
+        self._names = (*self.columns, *wanted(self.call, self.args))
+        self.columns = tuple(name for name in self._names if name not in RESERVED)
+
+    def load(self, context: Context, state: str | None) -> None:
+        """Prepare the reward, and continue from `state` if there is one. Raise TypeError for a
+        state that cannot be kept.
+        """
+        if isinstance(self.call, Loads):
+            self.call.load(context)
+        if isinstance(self.call, Saves) != isinstance(self.call, Restores):
+            raise TypeError("has one of save and restore; it needs both, or neither")
+        if isinstance(self.call, Saves) and context.num_processes > 1:
+            raise TypeError(
+                "has a state to save, which one process must keep: set reward.num_processes=1, "
+                f"it is {context.num_processes}"
+            )
+        if state is not None:
+            self.restore(state)
+        self._save()
+
+    def restore(self, state: str) -> None:
+        """Continue from a state."""
+        if isinstance(self.call, Restores):
+            self.call.restore(json.loads(state))
+            self.state = state
+
+    def verdicts(self, name: str, responses: Responses) -> list[Verdict]:
+        """Return the verdict on each response [n], under the `name` of the function."""
+        num = len(responses.texts)
+        values: list[float | Verdict | None] | str = ""
+        with Caught() as caught:
+            values = checked(self._returned(responses), num)
+        if caught.message:
+            return [Verdict(outcome="crash", name=name, message=caught.message)] * num
+        with Caught() as caught:
+            self._save()
+        if caught.message:
+            values = f"has no state that can be saved: {caught.message}"
+        if isinstance(values, str):
+            return [Verdict(outcome="refused", name=name, message=values)] * num
+        return [self._verdict(name, value) for value in values]
+
+    def _save(self) -> None:
+        if isinstance(self.call, Saves):
+            self.state = json.dumps(self.call.save())
+
+    def _returned(self, responses: Responses) -> object:
+        """Call the function; run the result to its end if it is a coroutine."""
+        num = len(responses.texts)
+        returned = self.call(
+            [responses.prompt.text] * num,
+            list(responses.texts),
+            [responses.prompt.answer] * num,
+            **{name: responses.argument(name) for name in self._names},
+            **self.args,
+        )
+        return _runner().run(_awaited(returned)) if inspect.isawaitable(returned) else returned
+
+    def _verdict(self, name: str, value: float | Verdict | None) -> Verdict:
+        if isinstance(value, Verdict):
+            return replace(value, name=name)
+        if value is None:
+            why = f": {failure}" if (failure := self.last_failure()) else ""
+            message = f"has no score for this response{why}"
+            return Verdict(outcome="no_score", name=name, message=message)
+        return Verdict(outcome="scored", name=name, value=value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltScorer:
-    """A built-in that returns whole verdicts, not only numbers."""
+def load_reward(settings: RewardFunction, context: Context, *, state: str | None = None) -> Reward:
+    """Import a reward function, construct a reward object, or build a built-in.
 
-    scorer: Scorer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedFunction:
-    """A reward function that is ready to be called."""
-
-    settings: RewardFunction
-    scorer: Scorer
-    columns: tuple[str, ...] = ()  # data columns it asks for
-    note: str = ""  # shown to the user
-
-
-def load_function(settings: RewardFunction, context: Context) -> LoadedFunction:
-    """Import a reward function, or build a built-in with its arguments.
-
-    Raise TypeError when it does not accept what the settings give it, and whatever the import
-    raises.
+    `state` is the one to continue from. Raise TypeError when it does not accept what the settings
+    give it, and whatever the user's code raises.
     """
-    if settings.function not in BUILTIN_MODULES:
-        reward: Reward = import_function(settings.function)
-        check_args(reward, settings.args, num_given=NUM_LISTS)
-        return _loaded(settings, Built(reward=reward), settings.args)
-    build = import_function(f"{BUILTIN_MODULES[settings.function]}:build")
-    check_args(build, settings.args, num_given=1)
-    if missing := wanted(build, settings.args, num_given=1):
-        raise TypeError(f"needs the argument {' and '.join(missing)}")
-    built: Built | BuiltScorer = build(context, **settings.args)
-    if isinstance(built, BuiltScorer):
-        return LoadedFunction(settings=settings, scorer=_named(settings.name, built.scorer))
-    return _loaded(settings, built, {})
+    if settings.function in BUILTIN_MODULES:
+        build = import_function(f"{BUILTIN_MODULES[settings.function]}:build")
+        check_args(build, settings.args, num_given=1)
+        if missing := wanted(build, settings.args, num_given=1):
+            raise TypeError(f"needs the argument {' and '.join(missing)}")
+        built: Reward = build(context, **settings.args)
+        return built
+    found = import_function(settings.function)
+    is_class = inspect.isclass(found)
+    check_args(found, settings.args, num_given=0 if is_class else NUM_LISTS)
+    if is_class:
+        reward = Reward(call=found(**settings.args))
+    else:
+        reward = Reward(call=found, args=settings.args)
+    reward.load(context, state)
+    return reward
 
 
 def check_args(
@@ -112,9 +196,9 @@ def wanted(
     )
 
 
-def judge(returned: object, num_expected: int) -> list[float | None] | str:
+def checked(returned: object, num_expected: int) -> list[float | Verdict | None] | str:
     """Return the rewards that a function gave, with None for no score, or a message if they are
-    invalid.
+    invalid. A built-in may give a whole verdict instead of a number.
     """
     expected = f"expected a list of {num_expected} numbers"
     if not isinstance(returned, Collection) or isinstance(returned, (str, bytes, dict, Set)):
@@ -123,58 +207,13 @@ def judge(returned: object, num_expected: int) -> list[float | None] | str:
     if len(values) != num_expected:
         return f"returned {len(values)} rewards for {num_expected} responses, {expected}"
     for value in values:
-        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+        if value is not None and not _is_reward(value):
             return f"returned {value!r:.80} as a reward, {expected}, all of them finite, or None"
-    return [None if value is None else float(value) for value in values]
+    return [float(value) if isinstance(value, Real) else value for value in values]
 
 
-def _loaded(settings: RewardFunction, built: Built, args: Mapping[str, object]) -> LoadedFunction:
-    names = (*built.columns, *wanted(built.reward, args))
-
-    def score(responses: Responses) -> list[Verdict]:
-        num = len(responses.texts)
-        values: list[float | None] | str = ""
-        with Caught() as caught:
-            values = judge(_answered(built.reward, responses, names, args), num)
-        if caught.message:
-            return [Verdict(outcome="crash", name=settings.name, message=caught.message)] * num
-        if isinstance(values, str):
-            return [Verdict(outcome="refused", name=settings.name, message=values)] * num
-        return [_verdict(settings.name, value, built.last_failure()) for value in values]
-
-    return LoadedFunction(
-        settings=settings,
-        scorer=score,
-        columns=tuple(name for name in names if name not in RESERVED),
-        note=built.note,
-    )
-
-
-def _named(name: str, scorer: Scorer) -> Scorer:
-    return lambda responses: [replace(verdict, name=name) for verdict in scorer(responses)]
-
-
-def _answered(
-    reward: Reward, responses: Responses, names: tuple[str, ...], args: Mapping[str, object]
-) -> object:
-    """Call the function; run the result to its end if it is a coroutine."""
-    num = len(responses.texts)
-    returned = reward(
-        [responses.prompt.text] * num,
-        list(responses.texts),
-        [responses.prompt.answer] * num,
-        **{name: responses.argument(name) for name in names},
-        **args,
-    )
-    return _runner().run(_awaited(returned)) if inspect.isawaitable(returned) else returned
-
-
-def _verdict(name: str, value: float | None, last_failure: str) -> Verdict:
-    if value is None:
-        why = f": {last_failure}" if last_failure else ""
-        message = f"has no score for this response{why}"
-        return Verdict(outcome="no_score", name=name, message=message)
-    return Verdict(outcome="scored", name=name, value=value)
+def _is_reward(value: object) -> bool:
+    return isinstance(value, Verdict) or (isinstance(value, Real) and math.isfinite(value))
 
 
 @cache

@@ -1,5 +1,8 @@
 """Scores responses in separate processes while generation goes on, with time and memory limits.
 
+Before that it is asked which data columns the functions take, and tries them on responses given as
+text: each process loads the functions once.
+
 A timeout, a crash and a wrong answer are three different outcomes. A sample is tried once more when
 its process was killed or died, or when the function raised or had no score. A function that returns
 something invalid (NaN, the wrong number of values) ends the run.
@@ -11,25 +14,31 @@ import math
 import pickle
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
 from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.rewards.functions import reward_functions
-from april_rl.rewards.jobs import Verdict
+from april_rl.rewards.jobs import About, Responses, Result, RewardPrompt, Verdict
 from april_rl.rewards.processes import RewardError, fault, new_process_pool, stop
 from april_rl.rewards.scorebook import Scorebook, Unit
-from april_rl.rewards.worker import Decode, score
-from april_rl.types import Sample, Score
+from april_rl.rewards.worker import Decode, about_rewards, score, try_on
+from april_rl.types import Prompt, Sample, Score
 
 MAX_ATTEMPTS = 2
 MAX_RESTARTS = 3  # of all processes, without a score in between
+_CHARACTERS_PER_TOKEN = 4  # typical of English, for functions of the length
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +47,7 @@ class Pending:
 
     unit: Unit
     attempt: int
-    future: Future[list[list[Verdict]]] | None = None  # of this attempt; None between two pools
+    future: Future[Result] | None = None  # of this attempt; None between two pools
 
 
 class RewardPool:
@@ -50,26 +59,61 @@ class RewardPool:
         *,
         decode: Decode,
         folder: Path | None = None,
+        states: Mapping[str, str] | None = None,
     ) -> None:
-        """Start nothing yet: processes start with the first sample.
+        """Start nothing yet: processes start with the first question or sample.
 
         `decode` turns response ids into text; it is pickled and called in the processes. `folder`
-        is the run directory. All processes are replaced when nothing ends for
-        `reward.hard_timeout_s` per response plus `reward.start_timeout_s`, although something was
-        submitted.
+        is the run directory; rewards with a state continue from `states`, which `save` returned.
+        All processes are replaced when nothing ends for `reward.hard_timeout_s` per response plus
+        `reward.start_timeout_s`, although something was submitted.
         """
-        self._reward, self._functions = reward, reward_functions(reward)
+        self.functions = reward_functions(reward)
+        self._reward = reward
         self._folder = folder
         self._decoder = pickle.dumps(decode)  # pickled once: a vocabulary has megabytes
-        self._book = Scorebook(self._functions)
+        self._book = Scorebook(self.functions)
+        self._states = dict(states or {})  # JSON, by function: after the last score that came back
         self._num_units = 0
         self._pending: dict[int, Pending] = {}  # by number, in the order of scheduling
-        self._ended: SimpleQueue[tuple[int, Future[list[list[Verdict]]]]] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[int, Future[Result]]] = SimpleQueue()
         self._counts: Counter[str] = Counter()
         self._restarts = 0
         self._last_ended_s = time.monotonic()
         self.last_failure = ""  # one line about the last failed attempt, for messages
         self._pool = self._new_pool()
+
+    def columns_of(self, dataset: str) -> tuple[str, ...]:
+        """Return the data columns that the functions for that data set take besides prompt and
+        answer. Raise RewardError when a function cannot be loaded.
+        """
+        about = self._about()
+        asked = (about[f.name].columns for f in self.functions if f.scores(dataset))
+        return tuple(dict.fromkeys(chain.from_iterable(asked)))
+
+    def notes(self) -> Iterator[str]:
+        """Return notes on the functions for the user. Raise RewardError as `columns_of` does."""
+        about = self._about()
+        return (f"{f}: {about[f.name].note}" for f in self.functions if about[f.name].note)
+
+    def try_on(self, prompt: Prompt, responses: Sequence[str]) -> list[list[Verdict]]:
+        """Return the verdict of each function on each response to a prompt; the responses form one
+        group [n].
+
+        Lengths in tokens are estimated as a fourth of the lengths in characters. Raise RewardError
+        when a function is at fault, and when the process dies or does not answer in time.
+        """
+        job = Responses(
+            prompt=RewardPrompt.of(prompt),
+            texts=tuple(responses),
+            num_tokens=[1 + len(text) // _CHARACTERS_PER_TOKEN for text in responses],
+            truncated=[False] * len(responses),
+        )
+        found = self._ask(try_on, job, limit_s=self._reward.hard_timeout_s * len(responses))
+        for verdict in chain.from_iterable(found):
+            if verdict.outcome in ("refused", "undecoded"):
+                raise fault(self.functions, verdict)
+        return found
 
     def submit(self, sample: Sample, *, group_size: int) -> None:
         """Score a finished sample of a group of `group_size`; return at once."""
@@ -111,14 +155,44 @@ class RewardPool:
             }
         )
 
+    def save(self) -> dict[str, str]:
+        """Return the states of the rewards that have one, after the scores collected so far."""
+        return dict(self._states)
+
     def close(self) -> None:
         """End every process; scores that were not collected are lost."""
         self._pending.clear()
         self._book.clear()
         stop(self._pool)
 
+    def _about(self) -> dict[str, About]:
+        found = self._ask(about_rewards)
+        if isinstance(found, Verdict):
+            raise fault(self.functions, found)
+        return found
+
+    def _ask(
+        self, question: Callable[..., _Answer], *args: object, limit_s: float = 0.0
+    ) -> _Answer:
+        """Return the answer of one process, which may take `limit_s` once it has started."""
+        start_s = self._reward.start_timeout_s
+        limit_s += start_s
+        try:
+            # The pool's own limit does not include the start of a process.
+            future = self._pool.schedule(question, args=args, timeout=limit_s)
+            answer: _Answer = future.result(timeout=limit_s)
+        except (TimeoutError, ProcessExpired, RuntimeError) as error:
+            raise RewardError(
+                f"{' and '.join(map(str, self.functions))}: called once as a test, the process "
+                f"died or did not answer within {limit_s:g} s, of which it may take "
+                f"reward.start_timeout_s={start_s:g} to start: {error}"
+            ) from error
+        return answer
+
     def _new_pool(self) -> ProcessPool:
-        return new_process_pool(self._reward, decoder=self._decoder, folder=self._folder)
+        return new_process_pool(
+            self._reward, decoder=self._decoder, folder=self._folder, states=self._states
+        )
 
     def _limit_s(self, unit: Unit) -> float:
         """Return how long a unit may take: the limit is per response."""
@@ -141,7 +215,7 @@ class RewardPool:
         self._restarts += 1
         if self._restarts > MAX_RESTARTS:
             raise RewardError(
-                f"{' and '.join(map(str, self._functions))}: the reward processes keep failing "
+                f"{' and '.join(map(str, self.functions))}: the reward processes keep failing "
                 f"({reason}; restarted {MAX_RESTARTS} times without a score). {self.last_failure}"
             )
         stop(self._pool)
@@ -173,7 +247,7 @@ class RewardPool:
                 f"reward.start_timeout_s={start_s:g} to start"
             )
 
-    def _settle(self, number: int, future: Future[list[list[Verdict]]]) -> None:
+    def _settle(self, number: int, future: Future[Result]) -> None:
         """Take the verdicts of an ended attempt, start another attempt, or end the run."""
         pending = self._pending.get(number)
         if pending is None or pending.future is not future:
@@ -188,7 +262,9 @@ class RewardPool:
             self._settle_verdicts(number, [[failure]] * len(pending.unit.positions))
             return
         self._restarts = 0
-        self._settle_verdicts(number, future.result())
+        result = future.result()
+        self._states.update(result.states)
+        self._settle_verdicts(number, result.verdicts)
 
     def _settle_verdicts(self, number: int, verdicts: list[list[Verdict]]) -> None:
         """Record the verdicts of a unit, or have it scored once more; raise RewardError when a
@@ -198,7 +274,7 @@ class RewardPool:
         failed = next((v for of_one in verdicts for v in of_one if v.value is None), None)
         if failed is not None:
             if failed.outcome in ("refused", "undecoded"):
-                raise fault(self._functions, failed)
+                raise fault(self.functions, failed)
             self.last_failure = f"{pending.unit.names}: {failed.reason}"
             if pending.attempt < MAX_ATTEMPTS:
                 pending.attempt += 1

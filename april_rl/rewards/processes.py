@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from pebble import ProcessPool
 
 from april_rl.config.task import RewardConfig
 from april_rl.errors import RunError
+from april_rl.rewards.child_process import lifeline
 from april_rl.rewards.functions import (
     BUILTIN_MODULES,
     MATH_VERIFY,
@@ -43,12 +44,13 @@ def new_process_pool(
     *,
     decoder: bytes,
     folder: Path | None,
-    num_processes: int | None = None,
+    states: Mapping[str, str],
 ) -> ProcessPool:
     """Return a pool whose processes start with the first job.
 
-    There are `reward.num_processes`, unless given, each with `reward.memory_gib` of address space.
-    `decoder` is a pickled function from token ids to text; `folder` is the run directory.
+    There are `reward.num_processes`, each with `reward.memory_gib` of address space.
+    `decoder` is a pickled function from token ids to text; `folder` is the run directory. A process
+    continues from what `states` holds when it starts, by function.
 
     Processes come from a fork server: that is safe beside threads, and a replacement has
     math-verify loaded already. The server is shared by the whole program and ends with it.
@@ -58,7 +60,7 @@ def new_process_pool(
     if any(function.function == MATH_VERIFY for function in functions):
         context.set_forkserver_preload([BUILTIN_MODULES[MATH_VERIFY]])
     return ProcessPool(
-        max_workers=num_processes or reward.num_processes,
+        max_workers=reward.num_processes,
         initializer=partial(
             prepare_process,
             functions,
@@ -66,10 +68,13 @@ def new_process_pool(
                 extract=reward.extract.value,
                 soft_timeout_s=reward.soft_timeout_s,
                 hard_timeout_s=reward.hard_timeout_s,
+                num_processes=reward.num_processes,
                 folder=folder,
             ),
             memory_bytes=int(reward.memory_gib * GIB),
             decoder=decoder,
+            states=states,
+            lifeline=lifeline(),
         ),
         context=context,
     )

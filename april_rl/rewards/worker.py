@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import pickle
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 from april_rl.rewards.child_process import die_with_controller
 from april_rl.rewards.functions import RewardFunction
-from april_rl.rewards.jobs import Job, Responses, Verdict
-from april_rl.rewards.loading import Context, LoadedFunction, load_function
+from april_rl.rewards.jobs import About, Job, Responses, Result, Verdict
+from april_rl.rewards.loading import Context, Reward, load_reward
 from april_rl.rewards.plugins import Caught, memory_gib
 
 Decode = Callable[[Sequence[int]], str]
@@ -22,7 +23,7 @@ Decode = Callable[[Sequence[int]], str]
 class Loaded:
     """What a reward process has loaded before its first job."""
 
-    functions: tuple[LoadedFunction, ...]
+    rewards: tuple[tuple[RewardFunction, Reward], ...]
     decode: Decode
 
 
@@ -36,70 +37,83 @@ def prepare_process(
     context: Context,
     memory_bytes: int,
     decoder: bytes,
+    states: Mapping[str, str],
+    lifeline: Connection,
 ) -> None:
     """Set the limits of a reward process and load everything before its first job is timed;
-    `decoder` is a pickled `Decode`.
+    `decoder` is a pickled `Decode`, `states` those that rewards continue from, by function.
     """
     global loaded
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    die_with_controller()
-    loaded = load(functions, context, decoder)
+    die_with_controller(lifeline)
+    loaded = load(functions, context, decoder=decoder, states=states)
 
 
-def score(job: Job) -> list[list[Verdict]]:
-    """Return the verdicts of the functions on each response of a job [n]."""
+def score(job: Job) -> Result:
+    """Return the verdicts of the functions on each response of a job [n], and their states."""
     num = len(job.token_ids)
     if isinstance(loaded, Verdict):
-        return [[loaded]] * num
+        return Result([[loaded]] * num, {})
     with Caught() as caught:
         texts = [loaded.decode(token_ids) for token_ids in job.token_ids]
     if caught.message:
-        return [[Verdict(outcome="undecoded", message=caught.message)]] * num
+        return Result([[Verdict(outcome="undecoded", message=caught.message)]] * num, {})
     responses = Responses(
         prompt=job.prompt,
         texts=texts,
         num_tokens=[len(token_ids) for token_ids in job.token_ids],
         truncated=job.truncated,
     )
-    return _verdicts(loaded, responses, [job.whole_group])
+    return _result(loaded, responses, [job.whole_group])
 
 
-def score_texts(responses: Responses) -> list[list[Verdict]]:
-    """Return the verdicts of every function on responses that are texts already [n]."""
+def try_on(responses: Responses) -> list[list[Verdict]]:
+    """Return the verdicts of every function on responses that are texts already [n]. A reward with
+    a state has the same one afterwards.
+    """
     if isinstance(loaded, Verdict):
         return [[loaded]] * len(responses.texts)
-    return _verdicts(loaded, responses, [False, True])
+    states = [reward.state for _, reward in loaded.rewards]
+    verdicts = _result(loaded, responses, [False, True]).verdicts
+    for (function, reward), state in zip(loaded.rewards, states, strict=True):
+        with Caught() as caught:
+            if state is not None:
+                reward.restore(state)
+        if caught.message:
+            message = f"cannot restore what it saved: {caught.message}"
+            return [[Verdict(outcome="refused", name=function.name, message=message)]]
+    return verdicts
 
 
-def needed_columns() -> dict[str, tuple[str, ...]] | Verdict:
-    """Return the data columns that each function takes, or why they cannot be loaded."""
+def about_rewards() -> dict[str, About] | Verdict:
+    """Return what the controller must know of each function, or why they cannot be loaded."""
     if isinstance(loaded, Verdict):
         return loaded
-    return {function.settings.name: function.columns for function in loaded.functions}
-
-
-def function_notes() -> tuple[str, ...] | Verdict:
-    """Return notes on the functions for the user, or why they cannot be loaded."""
-    if isinstance(loaded, Verdict):
-        return loaded
-    return tuple(f"{f.settings}: {f.note}" for f in loaded.functions if f.note)
+    return {
+        function.name: About(reward.columns, reward.note) for function, reward in loaded.rewards
+    }
 
 
 def load(
-    functions: tuple[RewardFunction, ...], context: Context, decoder: bytes
+    functions: tuple[RewardFunction, ...],
+    context: Context,
+    *,
+    decoder: bytes,
+    states: Mapping[str, str],
 ) -> Loaded | Verdict:
     """Return the functions and the decoder, or the verdict for every response when one of them
     cannot be loaded.
     """
-    found: list[LoadedFunction] = []
+    found: list[tuple[RewardFunction, Reward]] = []
     for function in functions:
         with Caught() as caught:
-            found.append(load_function(function, context))
+            state = states.get(function.name)
+            found.append((function, load_reward(function, context, state=state)))
         if caught.message:
             message = f"cannot be loaded: {caught.message}"
             return Verdict(outcome="refused", name=function.name, message=message)
     with Caught() as caught:
-        return Loaded(functions=tuple(found), decode=pickle.loads(decoder))
+        return Loaded(rewards=tuple(found), decode=pickle.loads(decoder))
     memory = f"reward.memory_gib = {memory_gib():g}"  # a library that does not fit may not say why
     return Verdict(
         outcome="undecoded",
@@ -107,13 +121,15 @@ def load(
     )
 
 
-def _verdicts(
-    loaded: Loaded, responses: Responses, whole_groups: Sequence[bool]
-) -> list[list[Verdict]]:
+def _result(loaded: Loaded, responses: Responses, whole_groups: Sequence[bool]) -> Result:
     called = [
-        function.scorer(responses)
-        for function in loaded.functions
-        if function.settings.wants_group in whole_groups
-        if function.settings.scores(responses.prompt.dataset)
+        (function.name, reward)
+        for function, reward in loaded.rewards
+        if function.wants_group in whole_groups
+        if function.scores(responses.prompt.dataset)
     ]
-    return [list(of_response) for of_response in zip(*called, strict=True)]
+    verdicts = [reward.verdicts(name, responses) for name, reward in called]
+    return Result(
+        verdicts=[list(of_response) for of_response in zip(*verdicts, strict=True)],
+        states={name: reward.state for name, reward in called if reward.state is not None},
+    )

@@ -12,9 +12,11 @@ from april_rl.rewards.builtin.last_number import score_last_number
 from april_rl.rewards.builtin.length import build as build_length
 from april_rl.rewards.functions import RewardFunction
 from april_rl.rewards.jobs import Responses, RewardPrompt
-from april_rl.rewards.loading import Context, load_function
+from april_rl.rewards.loading import Context, load_reward
 
-CONTEXT = Context(extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, folder=None)
+CONTEXT = Context(
+    extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, num_processes=1, folder=None
+)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_format_wants_thinking_and_then_an_answer(response, thinking, is_right):
 
 def lengths(num_tokens, **args):
     empty = [""] * len(num_tokens)
-    return build_length(CONTEXT, **args).reward(empty, empty, empty, num_tokens=num_tokens)
+    return build_length(CONTEXT, **args).call(empty, empty, empty, num_tokens=num_tokens)
 
 
 def test_length_goes_from_one_value_to_the_other():
@@ -107,9 +109,9 @@ def gym_value(task, response, **entry):
     )
     function = RewardFunction(name="gym", key="reward.function", function="reasoning_gym")
     responses = Responses(prompt=prompt, texts=[response], num_tokens=[3], truncated=[False])
-    loaded = load_function(function, CONTEXT)
+    loaded = load_reward(function, CONTEXT)
     assert loaded.columns == ("entry",)
-    (verdict,) = loaded.scorer(responses)
+    (verdict,) = loaded.verdicts("gym", responses)
     assert verdict.outcome == "scored", verdict.message
     return verdict.value
 

@@ -16,7 +16,7 @@ from april_rl.rewards.builtin import landlock, sandbox
 from april_rl.rewards.builtin.code import Code, build, last_block, open_sandbox
 from april_rl.rewards.builtin.code_tests import Case, read_tests
 from april_rl.rewards.builtin.sandbox import Finished, Level, Sandbox, SandboxError
-from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.loading import Context, Reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
@@ -27,15 +27,17 @@ ASSERTS = "import math\nassert double(2) == 4\nassert double(3) == 6\n"
 CASES = [{"input": "2\n", "output": "4\n"}, {"input": "3", "output": "6"}]
 
 
-CONTEXT = Context(extract="auto", soft_timeout_s=3.0, hard_timeout_s=20.0, folder=None)
+CONTEXT = Context(
+    extract="auto", soft_timeout_s=3.0, hard_timeout_s=20.0, num_processes=1, folder=None
+)
 
 
-def build_code(**args: object) -> Built:
+def build_code(**args: object) -> Reward:
     return build(CONTEXT, **({"sandbox": "none", "timeout_s": 8.0} | args))
 
 
 def score(response: str, tests: object, **args: object) -> float | None:
-    return build_code(**args).reward(["Write it."], [response], [""], tests=[tests])[0]
+    return build_code(**args).call(["Write it."], [response], [""], tests=[tests])[0]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_with_value_all_the_first_failure_decides() -> None:
 
 
 def test_responses_keep_their_order() -> None:
-    reward = build_code(column="asserts").reward
+    reward = build_code(column="asserts").call
     responses = [DOUBLE, "nothing", HALF_RIGHT, DOUBLE]
     assert reward(["p"] * 4, responses, [""] * 4, asserts=[ASSERTS] * 4) == [1.0, 0.0, 0.5, 1.0]
 
@@ -206,7 +208,7 @@ def test_the_column_of_the_tests_is_asked_for_by_name() -> None:
 def test_a_sandbox_that_breaks_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     built = build_code()
     monkeypatch.setattr(sandbox, "BOOTSTRAP", "raise SystemExit('the kernel said no')")
-    assert built.reward([""], [DOUBLE], [""], tests=[ASSERTS]) == [None]
+    assert built.call([""], [DOUBLE], [""], tests=[ASSERTS]) == [None]
     assert "did not close: the kernel said no" in built.last_failure()
 
 
@@ -220,7 +222,7 @@ def test_code_is_refused_where_landlock_does_not_isolate(monkeypatch: pytest.Mon
 @pytest.mark.skipif(landlock.abi_version() == 0, reason="this kernel has no Landlock")
 def test_the_isolating_sandbox_gives_the_same_scores() -> None:
     built = build_code(sandbox="landlock")
-    assert built.reward([""], [DOUBLE], [""], tests=[ASSERTS]) == [1.0]
+    assert built.call([""], [DOUBLE], [""], tests=[ASSERTS]) == [1.0]
     assert "stops writing files, reading files, the network" in built.note
     assert "does not stop" not in built.note
 

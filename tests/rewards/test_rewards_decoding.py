@@ -23,7 +23,6 @@ from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.processes import RewardError
-from april_rl.rewards.trial import RewardTrial
 from april_rl.tiny.tokenizer import build_tokenizer
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
@@ -188,7 +187,7 @@ def test_a_tokenizer_that_does_not_load_is_found_before_training():
     message = r"token ids into text, before .*with reward\.memory_gib = 4: OSError: the vocabulary"
     reward = RewardConfig(function="reward_functions:exact")
     with (
-        RewardTrial(reward, decode=NeverLoads()) as trial,
+        closing(RewardPool(reward, decode=NeverLoads())) as trial,
         pytest.raises(RewardError, match=message),
     ):
         check_reward(reward, trial, [sample(0, (), "2").prompt])

@@ -12,7 +12,6 @@ from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.processes import RewardError
 from april_rl.rewards.reward_metrics import reward_metrics
-from april_rl.rewards.trial import RewardTrial
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 
@@ -44,10 +43,6 @@ def sample(asked, index, response, *, finish_reason="stop"):
 def pool(**settings):
     settings = {"num_processes": 1, "hard_timeout_s": 20.0} | settings
     return closing(RewardPool(RewardConfig(**settings), decode=characters))
-
-
-def trial(**settings):
-    return RewardTrial(RewardConfig(**settings), decode=characters)
 
 
 def functions(**chosen):
@@ -131,8 +126,7 @@ def test_a_function_gets_the_columns_and_facts_that_it_names():
         scorer.submit(sample(asked, 0, "abc"), group_size=2)
         scorer.submit(sample(asked, 1, "ab", finish_reason="length"), group_size=2)
         assert [score.value for score in scorer.collect(None)] == [36.0, 126.0]
-    with trial(**settings) as asked_once:
-        assert asked_once.columns == asked_once.columns_of("any") == ("difficulty",)
+        assert scorer.columns_of("any") == ("difficulty",)
 
 
 def test_a_function_scores_only_the_sources_it_is_for():
@@ -152,8 +146,8 @@ def test_a_set_needs_the_columns_of_the_functions_that_score_it_only():
     chosen = functions(
         a={"function": "reward_functions:with_columns", "sources": ["a"]}, b={"function": "exact"}
     )
-    with trial(functions=chosen) as asked:
-        assert asked.columns == asked.columns_of("a") == ("difficulty",)
+    with pool(functions=chosen) as asked:
+        assert asked.columns_of("a") == ("difficulty",)
         assert asked.columns_of("b") == ()
 
 
@@ -200,7 +194,7 @@ def test_a_function_that_cannot_be_called_as_it_is_set_is_found_before_training(
     if name == "unsure":
         reward.function = "reward_functions:never_sure"
     with (
-        RewardTrial(reward, decode=characters) as tried,
+        closing(RewardPool(reward, decode=characters)) as tried,
         pytest.raises(RewardError, match=message) as error,
     ):
         check_reward(reward, tried, [prompt(answer=answer)])
@@ -214,25 +208,25 @@ def test_the_message_about_one_of_several_functions_names_it():
         "'tokens'; it takes start_tokens, end_tokens"
     )
     with (
-        RewardTrial(reward, decode=characters) as tried,
+        closing(RewardPool(reward, decode=characters)) as tried,
         pytest.raises(RewardError, match=message),
     ):
-        assert tried.columns
+        tried.columns_of("")
 
 
 def test_a_built_in_without_an_argument_that_it_needs_says_which():
     reward = RewardConfig(function="length", args={"start_tokens": 3})
     message = "reward.function=length cannot be loaded: TypeError: needs the argument end_tokens$"
     with (
-        RewardTrial(reward, decode=characters) as tried,
+        closing(RewardPool(reward, decode=characters)) as tried,
         pytest.raises(RewardError, match=message),
     ):
-        assert tried.columns
+        tried.columns_of("")
 
 
 def test_a_reward_that_rejects_the_data_sets_own_answer_is_named_at_the_start():
     reward = RewardConfig(function="exact")
-    with RewardTrial(reward, decode=characters) as tried:
+    with closing(RewardPool(reward, decode=characters)) as tried:
         assert check_reward(reward, tried, [prompt(answer="34")]) == ()
         (note,) = check_reward(reward, tried, [prompt(answer="a{")])
     assert "reward.function=exact gives 0 to the data set's own answer 'a{'" in note

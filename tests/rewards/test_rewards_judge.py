@@ -16,7 +16,9 @@ from april_rl.rewards.builtin.judge import CACHE, Judge, build
 from april_rl.rewards.builtin.judge_cache import JudgeCache, request_key
 from april_rl.rewards.loading import Context
 
-CONTEXT = Context(extract="auto", soft_timeout_s=3.0, hard_timeout_s=50.0, folder=None)
+CONTEXT = Context(
+    extract="auto", soft_timeout_s=3.0, hard_timeout_s=50.0, num_processes=1, folder=None
+)
 YES, NO = "Verdict: yes", "Verdict: no"
 
 
@@ -210,7 +212,7 @@ def test_a_reward_process_gets_the_judge_with_a_cache_in_the_run_directory(tmp_p
         )
         assert built.columns == ("problem",)
         for _ in range(2):
-            asked = built.reward(["<|im_start|>"], ["2"], ["2"], problem=["1 + 1?"])
+            asked = built.call(["<|im_start|>"], ["2"], ["2"], problem=["1 + 1?"])
             assert asyncio.run(asked) == [1.0]
     assert len(server.requests) == 1
     assert "<|im_start|>" not in server.requests[0]["messages"][0]["content"]

@@ -121,11 +121,13 @@ def test_a_logit_that_is_not_finite_gives_no_score(folder: Path) -> None:
 
 
 def test_a_reward_process_gets_the_model_and_a_column(folder: Path) -> None:
-    context = Context(extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, folder=None)
+    context = Context(
+        extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, num_processes=1, folder=None
+    )
     built = build(context, path=str(folder), prompt_column="problem", max_tokens=50)
     assert built.columns == ("problem",)
     text = "<bos>user: 1 + 1?<eos><bos>assistant: 2<eos>"
-    values = built.reward(["", ""], ["2", "2" * 60], ["", ""], problem=["1 + 1?"] * 2)
+    values = built.call(["", ""], ["2", "2" * 60], ["", ""], problem=["1 + 1?"] * 2)
     assert values == [pytest.approx(direct(folder, text), abs=1e-5), None]
     assert "more than args.max_tokens=50" in built.last_failure()
 

@@ -16,10 +16,9 @@ from source_tree import TESTS
 
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
-from april_rl.rewards.check import check_reward, gold_response
+from april_rl.rewards.check import check_reward, gold_response, rate
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.processes import RewardError
-from april_rl.rewards.trial import RewardTrial
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
 TOLD = "reward_functions:told"
@@ -49,9 +48,9 @@ def pool(function=TOLD, **changes):
 def checked(function, **changes):
     settings = {"soft_timeout_s": 1, "hard_timeout_s": 5.0} | changes
     reward = RewardConfig(function=function, **settings)
-    with RewardTrial(reward, decode=characters) as trial:
-        check_reward(reward, trial, [sample(0, "").prompt])
-        return trial.rate([sample(0, "").prompt], [gold_response("2", reward.extract)])[0]
+    with closing(RewardPool(reward, decode=characters)) as tried:
+        check_reward(reward, tried, [sample(0, "").prompt])
+        return rate(tried, [sample(0, "").prompt], [gold_response("2", reward.extract)])[0]
 
 
 def outcomes(scores):
@@ -202,16 +201,20 @@ def test_closing_ends_every_process_with_work_still_queued(tmp_path):
     assert not is_running(int(path.read_text()))
 
 
-def test_a_killed_controller_takes_its_reward_processes_along(tmp_path):
-    path = tmp_path / "pid"
+@pytest.mark.parametrize("forked", ["pass", "os.fork() or time.sleep(60)"])
+def test_a_killed_controller_takes_its_reward_processes_along(tmp_path, forked):
+    """Also when a process that it forked, as reading data does, lives on."""
+    path, go = tmp_path / "pid", tmp_path / "go"
     program = (
-        "import test_rewards_pool as t\nwith t.pool(hard_timeout_s=100.0) as p:\n"
+        "import os, pathlib, time, test_rewards_pool as t\n"
+        "with t.pool(hard_timeout_s=100.0) as p:\n"
         f"    p.submit(t.sample(0, 'tell pid and hang', {str(path)!r}), group_size=1)\n"
-        "    p.collect(None)\n"
+        f"    t.wait_until(pathlib.Path({str(path)!r}).exists)\n    {forked}\n"
+        f"    pathlib.Path({str(go)!r}).touch()\n    p.collect(None)\n"
     )
     command, env = [sys.executable, "-c", program], os.environ | {"PYTHONPATH": str(TESTS)}
     with subprocess.Popen(command, cwd=Path(__file__).parent, env=env) as controller:
-        wait_until(lambda: path.exists() and path.read_text())
+        wait_until(lambda: go.exists() and path.read_text())
         controller.kill()
     wait_until(lambda: not is_running(int(path.read_text())))
 

@@ -21,7 +21,7 @@ from april_rl.assembly.run import Parts
 from april_rl.assembly.run_directory import RunDirectory
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
-from april_rl.checkpointing.resume import CHECKPOINTS, Resumed
+from april_rl.checkpointing.resume import CHECKPOINTS, Resumed, load
 from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.checkpoint import CheckpointConfig
@@ -72,6 +72,9 @@ class CountingScorer(FakeScorer):
         if timeout_s is None and all(score.sample_id.prompt_id >= 0 for score in scores):
             self.settled.append(len(failed))
         return scores
+
+    def save(self) -> dict[str, str]:
+        return {"counter": "[1]"}
 
     def metrics(self) -> Metrics:
         counts, self.counts = self.counts, Counter()
@@ -275,3 +278,10 @@ def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_goes_on(
     run(settings(num_steps=3), tmp_path)
     assert len(rows_of(tmp_path)) > 3
     assert capsys.readouterr().out.count("engine and learner disagree by 0.12 nats") == 1
+
+
+def test_a_checkpoint_has_the_states_of_the_rewards(tmp_path: Path) -> None:
+    run(settings(num_steps=2), tmp_path)
+    saved = load("auto", tmp_path)
+    assert saved is not None
+    assert saved.state["rewards"] == {"counter": "[1]"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,8 @@ from april_rl.data.errors import DataError
 from april_rl.data.prompts import PromptTable, load_prompts
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, shortened, try_forms
-from april_rl.rewards.trial import RewardTrial
+from april_rl.rewards.check import rate
+from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
 _BARS, _BAR_WIDTH = 12, 40
@@ -50,19 +52,19 @@ class DataPage:
     def show(self) -> None:
         """Load every set and print its page. Raise RunError."""
         config = self._config
-        with RewardTrial(config.reward, decode=self._tokenizer.decoder()) as trial:
+        with closing(RewardPool(config.reward, decode=self._tokenizer.decoder())) as rewards:
             held_out = {
                 name: self._load(
                     evaluation_set(config.data, chosen),
                     key=f"evaluation.sets.{name}.path",
-                    columns=trial.columns,
+                    columns=rewards.columns_of(name),
                 )[0]
                 for name, chosen in config.evaluation.sets.items()
             }
             for name, chosen in training_sets(config.data).items():
                 key = f"data.sources.{name}.path" if name else "data.path"
-                table, chosen = self._load(chosen, key=key, columns=trial.columns)
-                self._show_set(table, chosen, try_forms(table, trial.rate))
+                table, chosen = self._load(chosen, key=key, columns=rewards.columns_of(name))
+                self._show_set(table, chosen, try_forms(table, partial(rate, rewards)))
                 found = overlapping(table, held_out)
                 overlaps = frozenset(overlap.row for overlap in found)
                 self._sets[name] = _TrainingSet(key, chosen, table, overlaps)

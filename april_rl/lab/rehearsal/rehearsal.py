@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,8 @@ from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, shown_set
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
-from april_rl.rewards.trial import RewardTrial
+from april_rl.rewards.check import rate
+from april_rl.rewards.pool import RewardPool
 from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.preflight import (
     ModelFacts,
@@ -103,24 +105,24 @@ class Rehearsal:
     def _data(self, tokenizer: Tokenizer) -> None:
         """Look at every training and evaluation set, and keep a few rows of each."""
         data, evaluation = self.config.data, self.config.evaluation
-        with RewardTrial(self.config.reward, decode=tokenizer.decoder()) as trial:
+        with closing(RewardPool(self.config.reward, decode=tokenizer.decoder())) as rewards:
             for name, chosen in training_sets(data).items():
                 key = f"data.sources.{name}.path" if name else "data.path"
-                found = self._set(chosen, tokenizer, trial, key=key, dataset=name)
+                found = self._set(chosen, tokenizer, rewards, key=key, dataset=name)
                 self._keep(found, self.rows, name, num_rows=_TRAINING_ROWS)
                 self.spans.append(found.tried.span)
                 self._check_training_set(found)
             for name, held_out in evaluation.sets.items():
                 key = f"evaluation.sets.{name}.path"
                 filled = evaluation_set(data, held_out)
-                found = self._set(filled, tokenizer, trial, key=key, dataset=name)
+                found = self._set(filled, tokenizer, rewards, key=key, dataset=name)
                 self._keep(found, self.held_out, name, num_rows=_HELD_OUT_ROWS)
 
     def _set(
         self,
         chosen: PromptSetConfig,
         tokenizer: Tokenizer,
-        trial: RewardTrial,
+        rewards: RewardPool,
         *,
         key: str,
         dataset: str,
@@ -131,14 +133,14 @@ class Rehearsal:
             tokenizer=tokenizer,
             key=key,
             dataset=dataset,
-            columns=trial.columns,
+            columns=rewards.columns_of(dataset),
             max_prompt_tokens=self.config.data.max_prompt_tokens,
             deduplicate=True,  # to count duplicates, also where a run would keep them
             num_processes=self.config.data.num_processes,
             seed=self.config.seed,
         )
         table, chosen = stand_ins.find_prompts(load, chosen, self.say)
-        tried = try_forms(table, trial.rate)
+        tried = try_forms(table, partial(rate, rewards))
         self.findings += check_forms(tried, set_name=key)
         self.say(shown_set(key, table, tried))
         return _Set(key=key, chosen=chosen, table=table, tried=tried)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 from concurrent.futures import Future
+from functools import partial
+from multiprocessing.connection import Connection
 
 from pebble import ProcessPool
 
 from april_rl.lab.tuning.prediction import Comparison, Prediction, predict
-from april_rl.rewards.child_process import die_with_controller
+from april_rl.rewards.child_process import die_with_controller, lifeline
 
 _NICENESS = 10  # yields to workers and rewards without starving on a small machine
 
@@ -21,7 +23,7 @@ class SimulationProcess:
         """Prepare the pool; the process starts with the first comparison."""
         self._pool = ProcessPool(
             max_workers=1,
-            initializer=_prepare,
+            initializer=partial(_prepare, lifeline()),
             context=multiprocessing.get_context("spawn"),  # not a copy of the controller
         )
 
@@ -36,6 +38,6 @@ class SimulationProcess:
         self._pool.join()
 
 
-def _prepare() -> None:
-    die_with_controller()
+def _prepare(lifeline: Connection) -> None:
+    die_with_controller(lifeline)
     os.nice(_NICENESS)

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from april_rl.rewards.builtin.code_tests import Case, read_tests
 from april_rl.rewards.builtin.probe import Isolation, check_isolation, probe
 from april_rl.rewards.builtin.sandbox import Check, Level, Sandbox, SandboxError
-from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.loading import Context, Reward
 
 FENCE = "```"
 OPENING = {f"{FENCE}{name}" for name in ("python", "python3", "py")}
@@ -31,7 +31,7 @@ def build(
     sandbox: Choice = "landlock",
     timeout_s: float = 4.0,
     memory_gib: float = 1.0,
-) -> Built:
+) -> Reward:
     """Return the reward function, with the result of the sandbox's self-test as its note.
 
     `column` is the data column with the tests. `sandbox`: landlock isolates files, network and
@@ -58,8 +58,8 @@ def build(
     ) -> list[float | None]:
         return list(map(code.score, responses, columns[column]))
 
-    return Built(
-        reward=reward,
+    return Reward(
+        call=reward,
         columns=(column,),
         note=isolation.describe(),
         last_failure=lambda: code.last_failure,

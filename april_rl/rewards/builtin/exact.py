@@ -8,10 +8,10 @@ response that states several different answers is wrong. It never fails.
 from __future__ import annotations
 
 from april_rl.rewards.extraction import gold_answer, normalised, stated_answers
-from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.loading import Context, Reward
 
 
-def build(context: Context) -> Built:
+def build(context: Context) -> Reward:
     """Return the function; it takes no arguments."""
 
     def exact(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
@@ -20,7 +20,7 @@ def build(context: Context) -> Built:
             for response, answer in zip(responses, answers, strict=True)
         ]
 
-    return Built(reward=exact)
+    return Reward(call=exact)
 
 
 def score_exact(response: str, answer: str, *, how: str) -> float:

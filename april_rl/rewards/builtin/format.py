@@ -8,10 +8,10 @@ not. With `thinking: false` there must be an answer and no such tag. It never fa
 from __future__ import annotations
 
 from april_rl.rewards.extraction import THINK_END, THINK_START, extract_answer
-from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.loading import Context, Reward
 
 
-def build(context: Context, *, thinking: bool = True) -> Built:
+def build(context: Context, *, thinking: bool = True) -> Reward:
     """Return the function; `thinking` says whether the form includes thinking."""
 
     def format_reward(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
@@ -20,7 +20,7 @@ def build(context: Context, *, thinking: bool = True) -> Built:
             for response in responses
         ]
 
-    return Built(reward=format_reward)
+    return Reward(call=format_reward)
 
 
 def has_form(response: str, *, how: str, thinking: bool) -> bool:

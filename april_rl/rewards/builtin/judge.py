@@ -26,7 +26,7 @@ from openai import (
 
 from april_rl.rewards.builtin.judge_cache import JudgeCache, request_key
 from april_rl.rewards.builtin.questions import text_of, with_question
-from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.loading import Context, Reward
 
 TEMPLATE = """You grade a response to a question against a reference answer.
 
@@ -61,7 +61,7 @@ def build(
     prompt_column: str | None = None,
     cache: str | None = None,
     **args: Any,  # noqa: ANN401
-) -> Built:
+) -> Reward:
     """Return the reward function; `args` are the other fields of Judge.
 
     `prompt_column` is the data column with the question as the judge should see it, a text or

@@ -13,13 +13,13 @@ from __future__ import annotations
 from fractions import Fraction
 
 from april_rl.rewards.extraction import extract_answer, stated_answers
-from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.loading import Context, Reward
 
 _MOST_DIGITS = 60
 _LARGEST_EXPONENT = 60
 
 
-def build(context: Context) -> Built:
+def build(context: Context) -> Reward:
     """Return the function; it takes no arguments."""
 
     def last_number(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
@@ -28,7 +28,7 @@ def build(context: Context) -> Built:
             for response, answer in zip(responses, answers, strict=True)
         ]
 
-    return Built(reward=last_number)
+    return Reward(call=last_number)
 
 
 def score_last_number(response: str, answer: str, *, how: str) -> float:

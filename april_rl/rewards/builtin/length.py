@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.loading import Context, Reward
 
 SHAPES = ("linear", "cosine")
 
@@ -23,7 +23,7 @@ def build(
     start_value: float = 0.0,
     end_value: float = -1.0,
     shape: str = "linear",
-) -> Built:
+) -> Reward:
     """Return the function. Raises ValueError for an unknown shape or an empty range."""
     if shape not in SHAPES:
         raise ValueError(f"args.shape={shape} must be one of {', '.join(SHAPES)}")
@@ -47,4 +47,4 @@ def build(
         rest = 1.0 - way if shape == "linear" else (1.0 + math.cos(math.pi * way)) / 2
         return end_value + (start_value - end_value) * rest
 
-    return Built(reward=length)
+    return Reward(call=length)

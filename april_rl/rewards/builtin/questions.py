@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from april_rl.rewards.loading import Built
+from april_rl.rewards.loading import Reward
 
 
 def messages_of(question: object) -> list[dict[str, str]]:
@@ -31,7 +31,7 @@ def text_of(question: object) -> str:
 
 def with_question(
     score: Callable[..., object], column: str | None, *, last_failure: Callable[[], str]
-) -> Built:
+) -> Reward:
     """Return a reward function that gets a data column as its argument `questions`; without a
     column it gets the prompt as the policy does.
     """
@@ -46,4 +46,4 @@ def with_question(
         return score(prompts, responses, answers, questions=questions)
 
     columns = () if column is None else (column,)
-    return Built(reward=reward, columns=columns, last_failure=last_failure)
+    return Reward(call=reward, columns=columns, last_failure=last_failure)

@@ -16,11 +16,11 @@ from functools import cache
 from typing import Any
 
 from april_rl.rewards.extraction import normalised, stated_answers
-from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.loading import Context, Reward
 from april_rl.rewards.plugins import Caught
 
 
-def build(context: Context) -> Built:
+def build(context: Context) -> Reward:
     """Return the function; it takes no arguments. Raises ImportError without the package."""
     library: Any = importlib.import_module("reasoning_gym")
 
@@ -50,4 +50,4 @@ def build(context: Context) -> Built:
             value = verify(stated[-1].strip(), entry)
         return float(value == 1)
 
-    return Built(reward=reasoning_gym)
+    return Reward(call=reasoning_gym)

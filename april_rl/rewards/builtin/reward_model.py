@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from april_rl.rewards.builtin.questions import messages_of, text_of, with_question
-from april_rl.rewards.loading import Built, Context
+from april_rl.rewards.loading import Context, Reward
 
 CHAT, CONCAT = "chat", "concat"
 THINK_END = "</think>"
@@ -34,7 +34,7 @@ def build(
     path: str,
     prompt_column: str | None = None,
     **args: Any,  # noqa: ANN401
-) -> Built:
+) -> Reward:
     """Load the model and return the reward function; `args` are those of load_reward_model.
 
     `prompt_column` is the data column with the question, a text or messages; null: the prompt as
