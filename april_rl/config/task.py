@@ -13,7 +13,7 @@ from april_rl.config.choices import Extract, Template
 MISSING = "???"  # OmegaConf's marker for a value that the user must give
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _FUNCTION = re.compile(r"[\w.]+:\w+")
-BUILTIN_REWARDS = (
+BUILTIN_REWARDS = (  # each is a module of `rewards/builtin/`
     "math_verify",
     "exact",
     "last_number",

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from april_rl.config.task import RewardConfig
+from april_rl.config.task import BUILTIN_REWARDS, RewardConfig
 
 MATH_VERIFY = "math_verify"
 
-# The module with `build(context, **args)` of each built-in. Only reward processes import it.
-BUILTIN_MODULES = {
-    MATH_VERIFY: "april_rl.rewards.builtin.math",
-    "exact": "april_rl.rewards.builtin.exact",
-    "last_number": "april_rl.rewards.builtin.last_number",
-    "format": "april_rl.rewards.builtin.format",
-    "length": "april_rl.rewards.builtin.length",
-    "code": "april_rl.rewards.builtin.code",
-    "judge": "april_rl.rewards.builtin.judge",
-    "reward_model": "april_rl.rewards.builtin.reward_model",
-    "reasoning_gym": "april_rl.rewards.builtin.reasoning_gym",
-}
 # Built-ins that are faster with all responses of a group in one call. A user's function always
 # gets whole groups.
 _SCORE_GROUPS = {"judge", "reward_model"}
@@ -42,7 +28,7 @@ class RewardFunction:
     @property
     def wants_group(self) -> bool:
         """Return whether it is called once for a whole finished group, not for each sample."""
-        return self.function not in BUILTIN_MODULES or self.function in _SCORE_GROUPS
+        return self.function not in BUILTIN_REWARDS or self.function in _SCORE_GROUPS
 
     def scores(self, dataset: str) -> bool:
         """Return whether it scores responses to prompts of a data set."""
@@ -50,6 +36,13 @@ class RewardFunction:
 
     def __str__(self) -> str:
         return f"{self.key}={self.function}"
+
+
+def builtin_module(function: str) -> str:
+    """Return the module with `build(context, **args)` of a built-in. Only reward processes import
+    it.
+    """
+    return f"april_rl.rewards.builtin.{function}"
 
 
 def reward_functions(reward: RewardConfig) -> tuple[RewardFunction, ...]:

@@ -13,7 +13,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from april_rl.rewards.functions import BUILTIN_MODULES, RewardFunction
+from april_rl.config.task import BUILTIN_REWARDS
+from april_rl.rewards.functions import RewardFunction, builtin_module
 from april_rl.rewards.jobs import Responses, Verdict
 from april_rl.rewards.plugins import Caught, import_function
 
@@ -144,8 +145,8 @@ def load_reward(settings: RewardFunction, context: Context, *, state: str | None
     `state` is the one to continue from. Raise TypeError when it does not accept what the settings
     give it, and whatever the user's code raises.
     """
-    if settings.function in BUILTIN_MODULES:
-        build = import_function(f"{BUILTIN_MODULES[settings.function]}:build")
+    if settings.function in BUILTIN_REWARDS:
+        build = import_function(f"{builtin_module(settings.function)}:build")
         check_args(build, settings.args, num_given=1)
         if missing := wanted(build, settings.args, num_given=1):
             raise TypeError(f"needs the argument {' and '.join(missing)}")

@@ -13,9 +13,9 @@ from april_rl.config.task import RewardConfig
 from april_rl.errors import RunError
 from april_rl.rewards.child_process import lifeline
 from april_rl.rewards.functions import (
-    BUILTIN_MODULES,
     MATH_VERIFY,
     RewardFunction,
+    builtin_module,
     reward_functions,
 )
 from april_rl.rewards.jobs import Verdict
@@ -58,7 +58,7 @@ def new_process_pool(
     functions = reward_functions(reward)
     context = multiprocessing.get_context("forkserver")
     if any(function.function == MATH_VERIFY for function in functions):
-        context.set_forkserver_preload([BUILTIN_MODULES[MATH_VERIFY]])
+        context.set_forkserver_preload([builtin_module(MATH_VERIFY)])
     return ProcessPool(
         max_workers=reward.num_processes,
         initializer=partial(
