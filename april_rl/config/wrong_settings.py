@@ -75,7 +75,7 @@ def unknown_setting(key: str, schema: type, *, prefix: str = "") -> str:
     known = list(_keys(schema, prefix))
     section, _, name = key.rpartition(".")
     beside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == section]
-    near = get_close_matches(name, beside, n=2, cutoff=0.75)
+    near = get_close_matches(name, beside, n=2, cutoff=0.75) or get_close_matches(name, beside, n=1)
     likely = [f"{section}.{one}".lstrip(".") for one in near]
     likely = likely or [one for one in known if one.rpartition(".")[2] == name]
     if not likely and section and beside:

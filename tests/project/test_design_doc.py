@@ -249,13 +249,8 @@ def snake_case(name: str) -> str:
 def test_commands_and_settings_on_the_pages_exist(page: str) -> None:
     """Commands, recipes, sweeps, tools, Makefile targets and settings."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    named = set(re.findall(r"python -m april_rl (\w+)", text))
-    assert named <= {"train", *commands()}
-    recipes = set(re.findall(r"\+recipe=([\w/]+)", text)) - {
-        "my_model",
-        "mine",
-        "NAME",
-    }  # those a user writes
+    assert {*re.findall(r"python -m april_rl (\w+)", text)} <= {"train", *commands()}
+    recipes = set(re.findall(r"\+recipe=([\w/]+)", text)) - {"my_model", "mine"}  # a user's
     assert [name for name in recipes if not (ROOT / "recipes" / f"{name}.yaml").is_file()] == []
     sweeps = set(re.findall(r"\+sweep=(\w+)", text))
     assert [
