@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from april_rl.checkpointing.run_lock import RunOwnedError, owned
 from april_rl.config import TrainConfig, config_dir, register, to_config
-from april_rl.config.store import ConfigError, as_hydra_takes, in_our_words, register_folder
+from april_rl.config.store import (
+    ConfigError,
+    as_hydra_takes,
+    as_plain,
+    in_our_words,
+    register_folder,
+)
 from april_rl.config.wrong_settings import unknown_setting
 from april_rl.errors import RunError
 from april_rl.rollout.garbage_collection import garbage_collection_paused
@@ -119,9 +125,8 @@ def _status_of(composed: DictConfig) -> int:
     run_dir, started_s = Path(HydraConfig.get().runtime.output_dir), time.time()
     try:
         config = to_config(composed)
-        plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
         with owned(run_dir):
-            run(config, run_dir, plain, labels=_labels(config))
+            run(config, run_dir, as_plain(composed), labels=_labels(config))
     except RunOwnedError as error:  # the directory is another run's: nothing is written there
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
@@ -150,9 +155,16 @@ def _labels(config: TrainConfig) -> RunLabels:
 
 
 def run(
-    config: TrainConfig, run_dir: Path, plain: object, *, labels: RunLabels | None = None
+    config: TrainConfig,
+    run_dir: Path,
+    plain: Mapping[str, object],
+    *,
+    labels: RunLabels | None = None,
 ) -> None:
-    """Train. Heavy imports are here, so that --help and --cfg job answer at once."""
+    """Train in `run_dir`, which the caller owns; config.yaml will show `plain`.
+
+    Heavy imports are here, so that --help and --cfg job answer at once.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
     with garbage_collection_paused():
@@ -163,7 +175,6 @@ def run(
         from april_rl.trainer import Trainer
 
     resolve_builtins(config)
-    assert isinstance(plain, dict)
     interrupts.end_after(hours=config.trainer.max_hours)
     restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
     while True:

@@ -61,11 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = _folder(options.settings)
     try:
         other = None if options.compare is None else read_report(options.compare)
-        composed, config = _configured(options.settings)
-        _refuse_used(folder)
-        if other is not None:
-            _refuse_without_common_set(other, config)
-        report = _evaluated(config, composed, folder)
+        report = evaluated(_overrides(options.settings), folder, other=other)
         if other is not None:
             _compare(other, report, folder)
     except RunError as error:
@@ -102,12 +98,15 @@ def _parser() -> argparse.ArgumentParser:
 # Settings.
 
 
-def _configured(settings: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
+def _overrides(settings: Sequence[str]) -> list[str]:
+    return [given for given in settings if not given.startswith(_OUTPUT)]
+
+
+def _configured(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
     """Return the settings as composed and as checked.
 
     Raises ConfigError for one that is wrong, or has no effect here.
     """
-    overrides = [given for given in settings if not given.startswith(_OUTPUT)]
     for override in overrides:
         _refuse_without_effect(override)
     composed = compose_overrides(overrides)
@@ -173,8 +172,15 @@ def _refuse_without_common_set(other: Report, config: TrainConfig) -> None:
 # Evaluation.
 
 
-def _evaluated(config: TrainConfig, composed: DictConfig, folder: Path) -> Report:
-    """Evaluate every set, write the report to `folder`, print a table and return the report."""
+def evaluated(overrides: Sequence[str], folder: Path, *, other: Report | None = None) -> Report:
+    """Evaluate every set, write the report to `folder`, print a table and return the report.
+
+    Raise RunError for what is wrong with a setting, or when `other` has no set in common.
+    """
+    composed, config = _configured(overrides)
+    _refuse_used(folder)
+    if other is not None:
+        _refuse_without_common_set(other, config)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
     from april_rl.commands.evaluation_run import EvaluationRun

@@ -189,6 +189,18 @@ def _checked(composed: DictConfig) -> TrainConfig:
     return config
 
 
+def as_plain(composed: DictConfig) -> dict[str, object]:
+    """Return what was composed as plain data, for config.yaml. Raise ConfigError for a reference to
+    a setting that is not there.
+    """
+    try:
+        plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+    except OmegaConfBaseException as error:
+        raise in_our_words(error, ()) from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
 def plain_config(config: TrainConfig) -> dict[str, object]:
     """Return a checked configuration as plain data, as in `config.yaml` of a run."""
     plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)

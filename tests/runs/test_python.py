@@ -1,0 +1,84 @@
+"""Training and evaluating from Python, as docs/python.md and its notebook show it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import environment, rows_of
+from source_tree import ROOT
+
+from april_rl import evaluate, train
+from april_rl.errors import RunError
+
+
+def ran(code: str, folder: Path) -> str:
+    """What a script prints that is run in `folder`."""
+    script = folder / "script.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, script.name],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_the_code_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
+    """With a reward and data that are objects. Fails when the page is not true, or the reward is
+    not the one that was given.
+    """
+    [code] = (ROOT / "docs" / "python.md").read_text().split("```python\n")[1:]
+    printed = ran(code.partition("```")[0], tmp_path)
+    [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
+    rows = rows_of(run_dir)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert "eval/sums/avg_at_k" in rows[-1]
+    assert "reward/mean" in printed
+    samples = (run_dir / "samples" / "step_00001.jsonl").read_text().splitlines()
+    for sample in map(json.loads, samples):
+        is_right = sample["response"].strip().endswith(f"\\boxed{{{sample['answer']}}}")
+        assert sample["reward"] == float(is_right)
+    [evaluation] = (tmp_path / "outputs" / "evaluate").iterdir()
+    assert (evaluation / "evaluation.json").exists()
+
+
+@pytest.mark.soak
+@pytest.mark.cpu_engine
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    """As a script of its cells: a kernel would add nothing but its own processes."""
+    cells = json.loads((ROOT / "docs" / "python.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) == 5
+    ran("\n\n".join(code), tmp_path)
+    [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
+    assert rows_of(run_dir)[-1]["step"] == 20
+
+
+def test_what_is_wrong_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunError, match=r"num_step is not a setting; did you mean trainer\.num_steps"
+    ):
+        train("tiny_cpu", "trainer.num_step=3", run_dir=tmp_path / "run")
+    with pytest.raises(RunError, match="there is no recipe tiny_cp; did you mean tiny_cpu"):
+        evaluate("tiny_cp", output=tmp_path / "evaluation")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reward_that_cannot_be_given_to_a_process_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "open.txt").open("w") as file, pytest.raises(RunError, match="can be given"):
+        train(
+            "tiny_cpu",
+            run_dir=tmp_path / "run",
+            reward=lambda prompts, *_: [float(file.tell()) for _ in prompts],
+        )
