@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 
-from april_rl.commands import Command, commands
+from april_rl.commands import COMMANDS, run_command
+from april_rl.errors import RunError
 
 _TRAIN, _VERSION = "train", "--version"
 _USAGE = "usage: python -m april_rl COMMAND [--help] ..."
@@ -26,26 +27,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.argv[1:] = arguments[arguments[0] == _TRAIN :]
         train()
         return 0
-    known = commands()
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_listed(known))
+        print(_listed())
         return 0
     name, *rest = arguments
-    if name in known:
-        return known[name].main(rest)
-    print(f"error: {_unknown(name, known)}", file=sys.stderr, flush=True)
-    return 2
+    if name not in COMMANDS:
+        print(f"error: {_unknown(name)}", file=sys.stderr, flush=True)
+        return 2
+    try:
+        return run_command(name, rest)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
 
 
-def _listed(known: Mapping[str, Command]) -> str:
-    summaries = {_TRAIN: _TRAINING, **{name: known[name].summary for name in known}}
+def _listed() -> str:
+    summaries = {_TRAIN: _TRAINING, **{name: COMMANDS[name].summary for name in COMMANDS}}
     width = max(map(len, summaries))
     lines = (f"  {name:<{width}}  {summary}" for name, summary in summaries.items())
     return "\n".join((_USAGE, "", *lines, "", f"{_VERSION} prints what a run computes with."))
 
 
-def _unknown(name: str, known: Mapping[str, Command]) -> str:
-    names = [_TRAIN, *known]
+def _unknown(name: str) -> str:
+    names = [_TRAIN, *COMMANDS]
     close = get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
     return f"{name} is not a command of python -m april_rl; {hint}"

@@ -201,7 +201,7 @@ def run(
 
 def _report(run_dir: Path, *, since_s: float) -> None:
     """Write report.html, which is nothing that a run can fail of."""
-    from april_rl.lab.report.at_end import report_line
+    from april_rl.commands.at_end import report_line
 
     if (line := report_line(run_dir, since_s=since_s)) is not None:
         print(line, flush=True)

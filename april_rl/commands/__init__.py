@@ -1,43 +1,66 @@
 """Commands besides training, one module each: `python -m april_rl NAME ...` runs them.
 
-A command is a module with `SUMMARY`, one line for the list, and `main(arguments)`, which returns
-the exit status. Heavy imports belong inside `main`, because the list imports every command. To add
-one, write a module here or in `april_rl/lab/commands`, and add it to `_MODULES`.
+A command is a module with `main(arguments)`, which returns the exit status, and a line in
+`COMMANDS`. It is imported when it is used, so the list costs nothing and needs no lab.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import NamedTuple
 
-_LAB = "april_rl.lab.commands"
-# In the order of the list.
-_MODULES = {
-    "evaluate": f"{__name__}.evaluate",
-    "rehearse": f"{_LAB}.rehearse",
-    "profile": f"{_LAB}.profile",
-    "data": f"{_LAB}.data",
-    "simulate": f"{_LAB}.simulate",
-    "checkpoint": f"{__name__}.checkpoint",
-    "dashboard": f"{_LAB}.dashboard",
-    "report": f"{_LAB}.report",
-    "compare": f"{_LAB}.compare",
-}
+from april_rl.errors import RunError
+
+_CORE, _LAB = __name__, "april_rl.lab.commands"
 
 
 class Command(NamedTuple):
-    """The summary of a command and its main function."""
+    """What a command does, in a line, and the folder of its module."""
 
     summary: str
-    main: Callable[[Sequence[str]], int]
+    folder: str = _LAB
 
 
-def commands() -> dict[str, Command]:
-    """Return the commands by name."""
-    return {name: _command(import_module(module)) for name, module in _MODULES.items()}
+# In the order of the list.
+COMMANDS = {
+    "evaluate": Command(
+        "avg@k, pass@k and maj@k of any checkpoint or hub model on held-out sets", _CORE
+    ),
+    "rehearse": Command(
+        "try a recipe on this machine before GPUs are rented: data, reward, memory, two steps"
+    ),
+    "profile": Command(
+        "lengths of a policy's responses, and which over-sampling factor they call for"
+    ),
+    "data": Command(
+        "inspect a data set: rows, duplicates, lengths, prompts, overlap with evaluation sets"
+    ),
+    "simulate": Command(
+        "simulate over-sampling factors, without a GPU, from a recorded run or a preset"
+    ),
+    "checkpoint": Command(
+        "look into a run's checkpoints, check their files, remove old ones", _CORE
+    ),
+    "dashboard": Command("make the W&B dashboards of runs and of sweeps over α"),
+    "report": Command(
+        "write report.html of a run: figures, advice, charts, the rollout as a picture, samples"
+    ),
+    "compare": Command(
+        "runs side by side: time to an accuracy, samples/s, ages, waste, with paired intervals"
+    ),
+}
 
 
-def _command(module: ModuleType) -> Command:
-    return Command(summary=module.SUMMARY, main=module.main)
+def run_command(name: str, arguments: Sequence[str]) -> int:
+    """Run the command `name` of `COMMANDS`; return its exit status. Raise RunError when the
+    installation lacks the lab that it belongs to.
+    """
+    try:
+        module = import_module(f"{COMMANDS[name].folder}.{name}")
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("april_rl.lab"):
+            raise
+        raise RunError(f"{name} needs april_rl/lab, which this installation lacks") from error
+    status: int = module.main(arguments)
+    return status

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SUMMARY = "look into a run's checkpoints, check their files, remove old ones"
-
 _USAGE = """usage: python -m april_rl checkpoint show|verify PATH
        python -m april_rl checkpoint list RUN
        python -m april_rl checkpoint prune RUN [keep_last=N] [keep_best=N] [keep_abandoned=N]

@@ -32,8 +32,6 @@ from april_rl.evaluation.report import (
 from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
 from april_rl.tracking.evaluation_table import EvaluationRow, difference_lines, evaluation_table
 
-SUMMARY = "avg@k, pass@k and maj@k of any checkpoint or hub model on held-out sets"
-
 _DESCRIPTION = """\
 Samples every prompt of evaluation.sets k times with the engine of training, scores the responses
 with its reward, and prints avg@k, pass@k and maj@k with 95 % intervals over prompts. Settings are

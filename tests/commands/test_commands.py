@@ -9,7 +9,7 @@ import pytest
 from source_tree import ROOT
 
 from april_rl.__main__ import main
-from april_rl.commands import commands
+from april_rl.commands import COMMANDS
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,14 +26,14 @@ def test_every_module_in_the_folder_is_a_listed_command() -> None:
     """Fails when a command is added but not its name."""
     folders = [ROOT / "april_rl" / "commands", ROOT / "april_rl" / "lab" / "commands"]
     modules = [path for folder in folders for path in folder.glob("[a-z]*.py")]
-    written = {path.stem for path in modules if "\nSUMMARY = " in path.read_text()}
-    assert written == commands().keys()
+    written = {path.stem for path in modules if "\ndef main(arguments" in path.read_text()}
+    assert written == COMMANDS.keys()
 
 
 def test_without_a_command_all_are_listed_with_one_line_each() -> None:
     done = run()
     assert (done.returncode, done.stderr) == (0, "")
-    for name, command in commands().items():
+    for name, command in COMMANDS.items():
         assert f"  {name} " in done.stdout
         assert command.summary in done.stdout
         assert "\n" not in command.summary
@@ -43,7 +43,7 @@ def test_without_a_command_all_are_listed_with_one_line_each() -> None:
     )
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_each_command_names_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main([name, "--help"])

@@ -15,10 +15,10 @@ import vl_convert
 from report_page import Page
 from report_runs import HOSTILE, make_run
 
+from april_rl.commands.at_end import report_line
 from april_rl.lab.commands.report import main
 from april_rl.lab.report import bundle, html
 from april_rl.lab.report.advisories import advisories
-from april_rl.lab.report.at_end import report_line
 from april_rl.lab.report.charts import PHASES, REST, phase_seconds
 from april_rl.lab.report.prediction import Prediction, predict
 from april_rl.lab.report.report import write_report

@@ -44,13 +44,13 @@ LAB = (  # what predicts, rehearses, compares and draws stands on the core
     {"lab.simulator", "lab.dashboards"},
     {"lab.tuning", "lab.report"},
     {"lab.rehearsal"},
-    {"lab.commands", "lab.sweep_end", "lab"},
+    {"lab.commands", "lab"},
 )
 LAYERS = (*CORE, *LAB, {"command_line"}, {"python", "train"}, {"__main__"})
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
 # Tested in seconds, without GPU or process.
 PURE = set().union(*CORE[:3], {"lab.simulator", "lab.tuning", "lab.report"})
-HYDRA_USERS = {"config", "command_line", "commands", "lab.commands", "lab.sweep_end"}
+HYDRA_USERS = {"config", "command_line", "commands", "lab.commands"}
 OWNERS = {
     "vllm": {"engine"},
     "wandb": {"tracking", "lab.dashboards"},

@@ -13,7 +13,7 @@ import pytest
 from source_tree import PACKAGE, ROOT, package_files, tree_of
 from test_architecture import LAYERS
 
-from april_rl.commands import commands
+from april_rl.commands import COMMANDS
 from april_rl.config import TrainConfig
 from april_rl.rollout import ledger, open_group
 
@@ -249,7 +249,7 @@ def snake_case(name: str) -> str:
 def test_commands_and_settings_on_the_pages_exist(page: str) -> None:
     """Commands, recipes, sweeps, tools, Makefile targets and settings."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert {*re.findall(r"python -m april_rl (\w+)", text)} <= {"train", *commands()}
+    assert {*re.findall(r"python -m april_rl (\w+)", text)} <= {"train", *COMMANDS}
     recipes = set(re.findall(r"\+recipe=([\w/]+)", text)) - {"my_model", "mine"}  # a user's
     assert [name for name in recipes if not (ROOT / "recipes" / f"{name}.yaml").is_file()] == []
     sweeps = set(re.findall(r"\+sweep=(\w+)", text))

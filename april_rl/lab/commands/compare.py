@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-SUMMARY = "runs side by side: time to an accuracy, samples/s, ages, waste, with paired intervals"
-
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table, write the page and return the exit status; a mistake ends in one message and

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-SUMMARY = "make the W&B dashboards of runs and of sweeps over α"
-
 _USAGE = """usage: python -m april_rl dashboard entity=NAME [project=NAME] [kind=sweep] [--print]
 
   python -m april_rl dashboard entity=my-team                 save the dashboard of runs to W&B

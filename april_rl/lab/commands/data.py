@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from april_rl.config import TrainConfig
 
-SUMMARY = "inspect a data set:  rows, duplicates, lengths, prompts, overlap with evaluation sets"
 
 _USAGE = """usage: python -m april_rl data PATH... [+recipe=NAME] [data.KEY=VALUE ...] [write=FILE]
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from april_rl.rollout.engine_cost import TickWork
     from april_rl.tracking.samples_file import EvaluationRecord
 
-SUMMARY = "lengths of a policy's responses, and which over-sampling factor they call for"
 
 _DESCRIPTION = """\
 Samples responses to prompts of the training data with the engine of training and no learner, and

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-SUMMARY = "try a recipe on this machine before GPUs are rented: data, reward, memory, two steps"
-
 _USAGE = """\
 usage: python -m april_rl rehearse +recipe=NAME [key=value ...] [quick=true] [output=FOLDER]
 

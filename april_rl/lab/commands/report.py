@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-SUMMARY = "write report.html of a run: figures, advice, charts, the rollout as a picture, samples"
-
 
 def main(arguments: Sequence[str]) -> int:
     """Write the pages and return the exit status; a mistake ends in one message and status 1."""

@@ -27,7 +27,6 @@ from april_rl.runtime.interrupts import EXIT_STATUS
 if TYPE_CHECKING:
     from april_rl.config import TrainConfig
 
-SUMMARY = "simulate over-sampling factors, without a GPU, from a recorded run or a preset"
 
 # Options that replace a field of the scenario: its name, type and meaning.
 _FIELDS: tuple[tuple[str, type, str], ...] = (

@@ -28,7 +28,7 @@ class CompareRuns(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: object) -> None:
         """Compare the runs; called by Hydra in the program that the sweep was started with."""
-        from april_rl.lab.report.at_end import comparison_lines
+        from april_rl.commands.at_end import comparison_lines
 
         print(comparison_lines(Path(config.hydra.sweep.dir)), flush=True)
         if self._failed:
