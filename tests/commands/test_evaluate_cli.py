@@ -99,11 +99,11 @@ def test_evaluate_gives_a_set_its_task_settings_as_training_does(
     """Fails when the path of the training data is forgotten: products of five digits are asked."""
     asked: list[PromptSetConfig] = []
 
-    def evaluated(config: TrainConfig, *_: object) -> None:
+    def begun(config: TrainConfig, **_: object) -> None:
         asked.append(evaluation_set(config.data, config.evaluation.sets["held_out"]))
         raise RunError("enough")
 
-    monkeypatch.setattr("april_rl.commands.evaluate._evaluated", evaluated)
+    monkeypatch.setattr("april_rl.commands.evaluation_run.EvaluationRun", begun)
     assert main(["+recipe=smollm2_135m_cpu"]) == 1
     assert [chosen.args for chosen in asked] == [{"max_digits": 1}]
 

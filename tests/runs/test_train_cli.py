@@ -94,7 +94,7 @@ def test_a_refused_run_ends_no_other_of_the_sweep(tmp_path: Path) -> None:
 
 SIGNALLED = """
 import os, signal, sys
-from april_rl import train
+from april_rl import command_line
 from april_rl.assembly import run as assembly
 
 class Dropped:
@@ -106,7 +106,7 @@ def settled(config, settled=assembly.settled):
     return settled(config)
 
 assembly.settled = settled
-train.main()
+command_line.main()
 """
 
 
