@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {_unknown(name)}", file=sys.stderr, flush=True)
         return 2
     try:
+        if any(word.startswith("--config-dir") for word in rest):
+            from april_rl.config.store import without_folder
+
+            rest = without_folder(rest)
         return run_command(name, rest)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

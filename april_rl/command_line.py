@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from april_rl.config.store import (
     as_hydra_takes,
     as_plain,
     in_our_words,
-    register_folder,
+    without_folder,
 )
 from april_rl.config.wrong_settings import unknown_setting
 from april_rl.errors import RunError
@@ -37,7 +37,6 @@ from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
 from april_rl.tracking.labels import RunLabels, run_labels, versions
 
 register()
-_FOLDER_OPTIONS = ("--config-dir", "-cd")
 
 
 def run_directory(resume: str | None, name: str, fresh: str) -> str:
@@ -83,26 +82,14 @@ def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
     parser = get_args_parser()
     parser.exit_on_error = False
     try:
-        options, others = parser.parse_known_args(arguments)
+        _, others = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     if unknown := [word for word in others if word.startswith("-")]:
         name = unknown[0].partition("=")[0]
         hint = unknown_setting(name.lstrip("-").replace("-", "_"), TrainConfig)
         raise ConfigError(f"{name} is not an option. Settings are written KEY=VALUE, and {hint}")
-    if options.config_dir is not None:
-        register_folder(Path(options.config_dir))
-    return as_hydra_takes(_without_folder(arguments))
-
-
-def _without_folder(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments but `--config-dir FOLDER`: Hydra would want a header in its recipes."""
-    words = iter(arguments)
-    for word in words:
-        if word in _FOLDER_OPTIONS:
-            next(words)
-        elif not word.startswith(tuple(f"{option}=" for option in _FOLDER_OPTIONS)):
-            yield word
+    return as_hydra_takes(without_folder(arguments))
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")

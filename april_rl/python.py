@@ -20,7 +20,13 @@ import cloudpickle
 from april_rl.checkpointing.run_lock import owned
 from april_rl.command_line import run
 from april_rl.commands.evaluate import evaluated
-from april_rl.config.store import ConfigError, as_plain, compose_overrides, to_config
+from april_rl.config.store import (
+    ConfigError,
+    as_plain,
+    compose_overrides,
+    register_folder,
+    to_config,
+)
 from april_rl.runtime.interrupts import SIGNALS
 from april_rl.tracking.labels import run_labels
 
@@ -64,17 +70,21 @@ def train(
     recipe: str,
     *overrides: str,
     run_dir: str | Path | None = None,
+    config_dir: str | Path | None = None,
     data: Table | None = None,
     held_out: Mapping[str, Table] | None = None,
     reward: Callable[..., list[float]] | None = None,
 ) -> TrainedRun:
     """Train as `python -m april_rl train +recipe=RECIPE OVERRIDES` does, in this process.
 
+    Recipes of your own are in `config_dir`/recipe.
     `data` and the sets of `held_out`, by name, have the columns that `data.*` names (prompt and
     answer); `reward` is called with prompts, responses and answers in a process of its own, so a
     function of a notebook is copied there with what it refers to. Raise RunError for what is wrong
     with them, or with a setting; KeyboardInterrupt after Ctrl-C, when everything is saved.
     """
+    if config_dir is not None:
+        register_folder(Path(config_dir))
     words = [f"+recipe={recipe}", *overrides]
     config = to_config(compose_overrides(words))
     fresh = Path("outputs", config.name, time.strftime("%Y-%m-%d_%H-%M-%S"))
@@ -88,14 +98,25 @@ def train(
     return TrainedRun(path)
 
 
-def evaluate(recipe: str, *overrides: str, output: str | Path | None = None) -> Report:
+def evaluate(
+    recipe: str,
+    *overrides: str,
+    output: str | Path | None = None,
+    config_dir: str | Path | None = None,
+    held_out: Mapping[str, Table] | None = None,
+    reward: Callable[..., list[float]] | None = None,
+) -> Report:
     """Evaluate as `python -m april_rl evaluate +recipe=RECIPE OVERRIDES` does; return the report.
+    The other arguments are those of `train`.
 
     Raise RunError for what is wrong with a setting.
     """
+    if config_dir is not None:
+        register_folder(Path(config_dir))
     folder = Path(output or time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
     with _process_restored():
-        return evaluated([f"+recipe={recipe}", *overrides], folder)
+        given = _objects(folder / _INPUTS, None, held_out or {}, reward)
+        return evaluated([f"+recipe={recipe}", *overrides, *given], folder)
 
 
 def _objects(

@@ -9,7 +9,7 @@ import yaml
 
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import DamagedStateError, Plain, read_state
-from april_rl.checkpointing.folder import is_abandoned, latest, recover, saved
+from april_rl.checkpointing.folder import abandoned, is_abandoned, latest, recover, saved
 from april_rl.checkpointing.manifest import FILE as MANIFEST
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
 from april_rl.checkpointing.run_lock import FILE as LOCK
@@ -99,7 +99,8 @@ def checkpoint_at(path: Path) -> Path:
         found = latest(root)
     if found is not None:
         return found
-    names = ", ".join(one.path.name for one in saved(root)) or "no checkpoint"
+    paths = [*(one.path for one in saved(root)), *abandoned(root)]
+    names = ", ".join(path.name for path in paths) or "no checkpoint"
     raise CheckpointError(
         f"{path} is neither a checkpoint (RUN/checkpoints/step_N) nor the directory of a run that "
         f"has one; {root} has {names}"

@@ -35,6 +35,7 @@ _NAMED_BY_USERS: dict[str, type] = {
 _OPTIONAL_GROUPS = ("recipe", "sweep")
 # Mappings of keyword arguments.
 _KEYWORDS = ("data.chat_template_kwargs", "data.args", "reward.args")
+_FOLDER_OPTIONS = ("--config-dir", "-cd")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -74,6 +75,22 @@ def register() -> None:
     store.store(name="schema", node=_open_schema())
     for name, path in recipes().items():
         _store(f"recipe/{name}", path)
+
+
+def without_folder(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments but `--config-dir FOLDER`, whose files are registered. Hydra would read
+    them for training alone, and want a header in recipes.
+
+    Raise ConfigError as `register_folder` does.
+    """
+    found, words = [], iter(arguments)
+    for word in words:
+        option, has_value, value = word.partition("=")
+        if option in _FOLDER_OPTIONS:
+            register_folder(Path(value if has_value else next(words, "")))
+        else:
+            found.append(word)
+    return found
 
 
 def register_folder(folder: Path) -> None:

@@ -109,7 +109,7 @@ def _in_words(kind: object, key: str) -> str:
         return " or ".join([*named, *(["auto"] if is_auto else [])])
     if get_origin(kind) is list:
         return f"a list in brackets, each entry {_in_words(get_args(kind)[0], key)}"
-    return "a mapping such as {name: value}" if get_origin(kind) is dict else "another value"
+    return "a mapping such as {name: value}, or {}" if get_origin(kind) is dict else "another value"
 
 
 def _entry_type(kind: object) -> object:
@@ -131,7 +131,8 @@ def _no_such_choice(path: str, options: Iterable[str], recipes: Iterable[str]) -
     near = get_close_matches(name, known, n=1)
     near = near or [one for one in known if PurePosixPath(one).name == name]
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"there is no {group} {name}; {hint}Known: {', '.join(known)}"
+    own = "; a recipe of yours needs --config-dir FOLDER" if is_recipe else ""
+    return f"there is no {group} {name}; {hint}Known: {', '.join(known)}{own}"
 
 
 def _unreadable(override: str, schema: type) -> str:

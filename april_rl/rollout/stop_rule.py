@@ -28,8 +28,9 @@ def no_signal_error(lost: Lost) -> NoSignalError:
         )
     return NoSignalError(
         f"{lost.rejected} groups had equal rewards for all their samples "
-        "(rollout.max_rejected_groups): the task is too easy or too hard for this model, "
-        "or the reward is constant; nothing can be learned from it"
+        "(rollout.max_rejected_groups, 20 · trainer.num_groups by default): the task is too easy "
+        "or too hard for this model, or the reward is constant; nothing can be learned from it. "
+        "python -m april_rl data shows what the reward gives right and wrong answers"
     )
 
 

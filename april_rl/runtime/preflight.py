@@ -203,6 +203,14 @@ def without_network_go_offline() -> None:
         constants.HF_HUB_OFFLINE = True
 
 
+def _refuse_missing_folder(path: Path) -> None:
+    """Raise PreflightError for a folder that is not there, and name those beside it."""
+    if path.exists() or not path.parent.is_dir() or path.parent == Path():
+        return
+    beside = ", ".join(sorted(one.name for one in path.parent.iterdir())[:5]) or "nothing"
+    raise PreflightError(f"model.path={path} does not exist; {path.parent} has {beside}")
+
+
 def model_facts(model_path: str) -> ModelFacts:
     """Read config.json; raise PreflightError naming model.path when there is none, or when it lacks
     the sizes of a decoder.
@@ -210,6 +218,7 @@ def model_facts(model_path: str) -> ModelFacts:
     try:
         config = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError) as error:
+        _refuse_missing_folder(Path(model_path))
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PreflightError(
             f"model.path={model_path} is neither a Hugging Face folder nor a model that the hub "

@@ -9,8 +9,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from source_tree import ROOT
 
+from april_rl import evaluate, train
+from april_rl.__main__ import main as command
 from april_rl.command_line import main
 from april_rl.config.store import compose_overrides, recipes, to_config
+from april_rl.errors import RunError
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +92,20 @@ def test_a_folder_that_is_not_there_is_named(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == "error: --config-dir nowhere is not a folder\n"
+
+
+def test_other_commands_read_the_folder_too(tmp_path, capsys):
+    """Fails when what was trained with a recipe of one's own cannot be evaluated with it."""
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine_3.yaml").write_text("defaults: [tiny_cpu]\nseed: -1\n")
+    for name in ("evaluate", "rehearse", "data", "profile"):
+        assert command([name, "--config-dir", str(tmp_path), "+recipe=mine_3"]) == 1
+        assert "seed must be in" in capsys.readouterr().err, name
+
+
+def test_python_reads_the_folder_too(tmp_path):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine_4.yaml").write_text("defaults: [tiny_cpu]\nseed: -1\n")
+    for run in (train, evaluate):
+        with pytest.raises(RunError, match="seed must be in"):
+            run("mine_4", config_dir=tmp_path)

@@ -15,7 +15,8 @@ RECIPES = (
     "ablations/no_april, ablations/one_shot, paper/qwen3_4b_dapo_math_grpo, "
     "paper/qwen3_4b_deepmath_gspo, paper/qwen3_4b_deepscaler_grpo, "
     "paper/r1_distill_1_5b_dapo_math_grpo, paper/r1_distill_1_5b_deepscaler_grpo, "
-    "qwen3_0_6b_smoke, qwen3_4b_dapo, qwen3_8b_dapo, smollm2_135m_cpu, tiny_cpu, tiny_gpu"
+    "qwen3_0_6b_smoke, qwen3_4b_dapo, qwen3_8b_dapo, smollm2_135m_cpu, tiny_cpu, tiny_gpu; "
+    "a recipe of yours needs --config-dir FOLDER"
 )
 HELP = "--cfg job prints every setting"
 
@@ -59,8 +60,8 @@ WRONG = [
     ("data.path=[a,b]", "data.path must be text, got [a,b]"),
     ("trainer=3", "trainer must be a section: set trainer.num_steps, trainer.num_groups, "
      "trainer.num_minibatches, ..., got 3"),
-    ("reward.args=3", "reward.args must be a mapping such as {name: value}, got 3"),
-    ("evaluation.sets=x", "evaluation.sets must be a mapping such as {name: value}, got x"),
+    ("reward.args=3", "reward.args must be a mapping such as {name: value}, or {}, got 3"),
+    ("evaluation.sets=x", "evaluation.sets must be a mapping such as {name: value}, or {}, got x"),
     # what cannot be read
     ("data.answer_pattern=(unclosed", "the value of data.answer_pattern cannot be read: (unclosed. "
      "Put it into two kinds of quotes, 'data.answer_pattern=\"(unclosed\"'"),

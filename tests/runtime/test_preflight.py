@@ -53,6 +53,13 @@ def small_qwen3(tmp_path):
     return tmp_path
 
 
+def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
+    """Fails when a mistyped export is looked for on the hub."""
+    (tmp_path / "step_6").mkdir()
+    with pytest.raises(PreflightError, match=r"step_7 does not exist; .* has step_6"):
+        model_facts(str(tmp_path / "step_7"))
+
+
 def test_the_facts_of_a_dense_decoder_are_read(tmp_path):
     """Queries, keys, values and output 4·64·64 - 2·2·16·64, MLP 3·64·96, embeddings 100·64."""
     facts = model_facts(str(small_qwen3(tmp_path)))

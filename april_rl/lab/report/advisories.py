@@ -68,9 +68,11 @@ def _signal(run: RunFiles) -> Iterator[str]:
     if signal.num_steps >= NUM_SILENT:
         yield signal.advice
     elif shares and (mean := fmean(share for _, share in shares[len(shares) // 2 :])) > 0.5:
-        yield (
-            f"{percent(mean)} of the groups have no signal in the second half of the run; "
-            "algorithm.dynamic_sampling=true would replace them."
+        is_replaced = run.setting("algorithm.dynamic_sampling")
+        yield f"{percent(mean)} of the groups have no signal in the second half of the run" + (
+            " and are replaced: easier or harder prompts, or more samples of each, cost less."
+            if is_replaced
+            else "; algorithm.dynamic_sampling=true would replace them."
         )
 
 
