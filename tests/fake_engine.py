@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
-from april_rl.lab.simulator.in_process import SerialEngines
 from april_rl.metrics import Metrics, Sum
+from april_rl.rollout.in_process import SerialEngines
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score

@@ -21,8 +21,8 @@ from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
-from april_rl.lab.simulator.in_process import SerialEngines
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.in_process import SerialEngines
 from april_rl.rollout.ledger import State
 from april_rl.rollout.stop_rule import NoSignalError
 from april_rl.types import Prompt, Request, SampleId

@@ -8,7 +8,6 @@ from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from april_rl.lab.simulator.in_process import SerialEngines, SingleEngine
 from april_rl.lab.simulator.length_distributions import (
     LengthDistribution,
     Lognormal,
@@ -22,6 +21,7 @@ from april_rl.lab.simulator.world import DelayedScorer, NumberedPrompts, Virtual
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.engine_cost import EngineCost
+from april_rl.rollout.in_process import SerialEngines, SingleEngine
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.step import StepRules
 from april_rl.types import Request, SampleId

@@ -104,6 +104,19 @@ def test_the_core_never_imports_the_lab() -> None:
     assert wrong == []
 
 
+def test_no_test_of_the_core_needs_the_lab() -> None:
+    """But those that compare a run with what the lab draws of it, and those of whole pages."""
+    allowed = {"tests/report_runs.py", "tests/runs/test_runs.py", "tests/project/test_pictures.py"}
+    users = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("*.py")
+        if not path.is_relative_to(ROOT / "tests" / "lab")
+        for entry in imports_of(path)
+        if entry.module.startswith("april_rl.lab")
+    }
+    assert users - {"tests/tools/test_bench.py"} == allowed
+
+
 def test_the_package_imports_itself_by_its_full_name() -> None:
     relative = [
         where(path, node.lineno)

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from april_rl.lab.simulator.length_distributions import Lognormal
-from april_rl.lab.simulator.presets import PRESETS
-from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.batch_draw import draw_batch
 from april_rl.rollout.length_bias import dispersion
-from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 CAP, NOW, N = 3, 10, 4
@@ -83,38 +79,6 @@ def test_groups_that_are_not_due_are_drawn_at_random():
     assert drawn(ready, Counter(), seed=5) == drawn(ready, Counter(), seed=5)
     assert sum(counts.values()) == 800 * N
     assert all(340 < counts[i] < 460 for i in range(8))  # 400 expected, 14 is one sigma
-
-
-@pytest.mark.parametrize("alpha", [1.5, 2.0])
-def test_batches_of_a_run_are_nearly_like_random_draws(alpha):
-    """By the deviation of their mean lengths, where 1 is a random draw. It is above 2 when a step
-    trains the oldest ready groups, and as many are open as the staleness cap allows.
-    """
-    scenario = Scenario(
-        cost=PRESETS["h100_qwen3_4b"].cost,
-        length_of=Lognormal(median_tokens=64, sigma=1.0, correlation=0.6),
-        num_groups=16,
-        group_size=8,
-        max_response_tokens=640,
-        prompt_tokens=64,
-        max_staleness=5,
-    )
-    batches: list[list[float]] = []
-    simulate(
-        scenario,
-        over_sampling=FixedFactor(alpha),
-        refill=True,
-        num_steps=80,
-        warmup_steps=20,
-        on_step=lambda _, collected: batches.append([*map(mean_length, collected.groups)]),
-    )
-    found = dispersion(batches[20:])
-    assert found is not None
-    assert found < 1.3
-
-
-def mean_length(scored: ScoredGroup) -> float:
-    return float(np.mean([sample.num_tokens for sample in scored.group.samples]))
 
 
 def test_dispersion_is_one_for_random_batches_and_a_ratio_of_standard_deviations_for_others():

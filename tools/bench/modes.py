@@ -12,13 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
-from april_rl.lab.simulator.in_process import SerialEngines, SingleEngine
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 from april_rl.lab.simulator.world import DelayedScorer, VirtualClock
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.engine_cost import EngineCost, TickWork
+from april_rl.rollout.in_process import SerialEngines, SingleEngine
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.stats import StepStats
 from april_rl.rollout.step import StepRules

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from april_rl.lab.simulator.in_process import SerialEngines
 from april_rl.lab.simulator.length_distributions import uniform
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
+from april_rl.rollout.in_process import SerialEngines
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick

@@ -1,4 +1,4 @@
-"""Engines in this process, run one after another: for the benchmark, the simulator and tests."""
+"""Engines in this process, run one after another: for benchmarks, the simulator and tests."""
 
 from __future__ import annotations
 

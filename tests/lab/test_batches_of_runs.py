@@ -1,0 +1,45 @@
+"""Batches of simulated runs are nearly like random draws of what is generated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.presets import PRESETS
+from april_rl.lab.simulator.simulation import Scenario, simulate
+from april_rl.rollout.length_bias import dispersion
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.types import ScoredGroup
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_batches_of_a_run_are_nearly_like_random_draws(alpha):
+    """By the deviation of their mean lengths, where 1 is a random draw. It is above 2 when a step
+    trains the oldest ready groups, and as many are open as the staleness cap allows.
+    """
+    scenario = Scenario(
+        cost=PRESETS["h100_qwen3_4b"].cost,
+        length_of=Lognormal(median_tokens=64, sigma=1.0, correlation=0.6),
+        num_groups=16,
+        group_size=8,
+        max_response_tokens=640,
+        prompt_tokens=64,
+        max_staleness=5,
+    )
+    batches: list[list[float]] = []
+    simulate(
+        scenario,
+        over_sampling=FixedFactor(alpha),
+        refill=True,
+        num_steps=80,
+        warmup_steps=20,
+        on_step=lambda _, collected: batches.append([*map(mean_length, collected.groups)]),
+    )
+    found = dispersion(batches[20:])
+    assert found is not None
+    assert found < 1.3
+
+
+def mean_length(scored: ScoredGroup) -> float:
+    return float(np.mean([sample.num_tokens for sample in scored.group.samples]))
