@@ -15,12 +15,11 @@ from april_rl import evaluate, train
 from april_rl.errors import RunError
 
 
-def ran(code: str, folder: Path) -> str:
-    """What a script prints that is run in `folder`."""
-    script = folder / "script.py"
-    script.write_text(code)
+def ran(code: str, folder: Path, *, is_script: bool) -> str:
+    """What code prints that is run in `folder`, as a script or as a notebook, which has no file."""
+    (folder / "script.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, script.name],
+        [sys.executable, *(["script.py"] if is_script else ["-c", code])],
         cwd=folder,
         env=environment(),
         capture_output=True,
@@ -39,7 +38,7 @@ def test_the_code_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     not the one that was given.
     """
     [code] = (ROOT / "docs" / "python.md").read_text().split("```python\n")[1:]
-    printed = ran(code.partition("```")[0], tmp_path)
+    printed = ran(code.partition("```")[0], tmp_path, is_script=True)
     [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
     rows = rows_of(run_dir)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
@@ -56,11 +55,11 @@ def test_the_code_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.cpu_engine
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    """As a script of its cells: a kernel would add nothing but its own processes."""
+    """Its cells one after another; a kernel would add nothing but its own processes."""
     cells = json.loads((ROOT / "docs" / "python.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) == 5
-    ran("\n\n".join(code), tmp_path)
+    ran("\n\n".join(code), tmp_path, is_script=False)
     [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
     assert rows_of(run_dir)[-1]["step"] == 20
 
