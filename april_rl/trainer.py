@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.algorithm.shaping import with_overlong_penalty
+from april_rl.algorithm.shaping import soft_overlong_penalty
 from april_rl.assembly.run import Parts, assemble
 from april_rl.checkpointing.checkpointer import LEARNER
 from april_rl.checkpointing.resume import Resumed
@@ -24,7 +24,7 @@ from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.engine_cost import engine_metrics
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.timeline import timeline_of
 from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.memory.usage import controller_memory
@@ -182,18 +182,16 @@ class Trainer:
             sync = self.workers.sync_weights(self._version + 1)
         self._version += 1
         if self.tracker.wants_samples(self._version):
-            self.tracker.samples(self._version, records(), timeline_of(collection.stats))
+            self.tracker.samples(self._version, records(), timeline_of(collection.record))
         self._trained_tokens = batch.num_response_tokens
         return Metrics(
             {
-                **collection.stats.metrics(num_needed=self._num_needed),
-                **engine_metrics(collection.stats.ticks),
+                **rollout_metrics(collection.record, num_needed=self._num_needed),
+                **engine_metrics([tick for _, tick in collection.record.ticks]),
                 **batch.metrics,
                 **self._reward_metrics(collection),
                 **update,
                 **collection.metrics,
-                "time/rollout_s": Sum(collection.stats.time_s),
-                "time/score_s": Sum(collection.stats.score_s),
                 **sync,
                 **controller_memory(),
             }
@@ -211,18 +209,21 @@ class Trainer:
 
     def _advantages(self, collection: Collection) -> list[NDArray[np.float64]]:
         """Return the advantages of each group [G], from its rewards less the overlong penalty."""
-        rewards = with_overlong_penalty(
-            [scored.rewards for scored in collection.groups],
-            collection.stats.trained_lengths,
+        penalty = partial(
+            soft_overlong_penalty,
             max_response_tokens=self._config.rollout.max_response_tokens,
             buffer_frac=self._config.algorithm.overlong_buffer_frac,
             penalty=self._config.algorithm.overlong_penalty,
         )
+        rewards = [
+            np.array(scored.rewards) + penalty([s.num_tokens for s in scored.group.samples])
+            for scored in collection.groups
+        ]
         return self._parts.advantages(rewards)
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
         flat = sum(not group.has_signal for group in collection.groups)
-        rejected = collection.stats.rejected_groups
+        rejected = collection.record.groups.lost.rejected
         counted = merge([self._counted, self._parts.rewards.metrics()])
         self._counted = Metrics()
         return Metrics(
@@ -336,11 +337,10 @@ class Trainer:
         self._interrupts.disarm()
         self._exits.__exit__(kind, error, traceback)
 
-    def _show(self, phase: Phase, done: int, stats: StepStats | None = None) -> None:
+    def _show(self, phase: Phase, done: int, tokens_per_s: float | None = None) -> None:
         """Show progress, and stop here if asked to; a `deterministic` run stops between steps
         only.
         """
         if not self._config.deterministic:
             self._interrupts.check()
-        speed = stats.generated_tokens / max(stats.elapsed_s, 1e-9) if stats else 0.0
-        phase.advance(done, f"{speed:,.0f} tokens/s" if stats else "")
+        phase.advance(done, "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s")

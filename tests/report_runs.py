@@ -14,6 +14,7 @@ from april_rl.metrics import Metrics
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.engine_cost import EngineCost, engine_metrics
 from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.timeline import timeline_of
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.samples_file import SampleRecord, write_samples
@@ -58,13 +59,13 @@ def make_run(
         def record(version: int, collection: Collection) -> None:
             step = version + 1
             # The simulated clock stands still where a step finds all of its groups ready.
-            collection.stats.time_s = collection.stats.time_s or 1e-3
+            collection.record.time_s = collection.record.time_s or 1e-3
             reached = accuracy[0] + (accuracy[1] - accuracy[0]) * step / num_steps
             file.append(step, _row(collection, version) | _evaluated(reached))
             write_samples(
                 run_dir / "samples", step, _records(collection, version, response=response)
             )
-            write_timeline(run_dir / "timeline", step, timeline_of(collection.stats))
+            write_timeline(run_dir / "timeline", step, timeline_of(collection.record))
 
         simulate(
             scenario,
@@ -83,7 +84,6 @@ def _evaluated(accuracy: float) -> dict[str, float]:
 
 
 def _row(collection: Collection, version: int) -> dict[str, float]:
-    stats = collection.stats
     tokens = [
         (version - completion.policy_version, len(completion.token_ids))
         for scored in collection.groups
@@ -97,8 +97,8 @@ def _row(collection: Collection, version: int) -> dict[str, float]:
     }
     metrics = Metrics(
         {
-            **stats.metrics(num_needed=NUM_GROUPS * GROUP_SIZE),
-            **engine_metrics(stats.ticks),
+            **rollout_metrics(collection.record, num_needed=NUM_GROUPS * GROUP_SIZE),
+            **engine_metrics([tick for _, tick in collection.record.ticks]),
             **collection.metrics,
             **shares,
         }
@@ -113,11 +113,11 @@ def _row(collection: Collection, version: int) -> dict[str, float]:
         "reward/errors": 0.0,
         "mismatch/logprob_abs_mean": 0.002,
         "mismatch/logprob_abs_max": 0.1,
-        "time/rollout_s": stats.time_s,
+        "time/rollout_s": collection.record.time_s,
         "time/score_s": 0.0,
         "time/update_s": 0.8 * REST_S,
         "time/weight_sync_s": 0.1 * REST_S,
-        "time/step_s": stats.time_s + REST_S,
+        "time/step_s": collection.record.time_s + REST_S,
     }
 
 

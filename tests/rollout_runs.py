@@ -25,6 +25,7 @@ from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines
+from april_rl.rollout.record import GroupState
 from april_rl.rollout.step import StepRules
 from april_rl.types import Group, Sample, SampleId, ScoredGroup
 
@@ -131,7 +132,7 @@ class Run:
             over_sampling=over_sampling or FixedFactor(setup.alpha),
             keep=self._keep,
         )
-        self.groups = self.collector._groups
+        self.buffer = self.collector._buffer
 
     def _keep(self, scored: ScoredGroup) -> bool:
         every = self.setup.reject_every
@@ -178,9 +179,8 @@ class Run:
     @property
     def alive(self) -> list[Sample]:
         """Return every sample in the buffer."""
-        buffer = self.groups.buffer
-        open_ = [sample for group in buffer.open_groups() for sample in group.samples]
-        return open_ + [s for scored in buffer.ready_groups() for s in scored.group.samples]
+        open_ = [sample for group in self.buffer.open_groups() for sample in group.samples]
+        return open_ + [s for scored in self.buffer.ready_groups() for s in scored.group.samples]
 
     def num_dropped(self) -> int:
         """Opened prompts that are nowhere else; they must be those whose reward fails."""
@@ -201,6 +201,19 @@ class Run:
             for index in range(self.setup.group_size)
         )
         return dropped + sum(sample.num_tokens for sample in held)
+
+
+def check_counts(run: Run) -> None:
+    """Compare what the buffer counts between two steps with the test's own bookkeeping."""
+    assert run.buffer.counts() == {
+        GroupState.in_flight: 0,
+        GroupState.parked: len(list(run.buffer.open_groups())),
+        GroupState.ready: len(run.buffer.ready_groups()),
+        GroupState.trained: len(run.trained),
+        GroupState.rejected: len(run.rejected),
+        GroupState.dropped: run.num_dropped(),
+    }
+    assert run.buffer.metrics().read()["ledger/opened"] == len(run.prompts.taken)
 
 
 def check_sample(sample: Sample) -> None:

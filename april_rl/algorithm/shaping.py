@@ -5,9 +5,6 @@ Legend: [G] samples of a group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, chain, pairwise
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -29,25 +26,3 @@ def soft_overlong_penalty(
     # np.clip takes several times as long for a small array.
     share: NDArray[np.float64] = np.minimum(np.maximum(over / buffer_tokens, 0.0), 1.0)
     return -penalty * share
-
-
-def with_overlong_penalty(
-    rewards: Sequence[Sequence[float]],
-    num_tokens: ArrayLike,
-    *,
-    max_response_tokens: int,
-    buffer_frac: float,
-    penalty: float,
-) -> list[NDArray[np.float64]]:
-    """Return the rewards of each group [G] plus the `soft_overlong_penalty` of its responses.
-
-    `num_tokens` [ΣG] are the response lengths of all groups, concatenated.
-    """
-    shaped = np.fromiter(chain.from_iterable(rewards), np.float64) + soft_overlong_penalty(
-        num_tokens,
-        max_response_tokens=max_response_tokens,
-        buffer_frac=buffer_frac,
-        penalty=penalty,
-    )
-    ends = accumulate(map(len, rewards), initial=0)
-    return [shaped[begin:end] for begin, end in pairwise(ends)]

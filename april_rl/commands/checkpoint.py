@@ -106,8 +106,8 @@ def _ready(collector: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ledger(ledger: dict[str, Any]) -> str:
-    counts = {name: len(ids) for name, ids in ledger["live"].items()} | ledger["final"]
-    return f"{ledger['opened']} opened: " + ", ".join(f"{n} {name}" for name, n in counts.items())
+    counts = ", ".join(f"{n} {state}" for state, n in ledger.items() if state != "opened")
+    return f"{ledger['opened']} opened: {counts}"
 
 
 def _groups(groups: Sequence[dict[str, Any]], *, version: int) -> str:

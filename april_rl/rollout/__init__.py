@@ -1,3 +1,3 @@
-"""The collector, its buffer, ledger and slots. Pure: it drives the outside world through the
+"""The collector, its buffer and slots. Pure: it drives the outside world through the
 protocols in ports.
 """

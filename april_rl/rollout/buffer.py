@@ -1,32 +1,131 @@
-"""The live groups: open ones (unfinished or unscored) and ready ones."""
+"""Every group of a run: open and ready ones with their samples, ended ones as numbers."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.rollout.open_group import OpenGroup, SampleState
-from april_rl.types import Prompt, Sample, Score, ScoredGroup
+from april_rl.metrics import Metrics, Sum
+from april_rl.rollout.codec import (
+    Plain,
+    restore_open_group,
+    restore_ready_group,
+    save_open_group,
+    save_ready_group,
+)
+from april_rl.rollout.open_group import Failure, OpenGroup, SampleState
+from april_rl.rollout.record import GroupEvents, GroupState, Settled
+from april_rl.rollout.stop_rule import Lost
+from april_rl.types import Prompt, Sample, ScoredGroup
 
+_FINAL = (GroupState.trained, GroupState.rejected, GroupState.dropped)
 _TOKEN_BYTES = 12  # int32 of the token id and float64 of its log-probability
 
 
+class LedgerError(AssertionError):
+    """A group or one of its samples was lost, counted twice, or moved in an illegal way."""
+
+
 class Buffer:
-    """Every live group, by prompt id. No group is in it twice, and no group is trained twice."""
+    """Every group of a run, by the id of its prompt while it is live.
+
+    An open group is in flight while a step is under way and parked between two steps. It becomes
+    ready, rejected or dropped; a ready one becomes trained. Nothing else can happen to a group.
+    """
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
+        self.events = GroupEvents()  # since groups were trained last
         self._open: dict[int, OpenGroup] = {}  # in the order they were opened: oldest prompt first
         self._ready: dict[int, ScoredGroup] = {}
+        self._is_step_under_way = False
+        self._opened = 0
+        self._ended: Counter[GroupState] = Counter()
+        self._drop_reasons: Counter[str] = Counter()
+
+    def begin_step(self) -> None:
+        """Put the parked groups in flight."""
+        self._is_step_under_way = True
+
+    def end_step(self) -> None:
+        """Park the groups in flight."""
+        self._is_step_under_way = False
+
+    def open(self, prompt: Prompt) -> OpenGroup:
+        """Add a new group, whose samples all wait; raise LedgerError if its prompt has one."""
+        if prompt.id in self._open or prompt.id in self._ready:
+            raise LedgerError(f"prompt {prompt.id} was opened twice")
+        group = self._open[prompt.id] = OpenGroup(prompt, self.group_size)
+        self._opened += 1
+        self.events.opened.append(prompt.id)
+        return group
+
+    def make_ready(self, scored: ScoredGroup) -> None:
+        """Turn an open group into a ready one; raise LedgerError if it is not open."""
+        self._settle(scored.group.prompt.id, GroupState.ready, rewards=scored.rewards)
+        self._ready[scored.group.prompt.id] = scored
+
+    def reject(self, scored: ScoredGroup) -> None:
+        """End an open group that is not worth training; raise LedgerError if it is not open."""
+        self._settle(scored.group.prompt.id, GroupState.rejected, rewards=scored.rewards)
+        self._ended[GroupState.rejected] += 1
+        self.events.lost.rejected += 1
+
+    def drop(self, failure: Failure) -> None:
+        """End an open group that has no rewards; raise LedgerError if it is not open."""
+        prompt_id, index = failure.sample_id
+        self._settle(prompt_id, GroupState.dropped, rewards=())
+        self._ended[GroupState.dropped] += 1
+        self._drop_reasons[failure.reason] += 1
+        self.events.lost.dropped += 1
+        self.events.lost.last_failure = f"sample {index} of prompt {prompt_id}: {failure.message}"
+
+    def _settle(self, prompt_id: int, state: GroupState, *, rewards: Sequence[float]) -> None:
+        group = self._open.pop(prompt_id, None)
+        if group is None:
+            raise LedgerError(f"prompt {prompt_id} is not open and cannot become {state.value}")
+        self.events.settled.append(Settled(prompt_id, state, group.lengths, rewards))
+
+    def train(self, groups: Sequence[ScoredGroup]) -> GroupEvents:
+        """Let ready groups go to be trained; return what became of groups up to now. Raise
+        LedgerError when one is not ready, or the counts do not add up.
+        """
+        for scored in groups:
+            if self._ready.pop(scored.group.prompt.id, None) is None:
+                raise LedgerError(f"prompt {scored.group.prompt.id} is trained and was not ready")
+            self._ended[GroupState.trained] += 1
+        self.check()
+        events, self.events = self.events, GroupEvents()
+        events.trained = groups
+        return events
+
+    def check(self) -> None:
+        """Raise LedgerError unless every group that was opened is in one place."""
+        if twice := self._open.keys() & self._ready.keys():
+            raise LedgerError(f"prompts {sorted(twice)[:5]} are open and ready")
+        counts = self.counts()
+        if sum(counts.values()) != self._opened:
+            found = ", ".join(f"{number} {state.value}" for state, number in counts.items())
+            raise LedgerError(f"{self._opened} prompts were opened, but there are {found}")
+
+    def counts(self) -> dict[GroupState, int]:
+        """Return how many groups are in each state."""
+        num_open, is_under_way = len(self._open), self._is_step_under_way
+        return {
+            GroupState.in_flight: num_open if is_under_way else 0,
+            GroupState.parked: 0 if is_under_way else num_open,
+            GroupState.ready: len(self._ready),
+            **{state: self._ended[state] for state in _FINAL},
+        }
 
     @property
-    def num_open(self) -> int:
-        """Return how many groups are unfinished or unscored."""
-        return len(self._open)
+    def drop_reasons(self) -> dict[str, int]:
+        """Return how often groups were dropped, by reason."""
+        return dict(self._drop_reasons)
 
     @property
     def num_ready(self) -> int:
@@ -34,28 +133,19 @@ class Buffer:
         return len(self._ready)
 
     @property
+    def num_live(self) -> int:
+        """Return how many groups are open or ready."""
+        return len(self._open) + len(self._ready)
+
+    @property
     def open_tokens(self) -> int:
         """Return the response tokens of all open groups."""
         return sum(sum(group.lengths) for group in self._open.values())
 
     @property
-    def num_bytes(self) -> int:
-        """Return the bytes of the tokens and log-probabilities of all groups."""
-        groups = [scored.group for scored in self._ready.values()]
-        ready_tokens = sum(sample.num_tokens for group in groups for sample in group.samples)
-        return _TOKEN_BYTES * (self.open_tokens + ready_tokens)
-
-    @property
     def has_unscored(self) -> bool:
         """Return whether a complete group waits for scores."""
         return any(group.is_complete for group in self._open.values())
-
-    def open(self, prompt: Prompt) -> OpenGroup:
-        """Add a new group with empty samples."""
-        assert prompt.id not in self._open, prompt.id
-        assert prompt.id not in self._ready, prompt.id
-        group = self._open[prompt.id] = OpenGroup(prompt, self.group_size)
-        return group
 
     def group(self, prompt_id: int) -> OpenGroup | None:
         """Return the open group of a prompt; None when there is none."""
@@ -68,33 +158,6 @@ class Buffer:
     def ready_groups(self) -> list[ScoredGroup]:
         """Return the ready groups, oldest token first."""
         return sorted(self._ready.values(), key=_age_order)
-
-    def score(self, scores: Iterable[Score]) -> list[OpenGroup]:
-        """Record scores and return the groups that they complete; scores of groups that are not
-        open any more are ignored.
-        """
-        scored: dict[int, OpenGroup] = {}
-        for score in scores:
-            group = self._open.get(score.sample_id.prompt_id)
-            if group is None:
-                continue
-            group.score(score)
-            if group.is_scored:
-                scored[group.prompt.id] = group
-        return list(scored.values())
-
-    def remove(self, prompt_id: int) -> None:
-        """Remove an open group."""
-        del self._open[prompt_id]
-
-    def make_ready(self, scored: ScoredGroup) -> None:
-        """Turn an open group into a ready one."""
-        self.remove(scored.group.prompt.id)
-        self._ready[scored.group.prompt.id] = scored
-
-    def remove_ready(self, prompt_id: int) -> None:
-        """Remove a ready group."""
-        del self._ready[prompt_id]
 
     def open_versions(self, *, policy_version: int) -> Counter[int]:
         """Count open groups by the version of their oldest token; a group without tokens counts for
@@ -133,14 +196,11 @@ class Buffer:
         ]
         return heapq.nsmallest(limit, [*opened, *ready], key=_sequence_length)
 
-    def lengths(
-        self, *, without: Collection[int] = ()
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the response tokens of all samples of open groups, and whether each is finished
-        [n], without the prompts in `without`.
+    def lengths(self, *, since: float) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the response tokens of all samples of open groups with prompts from the id
+        `since` on, and whether each is finished [n].
         """
-        skipped = set(without)
-        groups = [group for group in self._open.values() if group.prompt.id not in skipped]
+        groups = [group for prompt_id, group in self._open.items() if prompt_id >= since]
         lengths = [length for group in groups for length in group.lengths]
         is_finished = [
             state is SampleState.finished or state is SampleState.scored
@@ -149,12 +209,75 @@ class Buffer:
         ]
         return np.array(lengths, np.int64), np.array(is_finished, np.bool_)
 
-    def restore(self, opened: Iterable[OpenGroup], ready: Iterable[ScoredGroup]) -> None:
-        """Fill an empty buffer with these groups."""
-        assert not self._open
-        assert not self._ready
+    def metrics(self) -> Metrics:
+        """Return `ledger/*`, the number of groups in each state and of all that were opened; and
+        what the buffer holds.
+        """
+        ready = [scored.group for scored in self._ready.values()]
+        open_tokens = self.open_tokens
+        ready_tokens = sum(sample.num_tokens for group in ready for sample in group.samples)
+        return Metrics(
+            {
+                "rollout/parked_groups": Sum(len(self._open)),
+                "rollout/parked_tokens": Sum(open_tokens),
+                "rollout/ready_groups": Sum(len(self._ready)),
+                "memory/buffer_bytes": Sum(_TOKEN_BYTES * (open_tokens + ready_tokens)),
+                "ledger/opened": Sum(self._opened),
+                **{f"ledger/{state.value}": Sum(n) for state, n in self.counts().items()},
+            }
+        )
+
+    def save(self) -> Plain:
+        """Return everything as plain data; only between steps."""
+        assert not self._is_step_under_way, "a buffer is saved between steps"
+        counts = {state.value: number for state, number in self.counts().items()}
+        return {
+            "ledger": {"opened": self._opened, **counts},
+            "drop_reasons": self.drop_reasons,
+            "buffer": {
+                "open": [save_open_group(group) for group in self._open.values()],
+                "ready": [save_ready_group(scored) for scored in self.ready_groups()],
+            },
+            "events": {
+                "opened": list(self.events.opened),
+                "settled": [
+                    [prompt_id, state.value, list(lengths), list(rewards)]
+                    for prompt_id, state, lengths, rewards in self.events.settled
+                ],
+                "last_failure": self.events.lost.last_failure,
+            },
+        }
+
+    def restore(self, state: Plain, *, num_engines: int) -> None:
+        """Fill an empty buffer with what was saved, with `num_engines` engines now. Raise
+        LedgerError when the counts do not add up.
+        """
+        assert not self._opened, "a state is restored before the first step"
+        opened = (
+            restore_open_group(group, num_engines=num_engines) for group in state["buffer"]["open"]
+        )
         self._open = {group.prompt.id: group for group in opened}
+        ready = map(restore_ready_group, state["buffer"]["ready"])
         self._ready = {scored.group.prompt.id: scored for scored in ready}
+        self._opened = state["ledger"]["opened"]
+        self._ended = Counter({each: state["ledger"][each.value] for each in _FINAL})
+        self._drop_reasons = Counter(state["drop_reasons"])
+        self.events = _restore_events(state["events"])
+        self.check()
+
+
+def _restore_events(state: Plain) -> GroupEvents:
+    settled = [
+        Settled(prompt_id, GroupState(name), lengths, rewards)
+        for prompt_id, name, lengths, rewards in state["settled"]
+    ]
+    became = Counter(each.state for each in settled)
+    lost = Lost(
+        rejected=became[GroupState.rejected],
+        dropped=became[GroupState.dropped],
+        last_failure=state["last_failure"],
+    )
+    return GroupEvents(opened=list(state["opened"]), settled=settled, lost=lost)
 
 
 def _age_order(scored: ScoredGroup) -> tuple[int, int]:

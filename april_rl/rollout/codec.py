@@ -13,7 +13,7 @@ from april_rl.errors import RunError
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
 
-FORMAT = 6  # of what Collector.save returns
+FORMAT = 7  # of what Collector.save returns
 
 Plain = dict[str, Any]  # string keys
 
@@ -43,26 +43,17 @@ def check_state(
                 f"{key}={value}, but the saved run had {saved}: more groups are under way than "
                 "later steps could train in time"
             )
-    for size in _group_sizes(state):
-        if size != group_size:
-            raise StateError(
-                f"rollout.group_size={group_size}, but the saved groups have {size} samples: "
-                "resume with the same"
-            )
+    if group_size != (saved := state["group_size"]):
+        raise StateError(
+            f"rollout.group_size={group_size}, but the saved groups have {saved} samples: resume "
+            "with the same"
+        )
     longest = max(map(_unfinished_tokens, _all_samples(state)), default=0)
     if longest >= max_response_tokens:
         raise StateError(
             f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
             f"{longest} tokens already; resume with at least the saved run's value"
         )
-
-
-def _group_sizes(state: Plain) -> set[int]:
-    """Return the size of the saved groups; older states say it by their groups alone."""
-    if "group_size" in state:
-        return {state["group_size"]}
-    groups = (*state["buffer"]["open"], *state["buffer"]["ready"])
-    return {len(group["samples"]) for group in groups}
 
 
 def _all_samples(state: Plain) -> Iterator[list[Plain]]:

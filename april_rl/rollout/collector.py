@@ -20,8 +20,9 @@ its budget. Of the ready groups those that have to be are trained now, and other
 bounded by engine steps, so with `deterministic` the schedule is a function of configuration and
 seed.
 
-Where to read on: `step` (the loop of one step), `groups` (what becomes of a group), `open_group`
-(states of its samples), `dispatch` and `slots` (which engine gets what), `stop_rule`, `batch_draw`.
+Where to read on: `step` (the loop of one step), `buffer` (every group), `groups` (what becomes of
+one), `open_group` (states of its samples), `dispatch` and `slots` (which engine gets what),
+`stop_rule`, `batch_draw`, and `record` (what a step leaves for metrics).
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ from dataclasses import dataclass
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.rollout.batch_draw import draw_batch
+from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.codec import FORMAT, Plain, check_state
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.leftovers import Leftovers
+from april_rl.rollout.length_bias import LengthBias
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.record import StepRecord
 from april_rl.rollout.step import Step, StepRules
 from april_rl.rollout.stop_rule import lost_groups_notes
 from april_rl.types import Sample, ScoredGroup
@@ -56,7 +59,7 @@ class Collection:
 
     groups: tuple[ScoredGroup, ...]
     probes: Sequence[Sample]  # short samples that this step's weights sampled, trained or not
-    stats: StepStats
+    record: StepRecord
     metrics: Metrics  # `ledger/*`, `length_bias/*`, sizes of the buffer
     notes: tuple[str, ...]  # for the person who watches: a smaller batch, a change of α
 
@@ -82,7 +85,9 @@ class Collector:
         self._rules = rules
         self._over_sampling = over_sampling
         self._clock = clock
-        self._groups = Groups(scorer, group_size=rules.group_size, keep=keep)
+        self._buffer = Buffer(rules.group_size)
+        self._groups = Groups(self._buffer, scorer, keep=keep)
+        self._length_bias = LengthBias(rules.group_size)
         self._expected_length = ExpectedLength()
 
     @garbage_collection_paused()
@@ -91,9 +96,10 @@ class Collector:
         policy_version: int,
         *,
         may_open: bool = True,
-        on_progress: Callable[[int, StepStats], None] | None = None,
+        on_progress: Callable[[int, float], None] | None = None,
     ) -> Collection:
-        """Generate one step's groups with the weights of `policy_version`.
+        """Generate one step's groups with the weights of `policy_version`; call `on_progress` with
+        the number of ready groups and the tokens per second so far.
 
         Returns N ready groups; fewer only when `may_open` is false and nothing is left
         to finish, or when the bound on rejected groups was reached. Every group not returned is
@@ -103,7 +109,13 @@ class Collector:
         stalled engine's tokens of this step is lost.
         """
         change = self._over_sampling.begin_step()
-        step = self._step(policy_version, may_open=may_open)
+        num_needed = self._rules.num_groups * self._rules.group_size
+        record = StepRecord(
+            policy_version=policy_version,
+            num_slots=round(self._over_sampling.factor * num_needed),
+            clock=self._clock,
+        )
+        step = self._step(record, may_open=may_open)
         abort_timeout_s = self._rules.abort_timeout_s
         try:
             step.generate(on_progress)
@@ -112,64 +124,51 @@ class Collector:
                 step.abort_and_park(abort_timeout_s)
             raise
         step.abort_and_park(abort_timeout_s)
-        return self._end(step, policy_version, change=change)
+        return self._end(record, change=change)
 
-    def _step(self, policy_version: int, *, may_open: bool) -> Step:
-        rules = self._rules
-        num_slots = round(self._over_sampling.factor * rules.num_groups * rules.group_size)
+    def _step(self, record: StepRecord, *, may_open: bool) -> Step:
         return Step(
-            rules,
-            policy_version=policy_version,
-            dispatch=Dispatch(
-                self._engines,
-                rules.requests,
-                self._expected_length,
-                num_slots=num_slots,
-                clock=self._clock,
-            ),
+            self._rules,
+            record,
+            dispatch=Dispatch(self._engines, self._rules.requests, self._expected_length, record),
+            buffer=self._buffer,
             groups=self._groups,
             scorer=self._scorer,
             prompts=self._prompts,
-            num_slots=num_slots,
             may_open=may_open,
-            clock=self._clock,
         )
 
-    def _end(self, step: Step, policy_version: int, *, change: str | None) -> Collection:
+    def _end(self, record: StepRecord, *, change: str | None) -> Collection:
         """Take the groups that are trained, and what else there is to say of the step."""
-        lost = self._groups.lost
-        groups = self._draw_batch(policy_version)
-        step.end(groups, lost=lost)
-        metrics = self._groups.count_trained(
-            groups, num_tokens=int(step.stats.trained_lengths.sum())
-        )
+        groups = self._draw_batch(record.policy_version)
+        record.end(self._buffer.train(groups))
+        self._length_bias.add(record.groups)
+        self._over_sampling.observe(record)
         notes = lost_groups_notes(
-            lost,
+            record.groups.lost,
             num_groups=len(groups),
             num_wanted=self._rules.num_groups,
             limit=self._rules.max_rejected_groups,
         )
-        self._over_sampling.observe(step.stats, num_groups=len(groups))
         return Collection(
             groups=groups,
-            probes=self._groups.fresh_samples(policy_version, limit=_NUM_PROBES),
-            stats=step.stats,
-            metrics=metrics,
+            probes=self._buffer.fresh_samples(record.policy_version, limit=_NUM_PROBES),
+            record=record,
+            metrics=Metrics({**self._buffer.metrics(), **self._length_bias.metrics(self._buffer)}),
             notes=(*notes, *([change] if change else [])),
         )
 
     def _draw_batch(self, policy_version: int) -> tuple[ScoredGroup, ...]:
-        """Take the groups that the step trains."""
+        """Return the ready groups that the step trains."""
         rules = self._rules
         groups = draw_batch(
-            self._groups.ready_groups(),
-            self._groups.open_versions(policy_version=policy_version),
+            self._buffer.ready_groups(),
+            self._buffer.open_versions(policy_version=policy_version),
             num_groups=rules.num_groups,
             max_staleness=rules.max_staleness,
             policy_version=policy_version,
             seed=rules.requests.seed,
         )
-        self._groups.take(groups)
         return tuple(groups)
 
     def settle_scores(self) -> None:
@@ -182,7 +181,11 @@ class Collector:
         """Return what was generated and not trained; `under_way` was collected for an update that
         failed.
         """
-        return self._groups.leftovers(under_way=under_way)
+        return Leftovers(
+            collected=[scored.group.samples for scored in under_way],
+            ready=[scored.group.samples for scored in self._buffer.ready_groups()],
+            parked=[group.samples for group in self._buffer.open_groups()],
+        )
 
     def save(self) -> Plain:
         """Return plain data, for JSON, with which a new collector goes on as this one; between
@@ -195,7 +198,8 @@ class Collector:
             "max_staleness": self._rules.max_staleness,
             "dispatch": {"expected_tokens": self._expected_length.tokens},
             "over_sampling": self._over_sampling.save(),
-            **self._groups.save(),
+            "length_bias": self._length_bias.save(),
+            **self._buffer.save(),
         }
 
     def restore(self, state: Plain) -> None:
@@ -212,4 +216,6 @@ class Collector:
         )
         self._expected_length.tokens = state["dispatch"]["expected_tokens"]
         self._over_sampling.restore(state["over_sampling"])
-        self._groups.restore(state, num_engines=self._engines.num_engines)
+        self._length_bias.restore(state["length_bias"])
+        self._buffer.restore(state, num_engines=self._engines.num_engines)
+        self._groups.send_again()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
 
 from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.ports import Engines
+from april_rl.rollout.record import StepRecord
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.ticks import Tick
-from april_rl.types import Completion
+from april_rl.types import Completion, SampleId
 
 # Two ticks are under way on each engine: one runs while the controller prepares the next, so that
 # engines do not wait for the controller.
@@ -63,15 +63,6 @@ class RequestRules:
     seed: int  # of the run
 
 
-class Sent(NamedTuple):
-    """The samples that went to an engine with one of its ticks."""
-
-    engine: int
-    slots: int  # requests that the engine computes together
-    at_s: float  # on the clock of the step
-    samples: Sequence[tuple[OpenGroup, int]]  # each with its index in the group
-
-
 class Dispatch:
     """Requests of one step: which samples wait, which engine has which, which ticks are under way.
 
@@ -83,15 +74,12 @@ class Dispatch:
         engines: Engines,
         rules: RequestRules,
         expected: ExpectedLength,
-        *,
-        num_slots: int,
-        clock: Callable[[], float],
+        record: StepRecord,
     ) -> None:
-        """Begin a step with C = `num_slots` over all engines, which are idle."""
+        """Begin a step on idle engines; `record` has its C, and gets what is sent."""
         self._engines, self._rules, self._expected = engines, rules, expected
-        self._clock = clock
-        self.sent: list[Sent] = []
-        num_engines = engines.num_engines
+        self._record = record
+        num_engines, num_slots = engines.num_engines, record.num_slots
         # The queue of each engine is a quarter of its slots: more than finishes within two ticks if
         # the mean response is longer than eight ticks. A queued request costs nothing.
         queue_size = max(1, math.ceil(num_slots / num_engines) // 4)
@@ -121,7 +109,7 @@ class Dispatch:
             self._waiting.append(group)
             self._num_waiting += num_waiting
 
-    def return_to_engines(self, *, limit: int) -> int:
+    def return_to_engines(self, *, limit: float) -> int:
         """Assign waiting samples to the engines that had them last, while those have free slots;
         return how many.
 
@@ -129,7 +117,7 @@ class Dispatch:
         full could take the slot of a younger sample on that sample's engine. Considers at most
         `limit` samples, and no more than the engines have room for.
         """
-        left, num_assigned = min(self.slots.room, limit), 0
+        left, num_assigned = int(min(self.slots.room, limit)), 0
         for group in self._waiting:
             for index in group.indices(SampleState.waiting)[:left]:
                 left -= 1
@@ -140,7 +128,7 @@ class Dispatch:
         self._siblings = None
         return num_assigned
 
-    def assign(self, *, limit: int) -> int:
+    def assign(self, *, limit: float) -> int:
         """Assign at most `limit` waiting samples, in order, to engines that have room; return how
         many.
         """
@@ -187,8 +175,11 @@ class Dispatch:
                     max_steps=self._rules.tick_steps,
                 )
                 if samples := self._assigned[engine]:
-                    slots = self.slots.slots(engine)
-                    self.sent.append(Sent(engine, slots, self._clock(), samples))
+                    self._record.send(
+                        engine,
+                        slots=self.slots.slots(engine),
+                        sample_ids=[SampleId(group.prompt.id, index) for group, index in samples],
+                    )
                 self._assigned[engine] = []
                 self._ticks[engine] += 1
 

@@ -8,13 +8,13 @@ show here.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
-from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from april_rl.metrics import Mean, Metrics
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.codec import Plain
-from april_rl.types import ScoredGroup
+from april_rl.rollout.record import GroupEvents
 
 # More steps than a group may live, so that the longest responses in the window are known.
 _WINDOW_STEPS = 20
@@ -30,73 +30,48 @@ _FEWEST_BATCHES = 10  # of which a dispersion is given
 _NEIGHBOURS = 5  # steps of the running mean that a batch is compared with, itself in the middle
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """Counts of one step: groups opened, scored and trained."""
+    """The groups that one step opened, settled and trained; G is the group size."""
 
-    # Response tokens of each sample [G], by prompt id; empty while the group is open.
-    opened: dict[int, list[int]] = field(default_factory=dict)
-    num_scored: int = 0  # samples
-    scored_reward: float = 0.0  # Σ over them
-    num_trained: int = 0  # samples
-    trained_reward: float = 0.0
-    trained_tokens: int = 0
-    # Of each trained group, the mean of its samples: response tokens, and rewards.
-    group_lengths: list[float] = field(default_factory=list)
-    group_rewards: list[float] = field(default_factory=list)
-    # All lengths in `opened`: millions with hundreds of engines, and every step reads them.
-    lengths: array[int] = field(init=False)
+    first_id: int | None  # of the prompts that it opened; None if it opened none
+    settled_ids: array[int]  # [n] prompts of groups that became ready, rejected or dropped
+    settled_lengths: array[int]  # [n · G] response tokens
+    scored_rewards: array[float]  # of the samples of ready and rejected groups
+    trained_lengths: array[int]  # [m · G]
+    trained_rewards: array[float]  # [m · G]
 
-    def __post_init__(self) -> None:
-        self.lengths = array("i", chain.from_iterable(self.opened.values()))
+    @classmethod
+    def of(cls, events: GroupEvents) -> Self:
+        """Return what length bias needs of a step."""
+        settled, trained = events.settled, events.trained
+        samples = (sample for scored in trained for sample in scored.group.samples)
+        return cls(
+            first_id=min(events.opened, default=None),
+            settled_ids=array("i", [each.prompt_id for each in settled]),
+            settled_lengths=array("i", chain.from_iterable(each.lengths for each in settled)),
+            scored_rewards=array("d", chain.from_iterable(each.rewards for each in settled)),
+            trained_lengths=array("i", [sample.num_tokens for sample in samples]),
+            trained_rewards=array("d", chain.from_iterable(each.rewards for each in trained)),
+        )
 
-    def close(self, prompt_id: int, lengths: list[int]) -> None:
-        """Record the lengths of a complete group that this step opened."""
-        self.opened[prompt_id] = lengths
-        self.lengths.extend(lengths)
-
-    def save(self) -> Plain:
-        """Return the fields that cannot be derived from others."""
-        plain = {name: value for name, value in asdict(self).items() if name != "lengths"}
-        return {**plain, "opened": [[id_, lengths] for id_, lengths in self.opened.items()]}
+    def lengths(self, group_size: int, *, since: float) -> NDArray[np.int64]:
+        """Return the response tokens of the settled samples with prompts from the id `since` on."""
+        by_group = np.array(self.settled_lengths).reshape(-1, group_size)
+        return by_group[np.array(self.settled_ids) >= since].ravel()
 
 
 class LengthBias:
-    """Counts of the last steps."""
+    """The last steps, and how the groups that they trained differ from those that they opened."""
 
-    def __init__(self, *, window_steps: int = _WINDOW_STEPS) -> None:
-        """`window_steps` is how many steps the metrics cover, the current one included."""
-        self._steps: deque[_Step] = deque([_Step()], maxlen=window_steps)
-        self._opened_in: dict[int, _Step] = {}  # the step that opened each open group
+    def __init__(self, group_size: int, *, window_steps: int = _WINDOW_STEPS) -> None:
+        """`window_steps` is how many steps the metrics cover."""
+        self._group_size = group_size
+        self._steps: deque[_Step] = deque(maxlen=window_steps)
 
-    def begin_step(self) -> None:
-        """Count what follows for a new step."""
-        self._steps.append(_Step())
-
-    def open(self, prompt_id: int) -> None:
-        """Count an opened group."""
-        step = self._opened_in[prompt_id] = self._steps[-1]
-        step.opened[prompt_id] = []
-
-    def close(self, prompt_id: int, lengths: list[int], *, rewards: Sequence[float]) -> None:
-        """Count a complete group with response lengths [G] and its rewards; without rewards it is
-        dropped.
-        """
-        # A group opened before the window is recorded in a step that is not counted any more.
-        step = self._opened_in.pop(prompt_id)
-        step.close(prompt_id, lengths)
-        self._steps[-1].num_scored += len(rewards)
-        self._steps[-1].scored_reward += sum(rewards)
-
-    def train(self, groups: Iterable[ScoredGroup], *, num_tokens: int) -> None:
-        """Count the groups that the step trains, with their response tokens in total."""
-        step = self._steps[-1]
-        step.trained_tokens += num_tokens
-        for scored in groups:
-            step.num_trained += len(scored.rewards)
-            step.trained_reward += sum(scored.rewards)
-            step.group_lengths.append(fmean(s.num_tokens for s in scored.group.samples))
-            step.group_rewards.append(fmean(scored.rewards))
+    def add(self, events: GroupEvents) -> None:
+        """Add a step."""
+        self._steps.append(_Step.of(events))
 
     def metrics(self, buffer: Buffer) -> Metrics:
         """Return `length_bias/*` over the window; `buffer` holds the open groups.
@@ -116,42 +91,42 @@ class LengthBias:
         slow changes, as a multiple of what batches drawn at random would (`dispersion`);
         `reward_dispersion`: the same of the mean reward.
         """
-        window = {id(step) for step in self._steps}
-        before = [id_ for id_, step in self._opened_in.items() if id(step) not in window]
-        lengths, is_finished = buffer.lengths(without=before)
-        finished = np.concatenate([lengths[is_finished], *(step.lengths for step in self._steps)])
+        opened_from = [step.first_id for step in self._steps if step.first_id is not None]
+        since = min(opened_from, default=math.inf)
+        lengths, is_finished = buffer.lengths(since=since)
+        settled = [step.lengths(self._group_size, since=since) for step in self._steps]
+        finished = np.concatenate([lengths[is_finished], *settled])
         opened = restricted_mean(finished, lengths[~is_finished])
-        num_scored = sum(step.num_scored for step in self._steps)
-        num_trained = sum(step.num_trained for step in self._steps)
+        trained_lengths = [step.trained_lengths for step in self._steps]
+        trained_rewards = [step.trained_rewards for step in self._steps]
         return _without_empty(
             {
                 "opened_tokens_mean": Mean(opened, float(finished.size > 0)),
-                "trained_tokens_mean": Mean(
-                    sum(step.trained_tokens for step in self._steps), num_trained
-                ),
-                "scored_reward_mean": Mean(
-                    sum(step.scored_reward for step in self._steps), num_scored
-                ),
-                "trained_reward_mean": Mean(
-                    sum(step.trained_reward for step in self._steps), num_trained
-                ),
-                "dispersion": _mean(dispersion([step.group_lengths for step in self._steps])),
-                "reward_dispersion": _mean(
-                    dispersion([step.group_rewards for step in self._steps])
-                ),
+                "trained_tokens_mean": _mean_of(trained_lengths),
+                "scored_reward_mean": _mean_of([step.scored_rewards for step in self._steps]),
+                "trained_reward_mean": _mean_of(trained_rewards),
+                "dispersion": self._dispersion(trained_lengths),
+                "reward_dispersion": self._dispersion(trained_rewards),
             }
         )
 
+    def _dispersion(self, steps: Sequence[array[Any]]) -> Mean:
+        """Return the dispersion of the steps' batches, of which a group counts with its mean."""
+        found = dispersion(
+            [np.array(step).reshape(-1, self._group_size).mean(axis=1).tolist() for step in steps]
+        )
+        return Mean(0.0, 0.0) if found is None else Mean(found, 1.0)
+
     def save(self) -> list[Plain]:
         """Return the steps of the window, oldest first."""
-        return [step.save() for step in self._steps]
+        return [
+            {each.name: getattr(step, each.name) for each in fields(step)} for step in self._steps
+        ]
 
-    def restore(self, state: list[Plain], *, open_ids: Iterable[int]) -> None:
-        """Restore `state`, with these open groups."""
+    def restore(self, state: list[Plain]) -> None:
+        """Restore what was saved."""
         self._steps.clear()
-        self._steps.extend(_Step(**{**step, "opened": dict(step["opened"])}) for step in state)
-        opened_in = {prompt_id: step for step in self._steps for prompt_id in step.opened}
-        self._opened_in = {id_: opened_in.get(id_, _Step()) for id_ in open_ids}
+        self._steps.extend(_Step(**step) for step in state)
 
 
 def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
@@ -194,8 +169,9 @@ def dispersion(batches: Sequence[Sequence[float]]) -> float | None:
     return float(np.sqrt(found / expected)) if expected else None
 
 
-def _mean(value: float | None) -> Mean:
-    return Mean(0.0, 0.0) if value is None else Mean(value, 1.0)
+def _mean_of(steps: Sequence[array[Any]]) -> Mean:
+    """Return the mean of all values of all steps."""
+    return Mean(sum(map(sum, steps)), sum(map(len, steps)))
 
 
 def _counted(lengths: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

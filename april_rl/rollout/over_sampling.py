@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from april_rl.rollout.codec import Plain
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.record import StepRecord
 
 LARGEST_FACTOR = 4.0  # that `auto` considers: above it little is gained
 
@@ -25,8 +25,8 @@ class OverSampling(Protocol):
     def begin_step(self) -> str | None:
         """Settle the factor of the step that begins; returns why it changed, in one line."""
 
-    def observe(self, stats: StepStats, *, num_groups: int) -> None:
-        """Learn from a step that trains `num_groups`; returns at once."""
+    def observe(self, record: StepRecord) -> None:
+        """Learn from a step; returns at once."""
 
     def save(self) -> Plain:
         """Return what was learned as plain data, for JSON."""
@@ -45,7 +45,7 @@ class FixedFactor:
     def begin_step(self) -> None:
         """Change nothing."""
 
-    def observe(self, stats: StepStats, *, num_groups: int) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Learn nothing."""
 
     def save(self) -> Plain:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.dispatch import Dispatch, RequestRules
-from april_rl.rollout.groups import Groups, Lost
+from april_rl.rollout.groups import Groups
 from april_rl.rollout.ports import EngineStalledError, PromptSource, Scorer
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
-from april_rl.types import Completion, Score, ScoredGroup
+from april_rl.types import Completion, Score
 
 # With fewer, long groups wait in so many places that slots stay empty (docs/experiments.md).
-_FEWEST_ALIVE, _FEWEST_BATCHES_ALIVE = 40, 3
-_ANY_NUMBER = sys.maxsize  # of samples: with refill
+_FEWEST_LIVE, _FEWEST_LIVE_BATCHES = 40, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class StepRules:
     tick_timeout_s: float
     deterministic: bool  # wait for all scores before continuing
 
-    def max_alive(self, num_slots: int) -> int:
+    def max_live(self, num_slots: int) -> int:
         """Return how many groups may be open or ready: half of what can be trained within the
         staleness cap, or what keeps `num_slots` samples in flight if that is more.
 
@@ -43,7 +43,7 @@ class StepRules:
         """
         most = self.num_groups * (self.max_staleness + 1)
         needed = num_slots // self.group_size + self.num_groups
-        fewest = max(_FEWEST_ALIVE, _FEWEST_BATCHES_ALIVE * self.num_groups)
+        fewest = max(_FEWEST_LIVE, _FEWEST_LIVE_BATCHES * self.num_groups)
         return min(most, max(most // 2, needed, fewest))
 
 
@@ -57,33 +57,33 @@ class Step:
     def __init__(
         self,
         rules: StepRules,
+        record: StepRecord,
         *,
-        policy_version: int,
         dispatch: Dispatch,
+        buffer: Buffer,
         groups: Groups,
         scorer: Scorer,
         prompts: PromptSource,
-        num_slots: int,
         may_open: bool,
-        clock: Callable[[], float],
     ) -> None:
-        """Take what a step works with; C = `num_slots`. Nothing happens before `generate`."""
+        """Take what a step works with; `record` has its policy version and C, and gets its events.
+        Nothing happens before `generate`.
+        """
         self._rules = rules
-        self._policy_version = policy_version
+        self._record = record
         self._dispatch = dispatch
+        self._buffer = buffer
         self._groups = groups
         self._scorer = scorer
         self._prompts = prompts
-        self._num_slots = num_slots
         self._may_open = may_open
-        self._clock = clock
         # Samples that the step may still start; a lost group gives its samples back.
-        self._allowance = _ANY_NUMBER if rules.refill else num_slots
-        self.stats = StepStats(num_slots=num_slots, policy_version=policy_version, clock=clock)
+        self._allowance = math.inf if rules.refill else record.num_slots
+        self._generated_tokens = 0
 
-    def generate(self, on_progress: Callable[[int, StepStats], None] | None) -> None:
+    def generate(self, on_progress: Callable[[int, float], None] | None) -> None:
         """Generate and score until there are enough groups or nothing is left to do. Call
-        `on_progress` with the number of ready groups.
+        `on_progress` with the number of ready groups, and the tokens per second so far.
         """
         self._resume()
         while not self._is_enough():
@@ -93,31 +93,26 @@ class Step:
             elif not (self._await_scores() or self._start_more()):
                 break
             if on_progress is not None:
-                on_progress(self._groups.num_ready, self.stats)
+                speed = self._generated_tokens / max(self._record.now_s, 1e-9)
+                on_progress(self._buffer.num_ready, speed)
 
     def abort_and_park(self, timeout_s: float) -> None:
         """Stop all engines and park unfinished samples with their tokens. Raise EngineStalledError
         when an engine does not answer within `timeout_s`.
         """
-        started = self._clock()
-        completions, stalled = self._dispatch.abort(timeout_s)
-        self.stats.abort_s = self._clock() - started
-        self.stats.waited_s += self.stats.abort_s
-        self.stats.add_returned(completions)
+        began_s = self._record.now_s
+        with self._record.waiting("abort"):
+            completions, stalled = self._dispatch.abort(timeout_s)
         self._extend(completions)
         self._groups.park(stalled=stalled)
         self._groups.send_to_scorer()
-        self.stats.stop_s = self._clock() - started
+        self._record.stop_s = self._record.now_s - began_s
         if stalled:
             raise EngineStalledError(
                 f"engine {stalled[0]} did not give its samples back within "
                 f"rollout.abort_timeout_s = {timeout_s:g} s; they are parked with the tokens "
                 "they had before this step"
             )
-
-    def end(self, groups: Sequence[ScoredGroup], *, lost: Lost) -> None:
-        """Complete the measurements: the step trains `groups`."""
-        self.stats.end(groups, lost=lost, sent=self._dispatch.sent)
 
     def _resume(self) -> None:
         """Resume the parked groups; their samples return to the engines that had them."""
@@ -129,12 +124,12 @@ class Step:
         """Return whether the step has its groups, or has reached the limit on lost ones, and no
         open group must finish in it.
         """
-        groups, rules, version = self._groups, self._rules, self._policy_version
-        if groups.num_ready < rules.num_groups and not self._is_hopeless():
+        buffer, rules, version = self._buffer, self._rules, self._record.policy_version
+        if buffer.num_ready < rules.num_groups and not self._is_hopeless():
             return False
         return not rules.finish_stale or not must_wait(
-            open_versions=groups.open_versions(policy_version=version),
-            ready_versions=groups.ready_versions(),
+            open_versions=buffer.open_versions(policy_version=version),
+            ready_versions=buffer.ready_versions(),
             num_groups=rules.num_groups,
             oldest_allowed=version - rules.max_staleness,
             policy_version=version,
@@ -144,10 +139,10 @@ class Step:
         """Return whether the limit on lost groups is reached; raise NoSignalError if no group is
         ready then.
         """
-        lost = self._groups.lost
+        lost = self._buffer.events.lost
         if not is_limit_reached(self._rules.max_rejected_groups, lost):
             return False
-        if not self._groups.num_ready:
+        if not self._buffer.num_ready:
             raise no_signal_error(lost)
         return True
 
@@ -157,27 +152,26 @@ class Step:
         self._allowance -= self._dispatch.assign(limit=self._allowance)
         self._dispatch.launch()
 
-    def _open_until(self, num_samples: int) -> None:
+    def _open_until(self, num_samples: float) -> None:
         """Open groups, as far as allowed, until enough samples wait for an engine."""
         while self._dispatch.num_waiting < num_samples and self._may_open_another():
-            self._dispatch.add(self._groups.open(self._prompts.take()))
+            self._dispatch.add(self._buffer.open(self._prompts.take()))
 
     def _may_open_another(self) -> bool:
-        groups, rules = self._groups, self._rules
+        buffer, rules = self._buffer, self._rules
         return (
             self._may_open
-            and groups.num_alive < rules.max_alive(self._num_slots)
-            and groups.num_ready < rules.num_groups
-            and not is_limit_reached(rules.max_rejected_groups, groups.lost)
+            and buffer.num_live < rules.max_live(self._record.num_slots)
+            and buffer.num_ready < rules.num_groups
+            and not is_limit_reached(rules.max_rejected_groups, buffer.events.lost)
         )
 
     def _advance(self) -> None:
         """Wait for ticks to end; take in what they finished, and the scores known by now."""
-        started = self._clock()
-        ticks = self._dispatch.wait(self._rules.tick_timeout_s)
-        self.stats.waited_s += self._clock() - started
+        with self._record.waiting("ticks"):
+            ticks = self._dispatch.wait(self._rules.tick_timeout_s)
         for engine, tick in ticks:
-            self.stats.add_tick(tick, engine=engine)
+            self._record.ticks.append(EngineTick(engine, tick))
             self._extend(tick.finished, engine=engine)
         self._groups.send_to_scorer()
         self._take_scores(self._known_scores(wait_s=0.0))
@@ -185,20 +179,19 @@ class Step:
     def _extend(self, completions: Sequence[Completion], *, engine: int | None = None) -> None:
         """Add completions to their samples, and free their slots."""
         expected = self._groups.extend(
-            completions, policy_version=self._policy_version, engine=engine
+            completions, policy_version=self._record.policy_version, engine=engine
         )
         for group, completion in expected:
-            self.stats.add_completion(completion, prompt_tokens=len(group.prompt.token_ids))
+            self._record.take_back(group, completion)
             self._dispatch.take_back(group, completion)
+            self._generated_tokens += len(completion.token_ids)
 
     def _await_scores(self) -> bool:
         """Wait for scores when nothing is left to generate; return False when none is missing."""
-        if not self._groups.has_unscored:
+        if not self._buffer.has_unscored:
             return False
-        started = self._clock()
-        scores = self._known_scores(wait_s=1.0)
-        self.stats.score_s += self._clock() - started
-        self.stats.waited_s += self._clock() - started
+        with self._record.waiting("scores"):
+            scores = self._known_scores(wait_s=1.0)
         self._take_scores(scores)
         return True
 

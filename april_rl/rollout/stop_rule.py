@@ -5,9 +5,23 @@ train in time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from april_rl.errors import RunError
-from april_rl.rollout.groups import Lost
+
+
+@dataclass(slots=True, kw_only=True)
+class Lost:
+    """Groups that a step has lost; those lost to scores that came before it count, too."""
+
+    rejected: int = 0  # by the filter
+    dropped: int = 0  # because a reward or an engine failed
+    last_failure: str = ""  # why the last one was dropped
+
+    @property
+    def total(self) -> int:
+        """Return how many groups were lost."""
+        return self.rejected + self.dropped
 
 
 class NoSignalError(RunError):

@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
-from april_rl.rollout.open_group import OpenGroup
-from april_rl.rollout.stats import StepStats
-from april_rl.types import Completion, SampleId
+from april_rl.rollout.record import StepRecord
 
 
 class Span(NamedTuple):
@@ -88,44 +86,30 @@ class Timeline:
             yield Bar(span, slot, begun_s)
 
 
-def timeline_of(stats: StepStats) -> Timeline:
-    """Return the timeline of a step that has ended; before the next one extends its groups."""
-    ended = {
-        completion.sample_id: (at_s, completion)
-        for at_s, completions in stats.returned
-        for completion in completions
-        if completion.policy_version == stats.policy_version  # not a late one of an earlier step
-        and (completion.token_ids or completion.finish_reason is not None)
-    }
+def timeline_of(record: StepRecord) -> Timeline:
+    """Return the timeline of a step that has ended."""
+    returned = {each.sample_id: each for each in record.returned}
     spans = []
-    for sent in stats.sent:
-        for group, index in sorted(sent.samples, key=lambda each: (each[0].prompt.id, each[1])):
-            if (found := ended.get(SampleId(group.prompt.id, index))) is None:
+    for sent in record.sent:
+        for sample_id in sorted(sent.sample_ids):
+            if (found := returned.get(sample_id)) is None:
                 continue  # it never had a slot, or its engine hung
-            at_s, completion = found
             spans.append(
                 Span(
-                    prompt_id=group.prompt.id,
-                    sample=index,
+                    *sample_id,
                     engine=sent.engine,
-                    sent_s=sent.at_s - stats.started,
-                    ended_s=at_s - stats.started,
-                    start=completion.start,
-                    tokens=len(completion.token_ids),
-                    age=_age(group, completion),
-                    is_finished=completion.finish_reason is not None,
+                    sent_s=sent.at_s,
+                    ended_s=found.at_s,
+                    start=found.start,
+                    tokens=found.tokens,
+                    age=found.age,
+                    is_finished=found.finish_reason is not None,
                 )
             )
     return Timeline(
-        policy_version=stats.policy_version,
-        time_s=stats.time_s,
-        stop_s=stats.stop_s,
-        slots={sent.engine: sent.slots for sent in stats.sent},
+        policy_version=record.policy_version,
+        time_s=record.time_s,
+        stop_s=record.stop_s,
+        slots={sent.engine: sent.slots for sent in record.sent},
         spans=tuple(spans),
     )
-
-
-def _age(group: OpenGroup, completion: Completion) -> int:
-    """Return the steps between the sample's first token and this completion."""
-    parts = group.completions[completion.sample_id.index]
-    return completion.policy_version - parts[0].policy_version if parts else 0

@@ -18,7 +18,7 @@ from april_rl.algorithm.advantages import (
     reinforce_pp_baseline,
     rloo,
 )
-from april_rl.algorithm.shaping import soft_overlong_penalty, with_overlong_penalty
+from april_rl.algorithm.shaping import soft_overlong_penalty
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
 BATCH = {
@@ -105,11 +105,3 @@ def test_an_overlong_buffer_of_zero_turns_the_penalty_off():
         [1, 100, 150], max_response_tokens=100, buffer_frac=0, penalty=1.0
     )
     assert penalty.tolist() == [0.0, 0.0, 0.0]
-
-
-def test_every_group_gets_the_penalty_of_its_own_responses():
-    """Fails when lengths go to another group, or groups must be of one size."""
-    limits = {"max_response_tokens": 10, "buffer_frac": 0.4, "penalty": 2.0}
-    shaped = with_overlong_penalty([(1.0, 0.0), (1.0,)], [6, 10, 8], **limits)
-    assert [group.tolist() for group in shaped] == [[1.0, -2.0], [0.0]]
-    assert with_overlong_penalty([], [], **limits) == []

@@ -33,7 +33,7 @@ def test_show_ends_in_the_command_line_that_goes_on(tmp_path, capsys):
     """
     state = {
         "collector": {
-            "ledger": {"opened": 0, "live": {}, "final": {}},
+            "ledger": {"opened": 3, "parked": 2, "trained": 1},
             "buffer": {"open": [], "ready": []},
         }
     }

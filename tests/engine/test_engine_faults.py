@@ -23,7 +23,7 @@ from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.in_process import SerialEngines
-from april_rl.rollout.ledger import State
+from april_rl.rollout.record import GroupState
 from april_rl.rollout.stop_rule import NoSignalError
 from april_rl.types import Prompt, Request, SampleId
 
@@ -100,7 +100,6 @@ class RealRun:
         self._engine, self._weights = engine, load_file(folder / "model.safetensors")
         setup = Setup(alpha=2.0, budget=BUDGET, tick_steps=2, max_rejected_groups=9)
         self.run = Run(setup, SerialEngines([engine]))
-        self.ledger = self.run.groups.ledger
 
     def step(self) -> Collection:
         version = self.run.version
@@ -142,8 +141,8 @@ def test_a_response_that_the_engine_fails_once_is_sampled_again(engine, planted,
     changed = planted(fault, only=SampleId(0, 1), times=2)
     collections = [real_run.step() for _ in range(4)]
     assert changed == [SampleId(0, 1)] * 2
-    assert sum(collection.stats.failed_attempts for collection in collections) == 2
-    assert real_run.ledger.count(State.dropped) == 0
+    assert sum(tick.failed_attempts for c in collections for _, tick in c.record.ticks) == 2
+    assert real_run.run.buffer.counts()[GroupState.dropped] == 0
     assert 0 in {s.group.prompt.id for collection in collections for s in collection.groups}
 
 
@@ -169,7 +168,7 @@ def test_a_group_whose_response_always_fails_is_dropped_with_the_reason(
     assert len(changed) == 3
     assert [len(collection.groups) for collection in collections] == [3] * 4
     assert 0 not in {s.group.prompt.id for collection in collections for s in collection.groups}
-    assert real_run.ledger.drop_reasons == {reason: 1}
+    assert real_run.run.buffer.drop_reasons == {reason: 1}
     notes = [note for collection in collections for note in collection.notes]
     assert [note for note in notes if f"sample 1 of prompt 0: {said}" in note]
 

@@ -22,7 +22,7 @@ from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.prediction import Comparison, Prediction
 from april_rl.rollout.over_sampling import FixedFactor, largest_factor
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.record import StepRecord
 
 GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]
 SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
@@ -178,8 +178,7 @@ def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() ->
     auto = tuner(SMALL, submit=scripted(asked=asked))
     tune(SMALL, auto, num_steps=2)
     for version in range(2, 20):
-        stats = StepStats(num_slots=4, policy_version=version, clock=lambda: 0.0)
-        auto.observe(stats, num_groups=0)
+        auto.observe(StepRecord(num_slots=4, policy_version=version, clock=lambda: 0.0))
     assert asked == []
 
 

@@ -12,6 +12,7 @@ from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.engine_cost import MIN_TICKS, EngineCost, engine_metrics, fit_cost
 from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.ticks import Completions, Tick
 
 COST = EngineCost(step_s=3e-3, sample_s=4e-5, context_token_s=6e-8, prefill_token_s=2e-5)
@@ -121,8 +122,8 @@ def test_a_step_records_the_cost_of_its_engines():
     seen: list[dict[str, float]] = []
 
     def record(_: int, collection: Collection) -> None:
-        stats = collection.stats
-        seen.append({**stats.metrics(num_needed=32).read(), **engine_metrics(stats.ticks)})
+        read = rollout_metrics(collection.record, num_needed=32).read()
+        seen.append({**read, **engine_metrics([tick for _, tick in collection.record.ticks])})
 
     scenario = Scenario(
         cost=COST,

@@ -10,6 +10,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from light_samples import PROMPT
 
 from april_rl.lab.simulator.length_distributions import Lognormal, finished_lengths
 from april_rl.lab.simulator.scaled_down import scaled_down
@@ -19,8 +20,9 @@ from april_rl.lab.tuning.prediction import Comparison, predict
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.rollout.stats import Progress, StepStats
-from april_rl.types import SampleId
+from april_rl.rollout.record import GroupEvents, Returned, StepRecord
+from april_rl.rollout.stop_rule import Lost
+from april_rl.types import Group, SampleId, ScoredGroup
 
 COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
 LENGTH_OF = Lognormal(median_tokens=1000, sigma=0.6, correlation=0.3)
@@ -158,10 +160,23 @@ def test_without_finished_responses_there_is_still_a_length_distribution() -> No
     assert len(set(whole)) > 3
 
 
-def step(progress: list[Progress], *, num_slots: int = 4) -> StepStats:
-    stats = StepStats(num_slots=num_slots, policy_version=0, clock=lambda: 0.0)
-    stats.progress, stats.prompt_tokens = progress, 20 * len(progress)
-    return stats
+def step(*returned: tuple[SampleId, int, bool]) -> StepRecord:
+    """A step in which these samples came back, with so many tokens, finished or not."""
+    record = StepRecord(num_slots=4, policy_version=0, clock=lambda: 0.0)
+    record.returned = [
+        Returned(
+            sample_id,
+            at_s=0.0,
+            prompt_tokens=20,
+            start=1,
+            tokens=num_tokens - 1,
+            age=0,
+            finish_reason="stop" if is_finished else None,
+            is_kept=False,
+        )
+        for sample_id, num_tokens, is_finished in returned
+    ]
+    return record
 
 
 def test_the_window_holds_the_groups_opened_last_and_never_more_than_the_budget() -> None:
@@ -170,14 +185,8 @@ def test_the_window_holds_the_groups_opened_last_and_never_more_than_the_budget(
     """
     evidence = Evidence(replace(SHORT, num_groups=1, max_response_tokens=50), refill=True)
     groups = range(20)
-    evidence.observe(
-        step([Progress(SampleId(i, k), 10 + i, i % 2 == 0) for i in groups for k in (0, 1)]),
-        num_groups=1,
-    )
-    evidence.observe(
-        step([Progress(SampleId(3, 0), 40, True), Progress(SampleId(19, 1), 45, True)]),
-        num_groups=1,
-    )
+    evidence.observe(step(*((SampleId(i, k), 10 + i, i % 2 == 0) for i in groups for k in (0, 1))))
+    evidence.observe(step((SampleId(3, 0), 40, True), (SampleId(19, 1), 45, True)))
     lengths = evidence.comparison((1.0,), seed=0).lengths
     assert len(lengths) == 12
     assert {10 + i for i in groups if i % 2 == 0 and i >= 8} <= {n for g in lengths for n in g}
@@ -187,7 +196,7 @@ def test_the_window_holds_the_groups_opened_last_and_never_more_than_the_budget(
 
 def run_with(evidence: Evidence, *, factor: float, refill: bool = True) -> None:
     def on_step(_: int, collection: Collection) -> None:
-        evidence.observe(collection.stats, num_groups=len(collection.groups))
+        evidence.observe(collection.record)
 
     simulate(
         SHORT,
@@ -223,13 +232,16 @@ def test_one_shot_batches_make_the_cost_known_at_once() -> None:
     assert found.sample_s == pytest.approx(COST.sample_s, rel=0.01)
 
 
+WITHOUT_SAMPLES = ScoredGroup(group=Group(prompt=PROMPT, samples=()), rewards=())
+
+
 def test_a_prediction_includes_rejected_groups() -> None:
     """Fails when the share is that of the first step, or of trained groups."""
     evidence = Evidence(replace(SHORT, is_filtered=True), refill=False)
     run_with(evidence, factor=1.0)
     for _ in range(40):
-        stats = step([])
-        stats.rejected_groups = 6
-        evidence.observe(stats, num_groups=12)
+        record = step()
+        record.groups = GroupEvents(lost=Lost(rejected=6), trained=[WITHOUT_SAMPLES] * 12)
+        evidence.observe(record)
     frac = evidence.comparison((1.0,), seed=0).scenario.no_signal_frac
     assert frac == pytest.approx(1 / 3, abs=0.02)

@@ -21,6 +21,7 @@ from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.engine_cost import EngineCost, engine_metrics
 from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.samples_file import SampleRecord, write_samples
 
@@ -53,9 +54,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     with MetricsFile(run_dir / "metrics.jsonl") as file:
 
         def record(version: int, collection: Collection) -> None:
-            stats = collection.stats
-            metrics = stats.metrics(num_needed=NUM_GROUPS * GROUP_SIZE).read()
-            metrics |= engine_metrics(stats.ticks)
+            of = collection.record
+            metrics = rollout_metrics(of, num_needed=NUM_GROUPS * GROUP_SIZE).read()
+            metrics |= engine_metrics([tick for _, tick in of.ticks])
             flat = sum(not group.has_signal for group in collection.groups) / NUM_GROUPS
             step_s = metrics["rollout/time_s"] + SCENARIO.rest_s
             own = {"reward/no_signal_frac": flat, "time/step_s": step_s}

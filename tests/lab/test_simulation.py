@@ -127,14 +127,14 @@ def test_an_engine_in_the_controllers_process_computes_nothing_after_the_last_gr
     """Time is that of the counted ticks. Fails when an abort computes what was launched."""
     seen: list[Collection] = []
     outcome = run(replace(SMALL, in_process=True), 2.0, refill=True, seen=seen)
-    spent = [sum(tick.elapsed_s for tick in c.stats.ticks) for c in seen]
-    assert [c.stats.time_s for c in seen] == pytest.approx(spent)
+    spent = [sum(tick.elapsed_s for _, tick in c.record.ticks) for c in seen]
+    assert [c.record.time_s for c in seen] == pytest.approx(spent)
     beside = run(SMALL, 2.0, refill=True)
     assert outcome.step_s == pytest.approx(beside.step_s, rel=0.1)
     slow: list[Collection] = []
     run(replace(SMALL, in_process=True, controller_s=0.01), 2.0, refill=True, seen=slow)
-    waited = [c.stats.time_s - sum(tick.elapsed_s for tick in c.stats.ticks) for c in slow]
-    assert waited == pytest.approx([0.01 * len(c.stats.ticks) for c in slow])
+    waited = [c.record.time_s - sum(t.elapsed_s for _, t in c.record.ticks) for c in slow]
+    assert waited == pytest.approx([0.01 * len(c.record.ticks) for c in slow])
 
 
 def test_the_filter_rejects_the_share_without_signal():

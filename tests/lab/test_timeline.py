@@ -15,6 +15,7 @@ from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.timeline import Span, Timeline, timeline_of
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.timeline_file import read_timeline, write_timeline
@@ -42,7 +43,7 @@ def run(factor: float = 2.0) -> list[tuple[Collection, Timeline]]:
         refill=factor > 1,
         num_steps=STEPS,
         warmup_steps=0,
-        on_step=lambda _, collection: seen.append((collection, timeline_of(collection.stats))),
+        on_step=lambda _, collection: seen.append((collection, timeline_of(collection.record))),
     )
     return seen
 
@@ -54,12 +55,13 @@ STEPS_SEEN = run()
 def test_every_generated_token_and_finished_sample_is_in_the_timeline(number: int) -> None:
     """Fails when a launch, a tick or the abort is forgotten."""
     collection, timeline = STEPS_SEEN[number]
-    stats = collection.stats
-    assert sum(span.tokens for span in timeline.spans) == stats.generated_tokens > 0
-    assert sum(span.is_finished for span in timeline.spans) == stats.finished_samples > 0
-    assert sum(span.start > 0 for span in timeline.spans) == stats.resumed_samples
-    assert timeline.time_s == stats.time_s
-    assert sum(timeline.slots.values()) == stats.num_slots
+    record = collection.record
+    assert sum(span.tokens for span in timeline.spans) == record.generated_tokens > 0
+    assert sum(span.is_finished for span in timeline.spans) == record.finished_samples > 0
+    read = rollout_metrics(record, num_needed=GROUPS * SIZE).read()
+    assert sum(span.start > 0 for span in timeline.spans) == read["rollout/resumed_samples"]
+    assert timeline.time_s == record.time_s
+    assert sum(timeline.slots.values()) == record.num_slots
 
 
 def test_parked_samples_go_on_where_they_stopped_with_their_age() -> None:

@@ -215,8 +215,8 @@ def tune(
 
     def on_step(version: int, collection: Collection) -> None:
         run.notes += collection.notes
-        if collection.stats.ticks:
-            run.factors.append(collection.stats.num_slots / (of.num_groups * of.group_size))
+        if collection.record.ticks:
+            run.factors.append(collection.record.num_slots / (of.num_groups * of.group_size))
         oldest = [scored.group.oldest_version for scored in collection.groups]
         run.staleness += [version - old for old in oldest if old is not None]
 

@@ -9,44 +9,49 @@ from fake_engine import FakeEngines, FakeScorer
 from light_samples import PROMPT
 from rollout_runs import lognormal
 
+from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength, RequestRules
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.open_group import OpenGroup, SampleState
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.record import StepRecord
 from april_rl.types import Completion, SampleId
 
 VERSION = 3  # of the policy
 RULES = RequestRules(tick_steps=4, max_response_tokens=40, seed=0)
 
 
+def record(*, num_slots: int, policy_version: int = VERSION) -> StepRecord:
+    """A record of a step in which nothing has happened, and no time passes."""
+    return StepRecord(num_slots=num_slots, policy_version=policy_version, clock=lambda: 0.0)
+
+
 class Sent:
     """A dispatch at the beginning of a step, and the groups whose samples it sends."""
 
     def __init__(self, *, group_size: int, num_engines: int = 2, num_slots: int = 8) -> None:
-        self.groups = Groups(FakeScorer(), group_size=group_size, keep=lambda _: True)
+        self.buffer = Buffer(group_size)
+        self.groups = Groups(self.buffer, FakeScorer(), keep=lambda _: True)
         self.engines = FakeEngines(lognormal(9, 0.9), num_engines=num_engines, budget=40)
         self.begin(num_slots=num_slots)
 
     def begin(self, *, num_slots: int) -> None:
         """Begin another step."""
-        self.stats = StepStats(num_slots=num_slots, policy_version=VERSION, clock=lambda: 0.0)
-        self.dispatch = Dispatch(
-            self.engines, RULES, ExpectedLength(), num_slots=num_slots, clock=lambda: 0.0
-        )
+        self.record = record(num_slots=num_slots)
+        self.dispatch = Dispatch(self.engines, RULES, ExpectedLength(), self.record)
 
     def open(self, prompt_id: int, *, engines: Sequence[int | None] = ()) -> OpenGroup:
         """Open a group whose samples were on these engines before."""
-        group = self.groups.open(replace(PROMPT, id=prompt_id))
+        group = self.buffer.open(replace(PROMPT, id=prompt_id))
         group.engines[: len(engines)] = engines
         return group
 
     def extend(self, *completions: Completion, engine: int | None = None) -> list[Completion]:
-        """Extend the groups and count, as a step does; return the completions that were expected,
-        of `engine` if given.
+        """Extend the groups and record it, as a step does; return the completions that were
+        expected, of `engine` if given.
         """
         expected = self.groups.extend(completions, policy_version=VERSION, engine=engine)
         for group, completion in expected:
-            self.stats.add_completion(completion, prompt_tokens=len(group.prompt.token_ids))
+            self.record.take_back(group, completion)
         return [completion for _, completion in expected]
 
     def in_flight(self) -> list[int]:
@@ -64,5 +69,5 @@ class Sent:
 
     def waiting(self) -> list[SampleId]:
         """Return the samples without an engine."""
-        groups = self.groups.buffer.open_groups()
+        groups = self.buffer.open_groups()
         return [id_ for group in groups for id_ in group.sample_ids(SampleState.waiting)]

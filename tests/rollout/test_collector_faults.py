@@ -18,8 +18,9 @@ from rollout_runs import (
 )
 
 from april_rl.errors import RunError
-from april_rl.rollout.ledger import LedgerError, State
+from april_rl.rollout.buffer import LedgerError
 from april_rl.rollout.ports import EngineStalledError
+from april_rl.rollout.record import GroupState
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.stop_rule import NoSignalError
 from april_rl.rollout.ticks import Tick
@@ -78,9 +79,8 @@ def faulty(*, num_engines: int = 2, **changes: object) -> tuple[Run, FaultyEngin
 
 
 def assert_parked_and_accounted_for(run: Run, *, dropped: int = 0) -> None:
-    ledger, buffer = run.groups.ledger, run.groups.buffer
-    assert ledger.count(State.in_flight) == 0
-    ledger.check(parked=buffer.num_open, ready=buffer.num_ready)
+    assert run.buffer.counts()[GroupState.in_flight] == 0
+    run.buffer.check()
     assert run.num_dropped() == dropped
     for sample in run.alive:
         check_sample(sample)
@@ -147,7 +147,7 @@ def test_a_late_completion_is_not_taken_for_the_one_from_the_abort():
     run, engines = faulty(length_of=lognormal(20, 0.9))
     engines.reports_twice = True
     for _ in range(4):
-        assert run.step().stats.progress
+        assert run.step().record.returned
         assert run.num_tokens_held() == engines.generated
     assert any(sample.num_tokens and not sample.is_finished for sample in run.alive)
 
@@ -168,9 +168,8 @@ def test_a_group_whose_reward_fails_is_dropped_and_its_slots_are_refilled(refill
     trained = {scored.group.prompt.id for scored in run.trained}
     assert len(trained) == 3
     assert not trained & {0, 2, 3}
-    ledger = run.groups.ledger
-    assert ledger.count(State.dropped) == run.num_dropped() == 3
-    assert ledger.drop_reasons == {"reward crash": 3}
+    assert run.buffer.counts()[GroupState.dropped] == run.num_dropped() == 3
+    assert run.buffer.drop_reasons == {"reward crash": 3}
 
 
 def test_a_stuck_reward_blocks_neither_generation_nor_the_abort():
@@ -179,12 +178,12 @@ def test_a_stuck_reward_blocks_neither_generation_nor_the_abort():
     run.steps(6)
     assert len(run.trained) == 18
     assert {scored.group.prompt.id for scored in run.trained}.isdisjoint({0, 1})
-    assert [group.prompt.id for group in run.groups.buffer.open_groups()][:2] == [0, 1]
+    assert [group.prompt.id for group in run.buffer.open_groups()][:2] == [0, 1]
     assert run.scorer.num_waits == 0
 
 
 def test_a_slow_reward_limits_how_many_prompts_are_opened():
-    """Fails when groups that wait for scores do not count as alive."""
+    """Fails when groups that wait for scores do not count as live."""
     setup = Setup(delay=500, max_staleness=2, length_of=constant(1))
     run = Run(setup)
     for _ in range(5):
@@ -222,8 +221,8 @@ def test_a_rejected_groups_slots_are_refilled_while_the_others_still_run():
     setup = Setup(
         reject_every=4, refill=False, alpha=1.0, length_of=lambda s: 1 if s.prompt_id == 0 else 40
     )
-    stats = Run(setup).step().stats
-    assert stats.engine_steps < 60
+    record = Run(setup).step().record
+    assert sum(tick.engine_steps for _, tick in record.ticks) < 60
 
 
 def test_rewards_that_always_fail_end_in_an_error_that_says_why():

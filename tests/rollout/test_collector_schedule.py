@@ -99,7 +99,7 @@ def test_surplus_ready_groups_come_first_in_the_next_step():
     """Fails when ready groups are dropped at the end of a step, or generated past."""
     run = Run(Setup(num_groups=2, alpha=3.0, length_of=constant(4), tick_steps=4))
     first = run.step()
-    surplus = [scored.group.prompt.id for scored in run.groups.buffer.ready_groups()]
+    surplus = [scored.group.prompt.id for scored in run.buffer.ready_groups()]
     assert len(surplus) >= 2
     generated = run.fakes.generated
     second = run.step()
@@ -118,15 +118,16 @@ def test_a_kept_sample_returns_to_the_engine_with_its_kv_cache(num_engines):
         num_groups=6, group_size=4, alpha=2.0, length_of=length_of, budget=200, keeps=True
     )
     run = Run(replace(setup, num_engines=num_engines))
-    stats = [run.step().stats for _ in range(8)]
-    resumed, kept = (sum(getattr(s, f"{k}_samples") for s in stats) for k in ("resumed", "kept"))
+    records = [run.step().record for _ in range(8)]
+    returned = [each for record in records for each in record.returned if each.start]
+    resumed, kept = len(returned), sum(each.is_kept for each in returned)
     assert kept > 50
     assert kept >= 0.9 * resumed
     if num_engines == 1:
         assert kept == resumed
-        assert sum(s.reprefill_tokens for s in stats) == 0
+        assert sum(record.reprefill_tokens for record in records) == 0
     again = Run(replace(setup, keeps=False, num_engines=num_engines))
-    assert sum(again.step().stats.reprefill_tokens for _ in range(8)) > 1000
+    assert sum(again.step().record.reprefill_tokens for _ in range(8)) > 1000
 
 
 def test_refill_keeps_every_slot_busy():
@@ -142,8 +143,8 @@ def test_refill_keeps_every_slot_busy():
             },  # the last tick is not counted
         )
     )
-    stats = [run.step().stats for _ in range(6)]
-    busy = [s.in_flight_mean / s.num_slots for s in stats if s.engine_steps]
+    records = [run.step().record for _ in range(6)]
+    busy = [record.in_flight_mean / record.num_slots for record in records if record.ticks]
     assert min(busy) > 0.9
 
 
@@ -168,10 +169,10 @@ def test_a_step_that_only_waits_for_stale_groups_opens_nothing():
     )
     run = Run(setup)
     run.steps(4)
-    stats = run.step().stats
+    record = run.step().record
     assert run.trained[-2].group.prompt.id == 0
-    assert stats.engine_steps > 200
-    assert run.groups.buffer.num_ready + run.groups.buffer.num_open <= 5
+    assert sum(tick.engine_steps for _, tick in record.ticks) > 200
+    assert run.buffer.num_live <= 5
 
 
 def test_one_shot_starts_c_samples_and_no_more():
@@ -236,4 +237,4 @@ def test_scores_can_be_settled_before_the_first_step_and_between_steps():
     for _ in range(4):
         run.step()
         run.collector.settle_scores()
-        assert not run.groups.buffer.has_unscored
+        assert not run.buffer.has_unscored

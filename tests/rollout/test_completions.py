@@ -8,8 +8,9 @@ import pytest
 from light_samples import completion
 from sent_samples import Sent
 
-from april_rl.rollout.ledger import LedgerError, State
+from april_rl.rollout.buffer import LedgerError
 from april_rl.rollout.open_group import OpenGroup, SampleState
+from april_rl.rollout.record import GroupState
 from april_rl.types import SampleId, Score
 
 WAITING, RUNNING, PARKED = SampleState.waiting, SampleState.running, SampleState.parked
@@ -39,9 +40,8 @@ def test_a_sample_grows_only_by_completions_of_its_own_engine():
     assert sent.extend(completion(0, start=4, num_tokens=4, version=3)) == []
     queued = completion(1, start=0, num_tokens=0, version=3)
     assert sent.extend(queued) == [queued]
-    stats = sent.stats
-    assert (stats.generated_tokens, stats.prompt_tokens) == (4, 2)
-    assert [(each.sample_id, each.num_tokens) for each in stats.progress] == [((1, 0), 4)]
+    [back] = sent.record.returned
+    assert (back.sample_id, back.prompt_tokens, back.start, back.tokens) == ((1, 0), 2, 0, 4)
     assert group.oldest_version == 3
     assert [sample.completions for sample in group.samples] == [(part,), ()]
     sent.groups.park(stalled=())
@@ -53,7 +53,7 @@ def test_samples_of_a_stalled_engine_are_parked_and_missing_samples_of_others_ar
     """
     sent, group = sent_to(1)
     sent.groups.park(stalled=[1])
-    assert sent.groups.ledger.state(1) is State.parked
+    assert sent.buffer.counts()[GroupState.parked] == 1
     assert (group.states, group.engines) == ([PARKED] * 2, [1, 1])
     part = completion(0, start=0, num_tokens=4, version=3)
     assert sent.extend(part, engine=1) == []
@@ -71,16 +71,18 @@ def test_a_response_that_ends_without_a_token_is_finished():
     last = replace(completion(0, start=0, num_tokens=0, version=3), finish_reason="stop")
     assert sent.extend(last, engine=1) == [last]
     assert group.sample_ids(SampleState.finished) == [SampleId(1, 0)]
-    assert sent.stats.finished_samples == 1
+    assert sent.record.finished_samples == 1
     other = replace(last, sample_id=SampleId(1, 1))
     assert sent.extend(other, engine=1) == [other]
     sent.groups.score([Score(SampleId(1, index), float(index), "scored") for index in (0, 1)])
-    assert sent.groups.buffer.ready_versions() == {0: 1}, "as after it was saved"
+    assert sent.buffer.ready_versions() == {0: 1}, "as after it was saved"
 
 
 def test_resumed_samples_and_their_prefilled_tokens_are_counted():
     """Fails when the prompt or the response so far is left out."""
     sent, group = sent_to(1)
     group.lengths = [0, 5]
+    group.completions[1] = (completion(1, start=0, num_tokens=5, version=1),)
     assert sent.extend(completion(1, start=5, num_tokens=1, version=3), engine=1)
-    assert (sent.stats.resumed_samples, sent.stats.reprefill_tokens) == (1, 2 + 5)
+    [back] = sent.record.returned
+    assert (back.start, back.age, sent.record.reprefill_tokens) == (5, 2, 2 + 5)

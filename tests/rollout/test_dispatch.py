@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from light_samples import completion
 from rollout_runs import Run, Setup, lognormal
-from sent_samples import RULES, VERSION, Sent
+from sent_samples import RULES, VERSION, Sent, record
 
 from april_rl.errors import RunError
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength
-from april_rl.rollout.ledger import State
 from april_rl.rollout.open_group import SampleState
+from april_rl.rollout.record import GroupState
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Tick
 from april_rl.types import Prompt, SampleId
@@ -178,7 +178,7 @@ def test_a_failed_launch_is_the_error_that_the_run_ends_with(number):
     with pytest.raises(RunError, match="the engine is gone"):
         run.step()
     assert run.fakes.generated == run.num_tokens_held()
-    assert run.groups.ledger.count(State.in_flight) == 0
+    assert run.buffer.counts()[GroupState.in_flight] == 0
     run.drain()
 
 
@@ -197,7 +197,7 @@ def test_an_unreadable_prompt_is_the_error_that_the_run_ends_with(number):
     with pytest.raises(RunError, match="no answer"):
         run.steps(9)
     assert run.fakes.generated == run.num_tokens_held()
-    assert run.groups.ledger.count(State.in_flight) == 0
+    assert run.buffer.counts()[GroupState.in_flight] == 0
 
 
 def test_outstanding_tokens_return_to_zero_when_samples_end():
@@ -250,7 +250,7 @@ def test_many_engines_are_waited_for_together(num_engines, tick_s, gather_s):
             return [(engine, replace(tick, elapsed_s=tick_s)) for engine, tick in ended]
 
     engines = Asked(lognormal(9, 0.9), num_engines=num_engines, budget=40)
-    dispatch = Dispatch(engines, RULES, ExpectedLength(), num_slots=64, clock=lambda: 0.0)
+    dispatch = Dispatch(engines, RULES, ExpectedLength(), record(num_slots=64))
     dispatch.wait(1.0)
     dispatch.wait(1.0)
     assert asked == pytest.approx([0.0, gather_s])
@@ -260,7 +260,7 @@ def test_an_error_while_parked_samples_are_resumed_parks_them_again(monkeypatch)
     """Fails when a step resumes them before it is ready to give them back."""
     run = Run(Setup())
     run.step()
-    parked = run.groups.ledger.count(State.parked)
+    parked = run.buffer.counts()[GroupState.parked]
 
     def fail(*_: object, **__: object) -> int:
         raise RunError("an engine is gone")
@@ -269,5 +269,5 @@ def test_an_error_while_parked_samples_are_resumed_parks_them_again(monkeypatch)
         patched.setattr(Dispatch, "return_to_engines", fail)
         with pytest.raises(RunError, match="an engine is gone"):
             run.step()
-    assert run.groups.ledger.count(State.parked) == parked > 0
+    assert run.buffer.counts()[GroupState.parked] == parked > 0
     assert run.step().groups

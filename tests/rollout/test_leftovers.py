@@ -11,7 +11,7 @@ def test_every_token_that_was_generated_and_not_trained_is_in_the_lines():
     """Fails when ready groups, parked ones, or those of a failed update are left out."""
     run = Run(Setup(alpha=3.0, length_of=lognormal(8, 0.9), tick_steps=9))
     under_way = run.step().groups
-    while not (run.groups.buffer.num_ready and run.groups.buffer.num_open):
+    while not 0 < run.buffer.num_ready < run.buffer.num_live:
         under_way = run.step().groups
     lines = [json.loads(line) for line in run.collector.leftovers(under_way=under_way).lines()]
     assert {line["state"] for line in lines} == {"collected", "ready", "parked"}

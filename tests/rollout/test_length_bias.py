@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from statistics import NormalDist, fmean
 
@@ -13,9 +13,13 @@ import pytest
 from fake_engine import LengthDistribution, reward
 from hypothesis import given
 from hypothesis import strategies as st
+from light_samples import PROMPT
 from rollout_runs import Run, Setup
 
+from april_rl.rollout.buffer import Buffer
+from april_rl.rollout.collector import Collection
 from april_rl.rollout.length_bias import LengthBias, restricted_mean
+from april_rl.rollout.record import GroupEvents, GroupState, Settled
 from april_rl.rollout.requests import request_seed
 from april_rl.types import SampleId
 
@@ -44,12 +48,14 @@ class Trial:
     opened: list[list[int]] = field(default_factory=list)
     trained: list[list[int]] = field(default_factory=list)
 
-    def step(self, *, may_open: bool = True) -> None:
+    def step(self, *, may_open: bool = True) -> Collection:
         taken = len(self.run.prompts.taken)
-        groups = self.run.step(may_open=may_open).groups
+        collection = self.run.step(may_open=may_open)
+        groups = collection.groups
         self.trained.append([s.num_tokens for scored in groups for s in scored.group.samples])
         ids = (SampleId(p, i) for p in self.run.prompts.taken[taken:] for i in range(4))
         self.opened.append([self.run.setup.length_of(sample_id) for sample_id in ids])
+        return collection
 
 
 def trial(seed: int, alpha: float, **changes: object) -> Trial:
@@ -156,8 +162,8 @@ def test_the_metrics_are_the_true_means_though_many_of_the_opened_are_unfinished
     for seed in SEEDS:
         each = trial(seed, 3.0, num_groups=16)
         for _ in range(3):
-            each.step()
-        read.append(each.run.groups.length_bias.metrics(each.run.groups.buffer).read())
+            collection = each.step()
+        read.append(collection.metrics.read())
         longest = max(flat(each.trained) + [sample.num_tokens for sample in each.run.alive])
         true.append(fmean(min(length, longest) for length in flat(each.opened)))
         trained.append(fmean(flat(each.trained)))
@@ -178,13 +184,14 @@ def test_rewards_are_counted_with_and_without_what_the_filter_rejects_over_the_w
     known: set[int] = set()
     trained: list[list[float]] = []
     for _ in range(25):
-        groups = run.step().groups
+        collection = run.step()
+        groups = collection.groups
         ended = {scored.group.prompt.id for scored in run.trained + run.rejected}
-        ended |= {scored.group.prompt.id for scored in run.groups.buffer.ready_groups()}
+        ended |= {scored.group.prompt.id for scored in run.buffer.ready_groups()}
         scored_in.append(sorted(ended - known))
         known |= ended
         trained.append([value for scored in groups for value in scored.rewards])
-    read = run.groups.length_bias.metrics(run.groups.buffer).read()
+    read = collection.metrics.read()
     ids = [prompt_id for step in scored_in[-20:] for prompt_id in step]
     rewards = [reward(SampleId(prompt_id, index)) for prompt_id in ids for index in range(2)]
     assert run.rejected
@@ -196,9 +203,27 @@ def test_rewards_are_counted_with_and_without_what_the_filter_rejects_over_the_w
 
 def test_before_anything_is_finished_there_are_no_metrics():
     """Fails when a mean of nothing is logged as a number."""
-    run = Run(Setup())
-    assert dict(run.groups.length_bias.metrics(run.groups.buffer)) == {}
-    assert isinstance(run.groups.length_bias, LengthBias)
+    bias = LengthBias(2)
+    assert dict(bias.metrics(Buffer(2))) == {}
+    bias.add(GroupEvents())
+    assert dict(bias.metrics(Buffer(2))) == {}
+
+
+def test_groups_that_were_opened_before_the_window_do_not_count_as_opened():
+    """Finished or not. Fails when a long response that the window only finishes, or still waits
+    for, counts as one that it opened.
+    """
+    bias, buffer = LengthBias(1, window_steps=2), Buffer(1)
+    grown = [buffer.open(replace(PROMPT, id=prompt_id)) for prompt_id in (0, 1)]
+    for group in grown:
+        group.lengths = [90]
+    for prompt_id in (2, 3, 4):
+        settled = Settled(prompt_id, GroupState.ready, [prompt_id], [1.0])
+        late = Settled(1, GroupState.rejected, [95], [0.0])
+        bias.add(GroupEvents(opened=[prompt_id], settled=[settled, late][: prompt_id - 2]))
+    read = bias.metrics(buffer).read()
+    assert read["length_bias/opened_tokens_mean"] == 3.5
+    assert read["length_bias/scored_reward_mean"] == pytest.approx(2 / 3)
 
 
 LENGTHS = st.lists(st.integers(0, 12), max_size=12)

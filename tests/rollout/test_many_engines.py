@@ -103,7 +103,7 @@ def test_versions_are_counted_as_the_groups_have_them(reject_every):
         run.step()
         if run.version == 6:
             run = _restored(run)
-        buffer = run.groups.buffer
+        buffer = run.buffer
         oldest = [_oldest_version(group) for group in buffer.open_groups()]
         expected = Counter(run.version if version is None else version for version in oldest)
         assert +buffer.open_versions(policy_version=run.version) == expected

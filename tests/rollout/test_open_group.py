@@ -12,7 +12,7 @@ from light_samples import PROMPT, completion
 
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.codec import restore_open_group, save_open_group
-from april_rl.rollout.open_group import OpenGroup, SampleState, SampleStateError
+from april_rl.rollout.open_group import Failure, OpenGroup, SampleState, SampleStateError
 from april_rl.rollout.requests import Requests, request_seed
 from april_rl.types import Completion, Group, SampleId, Score
 
@@ -92,32 +92,27 @@ def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
     """Fails when a score that comes twice counts twice, or rewards are in the order of their
     arrival.
     """
-    buffer = Buffer(3)
-    group = open_group(buffer, None, None, None)
+    group = open_group(Buffer(3), None, None, None)
     scores = [Score(SampleId(1, i), float(i), "scored") for i in range(3)]
-    assert buffer.score([scores[2], scores[2], scores[1]]) == []
-    assert buffer.score([scores[0]]) == [group]
+    for index in (2, 2, 1):
+        group.score(scores[index])
+        assert not group.is_scored
+    group.score(scores[0])
+    assert group.is_scored
     scored = group.scored()
     assert scored.group == Group(prompt=PROMPT, samples=tuple(group.samples))
     assert scored.rewards == (0.0, 1.0, 2.0)
 
 
-def test_a_group_with_a_failed_score_says_why_and_has_no_rewards():
+def test_a_group_with_failed_scores_has_the_first_failure_and_no_rewards():
     """Fails when a failed score is forgotten, or taken for a reward."""
-    buffer = Buffer(2)
-    group = open_group(buffer, None, None)
-    failed = Score(SampleId(1, 1), None, "timeout")
-    assert buffer.score([Score(SampleId(1, 0), 1.0, "scored"), failed]) == [group]
-    assert group.failure == (failed.sample_id, "reward timeout", "")
+    group = open_group(Buffer(2), None, None)
+    for index in (1, 0):
+        group.score(Score(SampleId(1, index), None, "timeout", str(index)))
+    assert group.is_scored
+    assert group.failure == ((1, 1), "reward timeout", "1")
     with pytest.raises(AssertionError):
         group.scored()
-
-
-def test_a_group_is_scored_once_also_when_a_score_comes_twice():
-    """Fails when a group is returned for each of its scores after the last missing one."""
-    buffer = Buffer(1)
-    group = open_group(buffer, None)
-    assert buffer.score([Score(SampleId(1, 0), 1.0, "scored")] * 2) == [group]
 
 
 def test_lengths_are_those_of_the_open_groups_samples():
@@ -127,11 +122,11 @@ def test_lengths_are_those_of_the_open_groups_samples():
     buffer = Buffer(3)
     buffer.open(replace(PROMPT, id=0))
     group = open_group(buffer, 5, None, 0)
-    buffer.remove(0)
-    lengths, is_finished = buffer.lengths()
+    buffer.drop(Failure(SampleId(0, 0), "test", ""))
+    lengths, is_finished = buffer.lengths(since=0)
     assert lengths.tolist() == [5, 3, 0]
     assert is_finished.tolist() == [False, True, False]
-    assert [array.size for array in buffer.lengths(without=[1])] == [0, 0]
+    assert [array.size for array in buffer.lengths(since=2)] == [0, 0]
     assert group.unfinished_lengths == [5, 0]
     assert buffer.open_tokens == 8
 
@@ -182,22 +177,11 @@ def test_a_restored_group_goes_on_as_the_saved_one():
     assert [s.policy_versions for s in again.samples] == [s.policy_versions for s in group.samples]
 
 
-def test_a_score_that_comes_after_its_group_is_closed_is_ignored():
-    """Fails when it becomes the failure of another group."""
-    buffer = Buffer(1)
-    buffer.open(PROMPT)
-    buffer.remove(1)
-    other = buffer.open(replace(PROMPT, id=2))
-    assert buffer.score([Score(SampleId(1, 0), None, "crash")]) == []
-    assert other.failure is None
-
-
 def test_a_group_that_failed_is_restored_as_failed():
     """Fails when a sample without value is read back as one with a value."""
-    buffer = Buffer(2)
-    group = open_group(buffer, None, None)
+    group = open_group(Buffer(2), None, None)
     failed = Score(SampleId(1, 1), None, "crash", "died")
-    buffer.score([failed])
+    group.score(failed)
     again = restored(group)
     assert again.failure == (failed.sample_id, "reward crash", "died")
     assert again.indices(SampleState.scored) == [1]
@@ -226,12 +210,3 @@ def test_a_response_that_the_engine_failed_has_no_reward_also_when_it_is_restore
             "engine nan_logprobs",
             "the engine's log-probabilities are not finite",
         )
-
-
-def test_the_first_of_several_failures_is_the_reason():
-    """Fails when a later one stands for it."""
-    buffer = Buffer(2)
-    group = open_group(buffer, None, None)
-    first, second = (Score(SampleId(1, index), None, "crash", str(index)) for index in (1, 0))
-    buffer.score([first, second])
-    assert group.failure == (first.sample_id, "reward crash", "1")

@@ -1,4 +1,4 @@
-"""Ledger, slots, simulated engines and step statistics, each by itself."""
+"""Slots, fake engines and the metrics of a step, each by itself."""
 
 from __future__ import annotations
 
@@ -7,78 +7,14 @@ from fake_engine import FakeEngines
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_runs import Run, Setup, constant
+from sent_samples import record
 
-from april_rl.rollout.ledger import Ledger, LedgerError, State
+from april_rl.rollout.record import EngineTick
 from april_rl.rollout.requests import Requests
+from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.slots import Slots
-from april_rl.rollout.stats import StepStats
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import SampleId
-
-FINAL = {State.trained, State.rejected, State.dropped}
-
-
-@pytest.mark.parametrize("to", [State.in_flight, State.parked, State.dropped, State.trained])
-def test_a_ledger_refuses_what_cannot_happen(to):
-    """Fails when moves are not checked: nothing is trained, or parked again, that is not ready."""
-    ledger = Ledger()
-    with pytest.raises(LedgerError, match="cannot go from None"):
-        ledger.move(1, to)
-    ledger.open(1)
-    with pytest.raises(LedgerError, match="opened twice"):
-        ledger.open(1)
-    ledger.move(1, State.ready)
-    if to is not State.trained:
-        with pytest.raises(LedgerError, match="cannot go from ready"):
-            ledger.move(1, to)
-        return
-    ledger.move(1, to)
-    with pytest.raises(LedgerError):
-        ledger.move(1, to)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(State))))
-def test_a_ledger_adds_up_after_any_sequence_of_moves(moves):
-    """Fails when a final state is not counted, or a refused move counts."""
-    ledger, opened = Ledger(), 0
-    for prompt_id, state in moves:
-        try:
-            if state is State.in_flight and ledger.state(prompt_id) is None:
-                ledger.open(prompt_id)
-                opened += 1
-            else:
-                ledger.move(prompt_id, state, reason="test")
-        except LedgerError:
-            pass
-        ledger.check(parked=ledger.count(State.parked), ready=ledger.count(State.ready))
-        assert ledger.opened == opened == sum(ledger.count(state) for state in State)
-    read = ledger.metrics().read()
-    assert read["ledger/opened"] == opened
-    assert sum(read[f"ledger/{state.value}"] for state in State) == opened
-    assert sum(ledger.drop_reasons.values()) == ledger.count(State.dropped)
-
-
-def test_a_ledger_moves_only_groups_in_the_given_state():
-    """Fails when a ready prompt is parked with the rest, or resumed."""
-    ledger = Ledger()
-    for prompt_id in range(4):
-        ledger.open(prompt_id)
-    ledger.move(1, State.ready)
-    ledger.move_all(State.in_flight, to=State.parked)
-    assert [ledger.state(prompt_id) for prompt_id in range(2)] == [State.parked, State.ready]
-    ledger.check(parked=3, ready=1)
-    ledger.move_all(State.parked, to=State.in_flight)
-    assert (ledger.count(State.in_flight), ledger.count(State.ready)) == (3, 1)
-    with pytest.raises(AssertionError):
-        ledger.move_all(State.ready, to=State.parked)
-
-
-def test_a_ledger_that_disagrees_with_the_buffer_says_so():
-    ledger = Ledger()
-    ledger.open(0)
-    ledger.move(0, State.parked)
-    with pytest.raises(LedgerError, match="1 prompts are parked in the ledger, 0 in the buffer"):
-        ledger.check(parked=0, ready=0)
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))
@@ -141,18 +77,18 @@ def test_step_statistics_count_what_the_engines_did():
     for _ in range(3):
         resumable = sum(sample.num_tokens > 0 and not sample.is_finished for sample in run.alive)
         collection = run.step()
-        read = collection.stats.metrics(num_needed=4).read() | collection.metrics.read()
+        read = rollout_metrics(collection.record, num_needed=4).read() | collection.metrics.read()
         samples = [s for scored in collection.groups for s in scored.group.samples]
-        assert collection.stats.generated_tokens == run.fakes.generated - generated
+        assert collection.record.generated_tokens == run.fakes.generated - generated
         generated = run.fakes.generated
-        assert collection.stats.finished_samples == len(run.scorer.submitted) - finished
+        assert collection.record.finished_samples == len(run.scorer.submitted) - finished
         finished = len(run.scorer.submitted)
         assert read["rollout/resumed_samples"] <= resumable
         truncated = [sample.num_tokens == 6 for sample in samples]
         assert read["rollout/truncated_frac"] == sum(truncated) / len(truncated)
         assert read["rollout/response_tokens_max"] == max(s.num_tokens for s in samples)
         assert read["rollout/over_sampling_factor"] == 2.0
-        assert read["rollout/parked_tokens"] == run.groups.buffer.open_tokens
+        assert read["rollout/parked_tokens"] == run.buffer.open_tokens
         assert 0 <= read["rollout/occupancy"] <= 1
 
 
@@ -160,11 +96,11 @@ def test_the_expected_length_is_the_running_mean_of_all_responses_that_finished(
     """Fails when those that an abort brings are left out, or only the last part of one counts."""
     run, expected, in_abort = Run(Setup(alpha=2.5, num_engines=2, tick_steps=9)), 1.0, 0
     for _ in range(4):
-        stats = run.step().stats
-        lengths = [each.num_tokens for each in stats.progress if each.is_finished]
+        step = run.step().record
+        lengths = [each.start + each.tokens for each in step.returned if each.is_finished]
         for length in lengths:
             expected += (length - expected) / 20
-        in_abort += len(lengths) - sum(len(each.finished) for each in stats.ticks)
+        in_abort += len(lengths) - sum(len(each.finished) for _, each in step.ticks)
         assert run.collector.save()["dispatch"]["expected_tokens"] == pytest.approx(expected)
     assert in_abort > 0
 
@@ -189,16 +125,19 @@ def test_occupancy_is_slot_time_over_the_time_of_the_rollout():
     16·20 slot-seconds. Fails when engine steps are weighted alike however long they took, or the
     time in which one engine or all of them had nothing to do is left out (0.5).
     """
-    stats = StepStats(num_slots=16, policy_version=0, clock=lambda: 0.0)
-    stats.add_tick(tick(engine_steps=60, slot_steps=480, elapsed_s=6.0), engine=0)
-    stats.add_tick(tick(engine_steps=20, slot_steps=160, elapsed_s=2.0), engine=1)
-    stats.add_tick(tick(engine_steps=10, slot_steps=40, elapsed_s=4.0), engine=0)
-    stats.add_tick(tick(engine_steps=0, slot_steps=0, elapsed_s=0.0), engine=1)
-    stats.time_s = 20.0
-    assert stats.in_flight_mean == pytest.approx(4.0)
-    assert stats.metrics(num_needed=8).read()["rollout/occupancy"] == pytest.approx(0.25)
+    step = record(num_slots=16)
+    step.ticks = [
+        EngineTick(0, tick(engine_steps=60, slot_steps=480, elapsed_s=6.0)),
+        EngineTick(1, tick(engine_steps=20, slot_steps=160, elapsed_s=2.0)),
+        EngineTick(0, tick(engine_steps=10, slot_steps=40, elapsed_s=4.0)),
+        EngineTick(1, tick(engine_steps=0, slot_steps=0, elapsed_s=0.0)),
+    ]
+    step.time_s = 20.0
+    assert step.in_flight_mean == pytest.approx(4.0)
+    read = rollout_metrics(step, num_needed=8).read()
+    assert (read["rollout/occupancy"], read["rollout/engine_s"]) == pytest.approx((0.25, 6.0))
 
 
 def test_a_step_without_engine_work_has_no_requests_in_flight():
     """Fails when a step that only takes ready groups, in no time, divides by it."""
-    assert StepStats(num_slots=4, policy_version=0, clock=lambda: 0.0).in_flight_mean == 0.0
+    assert record(num_slots=4).in_flight_mean == 0.0

@@ -20,7 +20,7 @@ from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.engine_cost import EngineCost, TickWork
 from april_rl.rollout.in_process import SerialEngines, SingleEngine
 from april_rl.rollout.over_sampling import OverSampling
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.record import StepRecord
 from april_rl.rollout.step import StepRules
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Request
@@ -122,16 +122,16 @@ class Slice:
     slot_s: float = 0.0  # Σ over steps of their time times their slots
     occupied_slot_s: float = 0.0
 
-    def add(self, stats: StepStats, *, trained: int) -> None:
+    def add(self, record: StepRecord, *, trained: int) -> None:
         """Add a step."""
-        self.time_s += stats.time_s
-        self.finished += stats.finished_samples
+        self.time_s += record.time_s
+        self.finished += record.finished_samples
         self.trained += trained
-        self.generated += stats.generated_tokens
-        self.reprefill += stats.reprefill_tokens
-        self.controller_s += stats.time_s - stats.waited_s
-        self.slot_s += stats.time_s * stats.num_slots
-        self.occupied_slot_s += stats.time_s * stats.in_flight_mean
+        self.generated += record.generated_tokens
+        self.reprefill += record.reprefill_tokens
+        self.controller_s += record.controller_s
+        self.slot_s += record.time_s * record.num_slots
+        self.occupied_slot_s += record.time_s * record.in_flight_mean
 
     @property
     def occupancy(self) -> float:
@@ -222,5 +222,5 @@ class CollectorMode:
             collection = self._collector.collect(self._version)
             self._version += 1
             if number >= 0:
-                done.add(collection.stats, trained=self._needed)
+                done.add(collection.record, trained=self._needed)
         return done

@@ -52,7 +52,7 @@ def predict(run: RunFiles) -> Prediction | None:
     steps: list[Timeline] = []
 
     def keep(_: int, collection: Collection) -> None:
-        steps.append(timeline_of(collection.stats))
+        steps.append(timeline_of(collection.record))
 
     base = simulate(
         small,

@@ -173,13 +173,13 @@ class Outcome:
 
     def add(self, collection: Collection, *, policy_version: int, parked_tokens: int) -> None:
         """Count one step that collected with `policy_version`."""
-        stats = collection.stats
+        record = collection.record
         self.num_steps += 1
-        self.rollout_s += stats.time_s
-        self.finished_samples += stats.finished_samples
-        self.generated_tokens += stats.generated_tokens
-        self.reprefill_tokens += stats.reprefill_tokens
-        self.rejected_groups += stats.rejected_groups
+        self.rollout_s += record.time_s
+        self.finished_samples += record.finished_samples
+        self.generated_tokens += record.generated_tokens
+        self.reprefill_tokens += record.reprefill_tokens
+        self.rejected_groups += record.groups.lost.rejected
         self.peak_parked_tokens = max(self.peak_parked_tokens, parked_tokens)
         self.group_lengths.append(
             [fmean(s.num_tokens for s in scored.group.samples) for scored in collection.groups]
@@ -215,9 +215,9 @@ def simulate(
             continue
         outcome.add(collection, policy_version=version, parked_tokens=run.parked_tokens)
         outcome.rest_s += scenario.rest_s
-        stats = collection.stats
-        outcome.slot_s += stats.num_slots * stats.time_s
-        outcome.busy_slot_s += stats.in_flight_mean * stats.time_s
+        record = collection.record
+        outcome.slot_s += record.num_slots * record.time_s
+        outcome.busy_slot_s += record.in_flight_mean * record.time_s
     outcome.peak_kv_tokens = run.peak_kv_tokens
     return outcome
 

@@ -20,7 +20,7 @@ from april_rl.lab.tuning.evidence import Evidence
 from april_rl.lab.tuning.prediction import Comparison, Prediction
 from april_rl.rollout.codec import Plain
 from april_rl.rollout.over_sampling import LARGEST_FACTOR, largest_factor
-from april_rl.rollout.stats import StepStats
+from april_rl.rollout.record import StepRecord
 
 _GRID = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, LARGEST_FACTOR)
 _STRIDE = 2  # grid points to a neighbour; a short simulation may miss the gain of a single one
@@ -84,10 +84,10 @@ class AutoFactor:
         self._num_broken = 0  # consecutive comparisons that found a budget broken
         self._has_failed = self._has_warned = False
 
-    def observe(self, stats: StepStats, *, num_groups: int) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Record a step, and submit a comparison when one is due."""
-        self._evidence.observe(stats, num_groups=num_groups)
-        self._steps += stats.engine_steps > 0
+        self._evidence.observe(record)
+        self._steps += any(tick.engine_steps for _, tick in record.ticks)
         is_due = self._steps >= self._rest and self._pending is None and not self._has_failed
         if not (is_due and self._evidence.suffices):
             return

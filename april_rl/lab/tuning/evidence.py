@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
+from statistics import fmean
+from typing import NamedTuple
 
 from april_rl.lab.simulator.length_distributions import finished_lengths
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.prediction import Comparison
 from april_rl.rollout.codec import Plain
 from april_rl.rollout.engine_cost import MIN_TICKS, EngineCost, TickWork, fit_cost
-from april_rl.rollout.stats import Progress, StepStats
+from april_rl.rollout.record import StepRecord
 from april_rl.types import SampleId
 
 _WINDOW_STEPS = 12  # older steps say little, because the policy has changed
 _TICKS_PER_STEP = 32  # kept per step, evenly spread
 # Until the cost of a sample is known it counts as free, so that a larger batch is tried.
 _ANY_COST = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
+
+
+class _Length(NamedTuple):
+    """The length of a response, as far as it is known."""
+
+    tokens: int
+    is_finished: bool  # false: it is at least so long
 
 
 class Evidence:
@@ -30,28 +39,30 @@ class Evidence:
     def __init__(self, settings: Scenario, *, refill: bool) -> None:
         """Start with the settings of the run, and without lengths and cost."""
         self._settings, self._refill = settings, refill
-        self._samples: dict[SampleId, Progress] = {}
+        self._samples: dict[SampleId, _Length] = {}
         # By number of slots: a run that stays with one α keeps the cost of other batch sizes.
         self._ticks: dict[int, list[TickWork]] = {}
         self._trained, self._rejected = 0.0, 0.0  # groups, older ones with less weight
         self._prompt_tokens = 1.0  # mean of the last step
 
-    def observe(self, stats: StepStats, *, num_groups: int) -> None:
-        """Record a step that trains `num_groups`."""
+    def observe(self, record: StepRecord) -> None:
+        """Learn from a step."""
         decay = 1 - 1 / _WINDOW_STEPS
-        self._trained = decay * self._trained + num_groups
-        self._rejected = decay * self._rejected + stats.rejected_groups
-        if stats.progress:
-            self._prompt_tokens = stats.prompt_tokens / len(stats.progress)
-            self._samples.update((each.sample_id, each) for each in stats.progress)
+        self._trained = decay * self._trained + len(record.groups.trained)
+        self._rejected = decay * self._rejected + record.groups.lost.rejected
+        if record.returned:
+            self._prompt_tokens = fmean(each.prompt_tokens for each in record.returned)
+            for each in record.returned:
+                length = _Length(each.start + each.tokens, each.is_finished)
+                self._samples[each.sample_id] = length
             prompt_ids = sorted({sample_id.prompt_id for sample_id in self._samples})
             first = prompt_ids[-_WINDOW_STEPS * self._settings.num_groups :][0]
             self._samples = {k: v for k, v in self._samples.items() if k.prompt_id >= first}
-        ticks = [tick for tick in stats.ticks if tick.engine_steps]
+        ticks = [tick for _, tick in record.ticks if tick.engine_steps]
         if ticks:
             latest = map(TickWork.of, ticks[:: -(-len(ticks) // _TICKS_PER_STEP)])
-            known = [*self._ticks.get(stats.num_slots, []), *latest]
-            self._ticks[stats.num_slots] = known[-_WINDOW_STEPS * _TICKS_PER_STEP :]
+            known = [*self._ticks.get(record.num_slots, []), *latest]
+            self._ticks[record.num_slots] = known[-_WINDOW_STEPS * _TICKS_PER_STEP :]
 
     @property
     def suffices(self) -> bool:
@@ -71,7 +82,7 @@ class Evidence:
         """Return a comparison of `factors` on the current run; `seed` draws the unknown lengths."""
         cost = fit_cost(self._all_ticks()) if self.is_cost_known else _ANY_COST
         lengths = finished_lengths(
-            [each.num_tokens for each in self._samples.values()],
+            [each.tokens for each in self._samples.values()],
             [each.is_finished for each in self._samples.values()],
             rng=Random(seed),
         )
@@ -94,7 +105,7 @@ class Evidence:
     def save(self) -> Plain:
         """Return the windows as plain data."""
         return {
-            "samples": [[*who, n, is_finished] for who, n, is_finished in self._samples.values()],
+            "samples": [[*who, *length] for who, length in self._samples.items()],
             "ticks": [[slots, list(map(list, ticks))] for slots, ticks in self._ticks.items()],
             "groups": [self._trained, self._rejected],
             "prompt_tokens": self._prompt_tokens,
@@ -103,8 +114,7 @@ class Evidence:
     def restore(self, state: Plain) -> None:
         """Continue from what `save` returned."""
         for prompt_id, index, tokens, is_finished in state["samples"]:
-            sample_id = SampleId(prompt_id, index)
-            self._samples[sample_id] = Progress(sample_id, tokens, is_finished)
+            self._samples[SampleId(prompt_id, index)] = _Length(tokens, is_finished)
         self._ticks = {
             slots: [TickWork(*tick) for tick in ticks] for slots, ticks in state["ticks"]
         }

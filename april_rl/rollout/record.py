@@ -1,0 +1,189 @@
+"""What happened in one step's rollout. A step writes this and nothing else; metrics, the timeline,
+length bias and what `auto` learns from are functions of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from april_rl.rollout.open_group import OpenGroup
+from april_rl.rollout.stop_rule import Lost
+from april_rl.rollout.ticks import Tick
+from april_rl.types import ENGINE_FAULTS, Completion, FinishReason, SampleId, ScoredGroup
+
+
+class GroupState(Enum):
+    """The state of a group. The first three are live, the others final."""
+
+    in_flight = "in_flight"  # being generated or scored in this step
+    parked = "parked"  # outlived its step: unfinished, or finished and not yet scored
+    ready = "ready"  # complete and scored, waiting to be trained
+    trained = "trained"
+    rejected = "rejected"  # no signal
+    dropped = "dropped"  # a reward or an engine failed
+
+
+class Settled(NamedTuple):
+    """A group that all scores are known of."""
+
+    prompt_id: int
+    state: GroupState  # ready, rejected or dropped
+    lengths: Sequence[int]  # response tokens [G]
+    rewards: Sequence[float]  # [G]; empty if dropped
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupEvents:
+    """What became of groups since a step last trained some: also between two steps, and in a step
+    that was interrupted.
+    """
+
+    opened: list[int] = field(default_factory=list)  # prompt ids, increasing
+    settled: list[Settled] = field(default_factory=list)
+    lost: Lost = field(default_factory=Lost)  # of `settled`, counted for the stop rule
+    trained: Sequence[ScoredGroup] = ()
+
+
+class Sent(NamedTuple):
+    """The samples that went to an engine with one of its ticks, as prompt id and index."""
+
+    engine: int
+    slots: int  # requests that the engine computes together
+    at_s: float
+    sample_ids: Sequence[SampleId]
+
+
+class EngineTick(NamedTuple):
+    """A tick and its engine."""
+
+    engine: int
+    tick: Tick
+
+
+class Returned(NamedTuple):
+    """A sample that came back from an engine where it had a slot."""
+
+    sample_id: SampleId
+    at_s: float
+    prompt_tokens: int
+    start: int  # response tokens that it had before
+    tokens: int  # response tokens generated in this step
+    age: int  # steps since its first token
+    finish_reason: FinishReason | None  # None: aborted
+    is_kept: bool  # it went on with the KV cache that it had
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether the response is complete."""
+        return self.finish_reason is not None and self.finish_reason not in ENGINE_FAULTS
+
+
+class Wait(NamedTuple):
+    """A time in which the controller had nothing to do."""
+
+    what: Literal["ticks", "scores", "abort"]
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """The events of one step's rollout, each kind in order; times are seconds since it began."""
+
+    policy_version: int
+    num_slots: int  # C
+    clock: Callable[[], float]
+    sent: list[Sent] = field(default_factory=list)
+    ticks: list[EngineTick] = field(default_factory=list)
+    returned: list[Returned] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    stop_s: float = 0.0  # from the end of generation until everything unfinished is parked
+    time_s: float = 0.0  # of the whole rollout
+    groups: GroupEvents = field(default_factory=GroupEvents)  # known at the end
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    @property
+    def now_s(self) -> float:
+        """Return the seconds since the rollout began."""
+        return self.clock() - self._began
+
+    @contextmanager
+    def waiting(self, what: Literal["ticks", "scores", "abort"]) -> Iterator[None]:
+        """Record the time in the context as a wait, also when it ends with an error."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.waits.append(Wait(what, self.clock() - began))
+
+    def send(self, engine: int, *, slots: int, sample_ids: Sequence[SampleId]) -> None:
+        """Record that these samples go to `engine` now."""
+        self.sent.append(Sent(engine, slots, self.now_s, sample_ids))
+
+    def take_back(self, group: OpenGroup, completion: Completion) -> None:
+        """Record that a sample of `group`, which has the completion already, comes back now; one
+        that never had a slot is left out.
+        """
+        num_tokens = len(completion.token_ids)
+        if not num_tokens and completion.finish_reason is None:
+            return
+        first = group.completions[completion.sample_id.index][0]
+        self.returned.append(
+            Returned(
+                sample_id=completion.sample_id,
+                at_s=self.now_s,
+                prompt_tokens=len(group.prompt.token_ids),
+                start=completion.start,
+                tokens=num_tokens,
+                age=completion.policy_version - first.policy_version,
+                finish_reason=completion.finish_reason,
+                is_kept=completion.is_kept,
+            )
+        )
+
+    def end(self, groups: GroupEvents) -> None:
+        """Record what became of groups, and that the rollout ends now."""
+        self.groups = groups
+        self.time_s = self.now_s
+
+    def waited_s(self, what: Literal["ticks", "scores", "abort"]) -> float:
+        """Return the seconds of these waits."""
+        return sum(wait.seconds for wait in self.waits if wait.what == what)
+
+    @property
+    def controller_s(self) -> float:
+        """Return the seconds of the controller's own work."""
+        return self.time_s - sum(wait.seconds for wait in self.waits)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Return the response tokens of this step, those that are parked included."""
+        return sum(each.tokens for each in self.returned)
+
+    @property
+    def finished_samples(self) -> int:
+        """Return how many responses became complete."""
+        return sum(each.is_finished for each in self.returned)
+
+    @property
+    def reprefill_tokens(self) -> int:
+        """Return the tokens that engines computed again because samples were resumed."""
+        resumed = (each for each in self.returned if each.start and not each.is_kept)
+        return sum(each.prompt_tokens + each.start for each in resumed)
+
+    @property
+    def in_flight_mean(self) -> float:
+        """Return the requests in a slot, over all engines, averaged over the whole rollout: slots
+        are empty while an engine has nothing to do, scores are awaited or the step stops. The last
+        tick of each engine, which ends in the abort, counts as that.
+        """
+        slot_s = sum(
+            tick.elapsed_s * tick.slot_steps / max(tick.engine_steps, 1) for _, tick in self.ticks
+        )
+        return slot_s / self.time_s if self.time_s else 0.0

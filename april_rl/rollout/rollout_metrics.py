@@ -1,0 +1,69 @@
+"""`rollout/*`: metrics of one step's rollout."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from april_rl.metrics import Histogram, Max, Metric, Metrics, Sum
+from april_rl.rollout.record import StepRecord
+from april_rl.types import ScoredGroup
+
+
+def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
+    """Return `rollout/*` and its times; `num_needed` is N·G, the samples that a step needs."""
+    resumed = [each for each in record.returned if each.start]
+    ticks = [tick for _, tick in record.ticks]
+    worked_s: defaultdict[int, float] = defaultdict(float)
+    for engine, tick in record.ticks:
+        worked_s[engine] += tick.elapsed_s
+    lost = record.groups.lost
+    return Metrics(
+        {
+            "rollout/time_s": Sum(record.time_s),
+            "time/rollout_s": Sum(record.time_s),
+            "time/score_s": Sum(record.waited_s("scores")),
+            "rollout/controller_s": Sum(record.controller_s),
+            "rollout/abort_s": Sum(record.waited_s("abort")),
+            "rollout/stop_s": Sum(record.stop_s),
+            "rollout/generated_tokens_per_s": record.generated_tokens / record.time_s,
+            "rollout/finished_samples_per_s": record.finished_samples / record.time_s,
+            "rollout/in_flight_mean": record.in_flight_mean,
+            "rollout/occupancy": record.in_flight_mean / record.num_slots,
+            "rollout/resumed_samples": Sum(len(resumed)),
+            "rollout/kept_samples": Sum(sum(each.is_kept for each in resumed)),
+            "rollout/reprefill_tokens": Sum(record.reprefill_tokens),
+            "rollout/preempted_samples": Sum(sum(tick.preempted_samples for tick in ticks)),
+            "rollout/preempted_tokens": Sum(sum(tick.preempted_tokens for tick in ticks)),
+            "rollout/kv_cache_frac": Max(max((tick.kv_cache_frac for tick in ticks), default=0.0)),
+            "rollout/failed_attempts": Sum(sum(tick.failed_attempts for tick in ticks)),
+            "rollout/rejected_groups": Sum(lost.rejected),
+            "rollout/dropped_groups": Sum(lost.dropped),
+            "rollout/over_sampling_factor": record.num_slots / num_needed,
+            **_of_trained(record.groups.trained),
+            "rollout/engine_s": sum(worked_s.values()) / max(1, len(worked_s)),
+        }
+    )
+
+
+def _of_trained(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
+    """Return the lengths of the groups that the step trains."""
+    if not groups:
+        return {}
+    samples = [sample for scored in groups for sample in scored.group.samples]
+    lengths = np.array([sample.num_tokens for sample in samples], np.int64)
+    truncated = sum(sample.finish_reason == "length" for sample in samples)
+    prompt_tokens = [len(scored.group.prompt.token_ids) for scored in groups]
+    p50, p95, p99 = np.percentile(lengths, (50, 95, 99))
+    return {
+        "rollout/truncated_frac": truncated / len(lengths),
+        "rollout/response_tokens_mean": float(lengths.mean()),
+        "rollout/response_tokens_p50": float(p50),
+        "rollout/response_tokens_p95": float(p95),
+        "rollout/response_tokens_p99": float(p99),
+        "rollout/response_tokens_max": float(lengths.max()),
+        "rollout/prompt_tokens_mean": float(np.mean(prompt_tokens)),
+        "histogram/response_tokens": Histogram.of(lengths),
+    }
