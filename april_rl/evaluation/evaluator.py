@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,10 +12,14 @@ import numpy as np
 
 from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
 from april_rl.metrics import Metrics
+from april_rl.rollout.buffer import Buffer
+from april_rl.rollout.dispatch import Dispatch, ExpectedLength, RequestRules
 from april_rl.rollout.engine_cost import TickWork
+from april_rl.rollout.groups import Groups
 from april_rl.rollout.ports import Engines, Scorer
-from april_rl.rollout.requests import Requests
-from april_rl.types import Completion, Prompt, Sample, SampleId, Sampling
+from april_rl.rollout.record import StepRecord
+from april_rl.rollout.step import Step, StepRules
+from april_rl.types import Prompt, Sampling, ScoredGroup
 
 
 class CountingScorer(Scorer, Protocol):
@@ -26,7 +30,9 @@ class CountingScorer(Scorer, Protocol):
 
 
 class Evaluator:
-    """Samples k responses to every prompt of a held-out set and scores them."""
+    """Samples k responses to every prompt of a held-out set and scores them, as a step does that
+    trains all prompts of the set.
+    """
 
     def __init__(
         self,
@@ -47,116 +53,106 @@ class Evaluator:
         """
         self._engines, self._scorer = engines, scorer
         self._temperature = temperature
-        self._slots = -(-num_slots // engines.num_engines)
+        self._num_slots = num_slots
         self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
         self._seed = seed
-        self.work: list[
-            TickWork
-        ] = []  # of every tick so far, from which an engine's cost is fitted
+        self.work: list[TickWork] = []  # of every tick, from which an engine's cost is fitted
 
     def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> Outcome:
-        """Return every response with its reward; call `on_progress` with the number of finished
-        samples.
+        """Return every response with its reward; call `on_progress` with the number of samples of
+        complete and scored groups.
 
         Seeds are the same every time, so two evaluations differ by the policy alone. Where the
         reward or the engine failed, it is NaN; the scorer's other counts are in the result, not
         in the next training step. Raises EvaluationError when samples are missing.
         """
-        # Negative ids, so that no held-out prompt is mistaken for a training prompt.
-        prompts = {-1 - i: replace(prompt, id=-1 - i) for i, prompt in enumerate(held_out.prompts)}
-        samples = self._generate(held_out, prompts, on_progress)
-        _check_whole(held_out, samples)
-        for sample in samples:
-            self._scorer.submit(sample, group_size=held_out.sampling.num_samples)
-        failed = {sample.id for sample in samples if sample.is_failed}
-        rewards = np.full((len(prompts), held_out.sampling.num_samples), math.nan)
-        for score in self._scorer.collect(None):
-            if score.value is not None and score.sample_id not in failed:
-                row, column = -1 - score.sample_id.prompt_id, score.sample_id.index
-                parts = dict(score.parts)  # empty with a single reward function
-                rewards[row, column] = parts[held_out.function] if parts else score.value
+        groups = self._groups(held_out, on_progress)
+        _check_whole(held_out, groups)
+        rewards = [_deciding_rewards(scored, held_out.function) for scored in groups]
         return Outcome(
             held_out=held_out,
-            samples=tuple(samples),
-            rewards=rewards,
+            samples=tuple(sample for scored in groups for sample in scored.group.samples),
+            rewards=np.array(rewards).reshape(-1, held_out.sampling.num_samples),
             counts=self._scorer.metrics(),
         )
 
-    def _generate(
-        self, held_out: HeldOut, prompts: dict[int, Prompt], on_progress: Callable[[int], None]
-    ) -> list[Sample]:
-        waiting = deque(
-            SampleId(prompt_id, index)
-            for prompt_id in prompts
-            for index in range(held_out.sampling.num_samples)
+    def _groups(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> list[ScoredGroup]:
+        """Return a group for each prompt, in the order of the set."""
+        # Negative ids, so that no held-out prompt is mistaken for a training prompt.
+        prompts = [replace(prompt, id=-1 - i) for i, prompt in enumerate(held_out.prompts)]
+        group_size = held_out.sampling.num_samples
+        rules = StepRules(
+            num_groups=len(prompts),
+            group_size=group_size,
+            refill=True,
+            max_staleness=0,
+            finish_stale=False,
+            max_rejected_groups=0,
+            requests=self._request_rules(held_out),
+            abort_timeout_s=self._tick_timeout_s,
+            tick_timeout_s=self._tick_timeout_s,
+            deterministic=False,  # nothing depends on when a score comes
         )
-        blank = self._blank_requests(held_out)
-        samples: list[Sample] = []
-        for completion in self._completions(waiting, prompts, blank):
-            prompt_id, index = completion.sample_id
-            sample = Sample(prompt=prompts[prompt_id], index=index, completions=(completion,))
-            samples.append(sample)
-            on_progress(len(samples))
-        return sorted(samples, key=lambda sample: (-sample.prompt.id, sample.index))
+        record = StepRecord(policy_version=0, num_slots=self._num_slots, clock=time.perf_counter)
+        dispatch = Dispatch(self._engines, rules.requests, ExpectedLength(), record)
+        buffer = Buffer(group_size)
+        step = Step(
+            rules,
+            record,
+            dispatch=dispatch,
+            buffer=buffer,
+            groups=Groups(buffer, self._scorer, keep=lambda _: True, failed=math.nan),
+            scorer=self._scorer,
+            prompts=_InOrder(prompts),
+            may_open=True,
+        )
+        step.generate(lambda num_ready, _: on_progress(group_size * num_ready))
+        while not dispatch.is_idle:  # no abort, which would release what is parked for training
+            dispatch.wait(self._tick_timeout_s)
+        self.work += [TickWork.of(tick) for _, tick in record.ticks]
+        return sorted(buffer.ready_groups(), key=lambda scored: -scored.group.prompt.id)
 
-    def _completions(
-        self, waiting: deque[SampleId], prompts: dict[int, Prompt], blank: Requests
-    ) -> Iterable[Completion]:
-        """Yield all completions; each engine gets as many requests as it has slots."""
-        room = [self._slots] * self._engines.num_engines
-        while waiting or min(room) < self._slots:
-            for engine, free in enumerate(room):
-                taken = [waiting.popleft() for _ in range(min(free, len(waiting)))]
-                room[engine] -= len(taken)
-                if room[engine] < self._slots:
-                    self._engines.launch(
-                        engine,
-                        _requests(taken, prompts, blank),
-                        slots=self._slots,
-                        max_steps=self._tick_steps,
-                    )
-            busy = sum(free < self._slots for free in room)
-            while busy:
-                for engine, tick in self._engines.wait(self._tick_timeout_s):
-                    busy -= 1
-                    self.work.append(TickWork.of(tick))
-                    room[engine] += len(tick.finished)
-                    yield from tick.finished
-
-    def _blank_requests(self, held_out: HeldOut) -> Requests:
-        """Return a request batch with what all requests of a set have in common."""
+    def _request_rules(self, held_out: HeldOut) -> RequestRules:
         chosen = held_out.sampling
         is_as_in_training = chosen.temperature == self._temperature and chosen.top_p == 1
-        return Requests(
+        return RequestRules(
+            tick_steps=self._tick_steps,
             max_response_tokens=chosen.max_response_tokens,
-            run_seed=self._seed,
+            seed=self._seed,
             sampling=None if is_as_in_training else Sampling(chosen.temperature, chosen.top_p),
         )
 
 
-def _requests(
-    sample_ids: Sequence[SampleId], prompts: Mapping[int, Prompt], blank: Requests
-) -> Requests:
-    """Return the requests of samples without tokens; `prompts` by id."""
-    return blank._replace(
-        prompt_ids=[prompt_id for prompt_id, _ in sample_ids],
-        indices=[index for _, index in sample_ids],
-        prompt_token_ids=[prompts[prompt_id].token_ids for prompt_id, _ in sample_ids],
-        parts=[()] * len(sample_ids),
-    )
+class _InOrder:
+    """The prompts of a set, each once."""
+
+    def __init__(self, prompts: Iterable[Prompt]) -> None:
+        self._prompts = iter(prompts)
+
+    def take(self) -> Prompt:
+        """Return the next prompt."""
+        return next(self._prompts)
 
 
-def _check_whole(held_out: HeldOut, samples: Sequence[Sample]) -> None:
-    """Raise EvaluationError unless every prompt has its k finished samples.
+def _deciding_rewards(scored: ScoredGroup, function: str) -> list[float]:
+    """Return the rewards of a group [k] by the function that decides, NaN for failed samples."""
+    if not scored.parts:  # there is a single reward function
+        return list(scored.rewards)
+    return [
+        reward if math.isnan(reward) else dict(parts)[function]
+        for reward, parts in zip(scored.rewards, scored.parts, strict=True)
+    ]
 
-    A missing sample would count as wrong and lower the figure.
+
+def _check_whole(held_out: HeldOut, groups: list[ScoredGroup]) -> None:
+    """Raise EvaluationError unless every prompt has its samples: a missing one would count as wrong
+    and lower the figure.
     """
-    wanted = held_out.sampling.num_samples
-    finished = Counter(sample.id for sample in samples if sample.is_finished)
+    whole = {scored.group.prompt.id for scored in groups}
     for place, prompt in enumerate(held_out.prompts):
-        found = [finished[SampleId(-1 - place, index)] for index in range(wanted)]
-        if found != [1] * wanted:
+        if -1 - place not in whole:
             raise EvaluationError(
-                f"evaluation.sets.{held_out.name}: the engines gave {sum(found)} of {wanted} "
-                f"samples of the prompt at {prompt.source}; the set is not evaluated"
+                f"evaluation.sets.{held_out.name}: the engines did not give all "
+                f"{held_out.sampling.num_samples} samples of the prompt at {prompt.source}; the "
+                "set is not evaluated"
             )

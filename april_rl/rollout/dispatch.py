@@ -14,7 +14,7 @@ from april_rl.rollout.record import StepRecord
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.ticks import Tick
-from april_rl.types import Completion, SampleId
+from april_rl.types import Completion, SampleId, Sampling
 
 # Two ticks are under way on each engine: one runs while the controller prepares the next, so that
 # engines do not wait for the controller.
@@ -61,6 +61,7 @@ class RequestRules:
     tick_steps: int  # engine steps per tick
     max_response_tokens: int  # budget of a sample over all its requests
     seed: int  # of the run
+    sampling: Sampling | None = None  # None: the engines' own
 
 
 class Dispatch:
@@ -96,6 +97,11 @@ class Dispatch:
     def is_idle(self) -> bool:
         """Return whether no tick is under way."""
         return not any(self._ticks)
+
+    @property
+    def num_engines(self) -> int:
+        """Return how many engines there are."""
+        return self._engines.num_engines
 
     @property
     def num_waiting(self) -> int:
@@ -196,6 +202,7 @@ class Dispatch:
                 tuple(completion.token_ids for completion in group.completions[index])
                 for group, index in samples
             ],
+            sampling=self._rules.sampling,
         )
 
     def wait(self, timeout_s: float) -> list[tuple[int, Tick]]:

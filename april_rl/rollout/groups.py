@@ -15,12 +15,20 @@ class Groups:
     """What happens to the groups of a buffer between their opening and their training."""
 
     def __init__(
-        self, buffer: Buffer, scorer: Scorer, *, keep: Callable[[ScoredGroup], bool]
+        self,
+        buffer: Buffer,
+        scorer: Scorer,
+        *,
+        keep: Callable[[ScoredGroup], bool],
+        failed: float | None = None,
     ) -> None:
-        """`keep` is the filter: True for groups that are worth training."""
+        """`keep` is the filter: True for groups that are worth training. `failed` is the reward of
+        samples that their engine or their reward failed; None: their group is dropped.
+        """
         self._buffer = buffer
         self._scorer = scorer
         self._keep = keep
+        self._failed = failed
         self._unscored: deque[Sample] = deque()  # finished, not yet sent to the scorer
 
     def resume(self) -> list[OpenGroup]:
@@ -112,10 +120,10 @@ class Groups:
 
     def _settle(self, group: OpenGroup) -> bool:
         """Make a scored group ready, reject it or drop it; return whether it is ready."""
-        if group.failure is not None:
+        if group.failure is not None and self._failed is None:
             self._buffer.drop(group.failure)
             return False
-        scored = group.scored()
+        scored = group.scored(failed=self._failed)
         is_kept = self._keep(scored)
         if is_kept:
             self._buffer.make_ready(scored)

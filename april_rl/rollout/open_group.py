@@ -181,17 +181,20 @@ class OpenGroup:
         if self.failure is None and score.value is None:
             self.failure = Failure(score.sample_id, f"reward {score.outcome}", score.message)
 
-    def scored(self) -> ScoredGroup:
-        """Return the group as a value, once every sample is scored and has a reward."""
+    def scored(self, *, failed: float | None = None) -> ScoredGroup:
+        """Return the group as a value, once every sample is scored. `failed` is the reward of
+        samples that their engine or their reward failed; None: there are none.
+        """
+        group = Group(prompt=self.prompt, samples=tuple(self.samples))
         scores = [score for score in self.scores if score is not None]
-        rewards = tuple(score.value for score in scores if score.value is not None)
-        assert len(rewards) == len(self.scores), self.prompt.id
+        values = [
+            failed if sample.is_failed or score.value is None else score.value
+            for sample, score in zip(group.samples, scores, strict=True)
+        ]
+        rewards = tuple(value for value in values if value is not None)
+        assert len(rewards) == len(values), self.prompt.id
         parts = tuple(score.parts for score in scores)
-        return ScoredGroup(
-            group=Group(prompt=self.prompt, samples=tuple(self.samples)),
-            rewards=rewards,
-            parts=parts if any(parts) else (),
-        )
+        return ScoredGroup(group=group, rewards=rewards, parts=parts if any(parts) else ())
 
     @classmethod
     def restored(

@@ -16,6 +16,8 @@ from april_rl.types import Completion, Score
 
 # With fewer, long groups wait in so many places that slots stay empty (docs/experiments.md).
 _FEWEST_LIVE, _FEWEST_LIVE_BATCHES = 40, 3
+# In a row and per engine. Two are under way on each when a sample is sent.
+_MANY_IDLE_TICKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class Step:
         # Samples that the step may still start; a lost group gives its samples back.
         self._allowance = math.inf if rules.refill else record.num_slots
         self._generated_tokens = 0
+        self._num_idle_ticks = 0  # since an engine computed something
 
     def generate(self, on_progress: Callable[[int, float], None] | None) -> None:
         """Generate and score until there are enough groups or nothing is left to do. Call
@@ -88,7 +91,7 @@ class Step:
         self._resume()
         while not self._is_enough():
             self._launch()
-            if not self._dispatch.is_idle:
+            if not (self._dispatch.is_idle or self._has_lost_samples):
                 self._advance()
             elif not (self._await_scores() or self._start_more()):
                 break
@@ -171,6 +174,7 @@ class Step:
         with self._record.waiting("ticks"):
             ticks = self._dispatch.wait(self._rules.tick_timeout_s)
         for engine, tick in ticks:
+            self._num_idle_ticks = 0 if tick.engine_steps else self._num_idle_ticks + 1
             self._record.ticks.append(EngineTick(engine, tick))
             self._extend(tick.finished, engine=engine)
         self._groups.send_to_scorer()
@@ -185,6 +189,13 @@ class Step:
             self._record.take_back(group, completion)
             self._dispatch.take_back(group, completion)
             self._generated_tokens += len(completion.token_ids)
+
+    @property
+    def _has_lost_samples(self) -> bool:
+        """Return whether every engine said again and again that it has nothing to compute, although
+        it has not given back all samples. They are parked at the end of the step.
+        """
+        return self._num_idle_ticks >= _MANY_IDLE_TICKS * self._dispatch.num_engines
 
     def _await_scores(self) -> bool:
         """Wait for scores when nothing is left to generate; return False when none is missing."""
@@ -201,7 +212,7 @@ class Step:
         """
         self._allowance += self._rules.group_size
         self._open_until(1)
-        return self._dispatch.num_waiting > 0
+        return self._dispatch.num_waiting > 0 and not self._has_lost_samples
 
     def _known_scores(self, *, wait_s: float) -> list[Score]:
         """Return what the scorer knows after `wait_s`; with `deterministic`, everything
