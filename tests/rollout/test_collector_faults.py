@@ -23,8 +23,8 @@ from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.record import GroupState
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.stop_rule import NoSignalError
-from april_rl.rollout.ticks import Completions, Tick
-from april_rl.types import Completion, Sample, SampleId, Score
+from april_rl.rollout.ticks import Tick
+from april_rl.types import Completion, Sample, Score
 
 
 class FaultyEngines(FakeEngines):
@@ -158,34 +158,6 @@ def test_a_sample_that_an_engine_loses_ends_the_run_by_name():
     engines.loses_samples = True
     with pytest.raises(LedgerError, match="did not give back samples"):
         run.step()
-
-
-class ForgetfulEngines(FakeEngines):
-    """Engines that finish the first sample and never say so."""
-
-    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
-        return [
-            (engine, replace(tick, finished=Completions(map(_but_the_first, tick.finished))))
-            for engine, tick in super().wait(timeout_s, gather_s=gather_s)
-        ]
-
-
-def _but_the_first(completion: Completion) -> Completion:
-    is_first = completion.sample_id == SampleId(0, 0)
-    return replace(completion, start=99) if is_first else completion
-
-
-@pytest.mark.parametrize("num_engines", [1, 2])
-@pytest.mark.parametrize("refill", [True, False])
-def test_a_step_does_not_wait_for_ever_for_a_sample_that_its_engine_forgot(refill, num_engines):
-    """Nothing else is left to do. Fails when it asks engines for ever that have no work."""
-    setup = Setup(
-        **{"num_groups": 1, "group_size": 1, "alpha": 1.0, "max_staleness": 1},
-        **{"refill": refill, "num_engines": num_engines, "delay": 9},
-    )
-    engines = ForgetfulEngines(setup.length_of, num_engines=num_engines, budget=setup.budget)
-    with pytest.raises(LedgerError, match=r"did not give back samples \[.*prompt_id=0, index=0"):
-        Run(setup, engines).step()
 
 
 @pytest.mark.parametrize("refill", [True, False])

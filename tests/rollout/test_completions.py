@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_engine import FakeEngines
 from light_samples import completion
+from rollout_runs import Run, Setup
 from sent_samples import Sent
 
 from april_rl.rollout.buffer import LedgerError
 from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.record import GroupState
-from april_rl.types import SampleId, Score
+from april_rl.rollout.ticks import Completions, Tick
+from april_rl.types import Completion, SampleId, Score
 
 WAITING, RUNNING, PARKED = SampleState.waiting, SampleState.running, SampleState.parked
 
@@ -86,3 +89,31 @@ def test_resumed_samples_and_their_prefilled_tokens_are_counted():
     assert sent.extend(completion(1, start=5, num_tokens=1, version=3), engine=1)
     [back] = sent.record.returned
     assert (back.start, back.age, sent.record.reprefill_tokens) == (5, 2, 2 + 5)
+
+
+class ForgetfulEngines(FakeEngines):
+    """Engines that finish the first sample and never say so."""
+
+    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
+        return [
+            (engine, replace(tick, finished=Completions(map(_but_the_first, tick.finished))))
+            for engine, tick in super().wait(timeout_s, gather_s=gather_s)
+        ]
+
+
+def _but_the_first(completion: Completion) -> Completion:
+    is_first = completion.sample_id == SampleId(0, 0)
+    return replace(completion, start=99) if is_first else completion
+
+
+@pytest.mark.parametrize("num_engines", [1, 2])
+@pytest.mark.parametrize("refill", [True, False])
+def test_a_step_does_not_wait_for_ever_for_a_sample_that_its_engine_forgot(refill, num_engines):
+    """Nothing else is left to do. Fails when it asks engines for ever that have no work."""
+    setup = Setup(
+        **{"num_groups": 1, "group_size": 1, "alpha": 1.0, "max_staleness": 1},
+        **{"refill": refill, "num_engines": num_engines, "delay": 9},
+    )
+    engines = ForgetfulEngines(setup.length_of, num_engines=num_engines, budget=setup.budget)
+    with pytest.raises(LedgerError, match=r"did not give back samples \[.*prompt_id=0, index=0"):
+        Run(setup, engines).step()
