@@ -8,7 +8,6 @@ itself: every `recipes/**/*.yaml` is registered in the ConfigStore under the gro
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from yaml import YAMLError
 
 from april_rl.config.schema import TrainConfig
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
-from april_rl.config.wrong_settings import explained, unknown_setting
+from april_rl.config.wrong_settings import explained
 from april_rl.errors import RunError
 
 # Mappings whose names the user gives, and the type of each entry.
@@ -192,7 +191,6 @@ def to_config(composed: DictConfig) -> TrainConfig:
 
 
 def _checked(composed: DictConfig) -> TrainConfig:
-    _refuse_unknown(composed, _schema())
     missing = sorted(OmegaConf.missing_keys(composed))
     if "data.path" in missing and composed.data.sources:
         missing.remove("data.path")
@@ -236,44 +234,3 @@ def _plain(composed: DictConfig) -> DictConfig:
     if plain.data.sources and OmegaConf.is_missing(plain.data, "path"):
         plain.data.path = ""
     return plain
-
-
-def _refuse_unknown(
-    section: DictConfig,
-    schema: DictConfig,
-    prefix: str = "",
-    *,
-    entry: type | None = None,
-    at: str = "",
-) -> None:
-    """Raise ConfigError for the first key that `+key=value` added to the schema. `entry` is the
-    type of what a user has named, `at` its key and a dot.
-    """
-    kind = OmegaConf.get_type(schema)
-    if not is_dataclass(kind):
-        return
-    root = entry or TrainConfig
-    known = [entry.name for entry in fields(kind)]
-    for key in map(str, section):
-        if key not in known:
-            raise ConfigError(unknown_setting(f"{prefix}{key}", root, prefix=at))
-        if OmegaConf.is_dict(OmegaConf.select(schema, key)):
-            _refuse_unknown(section[key], schema[key], f"{prefix}{key}.", entry=entry, at=at)
-        entry_type = _NAMED_BY_USERS.get(f"{prefix}{key}")
-        if entry_type is not None:
-            _refuse_unknown_entries(section[key], entry_type, f"{prefix}{key}")
-
-
-def _refuse_unknown_entries(entries: DictConfig, entry_type: type, key: str) -> None:
-    """Do the same for each entry of a mapping whose names the user gives."""
-    for name in [str(name) for name, entry in entries.items() if entry is not None]:
-        if not OmegaConf.is_dict(entries[name]):
-            raise ConfigError(
-                f"{key}.{name} must be a mapping such as {{path: FILE}}, got {entries[name]}"
-                if entry_type is not RewardFunctionConfig
-                else f"{key}.{name} must be a mapping such as {{function: NAME, weight: 1}}, got "
-                f"{entries[name]}"
-            )
-        at = f"{key}.{name}."
-        schema = OmegaConf.structured(entry_type)
-        _refuse_unknown(entries[name], schema, at, entry=entry_type, at=at)

@@ -68,13 +68,12 @@ def _of_file(error: Exception) -> str:
     return f"{file}: " if is_named and str(error).startswith("In '") and file != "train" else ""
 
 
-def unknown_setting(key: str, schema: type, *, prefix: str = "") -> str:
-    """Return that `key` is not a setting, and the settings that it may have meant. `prefix` is what
-    keys of `schema` begin with.
-    """
-    known = list(_keys(schema, prefix))
+def unknown_setting(key: str, schema: type) -> str:
+    """Return that `key` is not a setting, and the settings that it may have meant."""
+    known = list(_keys(schema))
     section, _, name = key.rpartition(".")
-    beside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == section]
+    kind = _type_of(section, schema)
+    beside = [one.name for one in fields(kind)] if is_dataclass(kind) else []
     near = get_close_matches(name, beside, n=2, cutoff=0.75) or get_close_matches(name, beside, n=1)
     likely = [f"{section}.{one}".lstrip(".") for one in near]
     likely = likely or [one for one in known if one.rpartition(".")[2] == name]
@@ -87,11 +86,16 @@ def unknown_setting(key: str, schema: type, *, prefix: str = "") -> str:
 
 def expected_value(key: str, schema: type) -> str:
     """Return in words what the setting `key` may be."""
+    return _in_words(_type_of(key, schema), key)
+
+
+def _type_of(key: str, schema: type) -> object:
+    """Return the type of a section or setting, `schema` itself for the empty key."""
     kind: Any = schema
-    for part in key.partition("[")[0].split("."):
+    for part in filter(None, key.partition("[")[0].split(".")):
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
         kind = hints.get(part, _entry_type(kind))
-    return _in_words(kind, key)
+    return kind
 
 
 def _in_words(kind: object, key: str) -> str:
