@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from april_rl.rewards.builtin.code_tests import Case, read_tests
-from april_rl.rewards.builtin.probe import Isolation, check_isolation, probe
-from april_rl.rewards.builtin.sandbox import Check, Level, Sandbox, SandboxError
+from april_rl.rewards.code.probe import Isolation, check_isolation, probe
+from april_rl.rewards.code.sandbox import Check, Level, Sandbox, SandboxError
+from april_rl.rewards.code.task_tests import Case, read_tests
 from april_rl.rewards.loading import Context, Reward
 
 FENCE = "```"
