@@ -17,8 +17,8 @@ from source_tree import TESTS
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.check import check_reward, gold_response, rate
+from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.processes import RewardError
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
 TOLD = "reward_functions:told"
@@ -223,7 +223,7 @@ BAD_FUNCTIONS = {
     "no_such_module:reward": "cannot be loaded: ModuleNotFoundError: No module named 'no_such_mod",
     "reward_functions:gone": "cannot be loaded: .*has no function 'gone'",
     "reward_functions:not_a_function": "cannot be loaded: .*has no function 'not_a_function'",
-    "reward_functions:raises": r"raised when called once.*KeyError.*reward_functions\.py:\d+\)",
+    "reward_functions:raises": r"raised KeyError.*reward_functions\.py:\d+\), when called once",
     "reward_functions:returns_nan": "returned nan as a reward",
     "reward_functions:returns_text": "returned '1.0' as a reward",
     "reward_functions:returns_nothing": "returned None, expected a list of 2 numbers",
