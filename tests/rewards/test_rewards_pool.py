@@ -161,11 +161,12 @@ def test_waiting_for_all_gives_the_order_of_submission():
         assert outcomes(scorer.collect(None)) == [(number, "scored") for number in range(4)]
 
 
-def test_a_function_may_return_an_array():
+def test_a_function_may_return_an_array_and_has_no_parts_when_alone():
     with pool("reward_functions:exact") as scorer:
         scorer.submit(sample(0, "2"), group_size=1)
         scorer.submit(sample(1, "3"), group_size=1)
-        assert [score.value for score in scorer.collect(None)] == [1.0, 0.0]
+        scores = scorer.collect(None)
+    assert [(score.value, score.parts) for score in scores] == [(1.0, ()), (0.0, ())]
 
 
 def test_nan_ends_the_run_and_is_never_a_reward():

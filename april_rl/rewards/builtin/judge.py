@@ -22,6 +22,7 @@ from openai import (
 
 from april_rl.rewards.builtin.judge_cache import JudgeCache, request_key
 from april_rl.rewards.builtin.questions import text_of, with_question
+from april_rl.rewards.extraction import THINK_END
 from april_rl.rewards.loading import Context, Reward
 
 TEMPLATE = """You grade a response to a question against a reference answer.
@@ -41,7 +42,6 @@ Does the response come to the reference answer? Reply with one line: "Verdict: y
 VERDICT = r"(?im)^\W*verdict\W*?[:=]\W*?(yes|no|[01](?:\.\d+)?|\.\d+)\b"
 WORDS = {"yes": 1.0, "no": 0.0}
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
-THINK_END = "</think>"
 MISCONFIGURED = (AuthenticationError, PermissionDeniedError, NotFoundError)
 
 CACHE = "judge_replies.sqlite"  # in the run directory

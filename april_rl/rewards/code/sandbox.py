@@ -26,11 +26,11 @@ import april_rl
 from april_rl.errors import RunError
 from april_rl.rewards.code import seccomp
 from april_rl.rewards.code.jail import MAX_OUTPUT_BYTES
+from april_rl.rewards.plugins import GIB
 
 START_S = 20.0  # limit for closing a sandbox before its code runs
 MAX_ANSWER_BYTES = 4096
 MAX_REPORT_BYTES = 1 << 20  # more than ten thousand tests
-GIB = 1 << 30
 ENVIRONMENT = {
     "HOME": "/nonexistent",
     "LANG": "C.UTF-8",
