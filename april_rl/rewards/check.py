@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.extraction import gold_answer
+from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.processes import RewardError
+from april_rl.rewards.scorebook import total
 from april_rl.types import Prompt
 
 
@@ -24,27 +25,21 @@ def check_reward(
     functions = {function.name: function for function in pool.functions}
     for example in examples:
         response = gold_response(example.answer, reward.extract)
-        for verdict in pool.try_on(example, [response] * 2)[0]:
-            function = functions[verdict.name]
-            if verdict.outcome == "crash":
+        for score in pool.try_on(example, [response] * 2)[0]:
+            if score.outcome == "crash":
+                raise RewardError(f"{score.message}, when called once as a test")
+            if score.outcome == "no_score":
                 raise RewardError(
-                    f"{function} raised when called once as a test: {verdict.message}"
+                    f"{score.message}, which was the data set's own answer {example.answer!r:.60} "
+                    f"({example.source}); a run would drop every group"
                 )
-            if verdict.outcome == "no_score":
-                raise RewardError(
-                    f"{function} {verdict.message}, which was the data set's own answer "
-                    f"{example.answer!r:.60} ({example.source}); a run would drop every group"
-                )
-            if (
-                verdict.value is not None
-                and function.function in _READ_ANSWERS
-                and verdict.value < 1
-            ):
-                notes.append(
-                    f"{function} gives {verdict.value:g} to the data set's own answer "
-                    f"{example.answer!r:.60} in the form reward.extract={reward.extract.value} "
-                    f"({example.source}): no response to this prompt can be right"
-                )
+            notes += [
+                f"{functions[name]} gives {value:g} to the data set's own answer "
+                f"{example.answer!r:.60} in the form reward.extract={reward.extract.value} "
+                f"({example.source}): no response to this prompt can be right"
+                for name, value in score.parts
+                if functions[name].function in _READ_ANSWERS and value < 1
+            ]
     return tuple(notes)
 
 
@@ -54,13 +49,8 @@ def rate(
     """Return the reward of each response to the prompt at the same position; None for no score.
     Each response is its own group.
     """
-    weights = {function.name: function.weight for function in pool.functions}
-    rewards: list[float | None] = []
-    for prompt, response in zip(prompts, responses, strict=True):
-        (verdicts,) = pool.try_on(prompt, [response])
-        values = [weights[v.name] * v.value for v in verdicts if v.value is not None]
-        rewards.append(sum(values) if len(values) == len(verdicts) else None)
-    return rewards
+    tried = (pool.try_on(p, [r])[0] for p, r in zip(prompts, responses, strict=True))
+    return [total(pool.functions, scores).value for scores in tried]
 
 
 def gold_response(answer: str, how: Extract) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from april_rl.types import Prompt, ScoreOutcome
+from april_rl.errors import RunError
+from april_rl.types import Prompt, SampleId, Score
 
-Outcome = ScoreOutcome | Literal["refused", "undecoded"]
+
+class RewardError(RunError, RuntimeError):
+    """No response can be scored, so the run cannot go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +41,18 @@ class Job:
     """Responses to one prompt that are scored in one call, in transit: four bytes per token."""
 
     prompt: RewardPrompt
+    sample_ids: tuple[SampleId, ...]  # [n]
     token_ids: tuple[array[int], ...]  # [n][R], C ints
     truncated: tuple[bool, ...]  # [n]
     whole_group: bool  # for the functions that want whole groups, or for the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Responses:
-    """Responses to one prompt, as a reward function sees them."""
+class DecodedJob:
+    """A job with texts instead of token ids, as a reward function sees it."""
 
     prompt: RewardPrompt
+    sample_ids: Sequence[SampleId]  # [n]
     texts: Sequence[str]  # [n]
     num_tokens: Sequence[int]  # [n]
     truncated: Sequence[bool]  # [n]
@@ -67,28 +72,6 @@ class Responses:
         return [self.prompt.columns[name]] * len(self.texts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The result of one reward function for one response.
-
-    `no_score`: the function has no value for it. `crash`: the function raised, or its process died
-    (then `name` is empty). `refused`: the function itself is at fault, whatever the response;
-    `message` continues a sentence that begins with its name. `undecoded`: no function was called
-    because there was no text; `message` says why.
-    """
-
-    outcome: Outcome
-    name: str = ""  # of the function
-    value: float | None = None  # None: there is none
-    message: str = ""
-
-    @property
-    def reason(self) -> str:
-        """Return why there is no value, for messages."""
-        raised = "raised " if self.name and self.outcome == "crash" else ""
-        return f"{self.name} {raised}{self.message}".strip()
-
-
 class About(NamedTuple):
     """What the controller must know of a function that is loaded."""
 
@@ -99,5 +82,5 @@ class About(NamedTuple):
 class Result(NamedTuple):
     """What comes back for a job."""
 
-    verdicts: list[list[Verdict]]  # of each function on each response [n]
+    scores: list[list[Score]]  # by each function that was called, of each response [n]
     states: Mapping[str, str]  # JSON, by function: of those that were called and have one

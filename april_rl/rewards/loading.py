@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from numbers import Real
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from april_rl.config.task import BUILTIN_REWARDS
 from april_rl.rewards.functions import RewardFunction, builtin_module
-from april_rl.rewards.jobs import Responses, Verdict
+from april_rl.rewards.jobs import DecodedJob, RewardError
 from april_rl.rewards.plugins import Caught, import_function
+from april_rl.types import SampleId, Score
 
 RESERVED = ("num_tokens", "truncated", "datasets")
 NUM_LISTS = 3  # prompts, responses, answers: what every function gets
@@ -55,6 +56,10 @@ class Restores(Protocol):
 
     def restore(self, state: Any) -> None:  # noqa: ANN401
         """Continue where `save` returned `state`."""
+
+
+class SoftTimeout(float):
+    """The value of a response on which a built-in stopped at its own time limit."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,46 +102,53 @@ class Reward:
             self.call.restore(json.loads(state))
             self.state = state
 
-    def verdicts(self, name: str, responses: Responses) -> list[Verdict]:
-        """Return the verdict on each response [n], under the `name` of the function."""
-        num = len(responses.texts)
-        values: list[float | Verdict | None] | str = ""
+    def scores(self, function: RewardFunction, job: DecodedJob) -> list[Score]:
+        """Return the score of each response [n] by this function alone.
+
+        Raise RewardError when the function itself is at fault, whatever the response.
+        """
+        values: list[float | None] | str = ""
         with Caught() as caught:
-            values = checked(self._returned(responses), num)
+            values = checked(self._returned(job), len(job.texts))
         if caught.message:
-            return [Verdict(outcome="crash", name=name, message=caught.message)] * num
+            message = f"{function} raised {caught.message}"
+            return [Score(sample_id, None, "crash", message) for sample_id in job.sample_ids]
         with Caught() as caught:
             self._save()
         if caught.message:
             values = f"has no state that can be saved: {caught.message}"
         if isinstance(values, str):
-            return [Verdict(outcome="refused", name=name, message=values)] * num
-        return [self._verdict(name, value) for value in values]
+            raise RewardError(f"{function} {values}")
+        pairs = zip(job.sample_ids, values, strict=True)
+        return [self._score(function, sample_id, value) for sample_id, value in pairs]
 
     def _save(self) -> None:
         if isinstance(self.call, Saves):
             self.state = json.dumps(self.call.save())
 
-    def _returned(self, responses: Responses) -> object:
+    def _returned(self, job: DecodedJob) -> object:
         """Call the function; run the result to its end if it is a coroutine."""
-        num = len(responses.texts)
+        num = len(job.texts)
         returned = self.call(
-            [responses.prompt.text] * num,
-            list(responses.texts),
-            [responses.prompt.answer] * num,
-            **{name: responses.argument(name) for name in self._names},
+            [job.prompt.text] * num,
+            list(job.texts),
+            [job.prompt.answer] * num,
+            **{name: job.argument(name) for name in self._names},
             **self.args,
         )
         return _runner().run(_awaited(returned)) if inspect.isawaitable(returned) else returned
 
-    def _verdict(self, name: str, value: float | Verdict | None) -> Verdict:
-        if isinstance(value, Verdict):
-            return replace(value, name=name)
+    def _score(self, function: RewardFunction, sample_id: SampleId, value: float | None) -> Score:
         if value is None:
             why = f": {failure}" if (failure := self.last_failure()) else ""
-            message = f"has no score for this response{why}"
-            return Verdict(outcome="no_score", name=name, message=message)
-        return Verdict(outcome="scored", name=name, value=value)
+            message = f"{function} has no score for this response{why}"
+            return Score(sample_id, None, "no_score", message)
+        return Score(
+            sample_id=sample_id,
+            value=function.weight * float(value),
+            outcome="soft_timeout" if isinstance(value, SoftTimeout) else "scored",
+            parts=((function.name, float(value)),),
+        )
 
 
 def load_reward(settings: RewardFunction, context: Context, *, state: str | None = None) -> Reward:
@@ -197,9 +209,9 @@ def wanted(
     )
 
 
-def checked(returned: object, num_expected: int) -> list[float | Verdict | None] | str:
+def checked(returned: object, num_expected: int) -> list[float | None] | str:
     """Return the rewards that a function gave, with None for no score, or a message if they are
-    invalid. A built-in may give a whole verdict instead of a number.
+    invalid.
     """
     expected = f"expected a list of {num_expected} numbers"
     if not isinstance(returned, Collection) or isinstance(returned, (str, bytes, dict, Set)):
@@ -208,13 +220,9 @@ def checked(returned: object, num_expected: int) -> list[float | Verdict | None]
     if len(values) != num_expected:
         return f"returned {len(values)} rewards for {num_expected} responses, {expected}"
     for value in values:
-        if value is not None and not _is_reward(value):
+        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
             return f"returned {value!r:.80} as a reward, {expected}, all of them finite, or None"
-    return [float(value) if isinstance(value, Real) else value for value in values]
-
-
-def _is_reward(value: object) -> bool:
-    return isinstance(value, Verdict) or (isinstance(value, Real) and math.isfinite(value))
+    return values
 
 
 @cache

@@ -28,11 +28,11 @@ from pebble import ProcessExpired, ProcessPool
 from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.rewards.functions import reward_functions
-from april_rl.rewards.jobs import About, Responses, Result, RewardPrompt, Verdict
-from april_rl.rewards.processes import RewardError, fault, new_process_pool, stop
+from april_rl.rewards.jobs import DecodedJob, Result, RewardError, RewardPrompt
+from april_rl.rewards.processes import new_process_pool, stop
 from april_rl.rewards.scorebook import Scorebook, Unit
 from april_rl.rewards.worker import Decode, about_rewards, score, try_on
-from april_rl.types import Prompt, Sample, Score
+from april_rl.types import Prompt, Sample, SampleId, Score, ScoreOutcome
 
 MAX_ATTEMPTS = 2
 MAX_RESTARTS = 3  # of all processes, without a score in between
@@ -87,33 +87,30 @@ class RewardPool:
         """Return the data columns that the functions for that data set take besides prompt and
         answer. Raise RewardError when a function cannot be loaded.
         """
-        about = self._about()
+        about = self._ask(about_rewards)
         asked = (about[f.name].columns for f in self.functions if f.scores(dataset))
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
 
     def notes(self) -> Iterator[str]:
         """Return notes on the functions for the user. Raise RewardError as `columns_of` does."""
-        about = self._about()
+        about = self._ask(about_rewards)
         return (f"{f}: {about[f.name].note}" for f in self.functions if about[f.name].note)
 
-    def try_on(self, prompt: Prompt, responses: Sequence[str]) -> list[list[Verdict]]:
-        """Return the verdict of each function on each response to a prompt; the responses form one
+    def try_on(self, prompt: Prompt, responses: Sequence[str]) -> list[list[Score]]:
+        """Return the score by each function of each response to a prompt; the responses form one
         group [n].
 
         Lengths in tokens are estimated as a fourth of the lengths in characters. Raise RewardError
         when a function is at fault, and when the process dies or does not answer in time.
         """
-        job = Responses(
+        job = DecodedJob(
             prompt=RewardPrompt.of(prompt),
+            sample_ids=[SampleId(prompt.id, index) for index in range(len(responses))],
             texts=tuple(responses),
             num_tokens=[1 + len(text) // _CHARACTERS_PER_TOKEN for text in responses],
             truncated=[False] * len(responses),
         )
-        found = self._ask(try_on, job, limit_s=self._reward.hard_timeout_s * len(responses))
-        for verdict in chain.from_iterable(found):
-            if verdict.outcome in ("refused", "undecoded"):
-                raise fault(self.functions, verdict)
-        return found
+        return self._ask(try_on, job, limit_s=self._reward.hard_timeout_s * len(responses))
 
     def submit(self, sample: Sample, *, group_size: int) -> None:
         """Score a finished sample of a group of `group_size`; return at once."""
@@ -165,12 +162,6 @@ class RewardPool:
         self._book.clear()
         stop(self._pool)
 
-    def _about(self) -> dict[str, About]:
-        found = self._ask(about_rewards)
-        if isinstance(found, Verdict):
-            raise fault(self.functions, found)
-        return found
-
     def _ask(
         self, question: Callable[..., _Answer], *args: object, limit_s: float = 0.0
     ) -> _Answer:
@@ -181,6 +172,8 @@ class RewardPool:
             # The pool's own limit does not include the start of a process.
             future = self._pool.schedule(question, args=args, timeout=limit_s)
             answer: _Answer = future.result(timeout=limit_s)
+        except RewardError:
+            raise
         except (TimeoutError, ProcessExpired, RuntimeError) as error:
             raise RewardError(
                 f"{' and '.join(map(str, self.functions))}: called once as a test, the process "
@@ -248,7 +241,7 @@ class RewardPool:
             )
 
     def _settle(self, number: int, future: Future[Result]) -> None:
-        """Take the verdicts of an ended attempt, start another attempt, or end the run."""
+        """Take the scores of an ended attempt, start another attempt, or end the run."""
         pending = self._pending.get(number)
         if pending is None or pending.future is not future:
             return  # it belongs to a pool that was replaced
@@ -256,41 +249,38 @@ class RewardPool:
         if isinstance(error, BrokenProcessPool):
             self._restart("all reward processes ended")
             return
+        if isinstance(error, RewardError):
+            raise error
         self._last_ended_s = time.monotonic()
         if error is not None:
-            failure = self._failure(error, self._limit_s(pending.unit))
-            self._settle_verdicts(number, [[failure]] * len(pending.unit.positions))
+            self._settle_scores(number, self._failed(pending.unit, error))
             return
         self._restarts = 0
         result = future.result()
         self._states.update(result.states)
-        self._settle_verdicts(number, result.verdicts)
+        self._settle_scores(number, result.scores)
 
-    def _settle_verdicts(self, number: int, verdicts: list[list[Verdict]]) -> None:
-        """Record the verdicts of a unit, or have it scored once more; raise RewardError when a
-        function is at fault.
-        """
+    def _settle_scores(self, number: int, scores: list[list[Score]]) -> None:
+        """Record the scores of a unit, or have it scored once more."""
         pending = self._pending[number]
-        failed = next((v for of_one in verdicts for v in of_one if v.value is None), None)
+        failed = next((score for score in chain.from_iterable(scores) if score.value is None), None)
         if failed is not None:
-            if failed.outcome in ("refused", "undecoded"):
-                raise fault(self.functions, failed)
-            self.last_failure = f"{pending.unit.names}: {failed.reason}"
+            self.last_failure = f"{pending.unit.names}: {failed.message}"
             if pending.attempt < MAX_ATTEMPTS:
                 pending.attempt += 1
                 self._counts["retry"] += 1
                 self._schedule(number)
                 return
         del self._pending[number]
-        self._counts.update(s.outcome for s in self._book.settle(pending.unit, verdicts))
+        self._counts.update(score.outcome for score in self._book.settle(pending.unit, scores))
 
-    def _failure(self, error: BaseException, limit_s: float) -> Verdict:
-        """Return the verdict for an attempt that failed with the pool's `error`."""
+    def _failed(self, unit: Unit, error: BaseException) -> list[list[Score]]:
+        """Return the scores for an attempt that failed with the pool's `error`."""
+        outcome: ScoreOutcome = "crash"
+        message = f"{type(error).__name__}: {error}"
         if isinstance(error, TimeoutError):
-            return Verdict(
-                outcome="timeout", message=f"no reward within {limit_s:g} s; its process was killed"
-            )
-        if isinstance(error, ProcessExpired):
+            outcome = "timeout"
+            message = f"no reward within {self._limit_s(unit):g} s; its process was killed"
+        elif isinstance(error, ProcessExpired):
             message = f"the reward process died with exit code {error.exitcode}"
-            return Verdict(outcome="crash", message=message)
-        return Verdict(outcome="crash", message=f"{type(error).__name__}: {error}")
+        return [[Score(sample_id, None, outcome, message)] for sample_id in unit.job.sample_ids]

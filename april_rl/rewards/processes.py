@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from pebble import ProcessPool
 
 from april_rl.config.task import RewardConfig
-from april_rl.errors import RunError
 from april_rl.rewards.child_process import lifeline
-from april_rl.rewards.functions import (
-    MATH_VERIFY,
-    RewardFunction,
-    builtin_module,
-    reward_functions,
-)
-from april_rl.rewards.jobs import Verdict
+from april_rl.rewards.functions import MATH_VERIFY, builtin_module, reward_functions
 from april_rl.rewards.loading import Context
 from april_rl.rewards.plugins import GIB
 from april_rl.rewards.worker import prepare_process
-
-
-class RewardError(RunError, RuntimeError):
-    """No response can be scored, so the run cannot go on."""
-
-
-def fault(functions: Iterable[RewardFunction], verdict: Verdict) -> RewardError:
-    """Return the error for a verdict that does not depend on the response."""
-    named = {function.name: function for function in functions}
-    if verdict.outcome == "refused":
-        return RewardError(f"{named.get(verdict.name, 'reward.function')} {verdict.message}")
-    return RewardError(
-        "a reward process could not turn a response's token ids into text, before calling "
-        f"{' or '.join(map(str, named.values()))}: {verdict.message}"
-    )
 
 
 def new_process_pool(

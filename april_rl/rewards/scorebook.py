@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from april_rl.rewards.functions import RewardFunction, chosen_for
-from april_rl.rewards.jobs import Job, RewardPrompt, Verdict
-from april_rl.types import Sample, SampleId, Score
+from april_rl.rewards.jobs import Job, RewardPrompt
+from april_rl.types import Sample, Score
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,12 +38,11 @@ class _Group:
 
 @dataclass(slots=True, kw_only=True)
 class _PendingSample:
-    """A sample without a score."""
+    """A sample that some functions have not scored yet."""
 
-    sample_id: SampleId
-    num_missing: int  # units without a verdict yet
+    num_missing: int  # units that have not come back
     group: _Group | None
-    verdicts: list[Verdict] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)  # by each function
 
 
 class Scorebook:
@@ -73,9 +73,7 @@ class Scorebook:
         position, self._num_submitted = self._num_submitted, self._num_submitted + 1
         group = self._group_of(sample, group_size) if together else None
         num_missing = bool(alone) + bool(together)
-        self._open[position] = _PendingSample(
-            sample_id=sample.id, num_missing=num_missing, group=group
-        )
+        self._open[position] = _PendingSample(num_missing=num_missing, group=group)
         units = [_unit({position: sample}, whole_group=False)] if alone else []
         if group is not None:
             group.samples[position] = sample
@@ -85,17 +83,17 @@ class Scorebook:
                 del self._groups[sample.prompt.id]
         return units
 
-    def settle(self, unit: Unit, verdicts: Sequence[Sequence[Verdict]]) -> list[Score]:
-        """Record the verdicts of a unit's functions on its samples [n]; return the scores that are
-        complete by that, including failed ones.
+    def settle(self, unit: Unit, scores: Sequence[Sequence[Score]]) -> list[Score]:
+        """Record the scores of a unit's samples by each of its functions [n]; return the totals
+        that are complete by that, including failed ones.
         """
         settled = []
-        for position, of_sample in zip(unit.positions, verdicts, strict=True):
+        for position, of_sample in zip(unit.positions, scores, strict=True):
             sample = self._open[position]
-            sample.verdicts += of_sample
+            sample.scores += of_sample
             sample.num_missing -= 1
             if not sample.num_missing:
-                score = self._score(sample)
+                score = total(self._functions, sample.scores)
                 settled.append(score)
                 del self._open[position]
                 self._make_known(position, score, sample.group)
@@ -127,22 +125,23 @@ class Scorebook:
         if len(group.scores) == group.size:
             self._known |= group.scores
 
-    def _score(self, sample: _PendingSample) -> Score:
-        """Return the weighted sum of the functions' values, or the failure."""
-        failed = next((v for v in sample.verdicts if v.value is None), None)
-        if failed is not None:
-            assert failed.outcome != "refused"
-            assert failed.outcome != "undecoded"
-            return Score(sample.sample_id, None, failed.outcome, failed.reason)
-        values = {v.name: v.value for v in sample.verdicts if v.value is not None}
-        parts = [(f, values[f.name]) for f in self._functions if f.name in values]
-        gave_up = any(verdict.outcome == "soft_timeout" for verdict in sample.verdicts)
-        return Score(
-            sample_id=sample.sample_id,
-            value=math.fsum(function.weight * value for function, value in parts),
-            outcome="soft_timeout" if gave_up else "scored",
-            parts=tuple((f.name, value) for f, value in parts) if len(self._functions) > 1 else (),
-        )
+
+def total(functions: Sequence[RewardFunction], scores: Sequence[Score]) -> Score:
+    """Return the score of a sample from those by each function: their sum, or the first failure.
+    With one function it has no parts.
+    """
+    failed = next((score for score in scores if score.value is None), None)
+    if failed is not None:
+        return failed
+    values = dict(chain.from_iterable(score.parts for score in scores))
+    parts = tuple((f.name, values[f.name]) for f in functions if f.name in values)
+    gave_up = any(score.outcome == "soft_timeout" for score in scores)
+    return Score(
+        sample_id=scores[0].sample_id,
+        value=math.fsum(score.value for score in scores if score.value is not None),
+        outcome="soft_timeout" if gave_up else "scored",
+        parts=parts if len(functions) > 1 else (),
+    )
 
 
 def _unit(samples: dict[int, Sample], *, whole_group: bool) -> Unit:
@@ -155,6 +154,7 @@ def _unit(samples: dict[int, Sample], *, whole_group: bool) -> Unit:
         names=str(found[0].id) if len(found) == 1 else f"group of prompt {prompt.id}",
         job=Job(
             prompt=RewardPrompt.of(prompt),
+            sample_ids=tuple(sample.id for sample in found),
             token_ids=tuple(sample.token_ids for sample in found),
             truncated=tuple(sample.finish_reason == "length" for sample in found),
             whole_group=whole_group,

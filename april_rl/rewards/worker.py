@@ -1,20 +1,21 @@
 """What runs in a reward process: it loads the functions, decodes responses, calls the functions and
-checks what they return.
+checks what they return. A RewardError raised here reaches the controller.
 """
 
 from __future__ import annotations
 
 import pickle
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from april_rl.rewards.child_process import die_with_controller
 from april_rl.rewards.functions import RewardFunction
-from april_rl.rewards.jobs import About, Job, Responses, Result, Verdict
+from april_rl.rewards.jobs import About, DecodedJob, Job, Result, RewardError
 from april_rl.rewards.loading import Context, Reward, load_reward
 from april_rl.rewards.plugins import Caught, memory_gib
+from april_rl.types import Score
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -28,7 +29,7 @@ class Loaded:
 
 
 # What this process has loaded, or why it failed. Global: the pool calls plain functions.
-loaded: Loaded | Verdict = Verdict(outcome="refused", message="is not loaded")
+loaded: Loaded | str = "a reward process has loaded nothing"
 
 
 def prepare_process(
@@ -46,51 +47,49 @@ def prepare_process(
     global loaded
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     die_with_controller(lifeline)
-    loaded = load(functions, context, decoder=decoder, states=states)
+    try:
+        loaded = load(functions, context, decoder=decoder, states=states)
+    except RewardError as error:
+        loaded = str(error)
 
 
 def score(job: Job) -> Result:
-    """Return the verdicts of the functions on each response of a job [n], and their states."""
-    num = len(job.token_ids)
-    if isinstance(loaded, Verdict):
-        return Result([[loaded]] * num, {})
+    """Return the scores of each response of a job by each function [n], and their states."""
+    ready = _loaded()
     with Caught() as caught:
-        texts = [loaded.decode(token_ids) for token_ids in job.token_ids]
+        texts = [ready.decode(token_ids) for token_ids in job.token_ids]
     if caught.message:
-        return Result([[Verdict(outcome="undecoded", message=caught.message)]] * num, {})
-    responses = Responses(
+        raise _undecoded((function for function, _ in ready.rewards), caught.message)
+    decoded = DecodedJob(
         prompt=job.prompt,
+        sample_ids=job.sample_ids,
         texts=texts,
         num_tokens=[len(token_ids) for token_ids in job.token_ids],
         truncated=job.truncated,
     )
-    return _result(loaded, responses, [job.whole_group])
+    return _result(ready, decoded, [job.whole_group])
 
 
-def try_on(responses: Responses) -> list[list[Verdict]]:
-    """Return the verdicts of every function on responses that are texts already [n]. A reward with
-    a state has the same one afterwards.
+def try_on(job: DecodedJob) -> list[list[Score]]:
+    """Return the scores by every function of responses that are texts already [n]. A reward with a
+    state has the same one afterwards.
     """
-    if isinstance(loaded, Verdict):
-        return [[loaded]] * len(responses.texts)
-    states = [reward.state for _, reward in loaded.rewards]
-    verdicts = _result(loaded, responses, [False, True]).verdicts
-    for (function, reward), state in zip(loaded.rewards, states, strict=True):
+    ready = _loaded()
+    states = [reward.state for _, reward in ready.rewards]
+    scores = _result(ready, job, [False, True]).scores
+    for (function, reward), state in zip(ready.rewards, states, strict=True):
         with Caught() as caught:
             if state is not None:
                 reward.restore(state)
         if caught.message:
-            message = f"cannot restore what it saved: {caught.message}"
-            return [[Verdict(outcome="refused", name=function.name, message=message)]]
-    return verdicts
+            raise RewardError(f"{function} cannot restore what it saved: {caught.message}")
+    return scores
 
 
-def about_rewards() -> dict[str, About] | Verdict:
-    """Return what the controller must know of each function, or why they cannot be loaded."""
-    if isinstance(loaded, Verdict):
-        return loaded
+def about_rewards() -> dict[str, About]:
+    """Return what the controller must know of each function."""
     return {
-        function.name: About(reward.columns, reward.note) for function, reward in loaded.rewards
+        function.name: About(reward.columns, reward.note) for function, reward in _loaded().rewards
     }
 
 
@@ -100,36 +99,43 @@ def load(
     *,
     decoder: bytes,
     states: Mapping[str, str],
-) -> Loaded | Verdict:
-    """Return the functions and the decoder, or the verdict for every response when one of them
-    cannot be loaded.
-    """
+) -> Loaded:
+    """Return the functions and the decoder; raise RewardError when one cannot be loaded."""
     found: list[tuple[RewardFunction, Reward]] = []
     for function in functions:
         with Caught() as caught:
             state = states.get(function.name)
             found.append((function, load_reward(function, context, state=state)))
         if caught.message:
-            message = f"cannot be loaded: {caught.message}"
-            return Verdict(outcome="refused", name=function.name, message=message)
+            raise RewardError(f"{function} cannot be loaded: {caught.message}")
     with Caught() as caught:
         return Loaded(rewards=tuple(found), decode=pickle.loads(decoder))
     memory = f"reward.memory_gib = {memory_gib():g}"  # a library that does not fit may not say why
-    return Verdict(
-        outcome="undecoded",
-        message=f"the tokenizer cannot be loaded with {memory}: {caught.message}",
+    raise _undecoded(functions, f"the tokenizer cannot be loaded with {memory}: {caught.message}")
+
+
+def _loaded() -> Loaded:
+    if isinstance(loaded, str):
+        raise RewardError(loaded)
+    return loaded
+
+
+def _undecoded(functions: Iterable[RewardFunction], message: str) -> RewardError:
+    return RewardError(
+        "a reward process could not turn a response's token ids into text, before calling "
+        f"{' or '.join(map(str, functions))}: {message}"
     )
 
 
-def _result(loaded: Loaded, responses: Responses, whole_groups: Sequence[bool]) -> Result:
+def _result(loaded: Loaded, job: DecodedJob, whole_groups: Sequence[bool]) -> Result:
     called = [
-        (function.name, reward)
+        (function, reward)
         for function, reward in loaded.rewards
         if function.wants_group in whole_groups
-        if function.scores(responses.prompt.dataset)
+        if function.scores(job.prompt.dataset)
     ]
-    verdicts = [reward.verdicts(name, responses) for name, reward in called]
+    scores = [reward.scores(function, job) for function, reward in called]
     return Result(
-        verdicts=[list(of_response) for of_response in zip(*verdicts, strict=True)],
-        states={name: reward.state for name, reward in called if reward.state is not None},
+        scores=[list(of_response) for of_response in zip(*scores, strict=True)],
+        states={f.name: reward.state for f, reward in called if reward.state is not None},
     )

@@ -31,7 +31,7 @@ class JudgeServer:
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[JudgeServer]:
+def serving(answer: Answer, *, retry_after: str = "0.01") -> Iterator[JudgeServer]:
     judge = JudgeServer(answer)
 
     class Handler(BaseHTTPRequestHandler):
@@ -42,7 +42,7 @@ def serving(answer: Answer) -> Iterator[JudgeServer]:
             status, text = judge.answer(len(judge.requests), body)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Retry-After", "0")
+            self.send_header("Retry-After", retry_after)
             self.end_headers()
             self.wfile.write(text.encode())
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from test_rewards_sandbox import in_jail
 
-from april_rl.rewards.builtin import landlock, seccomp
-from april_rl.rewards.builtin.sandbox import Level, Sandbox
+from april_rl.rewards.code import landlock, seccomp
+from april_rl.rewards.code.sandbox import Level, Sandbox
 
 NONE = Sandbox(level=Level.NONE)
 
@@ -213,7 +213,7 @@ def test_attempts_to_get_out_end_with_the_expected_error(
         program += f"print({name!r}, told(lambda: {text}), sep=' -> ')\n"
     in_jail(
         monkeypatch,
-        f"from april_rl.rewards.builtin import landlock; landlock.abi_version = lambda: {abi}",
+        f"from april_rl.rewards.code import landlock; landlock.abi_version = lambda: {abi}",
     )
     monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     level = Level.LANDLOCK if abi else Level.NONE

@@ -11,8 +11,9 @@ from april_rl.rewards.builtin.format import has_form
 from april_rl.rewards.builtin.last_number import score_last_number
 from april_rl.rewards.builtin.length import build as build_length
 from april_rl.rewards.functions import RewardFunction
-from april_rl.rewards.jobs import Responses, RewardPrompt
+from april_rl.rewards.jobs import DecodedJob, RewardPrompt
 from april_rl.rewards.loading import Context, load_reward
+from april_rl.types import SampleId
 
 CONTEXT = Context(
     extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, num_processes=1, folder=None
@@ -108,12 +109,18 @@ def gym_value(task, response, **entry):
         text="", answer="", dataset="", columns={"entry": json.dumps({"task": task, **entry})}
     )
     function = RewardFunction(name="gym", key="reward.function", function="reasoning_gym")
-    responses = Responses(prompt=prompt, texts=[response], num_tokens=[3], truncated=[False])
+    job = DecodedJob(
+        prompt=prompt,
+        sample_ids=[SampleId(0, 0)],
+        texts=[response],
+        num_tokens=[3],
+        truncated=[False],
+    )
     loaded = load_reward(function, CONTEXT)
     assert loaded.columns == ("entry",)
-    (verdict,) = loaded.verdicts("gym", responses)
-    assert verdict.outcome == "scored", verdict.message
-    return verdict.value
+    (score,) = loaded.scores(function, job)
+    assert score.outcome == "scored", score.message
+    return score.value
 
 
 def test_reasoning_gym_asks_the_tasks_own_verifier():

@@ -12,10 +12,10 @@ from character_decoder import characters
 
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.builtin import code as code_module
-from april_rl.rewards.builtin import landlock, sandbox
 from april_rl.rewards.builtin.code import Code, build, last_block, open_sandbox
-from april_rl.rewards.builtin.code_tests import Case, read_tests
-from april_rl.rewards.builtin.sandbox import Finished, Level, Sandbox, SandboxError
+from april_rl.rewards.code import landlock, sandbox
+from april_rl.rewards.code.sandbox import Finished, Level, Sandbox, SandboxError
+from april_rl.rewards.code.task_tests import Case, read_tests
 from april_rl.rewards.loading import Context, Reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Completion, Prompt, Sample, SampleId

@@ -21,8 +21,8 @@ from april_rl.config.task import RewardConfig
 from april_rl.data.decoder import BackendDecoder
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.rewards.check import check_reward
+from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.processes import RewardError
 from april_rl.tiny.tokenizer import build_tokenizer
 from april_rl.types import Completion, Prompt, Sample, SampleId
 

@@ -4,7 +4,7 @@ import pytest
 from test_rewards_code import CASES
 
 from april_rl.rewards.builtin.code import Code
-from april_rl.rewards.builtin.sandbox import Level, Sandbox
+from april_rl.rewards.code.sandbox import Level, Sandbox
 
 ASSERTS = "import math\nimport os\nx = 1\ny = 2\nassert double(2) == 4\nassert double(3) == 6\n"
 RIGHT = "def double(x):\n    return 2 * x\n"
@@ -67,7 +67,7 @@ EQUAL = "class Any:\n    __eq__ = lambda *a: True\ndef double(x):\n    return An
             id="asserts: report without a token",
         ),
         pytest.param(
-            f"import sys\nsys.modules['april_rl.rewards.builtin.jail']._is_run = print\n{WRONG}",
+            f"import sys\nsys.modules['april_rl.rewards.code.jail']._is_run = print\n{WRONG}",
             ASSERTS,
             0.0,
             id="asserts: replace the test runner",

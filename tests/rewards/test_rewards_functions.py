@@ -9,8 +9,8 @@ from character_decoder import characters
 
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.rewards.check import check_reward
+from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.processes import RewardError
 from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
@@ -99,7 +99,10 @@ def test_scores_of_a_group_are_returned_together_even_if_one_fails():
             scorer.submit(sample(prompt(), index, response), group_size=3)
         scores = scorer.collect(None)
         assert [score.outcome for score in scores] == ["scored", "no_score", "scored"]
-        assert "place has no score for this response" in scores[1].message
+        assert (
+            "place.function=reward_functions:unsure has no score for this response"
+            in scores[1].message
+        )
         metrics = scorer.metrics().read()
     assert (metrics["reward/errors"], metrics["reward/no_scores"]) == (1, 1)
     assert metrics["reward/retries"] == 1
@@ -178,7 +181,7 @@ def test_metrics_are_by_function_and_by_source():
 FAULTS = {
     "two": ({}, r"cannot be loaded: TypeError: does not take \(prompts, responses, answers\)"),
     "rank": ({"top": 1}, "cannot be loaded: TypeError: has no argument 'top'; it takes none"),
-    "with_columns": ({}, "raised when called once as a test: LookupError: .* no column 'difficu"),
+    "with_columns": ({}, "raised LookupError: .* no column 'difficulty', when called once as a"),
     "unsure": (
         {},
         r"has no score for this response, which was the data set's own answer 'odd' \(f:1\)",

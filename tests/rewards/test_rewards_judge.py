@@ -48,21 +48,32 @@ def test_a_failing_endpoint_is_given_up_without_a_score() -> None:
     assert len(server.requests) == 3
 
 
+def test_pauses_count_towards_the_time_of_a_response() -> None:
+    """Fails when an endpoint that asks to wait makes the reward process exceed its hard limit."""
+    with serving(lambda *_: (429, "{}"), retry_after="5") as server:
+        assert ask(server, ["2"], timeout_s=1.0, max_retries=1) == [None]
+    assert len(server.requests) < 2
+
+
 def test_a_refused_request_is_not_repeated() -> None:
     with serving(lambda *_: (400, '{"error": {"message": "too long"}}')) as server:
         assert ask(server, ["2"]) == [None]
     assert len(server.requests) == 1
 
 
-def test_a_hanging_endpoint_is_given_up_without_a_score() -> None:
+@pytest.mark.parametrize(("timeout_s", "max_retries", "value"), [(0.3, 0, None), (3.0, 1, 1.0)])
+def test_an_attempt_that_hangs_is_ended_and_repeated(
+    timeout_s: float, max_retries: int, value: float | None
+) -> None:
     hangs = threading.Event()
 
-    def answer(*_: object) -> tuple[int, str]:
-        hangs.wait(10.0)
+    def answer(number: int, _: dict) -> tuple[int, str]:
+        if number == 1:
+            hangs.wait(10.0)
         return says(YES)
 
     with serving(answer) as server:
-        assert ask(server, ["2"], timeout_s=0.3, max_retries=0) == [None]
+        assert ask(server, ["2"], timeout_s=timeout_s, max_retries=max_retries) == [value]
         hangs.set()
 
 
@@ -84,7 +95,7 @@ def test_the_reason_for_a_missing_score_is_reported() -> None:
     with serving(lambda n, _: (500, "{}") if n == 1 else says("Hm.")) as server:
         judge = Judge(base_url=server.url, model="stub", max_retries=0)
         asyncio.run(judge.score(["?"], ["2"], ["2"]))
-        assert judge.last_failure.startswith("the judge stub failed 1 times: Error code: 500")
+        assert judge.last_failure.startswith("the judge stub failed: Error code: 500")
         asyncio.run(judge.score(["?"], ["2"], ["2"]))
         assert judge.last_failure == "the judge stub gave no verdict: 'Hm.'"
 

@@ -12,8 +12,8 @@ from test_rewards_functions import prompt, sample
 
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.check import check_reward
+from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.processes import RewardError
 
 COUNTER = "reward_functions:Counter"
 

@@ -17,8 +17,8 @@ from source_tree import TESTS
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.check import check_reward, gold_response, rate
+from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.processes import RewardError
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
 TOLD = "reward_functions:told"
@@ -161,11 +161,12 @@ def test_waiting_for_all_gives_the_order_of_submission():
         assert outcomes(scorer.collect(None)) == [(number, "scored") for number in range(4)]
 
 
-def test_a_function_may_return_an_array():
+def test_a_function_may_return_an_array_and_has_no_parts_when_alone():
     with pool("reward_functions:exact") as scorer:
         scorer.submit(sample(0, "2"), group_size=1)
         scorer.submit(sample(1, "3"), group_size=1)
-        assert [score.value for score in scorer.collect(None)] == [1.0, 0.0]
+        scores = scorer.collect(None)
+    assert [(score.value, score.parts) for score in scores] == [(1.0, ()), (0.0, ())]
 
 
 def test_nan_ends_the_run_and_is_never_a_reward():
@@ -223,7 +224,7 @@ BAD_FUNCTIONS = {
     "no_such_module:reward": "cannot be loaded: ModuleNotFoundError: No module named 'no_such_mod",
     "reward_functions:gone": "cannot be loaded: .*has no function 'gone'",
     "reward_functions:not_a_function": "cannot be loaded: .*has no function 'not_a_function'",
-    "reward_functions:raises": r"raised when called once.*KeyError.*reward_functions\.py:\d+\)",
+    "reward_functions:raises": r"raised KeyError.*reward_functions\.py:\d+\), when called once",
     "reward_functions:returns_nan": "returned nan as a reward",
     "reward_functions:returns_text": "returned '1.0' as a reward",
     "reward_functions:returns_nothing": "returned None, expected a list of 2 numbers",

@@ -14,15 +14,15 @@ import pytest
 from own_process import wait_until
 from source_tree import ROOT
 
-from april_rl.rewards.builtin import landlock, sandbox, seccomp
-from april_rl.rewards.builtin.probe import (
+from april_rl.rewards.code import landlock, sandbox, seccomp
+from april_rl.rewards.code.probe import (
     Isolation,
     Threat,
     check_isolation,
     check_start,
     probe,
 )
-from april_rl.rewards.builtin.sandbox import Check, Level, Sandbox, SandboxError
+from april_rl.rewards.code.sandbox import Check, Level, Sandbox, SandboxError
 
 needs_landlock = pytest.mark.skipif(
     landlock.abi_version() == 0 or not seccomp.is_supported(),
@@ -45,7 +45,7 @@ def test_landlock_stops_every_threat_of_the_self_test() -> None:
 def test_older_kernels_stop_every_threat_too(abi: int, monkeypatch: pytest.MonkeyPatch) -> None:
     in_jail(
         monkeypatch,
-        f"from april_rl.rewards.builtin import landlock as l; l.abi_version = lambda: {abi}",
+        f"from april_rl.rewards.code import landlock as l; l.abi_version = lambda: {abi}",
     )
     assert probe(LANDLOCK).stopped == set(Threat)
 
@@ -73,7 +73,7 @@ def test_the_self_test_sees_what_limits_alone_let_pass(monkeypatch: pytest.Monke
 def test_the_self_test_sees_a_hole_in_the_filter(
     rule: str, threat: Threat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_jail(monkeypatch, f"from april_rl.rewards.builtin import seccomp as s; {rule}")
+    in_jail(monkeypatch, f"from april_rl.rewards.code import seccomp as s; {rule}")
     assert threat not in probe(LANDLOCK).stopped
     with pytest.raises(SandboxError, match=f"does not stop {threat}.*sandbox: none"):
         check_isolation(LANDLOCK)
@@ -236,7 +236,7 @@ def test_code_does_not_outlive_its_reward_process(level: Level, name: str) -> No
         "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)"
     )
     script = (
-        "from april_rl.rewards.builtin.sandbox import Level, Sandbox\n"
+        "from april_rl.rewards.code.sandbox import Level, Sandbox\n"
         f"with Sandbox(level=Level({level.value!r})).opened({stays!r}, timeout_s=60.0) as opened:\n"
         "    opened.run(wall_s=600.0)"
     )

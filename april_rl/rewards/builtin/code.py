@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from april_rl.rewards.builtin.code_tests import Case, read_tests
-from april_rl.rewards.builtin.probe import Isolation, check_isolation, probe
-from april_rl.rewards.builtin.sandbox import Check, Level, Sandbox, SandboxError
+from april_rl.rewards.code.probe import Isolation, check_isolation, probe
+from april_rl.rewards.code.sandbox import Check, Level, Sandbox, SandboxError
+from april_rl.rewards.code.task_tests import Case, read_tests
+from april_rl.rewards.extraction import THINK_END
 from april_rl.rewards.loading import Context, Reward
 
 FENCE = "```"
 OPENING = {f"{FENCE}{name}" for name in ("python", "python3", "py")}
-THINK_END = "</think>"
 WALL_PER_CPU = 2.0  # a run may take this much wall time for its CPU time
 SLACK_S = 1.0  # between the limit of a response here and the end of its reward process
 

@@ -13,19 +13,16 @@ from typing import Any
 
 import xxhash
 from openai import (
-    APIConnectionError,
-    APIStatusError,
     AsyncOpenAI,
     AuthenticationError,
-    InternalServerError,
     NotFoundError,
     OpenAIError,
     PermissionDeniedError,
-    RateLimitError,
 )
 
 from april_rl.rewards.builtin.judge_cache import JudgeCache, request_key
 from april_rl.rewards.builtin.questions import text_of, with_question
+from april_rl.rewards.extraction import THINK_END
 from april_rl.rewards.loading import Context, Reward
 
 TEMPLATE = """You grade a response to a question against a reference answer.
@@ -45,9 +42,6 @@ Does the response come to the reference answer? Reply with one line: "Verdict: y
 VERDICT = r"(?im)^\W*verdict\W*?[:=]\W*?(yes|no|[01](?:\.\d+)?|\.\d+)\b"
 WORDS = {"yes": 1.0, "no": 0.0}
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
-THINK_END = "</think>"
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
-TRANSIENT = (RateLimitError, InternalServerError, APIConnectionError, TimeoutError)
 MISCONFIGURED = (AuthenticationError, PermissionDeniedError, NotFoundError)
 
 CACHE = "judge_replies.sqlite"  # in the run directory
@@ -70,12 +64,11 @@ def build(
     """
     path = None if context.folder is None else str(context.folder / CACHE)
     judge = Judge(base_url=base_url, model=model, cache=cache or path, **args)
-    longest_s = judge.timeout_s * (1 + judge.max_retries)
-    if longest_s >= context.hard_timeout_s:
+    if judge.longest_s >= context.hard_timeout_s:
         raise ValueError(
             f"args.timeout_s={judge.timeout_s:g} and args.max_retries={judge.max_retries} may take "
-            f"{longest_s:g} s a response; reward.hard_timeout_s={context.hard_timeout_s:g} must be "
-            "above that"
+            f"{judge.longest_s:g} s a response; reward.hard_timeout_s={context.hard_timeout_s:g} "
+            "must be above that"
         )
     return with_question(judge.score, prompt_column, last_failure=lambda: judge.last_failure)
 
@@ -98,7 +91,7 @@ class Judge:
     )
     api_key_env: str | None = None  # environment variable with the key; null: there is none
     timeout_s: float = 30.0  # of one attempt
-    max_retries: int = 2  # after status 429 or 5xx, a time-out or a lost connection
+    max_retries: int = 2  # of the client: after a time-out, a lost connection, status 429 or 5xx
     concurrency: int = 8  # requests at a time, of one reward process
     cache: str | None = None  # SQLite file of replies, shared by all processes; null: no cache
     max_tokens: int = 512  # of a reply
@@ -116,6 +109,11 @@ class Judge:
             raise ValueError(
                 f"args.api_key_env={self.api_key_env}: there is no such environment variable"
             )
+
+    @property
+    def longest_s(self) -> float:
+        """Return how long all attempts for a response may take, with the pauses between them."""
+        return self.timeout_s * (1 + self.max_retries)
 
     async def score(
         self,
@@ -137,7 +135,12 @@ class Judge:
         shown = [text_of(question) for question in (prompts if questions is None else questions)]
         limit = asyncio.Semaphore(self.concurrency)
         key = "none" if self.api_key_env is None else os.environ[self.api_key_env]
-        client = AsyncOpenAI(base_url=self.base_url, api_key=key, max_retries=0)
+        client = AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=key,
+            timeout=self.timeout_s,
+            max_retries=self.max_retries,
+        )
         cache = nullcontext() if self.cache is None else closing(JudgeCache(self.cache))
         async with client:
             with cache as replies:
@@ -199,23 +202,17 @@ class Judge:
 
     async def _reply(self, client: AsyncOpenAI, request: dict[str, object]) -> str | None:
         """Return the text of a reply; None when no attempt got one."""
-        for attempt in range(self.max_retries + 1):
-            try:
-                async with asyncio.timeout(self.timeout_s):
-                    raw = await client.post("/chat/completions", body=request, cast_to=str)
-                return self._content(raw)
-            except MISCONFIGURED as error:
-                message = f"{self.base_url}, model {self.model}: {error.message}"
-                raise type(error)(message, response=error.response, body=error.body) from None
-            except TRANSIENT as error:
-                said = str(error) or type(error).__name__
-                self.last_failure = f"the judge {self.model} failed {attempt + 1} times: {said}"
-                if attempt < self.max_retries:
-                    await asyncio.sleep(_pause_s(error, attempt))
-            except OpenAIError as error:
-                self.last_failure = f"the judge {self.model} refused a request: {error}"
-                return None
-        return None
+        try:
+            async with asyncio.timeout(self.longest_s):
+                raw = await client.post("/chat/completions", body=request, cast_to=str)
+        except MISCONFIGURED as error:
+            message = f"{self.base_url}, model {self.model}: {error.message}"
+            raise type(error)(message, response=error.response, body=error.body) from None
+        except (OpenAIError, TimeoutError) as error:
+            said = str(error) or f"no reply within {self.longest_s:g} s"
+            self.last_failure = f"the judge {self.model} failed: {said}"
+            return None
+        return self._content(raw)
 
     def _content(self, raw: str) -> str | None:
         """Return the text in the body of a chat completion; None when it holds none."""
@@ -227,14 +224,3 @@ class Judge:
             return content
         self.last_failure = f"{self.base_url} sent no chat completion: {raw!r:.80}"
         return None
-
-
-def _pause_s(error: Exception, attempt: int) -> float:
-    """Return how long to wait before the next attempt: what the server says, else twice as long
-    each time, within bounds.
-    """
-    wanted = FIRST_PAUSE_S * 2.0**attempt
-    if isinstance(error, APIStatusError):
-        said = error.response.headers.get("retry-after", "")
-        wanted = float(said) if said.isdigit() else wanted
-    return min(wanted, LONGEST_PAUSE_S)

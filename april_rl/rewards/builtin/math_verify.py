@@ -6,8 +6,7 @@ What math-verify cannot read is wrong. A response on which it takes longer than
 
 from __future__ import annotations
 
-from april_rl.rewards.jobs import Verdict
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Context, Reward, SoftTimeout
 from april_rl.rewards.math_reward import SoftTimeoutError, score_math
 
 START_S = 30.0  # limit of the first call
@@ -18,19 +17,19 @@ def build(context: Context) -> Reward:
     # math-verify loads libraries at its first call; that must not count against a response.
     score_math(r"\boxed{1}", "1", soft_timeout_s=START_S)
 
-    def value(response: str, answer: str) -> float | Verdict:
+    def value(response: str, answer: str) -> float:
         try:
             return score_math(
                 response, answer, how=context.extract, soft_timeout_s=context.soft_timeout_s
             )
         except SoftTimeoutError:
-            return Verdict(outcome="soft_timeout", value=0.0)
+            return SoftTimeout(0.0)
 
     def math_verify(
         prompts: list[str],  # noqa: ARG001
         responses: list[str],
         answers: list[str],
-    ) -> list[float | Verdict]:
+    ) -> list[float]:
         return list(map(value, responses, answers))
 
     return Reward(call=math_verify)

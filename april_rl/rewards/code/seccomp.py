@@ -13,7 +13,7 @@ import ctypes
 import errno
 import platform
 
-from april_rl.rewards.builtin.landlock import PR_SET_NO_NEW_PRIVS, checked, libc
+from april_rl.rewards.code.landlock import PR_SET_NO_NEW_PRIVS, checked, libc
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 PR_GET_SECCOMP = 21

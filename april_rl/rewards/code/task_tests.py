@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from april_rl.rewards.builtin.sandbox import Check
+from april_rl.rewards.code.sandbox import Check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

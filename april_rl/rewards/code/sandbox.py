@@ -24,13 +24,13 @@ from typing import IO, Any, Literal
 
 import april_rl
 from april_rl.errors import RunError
-from april_rl.rewards.builtin import seccomp
-from april_rl.rewards.builtin.jail import MAX_OUTPUT_BYTES
+from april_rl.rewards.code import seccomp
+from april_rl.rewards.code.jail import MAX_OUTPUT_BYTES
+from april_rl.rewards.plugins import GIB
 
 START_S = 20.0  # limit for closing a sandbox before its code runs
 MAX_ANSWER_BYTES = 4096
 MAX_REPORT_BYTES = 1 << 20  # more than ten thousand tests
-GIB = 1 << 30
 ENVIRONMENT = {
     "HOME": "/nonexistent",
     "LANG": "C.UTF-8",
@@ -42,7 +42,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 PACKAGE = Path(april_rl.__file__).parent
 BOOTSTRAP = (
     f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); "
-    "from april_rl.rewards.builtin.jail import main; del sys.path[0]; main(sys.argv[1:])"
+    "from april_rl.rewards.code.jail import main; del sys.path[0]; main(sys.argv[1:])"
 )
 
 

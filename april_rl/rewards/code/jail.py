@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from april_rl.rewards.builtin import landlock, seccomp
+from april_rl.rewards.code import landlock, seccomp
 
 CAPABILITY_VERSION_3 = 0x20080522
 MAX_OUTPUT_BYTES = 16 << 20  # per file, and so of all that is printed
