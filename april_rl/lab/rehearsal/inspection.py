@@ -9,7 +9,7 @@ from textwrap import indent
 import numpy as np
 
 from april_rl.lab.rehearsal.findings import Finding
-from april_rl.rewards.forms import FORMS, another_answer, asked_form, stated
+from april_rl.lab.rehearsal.forms import FORMS, another_answer, asked_form, stated
 from april_rl.types import Prompt
 
 _NUM_TRIED = 4  # prompts whose answers are rated
