@@ -12,9 +12,9 @@ import numpy as np
 
 from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
 from april_rl.metrics import Metrics
-from april_rl.rollout.engine_cost import TickWork
 from april_rl.rollout.ports import Engines, Scorer
 from april_rl.rollout.requests import Requests
+from april_rl.rollout.ticks import TickWork
 from april_rl.types import Completion, Prompt, Sample, SampleId, Sampling
 
 
