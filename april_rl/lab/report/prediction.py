@@ -17,7 +17,7 @@ from april_rl.rollout.timeline import Timeline, timeline_of
 
 _FACTORS = (1.5, 2.0, 3.0)
 _NUM_STEPS, _WARMUP_STEPS = 6, 4
-NUM_FILES = 4  # of samples and of timelines: a large model's samples of a step take 100 MB
+NUM_FILES = 4  # of samples and timelines: samples of a large model take hundreds of MB a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
