@@ -50,9 +50,7 @@ class Evaluator:
         self._slots = -(-num_slots // engines.num_engines)
         self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
         self._seed = seed
-        self.work: list[
-            TickWork
-        ] = []  # of every tick so far, from which an engine's cost is fitted
+        self.work: list[TickWork] = []  # of every tick so far
 
     def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> Outcome:
         """Return every response with its reward; call `on_progress` with the number of finished

@@ -58,10 +58,10 @@ class Timeline:
             (*span[:3], round(span.sent_s, 4), round(span.ended_s, 4), *span[5:])
             for span in self.spans
         ]
-        fields = asdict(self) | {"slots": {str(e): n for e, n in self.slots.items()}}
         ticks = [(*tick[:-1], round(tick.elapsed_s, 6)) for tick in self.ticks]
-        fields |= {"columns": Span._fields, "spans": spans}
-        return fields | {"tick_columns": TickWork._fields, "ticks": ticks}
+        fields = asdict(self) | {"slots": {str(e): n for e, n in self.slots.items()}}
+        fields |= {"columns": Span._fields, "tick_columns": TickWork._fields}
+        return fields | {"spans": spans, "ticks": ticks}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:

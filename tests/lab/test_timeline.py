@@ -17,7 +17,6 @@ from april_rl.rollout.collector import Collection
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.rollout.rollout_metrics import rollout_metrics
-from april_rl.rollout.ticks import Completions, Tick
 from april_rl.rollout.timeline import Span, Timeline, timeline_of
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.timeline_file import read_timeline, write_timeline
@@ -132,17 +131,7 @@ def test_a_timeline_of_an_older_run_has_no_ticks(tmp_path: Path) -> None:
 def test_a_timeline_has_at_most_256_ticks_evenly_spread(num_ticks: int, expected: int) -> None:
     """Ticks that computed nothing are left out. Fails when the first ones are taken."""
     record = StepRecord(policy_version=0, num_slots=1, clock=lambda: 0.0)
-    idle = Tick(
-        finished=Completions(),
-        num_running=0,
-        num_queued=0,
-        engine_steps=0,
-        slot_steps=0,
-        context_token_steps=0,
-        generated_tokens=0,
-        prefilled_tokens=0,
-        elapsed_s=0.0,
-    )
+    idle = replace(STEPS_SEEN[0][0].record.ticks[0].tick, engine_steps=0)
     for number in range(num_ticks):
         record.ticks += [
             EngineTick(0, replace(idle, engine_steps=1, elapsed_s=float(number))),

@@ -71,14 +71,11 @@ def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:
         )
     half = (len(paths) + 1) // 2
     ticks: list[TickWork] = []
-    for number, path in enumerate(paths):
-        if number >= min(half, num_files or half) and len(ticks) >= MIN_TICKS:
-            break
-        try:
-            ticks += read_timeline(path).ticks
-        except ValueError as error:
-            raise RecordedRunError(str(error)) from error
     try:
+        for number, path in enumerate(paths):
+            if number >= min(half, num_files or half) and len(ticks) >= MIN_TICKS:
+                break
+            ticks += read_timeline(path).ticks
         return fit_cost(ticks)
     except ValueError as error:
         raise RecordedRunError(
