@@ -9,7 +9,6 @@ import pytest
 from command_line import command, run
 
 from april_rl.tracking import figures
-from april_rl.tracking.timeline_file import read_timeline
 
 
 @pytest.mark.slow
@@ -45,9 +44,6 @@ def test_a_short_run_warns_of_its_prompts_and_shows_its_samples(tmp_path: Path) 
     for folder, suffix in (("samples", "jsonl"), ("timeline", "json")):
         for step in (1, 3):
             assert (tmp_path / "run" / folder / f"step_{step:05d}.{suffix}").is_file()
-    timeline = read_timeline(tmp_path / "run" / "timeline" / "step_00001.json")
-    assert sum(tick.prefilled_tokens for tick in timeline.ticks) > 0
-    assert min(tick.elapsed_s for tick in timeline.ticks) > 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("Samples of step 1<") == page.count("Samples of step 3<") == 1
     assert "reward 0.00" in page
