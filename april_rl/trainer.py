@@ -23,7 +23,6 @@ from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.engine_cost import engine_metrics
 from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.timeline import timeline_of
 from april_rl.runtime.interrupts import Interrupts
@@ -187,7 +186,6 @@ class Trainer:
         return Metrics(
             {
                 **rollout_metrics(collection.record, num_needed=self._num_needed),
-                **engine_metrics([tick for _, tick in collection.record.ticks]),
                 **batch.metrics,
                 **self._reward_metrics(collection),
                 **update,

@@ -8,11 +8,11 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from april_rl.config import TrainConfig
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.metrics import Metrics
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.engine_cost import EngineCost, engine_metrics
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.timeline import timeline_of
@@ -98,7 +98,6 @@ def _row(collection: Collection, version: int) -> dict[str, float]:
     metrics = Metrics(
         {
             **rollout_metrics(collection.record, num_needed=NUM_GROUPS * GROUP_SIZE),
-            **engine_metrics([tick for _, tick in collection.record.ticks]),
             **collection.metrics,
             **shares,
         }

@@ -20,7 +20,7 @@ from april_rl.errors import RunError
 from april_rl.evaluation.evaluate import Evaluated, evaluate
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
-from april_rl.rollout.engine_cost import TickWork
+from april_rl.rollout.ticks import TickWork
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engine_sleep import with_resume
 from april_rl.runtime.engines import RayEngines

@@ -14,11 +14,11 @@ from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
 from april_rl.metrics import Metrics
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength, RequestRules
-from april_rl.rollout.engine_cost import TickWork
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.ports import Engines, Scorer
 from april_rl.rollout.record import StepRecord
 from april_rl.rollout.step import Step, StepRules
+from april_rl.rollout.ticks import TickWork
 from april_rl.types import Prompt, Sampling, ScoredGroup
 
 
@@ -56,7 +56,7 @@ class Evaluator:
         self._num_slots = num_slots
         self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
         self._seed = seed
-        self.work: list[TickWork] = []  # of every tick, from which an engine's cost is fitted
+        self.work: list[TickWork] = []  # of every tick so far
 
     def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> Outcome:
         """Return every response with its reward; call `on_progress` with the number of samples of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,22 @@ class Tick:
     preempted_tokens: int = 0  # tokens whose KV cache was lost by that
     kv_cache_frac: float = 0.0  # largest share of the KV cache in use
     failed_attempts: int = 0  # requests that went wrong, and were tried again or given up
+
+
+class TickWork(NamedTuple):
+    """Work of an engine in one tick, and the seconds it took."""
+
+    engine_steps: int
+    slot_steps: int
+    context_token_steps: int
+    prefilled_tokens: int
+    elapsed_s: float
+
+    @classmethod
+    def of(cls, tick: Tick) -> TickWork:
+        """Return the work of `tick`, without its completions."""
+        work = tick.engine_steps, tick.slot_steps, tick.context_token_steps, tick.prefilled_tokens
+        return cls(*work, tick.elapsed_s)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,5 @@
-"""Timeline of a step's rollout: when each sample was sent to an engine and when it came back.
+"""Timeline of a step's rollout: when each sample was sent to an engine and when it came back, and
+what work the engines did.
 
 Times are seconds since the rollout began, with the resolution of an engine's ticks.
 """
@@ -11,6 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
 from april_rl.rollout.record import StepRecord
+from april_rl.rollout.ticks import TickWork
+
+_MAX_TICKS = 256  # of a step, evenly spread
 
 
 class Span(NamedTuple):
@@ -37,22 +41,27 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Every sample that engines computed in one step's rollout."""
+    """Every sample that engines computed in one step's rollout, and the work of their ticks."""
 
     policy_version: int
     time_s: float  # duration of the whole rollout
     stop_s: float  # the part at its end that aborting and parking took
     slots: Mapping[int, int]  # engine: its number of slots
     spans: tuple[Span, ...]  # in the order they were sent
+    ticks: tuple[TickWork, ...]  # ticks that computed something, at most _MAX_TICKS
 
     def plain(self) -> dict[str, Any]:
-        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms."""
+        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms, and those of
+        ticks to 1 µs.
+        """
         spans = [
             (*span[:3], round(span.sent_s, 4), round(span.ended_s, 4), *span[5:])
             for span in self.spans
         ]
+        ticks = [(*tick[:-1], round(tick.elapsed_s, 6)) for tick in self.ticks]
         fields = asdict(self) | {"slots": {str(e): n for e, n in self.slots.items()}}
-        return fields | {"columns": Span._fields, "spans": spans}
+        fields |= {"columns": Span._fields, "tick_columns": TickWork._fields}
+        return fields | {"spans": spans, "ticks": ticks}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
@@ -66,6 +75,7 @@ class Timeline:
             stop_s=float(plain["stop_s"]),
             slots={int(engine): int(n) for engine, n in plain["slots"].items()},
             spans=tuple(Span(*values) for values in plain["spans"]),
+            ticks=tuple(TickWork(*values) for values in plain.get("ticks", ())),  # older: none
         )
 
     def bars(self) -> Iterator[Bar]:
@@ -106,10 +116,12 @@ def timeline_of(record: StepRecord) -> Timeline:
                     is_finished=found.finish_reason is not None,
                 )
             )
+    ticks = [TickWork.of(tick) for _, tick in record.ticks if tick.engine_steps]
     return Timeline(
         policy_version=record.policy_version,
         time_s=record.time_s,
         stop_s=record.stop_s,
         slots={sent.engine: sent.slots for sent in record.sent},
         spans=tuple(spans),
+        ticks=tuple(ticks[:: -(-len(ticks) // _MAX_TICKS) or 1]),
     )

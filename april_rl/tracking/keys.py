@@ -221,16 +221,6 @@ _OTHERS = (
         ),
     ),
     *_stage(
-        "engine",
-        frozen=(),
-        more=(
-            "step_s | s | fitted cost of an engine step",
-            "sample_s | s | fitted cost of each sample in an engine step",
-            "context_token_s | s | fitted cost of each token that attention reads",
-            "prefill_token_s | s | fitted cost of each prefilled token",
-        ),
-    ),
-    *_stage(
         "memory",
         frozen=(),
         more=(

@@ -1,51 +1,44 @@
-"""An engine's cost: the fit recovers it from noisy ticks, and every step records it."""
+"""An engine's cost: the fit recovers it from noisy ticks, and the timelines of a run tell it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
 from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.recorded_run import RecordedRunError, read_cost
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.engine_cost import MIN_TICKS, EngineCost, engine_metrics, fit_cost
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.rollout_metrics import rollout_metrics
-from april_rl.rollout.ticks import Completions, Tick
+from april_rl.rollout.ticks import TickWork
+from april_rl.rollout.timeline import Timeline, timeline_of
+from april_rl.tracking.timeline_file import write_timeline
 
 COST = EngineCost(step_s=3e-3, sample_s=4e-5, context_token_s=6e-8, prefill_token_s=2e-5)
 
 
 def tick(
     elapsed_s: float, *, steps: int = 8, samples: int = 1, context: int = 0, prefill: int = 0
-) -> Tick:
-    """Return a tick with `samples` in flight that hold `context` tokens."""
-    return Tick(
-        finished=Completions(),
-        num_running=samples,
-        num_queued=0,
-        engine_steps=steps,
-        slot_steps=steps * samples,
-        context_token_steps=steps * context,
-        generated_tokens=steps * samples,
-        prefilled_tokens=prefill,
-        elapsed_s=elapsed_s,
-    )
+) -> TickWork:
+    """Return the work of a tick with `samples` in flight that hold `context` tokens."""
+    return TickWork(steps, steps * samples, steps * context, prefill, elapsed_s)
 
 
-def seconds(work: Tick, cost: EngineCost = COST) -> float:
+def seconds(work: TickWork, cost: EngineCost = COST) -> float:
     """Return the seconds that the tick's work costs."""
-    return cost.seconds(
-        engine_steps=work.engine_steps,
-        slot_steps=work.slot_steps,
-        context_token_steps=work.context_token_steps,
-        prefilled_tokens=work.prefilled_tokens,
-    )
+    counts = work._asdict()
+    del counts["elapsed_s"]
+    return cost.seconds(**counts)
 
 
-def ticks_of_a_run(*, noise: float, held_up: float, seed: int = 0) -> list[Tick]:
+def ticks_of_a_run(*, noise: float, held_up: float, seed: int = 0) -> list[TickWork]:
     """300 ticks of varied work, with relative noise; a share of them takes 2.5 times as long."""
     rng = np.random.default_rng(seed)
     ticks = []
@@ -59,14 +52,7 @@ def ticks_of_a_run(*, noise: float, held_up: float, seed: int = 0) -> list[Tick]
         )
         elapsed_s = seconds(work) * (1 + noise * rng.standard_normal())
         elapsed_s *= 2.5 if rng.random() < held_up else 1
-        ticks.append(
-            tick(
-                elapsed_s,
-                samples=samples,
-                context=work.context_token_steps // 8,
-                prefill=work.prefilled_tokens,
-            )
-        )
+        ticks.append(work._replace(elapsed_s=elapsed_s))
     return ticks
 
 
@@ -103,9 +89,7 @@ def test_the_fit_predicts_ticks_of_a_constant_batch_size():
     """Fails when proportional columns make the normal equations blow up."""
     rng = np.random.default_rng(1)
     works = [tick(0.0, samples=64, context=64 * int(rng.integers(100, 900))) for _ in range(50)]
-    ticks = [
-        tick(seconds(work), samples=64, context=work.context_token_steps // 8) for work in works
-    ]
+    ticks = [work._replace(elapsed_s=seconds(work)) for work in works]
     found = fit_cost(ticks)
     assert [seconds(t, found) for t in ticks] == pytest.approx([t.elapsed_s for t in ticks])
 
@@ -117,13 +101,19 @@ def test_too_few_ticks_are_an_error_that_says_how_many_are_needed():
         fit_cost([*idle, *ticks_of_a_run(noise=0.0, held_up=0.0)[:7]])
 
 
-def test_a_step_records_the_cost_of_its_engines():
-    """Fails when the metrics are of ticks of another engine's count, or a term is left out."""
+def test_a_recorded_step_tells_the_cost_of_its_engines(tmp_path):
+    """Fails when the ticks are of another engine's count, or a count is left out of the file."""
     seen: list[dict[str, float]] = []
 
-    def record(_: int, collection: Collection) -> None:
-        read = rollout_metrics(collection.record, num_needed=32).read()
-        seen.append({**read, **engine_metrics([tick for _, tick in collection.record.ticks])})
+    def record(version: int, collection: Collection) -> None:
+        seen.append(rollout_metrics(collection.record, num_needed=32).read())
+        run_dir = tmp_path / str(version)
+        write_timeline(run_dir / "timeline", 1, timeline_of(collection.record))
+        found = read_cost(run_dir)
+        assert found.step_s == pytest.approx(COST.step_s, rel=0.01)
+        assert found.sample_s == pytest.approx(COST.sample_s, rel=0.01)
+        assert found.context_token_s == pytest.approx(COST.context_token_s, rel=0.05)
+        assert found.prefill_token_s == pytest.approx(COST.prefill_token_s, rel=0.01)
 
     scenario = Scenario(
         cost=COST,
@@ -142,11 +132,49 @@ def test_a_step_records_the_cost_of_its_engines():
         warmup_steps=0,
         on_step=record,
     )
+    assert len(seen) == 2
     for metrics in seen:
-        assert metrics["engine/step_s"] == pytest.approx(COST.step_s, rel=0.01)
-        assert metrics["engine/sample_s"] == pytest.approx(COST.sample_s, rel=0.01)
-        assert metrics["engine/context_token_s"] == pytest.approx(COST.context_token_s, rel=0.05)
-        assert metrics["engine/prefill_token_s"] == pytest.approx(COST.prefill_token_s, rel=0.01)
         assert 0.5 * metrics["rollout/time_s"] < metrics["rollout/engine_s"]
         assert metrics["rollout/engine_s"] <= metrics["rollout/time_s"]
         assert metrics["rollout/prompt_tokens_mean"] == 20
+
+
+def write_ticks(run_dir: Path, step: int, ticks: Sequence[TickWork]) -> None:
+    """Write a timeline with these ticks alone."""
+    timeline = Timeline(
+        policy_version=0, time_s=1.0, stop_s=0.0, slots={}, spans=(), ticks=tuple(ticks)
+    )
+    write_timeline(run_dir / "timeline", step, timeline)
+
+
+def slower(ticks: Sequence[TickWork], times: float) -> list[TickWork]:
+    return [work._replace(elapsed_s=times * work.elapsed_s) for work in ticks]
+
+
+@pytest.mark.parametrize(("num_files", "expected"), [(None, 2.0), (1, 1.0)])
+def test_the_cost_of_a_run_is_that_of_its_later_half(tmp_path, num_files, expected):
+    """Fails when the first steps count, in which caches are cold."""
+    ticks = ticks_of_a_run(noise=0.0, held_up=0.0)
+    for step, times in ((1, 9.0), (10, 9.0), (20, 2.0), (30, expected)):
+        write_ticks(tmp_path, step, slower(ticks, times))
+    found = read_cost(tmp_path, num_files=num_files)
+    assert found.step_s == pytest.approx(expected * COST.step_s, rel=0.01)
+
+
+def test_earlier_steps_count_where_the_later_ones_have_too_few_ticks(tmp_path):
+    """As in a run whose last steps found their groups ready. Fails when the half is the limit."""
+    ticks = ticks_of_a_run(noise=0.0, held_up=0.0)
+    write_ticks(tmp_path, 1, slower(ticks, 9.0))
+    write_ticks(tmp_path, 10, ticks)
+    for step in (20, 30, 31):
+        write_ticks(tmp_path, step, ticks[:1])
+    assert read_cost(tmp_path).step_s == pytest.approx(COST.step_s, rel=0.01)
+
+
+def test_a_run_without_timelines_or_ticks_is_refused_with_what_to_set(tmp_path):
+    """Fails when either ends in a traceback, or is replaced by a guess."""
+    with pytest.raises(RecordedRunError, match=r"no timeline .* tracking\.save_samples_every=1"):
+        read_cost(tmp_path)
+    write_ticks(tmp_path, 1, ticks_of_a_run(noise=0.0, held_up=0.0)[:7])
+    with pytest.raises(RecordedRunError, match=r"got 7\. .* tracking\.save_samples_every=1"):
+        read_cost(tmp_path)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from light_samples import PROMPT
 
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal, finished_lengths
 from april_rl.lab.simulator.scaled_down import scaled_down
 from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.lab.tuning.evidence import Evidence
 from april_rl.lab.tuning.prediction import Comparison, predict
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.record import GroupEvents, Returned, StepRecord
 from april_rl.rollout.stop_rule import Lost

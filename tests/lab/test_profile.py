@@ -11,10 +11,10 @@ import pytest
 from command_line import write_task
 
 from april_rl.lab.commands.profile import main
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Recorded
 from april_rl.lab.simulator.profile import Profile, advice, predicted
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.rollout.engine_cost import EngineCost
 
 COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
 FACTORS = (1.5, 2.0, 3.0)

@@ -180,7 +180,7 @@ def told(run: RunFiles, prediction: Prediction | None = None, **changes: object)
         ({"staleness/age_max": 5}, r"The staleness cap binds: in 100 % .* age 5 was trained"),
         ({"staleness/masked_tokens": 10}, r"70 tokens were older than the cap"),
         (
-            {"rollout/reprefill_tokens": 300, "engine/prefill_token_s": 1e-3, "rollout/time_s": 2},
+            {"rollout/reprefill_tokens": 30_000, "rollout/time_s": 2},
             r"15 % of the rollouts went into prefilling parked samples again.*resume=keep",
         ),
         ({"rollout/preempted_samples": 3}, r"lost their KV cache 21 times"),

@@ -16,14 +16,16 @@ from source_tree import ROOT
 from april_rl.config import TrainConfig
 from april_rl.lab.commands.simulate import main
 from april_rl.lab.simulator.april_paper import paper_cases, simulate_case
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.engine_cost import EngineCost, engine_metrics
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.rollout_metrics import rollout_metrics
+from april_rl.rollout.timeline import timeline_of
 from april_rl.tracking.metrics_file import MetricsFile
 from april_rl.tracking.samples_file import SampleRecord, write_samples
+from april_rl.tracking.timeline_file import write_timeline
 
 NUM_GROUPS, GROUP_SIZE, BUDGET = 8, 4, 600
 SCENARIO = Scenario(
@@ -56,12 +58,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
         def record(version: int, collection: Collection) -> None:
             of = collection.record
             metrics = rollout_metrics(of, num_needed=NUM_GROUPS * GROUP_SIZE).read()
-            metrics |= engine_metrics([tick for _, tick in of.ticks])
             flat = sum(not group.has_signal for group in collection.groups) / NUM_GROUPS
             step_s = metrics["rollout/time_s"] + SCENARIO.rest_s
             own = {"reward/no_signal_frac": flat, "time/step_s": step_s}
             file.append(version + 1, {**metrics, **own})
             write_samples(run_dir / "samples", version + 1, _records(collection, version))
+            write_timeline(run_dir / "timeline", version + 1, timeline_of(of))
 
         outcome = simulate(
             SCENARIO,
@@ -211,11 +213,10 @@ def test_a_run_that_lacks_something_is_refused_by_name(capsys, recorded, tmp_pat
         "step_00001.jsonl:1 is not a recorded sample"
         in message_of(capsys, "--run", str(tmp_path))[1]
     )
-    with MetricsFile(tmp_path / "old.jsonl") as old:
-        old.append(1, {"rollout/time_s": 1.0})
-    (tmp_path / "old.jsonl").replace(tmp_path / "metrics.jsonl")
+    (tmp_path / "samples" / "step_00001.jsonl").write_text('{"prompt_id": 3, "num_tokens": 9}\n')
     status, found = message_of(capsys, "--run", str(tmp_path))
-    assert (status, "has no step with engine/step_s" in found) == (1, True)
+    missing = "timeline holds no timeline of a step: run with tracking.save_samples_every=1"
+    assert (status, missing in found) == (1, True)
     own = (*PRESET[2:4], "--run", str(run_dir))
     assert "have no effect with --run" in message_of(capsys, *own)[1]
 

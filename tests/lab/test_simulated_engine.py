@@ -8,6 +8,7 @@ from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import (
     LengthDistribution,
     Lognormal,
@@ -20,7 +21,6 @@ from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.simulator.world import DelayedScorer, NumberedPrompts, VirtualClock
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.in_process import SerialEngines, SingleEngine
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.step import StepRules

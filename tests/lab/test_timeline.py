@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from light_samples import PROMPT, completion
 
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.timeline import Span, Timeline, timeline_of
 from april_rl.tracking.samples_file import records_of
@@ -105,12 +106,41 @@ def test_a_timeline_survives_its_file(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["columns"] == list(Span._fields)
     found = read_timeline(path)
     assert found.slots == timeline.slots
+    assert [tick[:-1] for tick in found.ticks] == [tick[:-1] for tick in timeline.ticks]
+    assert [t.elapsed_s for t in found.ticks] == pytest.approx(
+        [t.elapsed_s for t in timeline.ticks]
+    )
     assert [s._replace(sent_s=0, ended_s=0) for s in found.spans] == [
         s._replace(sent_s=0, ended_s=0) for s in timeline.spans
     ]
     assert [s.ended_s for s in found.spans] == pytest.approx(
         [s.ended_s for s in timeline.spans], abs=1e-4
     )
+
+
+def test_a_timeline_of_an_older_run_has_no_ticks(tmp_path: Path) -> None:
+    """Fails when the report of such a run ends in an error."""
+    path = write_timeline(tmp_path, 2, STEPS_SEEN[1][1])
+    plain = json.loads(path.read_text())
+    del plain["ticks"], plain["tick_columns"]
+    path.write_text(json.dumps(plain))
+    assert read_timeline(path).ticks == ()
+
+
+@pytest.mark.parametrize(("num_ticks", "expected"), [(0, 0), (9, 9), (600, 200)])
+def test_a_timeline_has_at_most_256_ticks_evenly_spread(num_ticks: int, expected: int) -> None:
+    """Ticks that computed nothing are left out. Fails when the first ones are taken."""
+    record = StepRecord(policy_version=0, num_slots=1, clock=lambda: 0.0)
+    idle = replace(STEPS_SEEN[0][0].record.ticks[0].tick, engine_steps=0)
+    for number in range(num_ticks):
+        record.ticks += [
+            EngineTick(0, replace(idle, engine_steps=1, elapsed_s=float(number))),
+            EngineTick(0, idle),
+        ]
+    ticks = timeline_of(record).ticks
+    step = 3 if num_ticks > 256 else 1
+    assert [tick.elapsed_s for tick in ticks] == list(range(0, num_ticks, step))
+    assert len(ticks) == expected
 
 
 def test_a_broken_timeline_file_is_named(tmp_path: Path) -> None:

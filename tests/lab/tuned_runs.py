@@ -11,12 +11,12 @@ from functools import cache
 
 import numpy as np
 
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.prediction import Comparison, Prediction, predict
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.engine_cost import EngineCost
 from april_rl.types import SampleId
 
 TAIL = Lognormal(median_tokens=100, sigma=1.0, correlation=0.3)

@@ -34,6 +34,7 @@ from april_rl.evaluation.settings import SetSampling
 from april_rl.metrics import Mean, Metrics, Sum
 from april_rl.tracking import keys
 from april_rl.tracking.plain_view import PlainView
+from april_rl.tracking.timeline_file import read_timeline
 from april_rl.trainer import Trainer
 from april_rl.types import Prompt
 
@@ -278,6 +279,13 @@ def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_goes_on(
     run(settings(num_steps=3), tmp_path)
     assert len(rows_of(tmp_path)) > 3
     assert capsys.readouterr().out.count("engine and learner disagree by 0.12 nats") == 1
+
+
+def test_the_timeline_of_a_saved_step_has_the_ticks_of_its_engine(tmp_path: Path) -> None:
+    run(settings(num_steps=2), tmp_path)
+    for row in rows_of(tmp_path)[-2:]:
+        found = read_timeline(tmp_path / "timeline" / f"step_{row['step']:05d}.json")
+        assert sum(tick.elapsed_s for tick in found.ticks) == row["rollout/engine_s"] > 0
 
 
 def test_a_checkpoint_has_the_states_of_the_rewards(tmp_path: Path) -> None:

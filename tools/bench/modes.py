@@ -12,17 +12,17 @@ from typing import Protocol
 
 import numpy as np
 
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 from april_rl.lab.simulator.world import DelayedScorer, VirtualClock
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.engine_cost import EngineCost, TickWork
 from april_rl.rollout.in_process import SerialEngines, SingleEngine
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.record import StepRecord
 from april_rl.rollout.step import StepRules
-from april_rl.rollout.ticks import Completions, Tick
+from april_rl.rollout.ticks import Completions, Tick, TickWork
 from april_rl.types import Completion, Prompt, Request
 
 PROMPT_TOKENS = 12

@@ -26,10 +26,10 @@ from rich.table import Table
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
+from april_rl.lab.simulator.engine_cost import EngineCost, fit_cost
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.prediction import Comparison, Prediction, predict
-from april_rl.rollout.engine_cost import EngineCost, fit_cost
 from april_rl.rollout.over_sampling import FixedFactor, largest_factor
 from april_rl.runtime.layout import precision
 from april_rl.runtime.preflight import pick_device

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from april_rl.evaluation.evaluate import Evaluated
     from april_rl.evaluation.held_out import HeldOut
     from april_rl.lab.simulator.profile import Profile
-    from april_rl.rollout.engine_cost import TickWork
+    from april_rl.rollout.ticks import TickWork
     from april_rl.tracking.samples_file import EvaluationRecord
 
 
@@ -193,11 +193,11 @@ def _show(
     folder: Path,
 ) -> None:
     """Print the lengths, the simulated factors and the advice, and write all of it."""
+    from april_rl.lab.simulator.engine_cost import fit_cost
     from april_rl.lab.simulator.length_distributions import Recorded
     from april_rl.lab.simulator.of_config import scenario_of
     from april_rl.lab.simulator.profile import advice, predicted
     from april_rl.lab.simulator.tables import comparison_table
-    from april_rl.rollout.engine_cost import fit_cost
 
     profile = _profile_of(evaluated)
     prompts = list(chain.from_iterable(found.held_out.prompts for found in evaluated))

@@ -150,8 +150,6 @@ SECTIONS = (
             Panel("preempted samples", ("rollout/preempted_samples",)),
             Panel("attempts that an engine failed", ("rollout/failed_attempts",)),
             Panel("preempted tokens", ("rollout/preempted_tokens",)),
-            Panel("cost of an engine step", _under("engine", "step_s", "sample_s")),
-            Panel("cost of a token", _under("engine", "context_token_s", "prefill_token_s")),
             Panel("share of the KV cache in use", ("rollout/kv_cache_frac",)),
             Panel("bytes in a weight sync", ("sync/bytes",)),
         ),

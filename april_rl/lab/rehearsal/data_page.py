@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.task import PromptSetConfig
-from april_rl.data.copied_rows import UnwritableError, copy_rows
-from april_rl.data.decontamination import Overlap, Passages
 from april_rl.data.errors import DataError
 from april_rl.data.prompts import PromptTable, load_prompts
 from april_rl.lab.rehearsal import stand_ins
+from april_rl.lab.rehearsal.copied_rows import UnwritableError, copy_rows
+from april_rl.lab.rehearsal.decontamination import Overlap, Passages
 from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, shortened, try_forms
 from april_rl.rewards.check import rate
 from april_rl.rewards.pool import RewardPool

@@ -23,11 +23,11 @@ from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.prompts import PromptTable, load_prompts
-from april_rl.data.sampled_rows import write_sampled_rows
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.errors import RunError
 from april_rl.lab.rehearsal import findings as find
 from april_rl.lab.rehearsal import stand_ins
+from april_rl.lab.rehearsal.copied_rows import write_sampled_rows
 from april_rl.lab.rehearsal.findings import Finding
 from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, shown_set, try_forms
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout

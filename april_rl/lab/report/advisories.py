@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from april_rl.lab.report.prediction import Prediction
+from april_rl.lab.report.prediction import NUM_FILES, Prediction
 from april_rl.lab.report.run_files import RunFiles
+from april_rl.lab.simulator.recorded_run import RecordedRunError, read_cost
 from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
 
 _WORTH_SAYING = 1.1  # a predicted gain
@@ -151,16 +152,17 @@ def _engines(run: RunFiles) -> Iterator[str]:
 
 def _prefilled_again(run: RunFiles) -> float:
     """Return the share of the engines' time in rollouts that resumed samples took until they could
-    go on.
+    go on; 0 where the timelines do not tell the cost.
     """
-    tokens, costs = (
-        dict(run.series("rollout/reprefill_tokens")),
-        run.series("engine/prefill_token_s"),
-    )
-    spent_s = sum(tokens.get(step, 0.0) * token_s for step, token_s in costs)
-    rollouts = dict(run.series("rollout/time_s"))
-    total_s = sum(rollouts.get(step, 0.0) for step, _ in costs) * run.num_engines
-    return spent_s / total_s if total_s else 0.0
+    tokens = run.total("rollout/reprefill_tokens")
+    total_s = run.total("rollout/time_s") * run.num_engines
+    if not tokens or not total_s:
+        return 0.0
+    try:
+        cost = read_cost(run.run_dir, num_files=NUM_FILES)
+    except RecordedRunError:
+        return 0.0
+    return tokens * cost.prefill_token_s / total_s
 
 
 def _learning(run: RunFiles) -> Iterator[str]:

@@ -17,7 +17,7 @@ from april_rl.rollout.timeline import Timeline, timeline_of
 
 _FACTORS = (1.5, 2.0, 3.0)
 _NUM_STEPS, _WARMUP_STEPS = 6, 4
-_NUM_FILES = 4  # of samples: those of a large model take hundreds of megabytes each
+NUM_FILES = 4  # of samples and timelines: samples of a large model take hundreds of MB a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Prediction:
 def predict(run: RunFiles) -> Prediction | None:
     """Simulate the synchronous loop and some values of α; None if the run recorded too little."""
     try:
-        recorded = read_recorded_run(run.run_dir, num_files=_NUM_FILES)
+        recorded = read_recorded_run(run.run_dir, num_files=NUM_FILES)
     except RecordedRunError:
         return None
     scenario, lengths = _scenario(run, recorded), recorded.lengths

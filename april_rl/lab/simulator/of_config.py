@@ -5,9 +5,9 @@ from __future__ import annotations
 from april_rl.assembly.collector import tick_steps
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnStale
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.rollout.engine_cost import EngineCost
 
 
 def scenario_of(

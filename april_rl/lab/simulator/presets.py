@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from april_rl.rollout.engine_cost import EngineCost
+from april_rl.lab.simulator.engine_cost import EngineCost
 
 BYTES_PER_S = 3.35e12
 FLOPS_PER_S = 989e12

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from april_rl.errors import RunError
-from april_rl.rollout.engine_cost import EngineCost
+from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
+from april_rl.rollout.ticks import TickWork
 from april_rl.tracking.metrics_file import read_metrics
+from april_rl.tracking.timeline_file import read_timeline
 
 Row = dict[str, float | None]
-
-_COST_KEYS = {field.name: f"engine/{field.name}" for field in fields(EngineCost)}
 
 
 class RecordedRunError(RunError):
@@ -25,7 +25,7 @@ class RecordedRun:
     """Lengths and times of a run. Times are from its second half, where caches are warm."""
 
     lengths: tuple[tuple[int, ...], ...]  # response tokens of each recorded group
-    cost: EngineCost  # mean over the steps of the second half
+    cost: EngineCost
     no_signal_frac: float  # share of complete groups with equal rewards, rejected ones included
     prompt_tokens: int  # mean
     keeps_parked: bool  # whether parked samples kept their KV cache
@@ -33,10 +33,10 @@ class RecordedRun:
 
 
 def read_recorded_run(run_dir: Path, *, num_files: int | None = None) -> RecordedRun:
-    """Read a run directory, with lengths from its last `num_files` files of samples, or from all.
+    """Read a run directory, with lengths and cost from its last `num_files` files of samples and
+    timelines, or from all.
 
-    Raise RecordedRunError if it is not a run directory, no samples were saved, or no step has the
-    engine's cost.
+    Raise RecordedRunError if it is not a run directory, or no samples or timelines were saved.
     """
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
@@ -45,21 +45,43 @@ def read_recorded_run(run_dir: Path, *, num_files: int | None = None) -> Recorde
         rows = read_metrics(path)
     except ValueError as error:
         raise RecordedRunError(str(error)) from error
-    costed = [row for row in rows if all(row.get(key) is not None for key in _COST_KEYS.values())]
-    if not costed:
-        raise RecordedRunError(
-            f"{path} has no step with {', '.join(_COST_KEYS.values())}: the run is older than "
-            "these metrics, or its steps were too short to fit them; simulate a preset instead"
-        )
-    late = costed[len(costed) // 2 :]
+    steps = [row for row in rows if row.get("rollout/time_s") is not None]
+    late = steps[len(steps) // 2 :]
     return RecordedRun(
         lengths=_lengths(run_dir, num_files=num_files),
-        cost=EngineCost(**{name: _mean(late, key) for name, key in _COST_KEYS.items()}),
+        cost=read_cost(run_dir, num_files=num_files),
         no_signal_frac=_mean(rows, "reward/no_signal_frac"),
         prompt_tokens=max(1, round(_mean(late, "rollout/prompt_tokens_mean"))),
         keeps_parked=_mean(rows, "rollout/kept_samples") > 0,
         rest_s=max(0.0, _mean(late, "time/step_s") - _mean(late, "rollout/time_s")),
     )
+
+
+def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:
+    """Return the engine's cost, fitted to the ticks in the later half of a run's timelines, or in
+    the last `num_files` of that half; earlier ones are read too while there are too few ticks.
+
+    Raise RecordedRunError if there are no timelines, or all of them together have too few ticks.
+    """
+    folder = run_dir / "timeline"
+    paths = sorted(folder.glob("step_*[0-9].json"), reverse=True)
+    if not paths:
+        raise RecordedRunError(
+            f"{folder} holds no timeline of a step: run with tracking.save_samples_every=1"
+        )
+    half = (len(paths) + 1) // 2
+    ticks: list[TickWork] = []
+    try:
+        for number, path in enumerate(paths):
+            if number >= min(half, num_files or half) and len(ticks) >= MIN_TICKS:
+                break
+            ticks += read_timeline(path).ticks
+        return fit_cost(ticks)
+    except ValueError as error:
+        raise RecordedRunError(
+            f"{folder} does not tell what an engine step costs: {error}. Train more steps with "
+            "tracking.save_samples_every=1, or simulate a preset instead"
+        ) from error
 
 
 def _lengths(run_dir: Path, *, num_files: int | None) -> tuple[tuple[int, ...], ...]:

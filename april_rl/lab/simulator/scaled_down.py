@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
 
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Recorded
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.rollout.engine_cost import EngineCost
 
 # A simulated step costs about 0.1 ms a sample and 0.05 ms a tick. With these its samples and ticks
 # are at most a few thousand, and a tick is still a small part of a response.

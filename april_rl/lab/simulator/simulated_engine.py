@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
-from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.ticks import Completions, Tick, TickCounts
 from april_rl.types import Completion, FinishReason, Request, SampleId
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.simulated_engine import BLOCK_TOKENS, SimulatedEngine
 from april_rl.lab.simulator.world import (
@@ -20,7 +21,6 @@ from april_rl.lab.simulator.world import (
 )
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.engine_cost import EngineCost
 from april_rl.rollout.length_bias import dispersion
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines

@@ -8,12 +8,13 @@ from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
+from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
 from april_rl.lab.simulator.length_distributions import finished_lengths
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.prediction import Comparison
 from april_rl.rollout.codec import Plain
-from april_rl.rollout.engine_cost import MIN_TICKS, EngineCost, TickWork, fit_cost
 from april_rl.rollout.record import StepRecord
+from april_rl.rollout.ticks import TickWork
 from april_rl.types import SampleId
 
 _WINDOW_STEPS = 12  # older steps say little, because the policy has changed

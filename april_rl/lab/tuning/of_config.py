@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
+from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.of_config import scenario_of
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.process import SimulationProcess
-from april_rl.rollout.engine_cost import EngineCost
 
 
 def auto_factor(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.rollout.ticks import Tick
+from april_rl.rollout.ticks import TickWork
 
 Floats = NDArray[np.float64]
 
@@ -19,8 +18,6 @@ MIN_TICKS = 8  # twice as many equations as unknowns
 TUKEY_CUTOFF = 4.685  # residuals of so many standard deviations count for nothing
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 ROUNDS = 6  # of reweighting; the weights no longer move after three or four
-# Ticks of a step that its engine metrics are fitted on, evenly spread: a fit takes a millisecond.
-_FITTED_TICKS = 256
 _RCOND = 1e-8  # relative, of the normal equations: ignores work that varies by less than 1e-4
 
 
@@ -52,47 +49,21 @@ class EngineCost:
         )
 
 
-class TickWork(NamedTuple):
-    """Work of an engine in one tick, and the seconds it took."""
+def fit_cost(ticks: Sequence[TickWork]) -> EngineCost:
+    """Return the cost whose four terms, none negative, explain `elapsed_s` of the ticks best.
 
-    engine_steps: int
-    slot_steps: int
-    context_token_steps: int
-    prefilled_tokens: int
-    elapsed_s: float
-
-    @classmethod
-    def of(cls, tick: Tick) -> TickWork:
-        """Return the work of `tick`, without its completions."""
-        work = tick.engine_steps, tick.slot_steps, tick.context_token_steps, tick.prefilled_tokens
-        return cls(*work, tick.elapsed_s)
-
-
-def engine_metrics(ticks: Sequence[Tick]) -> dict[str, float]:
-    """Return `engine/*`, the terms of the `EngineCost` fitted to the ticks of a step, which the
-    simulator reads from a recorded run; return nothing if there are too few ticks.
+    Each tick counts relative to the seconds it took, and ticks that the machine held up count less
+    or not at all: least squares reweighted by Tukey's biweight (Beaton and Tukey 1974). Raise
+    ValueError when fewer than eight ticks did anything.
     """
     computed = [tick for tick in ticks if tick.engine_steps]
     if len(computed) < MIN_TICKS:
-        return {}
-    cost = fit_cost(computed[:: -(-len(computed) // _FITTED_TICKS)])
-    return {f"engine/{name}": seconds for name, seconds in asdict(cost).items()}
-
-
-def fit_cost(ticks: Sequence[Tick | TickWork]) -> EngineCost:
-    """The cost whose four terms, none negative, explain `elapsed_s` of the ticks best.
-
-    Each tick counts relative to the seconds it took, and ticks that the machine held up count less
-    or not at all: least squares reweighted by Tukey's biweight (Beaton and Tukey 1974). Raises
-    ValueError when fewer than eight ticks did anything.
-    """
-    work = np.array([_work(tick) for tick in ticks if tick.engine_steps], dtype=np.float64)
-    if len(work) < MIN_TICKS:
         raise ValueError(
             f"an engine's cost is fitted on at least {MIN_TICKS} ticks that computed something, "
-            f"got {len(work)}"
+            f"got {len(computed)}"
         )
-    elapsed = np.array([tick.elapsed_s for tick in ticks if tick.engine_steps])
+    table = np.array(computed, dtype=np.float64)
+    work, elapsed = table[:, :-1], table[:, -1]  # [n, 4], [n]
     scale = 1 / np.maximum(elapsed, np.median(elapsed) / 10 or 1.0)
     work, elapsed = work * scale[:, None], elapsed * scale
     weights = np.ones(len(work))
@@ -106,10 +77,6 @@ def fit_cost(ticks: Sequence[Tick | TickWork]) -> EngineCost:
         context_token_s=context_token_s,
         prefill_token_s=prefill_token_s,
     )
-
-
-def _work(tick: Tick | TickWork) -> tuple[int, int, int, int]:
-    return tick.engine_steps, tick.slot_steps, tick.context_token_steps, tick.prefilled_tokens
 
 
 def _non_negative_fit(work: Floats, elapsed: Floats, weights: Floats) -> Floats:

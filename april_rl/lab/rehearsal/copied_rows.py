@@ -1,4 +1,4 @@
-"""Copy chosen rows of a source to a file, which the same settings read as the same prompts."""
+"""Copy rows of a source to a file, which the same settings read as the same prompts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
+from april_rl.data.procedural import PREFIX
 from april_rl.data.sources import open_source, quiet
 
 
@@ -39,3 +42,22 @@ def _line(row: object) -> str:
         return json.dumps(row, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UnwritableError(f"JSON cannot hold a value of these rows ({error})") from error
+
+
+def write_sampled_rows(
+    chosen: PromptSetConfig, path: Path, *, key: str, num_rows: int
+) -> Path | None:
+    """Write at most `num_rows` evenly spaced rows to the .jsonl file `path`, and return it.
+
+    Return None for a procedural task, whose rows are drawn, not read. Raise DataError, which names
+    the setting `key`.
+    """
+    if chosen.path.startswith(PREFIX):
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as work:
+        rows = open_source(chosen, key=key, seed=0, folder=Path(work)).table
+        places = np.linspace(0, len(rows) - 1, min(num_rows, len(rows))).astype(int)
+        with quiet():
+            rows.select(places).to_json(path)
+    return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from april_rl.data.decontamination import NUM_WORDS, Passages, passages
+from april_rl.lab.rehearsal.decontamination import NUM_WORDS, Passages, passages
 
 LONG = (
     "Every morning a baker sells nine loaves of bread for four dollars each and keeps two for home"
