@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
 
-from april_rl.config.checks import above, at_least, require
+from april_rl.config.checks import check_bounds, require, within
 from april_rl.config.choices import (
     CORRECTION_SETTINGS,
     LOSS_SETTINGS,
@@ -28,19 +28,24 @@ class AlgorithmConfig:
     loss: Loss = Loss.ppo_clip
     ratio: Ratio = Ratio.proximal  # denominator of the loss's ratio
     # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token need 3e-4, 4e-4
-    clip_low: float = 0.2
-    clip_high: float = 0.28  # DAPO's clip-higher
-    dual_clip: float | None = None  # ppo_clip: no gradient for A < 0 and a ratio above it
-    sapo_positive_temperature: float = 1.0  # for tokens with a positive advantage
-    sapo_negative_temperature: float = 1.05  # for the others; a larger one fades faster
+    clip_low: float = within("> 0", 0.2)
+    clip_high: float = within("> 0", 0.28)  # DAPO's clip-higher
+    # ppo_clip: no gradient for A < 0 and a ratio above it
+    dual_clip: float | None = within("> 1", None)
+    # for tokens with a positive advantage, and for the others; a larger one fades faster
+    sapo_positive_temperature: float = within("> 0", 1.0)
+    sapo_negative_temperature: float = within("> 0", 1.05)
     aggregation: Aggregation = Aggregation.token_mean
     kl: Kl = Kl.none  # estimator of the KL divergence to the initial, frozen policy
-    kl_coefficient: float = 0.0  # weight of the KL term in the loss; > 0 unless kl=none
-    entropy_coefficient: float = 0.0  # weight of the entropy bonus; 0: off
+    # weight of the KL term in the loss; > 0 unless kl=none
+    kl_coefficient: float = within(">= 0", 0.0)
+    entropy_coefficient: float = within(">= 0", 0.0)  # weight of the entropy bonus; 0: off
     correction: Correction = Correction.truncate  # importance weights between engine and learner
-    tis_cap: float = 2.0  # for truncate and sequence_truncate: upper bound of a weight
-    mask_low: float = 0.5  # for mask: tokens with a weight outside get no gradient
-    mask_high: float = 5.0
+    # for truncate and sequence_truncate: upper bound of a weight
+    tis_cap: float = within(">= 1", 2.0)
+    # for mask: tokens with a weight outside get no gradient
+    mask_low: float = within("in [0, 1)", 0.5)
+    mask_high: float = within("> 1", 5.0)
     # [low, high]: a response gets no gradient if its product of weights is outside; null: off
     sequence_mask: list[float] | None = None
     geometric_mask: list[float] | None = None  # the same for the geometric mean
@@ -50,13 +55,13 @@ class AlgorithmConfig:
     dynamic_sampling: bool = False
     # DAPO's soft overlong punishment: the last share of rollout.max_response_tokens, in which a
     # penalty rises; DAPO: 4,096 of 20,480 = 0.2; 0: off
-    overlong_buffer_frac: float = 0.0
+    overlong_buffer_frac: float = within("in [0, 1]", 0.0)
     # the penalty at the end of that buffer; DAPO takes 1 off rewards of -1 and 1, half of their
     # span, as 0.5 is for rewards of 0 and 1
-    overlong_penalty: float = 0.5
+    overlong_penalty: float = within(">= 0", 0.5)
 
     def __post_init__(self) -> None:
-        self._check_ranges()
+        check_bounds("algorithm", self)
         self._check_nothing_is_ignored()
         self._check_clip_low()
         self._check_masks()
@@ -83,29 +88,6 @@ class AlgorithmConfig:
             "algorithm.overlong_buffer_frac=0; remove it",
         )
 
-    def _check_ranges(self) -> None:
-        above("algorithm", 0, clip_low=self.clip_low, clip_high=self.clip_high)
-        above("algorithm", 1, dual_clip=self.dual_clip)
-        above(
-            "algorithm",
-            0,
-            sapo_positive_temperature=self.sapo_positive_temperature,
-            sapo_negative_temperature=self.sapo_negative_temperature,
-        )
-        at_least("algorithm", 1, tis_cap=self.tis_cap)
-        at_least(
-            "algorithm",
-            0,
-            kl_coefficient=self.kl_coefficient,
-            entropy_coefficient=self.entropy_coefficient,
-            overlong_penalty=self.overlong_penalty,
-        )
-
-        require(
-            0 <= self.overlong_buffer_frac <= 1,
-            f"algorithm.overlong_buffer_frac must be in [0, 1], got {self.overlong_buffer_frac}",
-        )
-
     def _check_clip_low(self) -> None:
         low, loss = self.clip_low, self.loss
         require(
@@ -118,10 +100,6 @@ class AlgorithmConfig:
         """Require that a weight of 1, where engine and learner agree, lies within every pair of
         bounds.
         """
-        require(
-            0 <= self.mask_low < 1, f"algorithm.mask_low must be in [0, 1), got {self.mask_low}"
-        )
-        above("algorithm", 1, mask_high=self.mask_high)
         masks = {"sequence_mask": self.sequence_mask, "geometric_mask": self.geometric_mask}
         for key, bounds in masks.items():
             require(

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def require(condition: bool, message: str) -> None:
@@ -12,18 +17,37 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def at_least(section: str, minimum: float, **values: float | None) -> None:
-    """Raise ValueError naming `section.key` for the first value below `minimum`; None passes."""
-    for key, value in values.items():
+def within(bounds: str, default: float | str | None) -> Any:  # noqa: ANN401 (the setting has it)
+    """Return the field of a setting with the values that it takes: "> 0", ">= 1" or "in (0, 1]".
+    With " or auto" behind it the word is taken, too, and null if the type allows it.
+    """
+    return field(default=default, metadata={"bounds": bounds})
+
+
+def check_bounds(section: str, chosen: DataclassInstance) -> None:
+    """Raise ValueError naming the first setting of `section` that is out of its bounds."""
+    for entry in fields(chosen):
+        bounds, value = entry.metadata.get("bounds"), getattr(chosen, entry.name)
         require(
-            value is None or value >= minimum, f"{section}.{key} must be >= {minimum}, got {value}"
+            bounds is None or value is None or _is_within(value, bounds),
+            f"{section}.{entry.name} must be {bounds}, got {value}",
         )
 
 
-def above(section: str, bound: float, **values: float | None) -> None:
-    """Raise ValueError naming `section.key` for the first value not above `bound`; None passes."""
-    for key, value in values.items():
-        require(value is None or value > bound, f"{section}.{key} must be > {bound}, got {value}")
+def _is_within(value: float | str, bounds: str) -> bool:
+    interval, _, word = bounds.partition(" or ")
+    if isinstance(value, str):
+        return value == word
+    match interval.split():
+        case [">", low]:
+            return value > float(low)
+        case [">=", low]:
+            return value >= float(low)
+        case ["in", low, high]:
+            lowest, highest = float(low[1:-1]), float(high[:-1])
+            is_above = value >= lowest if low[0] == "[" else value > lowest
+            return is_above and (value <= highest if high[-1] == "]" else value < highest)
+    raise AssertionError(bounds)
 
 
 def finite(values: Iterable[tuple[str, object]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from april_rl.config.checks import above, at_least, require
+from april_rl.config.checks import check_bounds, require, within
 from april_rl.config.choices import ComputeDtype, KvCacheDtype, Sleep, Speculation
 
 
@@ -13,19 +13,20 @@ class EngineConfig:
     """The inference side: vLLM."""
 
     dtype: ComputeDtype = ComputeDtype.auto
-    max_model_len: int = (
-        0  # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
-    )
-    max_num_seqs: int = 0  # requests that one engine computes together; 0: the slots of one engine
-    max_batched_tokens: int = 8192  # tokens of one engine step
-    kv_cache_gib: float = 1.0  # size of the KV cache on CPU
-    gpu_memory_utilization: float = 0.6  # on GPU: the engine's share of GPU memory
+    # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
+    max_model_len: int = within(">= 0", 0)
+    # requests that one engine computes together; 0: the slots of one engine
+    max_num_seqs: int = within(">= 0", 0)
+    max_batched_tokens: int = within(">= 1", 8192)  # tokens of one engine step
+    kv_cache_gib: float = within("> 0", 1.0)  # size of the KV cache on CPU
+    # on GPU: the engine's share of GPU memory
+    gpu_memory_utilization: float = within("in (0, 1)", 0.6)
     # on GPU: whether weights and KV cache leave the device while the learner updates. An engine
     # that stays awake spares the time of sleeping and waking and can keep parked samples
     # (rollout.resume=keep), where its share and the learner's peak fit together. auto: the memory
     # plan decides, and the run says why
     sleep: Sleep = Sleep.auto
-    tensor_parallel_size: int = 1  # workers that share one engine, on one node
+    tensor_parallel_size: int = within(">= 1", 1)  # workers that share one engine, on one node
     # on GPU; false: eager, without a compiler too, which starts in seconds and samples more slowly
     cuda_graphs: bool = True
     prefix_caching: bool = True  # samples of a group share their prompt's KV cache
@@ -35,36 +36,16 @@ class EngineConfig:
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.auto
     # share of the KV cache that waiting samples leave to running ones, which grow into it; a full
     # cache throws a running sample's keys and values away and computes them again later
-    kv_cache_headroom: float = 0.2
+    kv_cache_headroom: float = within("in [0, 1)", 0.2)
     # guess tokens ahead and keep those that the model would have sampled: same distribution
     speculation: Speculation = Speculation.none
-    speculative_tokens: int = 4  # guessed at a time
+    speculative_tokens: int = within(">= 1", 4)  # guessed at a time
     # schedule an engine step while the one before is computed, so that a GPU does not wait for
     # Python; the samples are the same. On CPU it only costs time
     async_scheduling: bool = False
 
     def __post_init__(self) -> None:
-        at_least("engine", 0, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
-        at_least(
-            "engine",
-            1,
-            max_batched_tokens=self.max_batched_tokens,
-            tensor_parallel_size=self.tensor_parallel_size,
-            speculative_tokens=self.speculative_tokens,
-        )
-        above("engine", 0, kv_cache_gib=self.kv_cache_gib)
-        require(
-            0 < self.gpu_memory_utilization < 1,
-            f"engine.gpu_memory_utilization must be in (0, 1), got {self.gpu_memory_utilization}",
-        )
-        require(
-            0 <= self.kv_cache_headroom < 1,
-            f"engine.kv_cache_headroom must be in [0, 1), got {self.kv_cache_headroom}",
-        )
-        self._check_options()
-
-    def _check_options(self) -> None:
-        """Refuse options that vLLM has but a run cannot use."""
+        check_bounds("engine", self)
         require(
             self.speculation is not Speculation.none or self.speculative_tokens == 4,
             f"engine.speculative_tokens={self.speculative_tokens} has no effect with "

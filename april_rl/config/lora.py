@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from april_rl.config.checks import above, at_least, require
+from april_rl.config.checks import check_bounds, require, within
 
 _MODULE = re.compile(r"\w+(\.\w+)*")
 
@@ -14,14 +14,15 @@ _MODULE = re.compile(r"\w+(\.\w+)*")
 class LoraConfig:
     """W + (alpha / rank) · B · A with W frozen (Hu et al. 2022, eq. 3)."""
 
-    rank: int = 0  # r, rows of A and columns of B; 0: no adapters, the whole model is trained
-    alpha: float = 32.0  # B · A is multiplied by alpha / rank
+    rank: int = within(
+        ">= 0", 0
+    )  # r, rows of A and columns of B; 0: no adapters, the whole model is trained
+    alpha: float = within("> 0", 32.0)  # B · A is multiplied by alpha / rank
     # linear layers of the decoder, by the end of their name (q_proj); null: all of them
     target_modules: list[str] | None = None
 
     def __post_init__(self) -> None:
-        at_least("lora", 0, rank=self.rank)
-        above("lora", 0, alpha=self.alpha)
+        check_bounds("lora", self)
         names = self.target_modules
         require(
             names is None or (len(names) > 0 and all(map(_MODULE.fullmatch, names))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from april_rl.config.checks import at_least
+from april_rl.config.checks import check_bounds, within
 
 
 @dataclass(slots=True, kw_only=True)
@@ -14,9 +14,8 @@ class ProfilerConfig:
     # steps to trace, such as [5,6]; the first two are slower than others
     steps: list[int] = field(default_factory=list)
     # engine ticks of a step with torch's operators and kernels; all others are ranges without them
-    num_ticks: int = 4
-    num_workers: int = 1  # so many workers are traced, from rank 0 on
+    num_ticks: int = within(">= 0", 4)
+    num_workers: int = within(">= 1", 1)  # so many workers are traced, from rank 0 on
 
     def __post_init__(self) -> None:
-        at_least("profiler", 0, num_ticks=self.num_ticks)
-        at_least("profiler", 1, num_workers=self.num_workers)
+        check_bounds("profiler", self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from april_rl.config.checks import above, at_least, require
+from april_rl.config.checks import check_bounds, require, within
 from april_rl.config.choices import Device
 
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
@@ -17,32 +17,26 @@ class RuntimeConfig:
 
     # a worker is one GPU (or one CPU slot) with a learner shard and an engine, or a share of one
     # (engine.tensor_parallel_size); auto: every GPU, on CPU one engine
-    num_workers: int | str = "auto"
+    num_workers: int | str = within(">= 1 or auto", "auto")
     # host:port of a running cluster; auto: the cluster that this machine has joined; null: start
     # Ray on this machine alone
     ray_address: str | None = None
     device: Device = Device.auto
-    threads: int = 0  # of each worker on CPU; 0: cores of the machine / workers
+    threads: int = within(">= 0", 0)  # of each worker on CPU; 0: cores of the machine / workers
     # seconds without progress (tick, micro-batch, tensor) after which a worker counts as hung
-    stall_timeout_s: float = 600.0
+    stall_timeout_s: float = within("> 0", 600.0)
     # the same for calls that report no progress: the start of model and engine, a checkpoint
     call_timeout_s: float = 3600.0
     # times that a run restarts from its last checkpoint by itself after a worker has died or hung
-    max_restarts: int = 3
+    max_restarts: int = within(">= 0", 3)
 
     def __post_init__(self) -> None:
-        workers = self.num_workers
-        require(
-            workers == "auto" or (not isinstance(workers, str) and workers >= 1),
-            f"runtime.num_workers must be >= 1 or auto, got {workers}",
-        )
+        check_bounds("runtime", self)
         address = self.ray_address
         require(
             address in (None, "auto") or _HOST_AND_PORT.fullmatch(str(address)) is not None,
             f"runtime.ray_address must be host:port, auto or null, got {address}",
         )
-        at_least("runtime", 0, threads=self.threads, max_restarts=self.max_restarts)
-        above("runtime", 0, stall_timeout_s=self.stall_timeout_s)
         require(
             self.call_timeout_s >= self.stall_timeout_s,
             "runtime.call_timeout_s must be >= runtime.stall_timeout_s "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from april_rl.config.checks import above, at_least, require
+from april_rl.config.checks import check_bounds, require, within
 from april_rl.config.choices import Extract, Template
 
 MISSING = "???"  # OmegaConf's marker for a value that the user must give
@@ -85,10 +85,11 @@ class PromptSetOverrides:
 class SourceConfig(PromptSetOverrides):
     """One source of a mixture."""
 
-    weight: float = 1.0  # share of prompts drawn from it, relative to the others
+    # share of prompts drawn from it, relative to the others
+    weight: float = within("> 0", 1.0)
 
     def __post_init__(self) -> None:
-        above("data.sources.*", 0, weight=self.weight)
+        check_bounds("data.sources.*", self)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,13 +99,13 @@ class DataConfig(PromptSetConfig):
     path: str = MISSING  # leave unset with `sources`
     # name: {path: ..., weight: ...}; settings that a source leaves out are as in `data`
     sources: dict[str, SourceConfig] = field(default_factory=dict)
-    max_prompt_tokens: int = 1024  # longer prompts are left out and counted
+    max_prompt_tokens: int = within(">= 1", 1024)  # longer prompts are left out and counted
     deduplicate: bool = True  # rows with the same prompt and answer are used once
-    num_processes: int = 0  # processes that render and tokenize; 0: one per core
+    # processes that render and tokenize; 0: one per core
+    num_processes: int = within(">= 0", 0)
 
     def __post_init__(self) -> None:
-        at_least("data", 1, max_prompt_tokens=self.max_prompt_tokens)
-        at_least("data", 0, num_processes=self.num_processes)
+        check_bounds("data", self)
         require("{prompt}" in self.plain_template, "data.plain_template must contain {prompt}")
         _check_pattern("data", "prompt_pattern", self.prompt_pattern)
         _check_pattern("data", "answer_pattern", self.answer_pattern)
@@ -144,24 +145,18 @@ class RewardConfig:
     # name: {function: ..., weight: ...}, in place of `function`; the reward is their weighted sum
     functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
     extract: Extract = Extract.auto  # where math_verify, exact and last_number find the answer
-    num_processes: int = 2
-    soft_timeout_s: int = 3  # whole seconds; after it math_verify gives a response 0, counted
+    num_processes: int = within(">= 1", 2)
+    # whole seconds; after it math_verify gives a response 0, counted
+    soft_timeout_s: int = within(">= 1", 3)
     hard_timeout_s: float = (
         10.0  # for a response: the process is killed, the score tried again, then the group dropped
     )
     # seconds for a process to start and load its functions; a large reward model needs more
-    start_timeout_s: float = 60.0
-    memory_gib: float = 4.0  # address space of one process, libraries included
+    start_timeout_s: float = within("> 0", 60.0)
+    memory_gib: float = within(">= 1", 4.0)  # address space of one process, libraries included
 
     def __post_init__(self) -> None:
-        at_least(
-            "reward",
-            1,
-            num_processes=self.num_processes,
-            soft_timeout_s=self.soft_timeout_s,
-            memory_gib=self.memory_gib,
-        )
-        above("reward", 0, start_timeout_s=self.start_timeout_s)
+        check_bounds("reward", self)
         require(
             self.hard_timeout_s > self.soft_timeout_s,
             f"reward.hard_timeout_s must be > reward.soft_timeout_s ({self.soft_timeout_s}), "
@@ -182,11 +177,11 @@ class RewardConfig:
 class EvaluationSetConfig(PromptSetOverrides):
     """One held-out set; null: as in `evaluation`, or in `data`; `split` is test by default."""
 
-    num_samples: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    max_response_tokens: int | None = None
-    max_prompts: int | None = None
+    num_samples: int | None = within(">= 1", None)
+    temperature: float | None = within("> 0", None)
+    top_p: float | None = within("in (0, 1]", None)
+    max_response_tokens: int | None = within(">= 0", None)
+    max_prompts: int | None = within(">= 0", None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,34 +189,21 @@ class EvaluationConfig:
     """Evaluation on held-out sets during training."""
 
     sets: dict[str, EvaluationSetConfig] = field(default_factory=dict)  # name: {path: ..., ...}
-    every: int = 10  # steps; also before the first step and after the last
-    num_samples: int = 1  # k of avg@k, pass@k and maj@k
-    temperature: float | None = None  # null: rollout.temperature
-    top_p: float = 1.0
-    max_response_tokens: int = 0  # 0: rollout.max_response_tokens
-    max_prompts: int = 0  # of each set; 0: all
+    every: int = within(">= 1", 10)  # steps; also before the first step and after the last
+    num_samples: int = within(">= 1", 1)  # k of avg@k, pass@k and maj@k
+    temperature: float | None = within("> 0", None)  # null: rollout.temperature
+    top_p: float = within("in (0, 1]", 1.0)
+    max_response_tokens: int = within(">= 0", 0)  # 0: rollout.max_response_tokens
+    max_prompts: int = within(">= 0", 0)  # of each set; 0: all
     # name in reward.functions whose value decides whether a sample is right; null: the first one
     # that scores the set
     function: str | None = None
 
     def __post_init__(self) -> None:
-        at_least("evaluation", 1, every=self.every)
+        check_bounds("evaluation", self)
         _check_sets("evaluation.sets", self.sets)
-        _check_sampling("evaluation", self)
         for name, chosen in self.sets.items():
-            _check_sampling(f"evaluation.sets.{name}", chosen)
-
-
-def _check_sampling(section: str, chosen: EvaluationConfig | EvaluationSetConfig) -> None:
-    at_least(section, 1, num_samples=chosen.num_samples)
-    at_least(
-        section, 0, max_prompts=chosen.max_prompts, max_response_tokens=chosen.max_response_tokens
-    )
-    above(section, 0, temperature=chosen.temperature)
-    require(
-        chosen.top_p is None or 0 < chosen.top_p <= 1,
-        f"{section}.top_p must be in (0, 1], got {chosen.top_p}",
-    )
+            check_bounds(f"evaluation.sets.{name}", chosen)
 
 
 def _check_sets(section: str, sets: Mapping[str, PromptSetOverrides]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from april_rl.config.checks import at_least, require
+from april_rl.config.checks import check_bounds, require, within
 from april_rl.config.choices import TrackingBackend, WandbMode
 
 
@@ -16,18 +16,13 @@ class TrackingConfig:
     backends: list[TrackingBackend] = field(default_factory=lambda: [TrackingBackend.wandb])
     wandb: WandbMode = WandbMode.offline  # with wandb among the backends
     project: str = "april_rl"  # in W&B and trackio
-    print_samples_every: int = 20  # steps; 0: never
+    print_samples_every: int = within(">= 0", 20)  # steps; 0: never
     # steps whose samples are written whole to samples/, and as a table to the trackers; samples of
     # the first and the last step and of evaluations are always written; 0: none at all
-    save_samples_every: int = 10
+    save_samples_every: int = within(">= 0", 10)
 
     def __post_init__(self) -> None:
-        at_least(
-            "tracking",
-            0,
-            print_samples_every=self.print_samples_every,
-            save_samples_every=self.save_samples_every,
-        )
+        check_bounds("tracking", self)
         names = [backend.value for backend in self.backends]
         require(len(set(names)) == len(names), f"tracking.backends={names} names a tracker twice")
         require(

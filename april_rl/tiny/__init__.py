@@ -1,1 +1,3 @@
-"""The tiny task: sums with worked solutions, a character tokenizer and a warm-started Qwen3."""
+"""The tiny task: a Qwen3 of half a million parameters, and sums for it; `tools/tiny_policy.py` made
+both.
+"""

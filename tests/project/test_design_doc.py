@@ -41,10 +41,8 @@ WRITTEN_BY_A_RUN = {
 # The key is the word and where it may stand ("" is everywhere).
 ALLOWED_WORDS = {
     ("answer", ""): "the data set's right answer: the glossary has a row for it",
-    ("problem", "tiny/"): "a sum of the tiny task, before it is a prompt",
     ("query", "learner/attention.py"): "queries, keys and values of attention",
     ("query", "rewards/builtin/judge_cache.py"): "a query of the cache's database",
-    ("generation", "tiny/warm_start.py"): "generation_config is transformers' name",
     ("weight_version", "runtime/engines.py"): "WeightVersionError: weights of a wrong version",
     ("done", "commands/evaluation_run.py"): "progress of a phase",
     ("done", "learner/learner.py"): "a pass of the learner, not a sample",

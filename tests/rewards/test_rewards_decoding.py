@@ -13,6 +13,7 @@ from operator import attrgetter
 
 import pytest
 from character_decoder import NeverLoads, printable, process_id
+from tiny_task.tokenizer import build_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -23,7 +24,6 @@ from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.tiny.tokenizer import build_tokenizer
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each: é is two of them

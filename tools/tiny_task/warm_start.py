@@ -7,14 +7,14 @@ loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from april_rl.tiny.task import Problem, worked_solution
+from tiny_task.problems import Problem, worked_solution
 
 IGNORED = -100  # label of a token without loss
 
@@ -39,12 +39,14 @@ class WarmStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of the pass: steps made, steps in total, loss in nats a token."""
+class _Row:
+    """A prompt with its worked solution and <eos>."""
 
-    step: int
-    num_steps: int
-    loss: float
+    token_ids: list[int]
+    prompt_length: int
+
+
+Batch = list[_Row]
 
 
 def warm_start(
@@ -52,9 +54,11 @@ def warm_start(
     problems: list[Problem],
     tokenizer: PreTrainedTokenizerFast,
     *,
-    report: Callable[[Progress], None],
+    shown: Callable[[list[Batch]], Iterable[Batch]] = iter,
 ) -> Qwen3ForCausalLM:
-    """Train a policy on one worked solution of each problem and return it in bfloat16; seeded."""
+    """Train a policy on one worked solution of each problem and return it in bfloat16; seeded.
+    `shown` is called with all batches and yields them, so that it can show progress.
+    """
     torch.manual_seed(settings.seed)
     random = Random(settings.seed)
     batches = _batches(_rows(problems, tokenizer, random), settings.batch_tokens, random)
@@ -67,14 +71,13 @@ def warm_start(
         pct_start=settings.warmup_fraction,
         cycle_momentum=False,
     )
-    for step, batch in enumerate(batches, start=1):
+    for batch in shown(batches):
         loss = model(**_tensors(batch, tokenizer.pad_token_id), use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        report(Progress(step, len(batches), loss.item()))
     model.bfloat16()
     return model
 
@@ -117,14 +120,6 @@ def build_model(settings: WarmStart, tokenizer: PreTrainedTokenizerFast) -> Qwen
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A prompt with its worked solution and <eos>."""
-
-    token_ids: list[int]
-    prompt_length: int
-
-
 def _rows(
     problems: list[Problem], tokenizer: PreTrainedTokenizerFast, random: Random
 ) -> list[_Row]:
@@ -136,7 +131,7 @@ def _rows(
     return [_Row(ids, length) for ids, length in zip(encoded, lengths, strict=True)]
 
 
-def _batches(rows: list[_Row], batch_tokens: int, random: Random) -> list[list[_Row]]:
+def _batches(rows: list[_Row], batch_tokens: int, random: Random) -> list[Batch]:
     """Group rows of similar length into batches of at most `batch_tokens` with padding; shuffle
     them.
     """
@@ -145,9 +140,9 @@ def _batches(rows: list[_Row], batch_tokens: int, random: Random) -> list[list[_
     return batches
 
 
-def _cut(rows: list[_Row], batch_tokens: int) -> Iterator[list[_Row]]:
+def _cut(rows: list[_Row], batch_tokens: int) -> Iterator[Batch]:
     """Yield consecutive batches of `rows`, which are sorted by length."""
-    batch: list[_Row] = []
+    batch: Batch = []
     for row in rows:
         if batch and len(row.token_ids) * (len(batch) + 1) > batch_tokens:
             yield batch
@@ -157,7 +152,7 @@ def _cut(rows: list[_Row], batch_tokens: int) -> Iterator[list[_Row]]:
         yield batch
 
 
-def _tensors(batch: list[_Row], pad_token_id: int) -> dict[str, torch.Tensor]:
+def _tensors(batch: Batch, pad_token_id: int) -> dict[str, torch.Tensor]:
     """Return `input_ids` and `labels` [rows, longest row], padded on the right."""
     ids = [torch.tensor(row.token_ids) for row in batch]
     input_ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad_token_id)

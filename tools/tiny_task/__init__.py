@@ -1,0 +1,1 @@
+"""What `tools/tiny_policy.py` makes: sums with worked solutions, a tokenizer, a policy."""
