@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 from learner_setup import group_of_one
-from source_tree import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-
 from models_table import PAGE, Result, judge
 from tiny_architectures import model_types
 

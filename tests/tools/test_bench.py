@@ -7,11 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from source_tree import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-
 from bench import rollout
+from source_tree import ROOT
 
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine

@@ -12,18 +12,15 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import gpu_acceptance
 import psutil
 import pytest
-from own_process import wait_until
-from source_tree import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-import gpu_acceptance
 from acceptance import parts, runs
 from acceptance.device import sheet_tflops
 from acceptance.page import Outcome, Results, calibrated
 from acceptance.session import FailedError, Machine, Measured, Part, Row, Session, SkippedError
+from own_process import wait_until
+from source_tree import ROOT
 
 from april_rl.config.store import compose_overrides, to_config
 
