@@ -277,7 +277,7 @@ class Trainer:
         self._counted = Metrics.restore(state["counted"])
         self._row = Metrics.restore(state["row"]) if state["row"] else None
         self.collector.restore(state["collector"])
-        self._updates.restore(state.get("updates", {}))
+        self._updates.restore(state["updates"])
         with view.phase("restoring the checkpoint"):
             self.workers.restore(resumed.path.resolve() / LEARNER)
         with view.phase("weight sync"):

@@ -53,21 +53,21 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
         max_staleness=rollout.max_staleness,
         max_response_tokens=rollout.max_response_tokens,
     )
-    saved = state["base"] or {}
+    saved = state["base"]
     for name in _SIZES:
-        if saved.get(name, model[name]) != model[name]:
+        if saved[name] != model[name]:
             raise OtherModelError(
                 f"model.path={config.model.path} has {name} {model[name]}, but the model of the "
                 f"checkpoint has {saved[name]}: resume with that model"
             )
     for name in ("lora_rank", "lora_target_modules", "lora_alpha"):
-        if saved.get(name, model[name]) != model[name]:
+        if saved[name] != model[name]:
             key = name.replace("_", ".", 1)
             raise OtherModelError(
                 f"{key}={_shown(model[name])}, but the saved run had {_shown(saved[name])}, and "
                 "its weights fit no other: resume with the same"
             )
-    if None not in (weights := (model["weights"], saved.get("weights"))) and len({*weights}) > 1:
+    if None not in (weights := (model["weights"], saved["weights"])) and len({*weights}) > 1:
         raise OtherModelError(
             f"model.path={config.model.path} has other weights than the model that the checkpoint "
             "was trained on, whose frozen weights it does not hold: resume with that model"

@@ -21,7 +21,7 @@ class Resume(Enum):
 
     @property
     def keeps_caches(self) -> bool:
-        """Whether parked samples keep their KV cache; auto has to be decided before."""
+        """Return whether parked samples keep their KV cache; auto has to be decided before."""
         assert self is not Resume.auto, "rollout.resume=auto has not been decided"
         return self is Resume.keep
 

@@ -113,7 +113,7 @@ def step_line(step: int, values: Mapping[str, float], *, left_s: float | None) -
 
 
 def is_trained(values: Mapping[str, float]) -> bool:
-    """Whether these are the metrics of a training step: an evaluation alone has no line."""
+    """Return whether these are the metrics of a training step: an evaluation alone has no line."""
     return any(figure.key in values for figure in _COLUMNS)
 
 

@@ -165,7 +165,7 @@ class Tracker:
             self._view.step(step, values, left_s=None)
 
     def wants_samples(self, step: int) -> bool:
-        """Whether `samples` of this step are written or shown: otherwise spare their texts."""
+        """Return whether `samples` of this step are written or shown; else spare their texts."""
         return self._saves_samples(step) or _is_due(step, self._print_samples_every)
 
     def _saves_samples(self, step: int) -> bool:
@@ -269,7 +269,7 @@ def forget_steps(run_dir: Path, first_step: int) -> None:
 
 
 def _is_due(step: int, every: int) -> bool:
-    """Whether `step` is one of every `every` steps; 0: never."""
+    """Return whether `step` is one of every `every` steps; 0: never."""
     return every > 0 and step % every == 0
 
 

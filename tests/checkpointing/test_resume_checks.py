@@ -90,13 +90,6 @@ def test_a_model_of_other_sizes_is_refused_before_it_is_loaded(tmp_path):
         check(full, state(full), num_layers=9)
 
 
-@pytest.mark.parametrize("saved", [None, {"weights": "a", "lora_alpha": 8.0}])
-def test_checkpoints_of_the_version_before_are_read(tmp_path, saved):
-    full = TrainConfig(model=ModelConfig(path=model(tmp_path / "a", seed=0)))
-    one = full if saved is None else replace(full, lora=LoraConfig(alpha=32.0))
-    check(one, {"collector": COLLECTOR, "base": saved and saved | {"lora_alpha": 32.0}})
-
-
 def test_the_reference_of_a_run_must_be_the_same_and_what_is_trained_need_not(tmp_path):
     """A checkpoint holds every trained weight. Fails when a run without a reference is refused."""
     first, other = (model(tmp_path / name, seed=n) for n, name in enumerate("ab"))

@@ -30,7 +30,7 @@ class MemoryInputs:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether learner and engine share the host's memory."""
+        """Return whether learner and engine share the host's memory."""
         return self.layout.device == "cpu"
 
     @property
@@ -55,7 +55,7 @@ class MemoryInputs:
 
     @property
     def engine_sleeps(self) -> bool:
-        """Whether a GPU's engine gives up its memory while the learner computes; with
+        """Return whether a GPU's engine gives up its memory while the learner computes; with
         engine.sleep=auto it does, unless `settle_sleep` finds that it need not.
         """
         return self.engine.sleep is not Sleep.never
