@@ -164,24 +164,21 @@ def run(
     resolve_builtins(config)
     interrupts.end_after(hours=config.trainer.max_hours)
     restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
-    while True:
-        config = replace(config, resume=restarts.resume)
-        resumed = load(restarts.resume, run_dir) if restarts.resume is not None else None
+    for resume in restarts.lives():
         with (
             restarts.allowed(),
             Trainer(
-                config,
+                replace(config, resume=resume),
                 run_dir=run_dir,
                 plain_config=plain,
                 interrupts=interrupts,
-                resumed=resumed,
+                resumed=None if resume is None else load(resume, run_dir),
                 build=partial(assemble, labels=labels),
             ) as trainer,
         ):
             restarts.begin(trainer)
             trainer.count(restarts.metrics())
             trainer.run()
-            break
     if not interrupts.is_requested:  # otherwise the process has seconds to end
         _report(run_dir, since_s=0.0)
 

@@ -97,7 +97,8 @@ class RolloutConfig:
     tick_steps: int | str = within(">= 1 or auto", "auto")
     # an engine that has not returned its samples by then counts as hung
     abort_timeout_s: float = within("> 0", 60.0)
-    # groups without signal after which a step ends with an error; 0: 20 · num_groups
+    # groups without signal, or dropped, after which a step trains those that are ready, or ends the
+    # run if none is; 0: 20 · num_groups
     max_rejected_groups: int = within(">= 0", 0)
 
     def __post_init__(self) -> None:
@@ -120,8 +121,8 @@ class LearnerConfig:
     )  # multiplies a token's loss by age_decay ** age; 1: off
     # module:function that maps an age in steps to a token's loss weight; null: age_decay
     age_weight: str | None = None
-    # nats; the run warns if the mean |logprob - behaviour_logprob| of age-0 tokens is above it, and
-    # ends if it is above 5 times it
+    # nats; the run warns if the mean |logprob - behaviour_logprob| of age-0 tokens is above it;
+    # above 5 times it a step is skipped and the weights are synced again, before the run ends
     max_mismatch: float = within("> 0", 0.05)
     compute_dtype: ComputeDtype = ComputeDtype.auto
     activation_checkpointing: bool = False

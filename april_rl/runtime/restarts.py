@@ -34,11 +34,18 @@ class Restarts:
 
     def __init__(self, most: int, *, resume: str | None) -> None:
         """Allow at most `most` restarts; `resume` is the setting of that name."""
-        self.resume = resume  # what to go on from now: a path, auto, or None for a new run
+        self._resume = resume  # what to go on from now: a path, auto, or None for a new run
         self._left, self._most = most, most
+        self._lives_on = True
         self._run: Run | None = None  # None before it is built
         self._began_at = 0  # policy version at which it was built
         self._failed_s: float | None = None  # time of the last failure
+
+    def lives(self) -> Iterator[str | None]:
+        """Yield what to go on from: at first, and after each failure that `allowed` suppressed."""
+        while self._lives_on:
+            self._lives_on = False
+            yield self._resume
 
     def begin(self, run: Run) -> None:
         """Note that the run has been built."""
@@ -63,7 +70,8 @@ class Restarts:
             self._left -= 1
             self._failed_s = time.monotonic()
             path = run.last_checkpoint
-            self.resume = AUTO if path is None else str(path)
+            self._resume = AUTO if path is None else str(path)
+            self._lives_on = True
             how = "there is no checkpoint yet, it begins anew" if path is None else f"from {path}"
             print(
                 f"{error}\nrestart {self._most - self._left} of runtime.max_restarts="

@@ -86,16 +86,20 @@ def test_a_restart_goes_on_from_the_runs_own_last_checkpoint(capsys):
     """`resume=PATH` stays in force until then. Fails when a restart looks into a folder for
     whatever it finds, or begins anew beside a checkpoint.
     """
-    restarts = Restarts(3, resume="other/checkpoints/step_50")
-    assert restarts.resume == "other/checkpoints/step_50"
-    fail(restarts, WorkerDiedError("lost"), began=50, version=53)
-    assert restarts.resume == "run/checkpoints/step_50"
+    restarts, resumed = Restarts(3, resume="other/checkpoints/step_50"), []
+    for resume in restarts.lives():
+        resumed.append(resume)
+        if len(resumed) == 1:
+            fail(restarts, WorkerDiedError("lost"), began=50, version=53)
+    assert resumed == ["other/checkpoints/step_50", "run/checkpoints/step_50"]
     assert "from run/checkpoints/step_50" in capsys.readouterr().out
     without = restarted(3)
+    lives = without.lives()
+    assert next(lives) is None
     with without.allowed():
         without.begin(FakeRun(3, last_checkpoint=None))
         raise WorkerDiedError("lost")
-    assert without.resume == "auto"
+    assert next(lives) == "auto"
     assert "no checkpoint yet, it begins anew" in capsys.readouterr().out
 
 
