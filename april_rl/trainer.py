@@ -26,12 +26,12 @@ from april_rl.rollout.collector import Collection
 from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.timeline import timeline_of
 from april_rl.runtime.interrupts import Interrupts
-from april_rl.runtime.memory.usage import controller_memory
 from april_rl.runtime.step_profiler import StepProfiler
-from april_rl.runtime.updates import Updates
+from april_rl.supervision.memory_usage import controller_memory
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase, View
 from april_rl.types import ScoredGroup
+from april_rl.updates import Updates
 
 
 class Trainer:

@@ -11,7 +11,7 @@ import ray
 from light_workers import LightWorker
 from own_process import is_running, wait_until
 
-from april_rl.runtime.supervision.watchdog import Watchdog
+from april_rl.supervision.watchdog import Watchdog
 
 
 class Group:

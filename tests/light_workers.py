@@ -16,7 +16,7 @@ import ray
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.process_setup import end_with_parent
-from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
+from april_rl.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 
 LONG_S = 600.0
 

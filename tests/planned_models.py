@@ -11,11 +11,11 @@ from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
+from april_rl.memory.inputs import MemoryInputs
+from april_rl.memory.plan import GIB
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory.host import WorkerMemory
-from april_rl.runtime.memory.inputs import MemoryInputs
-from april_rl.runtime.memory.plan import GIB
 from april_rl.runtime.preflight import ModelFacts, model_facts
+from april_rl.supervision.host_memory import WorkerMemory
 
 GPU = 80 * GIB
 # DeepSeek-R1-Distill-Qwen-1.5B.

@@ -28,18 +28,18 @@ from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
+from april_rl.memory.check import check_memory, least_room
+from april_rl.memory.engine_sleep import settle_sleep
+from april_rl.memory.inputs import MemoryInputs, memory_inputs
+from april_rl.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.cluster import stop_ray
-from april_rl.runtime.engine_sleep import settle_sleep
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.layout import Layout, choices_made, resume_line, settled
-from april_rl.runtime.memory.check import check_memory, least_room
-from april_rl.runtime.memory.host import WorkerMemory
-from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
-from april_rl.runtime.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
 from april_rl.runtime.preflight import ModelFacts
 from april_rl.runtime.workers import Workers
+from april_rl.supervision.host_memory import WorkerMemory
 from april_rl.tracking.backends import check_installed
 from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.terminal import View

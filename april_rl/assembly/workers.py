@@ -15,9 +15,9 @@ from april_rl.evaluation.settings import longest_response
 from april_rl.runtime.cluster import TOKEN_BYTES
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.preflight import ModelFacts, check_start
-from april_rl.runtime.supervision.watchdog import Watchdog
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.runtime.workers import Workers
+from april_rl.supervision.watchdog import Watchdog
 
 
 class EngineSizes(NamedTuple):

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from april_rl.errors import RunError
 from april_rl.runtime.engine_build import installed_engines, wrong_engine
-from april_rl.runtime.memory.host import host_memory
+from april_rl.supervision.host_memory import host_memory
 
 _GIB = 1 << 30
 _ENGINE_BYTES = 2  # per parameter: the engine's own 16-bit copy

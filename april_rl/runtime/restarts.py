@@ -11,7 +11,7 @@ from typing import Protocol
 from april_rl.checkpointing.resume import AUTO
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.ports import EngineStalledError
-from april_rl.runtime.supervision.failures import WorkerDiedError, WorkerMemoryError
+from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError
 
 
 class Run(Protocol):

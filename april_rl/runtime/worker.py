@@ -19,12 +19,12 @@ from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.call_profiler import CallProfiler
 from april_rl.runtime.cluster import WorkerLocation
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
-from april_rl.runtime.memory.host import WorkerMemory, host_memory
-from april_rl.runtime.memory.usage import worker_memory
 from april_rl.runtime.process_setup import end_with_parent, unlink_shared_memory
 from april_rl.runtime.saving import BackgroundWrite
-from april_rl.runtime.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 from april_rl.runtime.worker_parts import WorkerSettings, build_engine, build_learner
+from april_rl.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
+from april_rl.supervision.host_memory import WorkerMemory, host_memory
+from april_rl.supervision.memory_usage import worker_memory
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,11 +14,11 @@ from april_rl.checkpointing.checkpointer import Written
 from april_rl.metrics import Metrics, merge
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory.host import WorkerMemory, pinned_environment
 from april_rl.runtime.process_setup import thread_environment
-from april_rl.runtime.supervision.watchdog import Watchdog
 from april_rl.runtime.worker import Worker
 from april_rl.runtime.worker_parts import WorkerSettings
+from april_rl.supervision.host_memory import WorkerMemory, pinned_environment
+from april_rl.supervision.watchdog import Watchdog
 
 
 class Workers:

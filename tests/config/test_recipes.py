@@ -22,11 +22,11 @@ from april_rl.config.choices import Device
 from april_rl.config.notes import inert_settings
 from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
+from april_rl.memory.check import Room, check_plan
+from april_rl.memory.inputs import memory_inputs
+from april_rl.memory.kv_room import kv_demand, planned_kv_tokens
+from april_rl.memory.plan import GIB
 from april_rl.runtime.layout import Layout, settle
-from april_rl.runtime.memory.check import Room, check_plan
-from april_rl.runtime.memory.inputs import memory_inputs
-from april_rl.runtime.memory.kv_room import kv_demand, planned_kv_tokens
-from april_rl.runtime.memory.plan import GIB
 
 # Models of the hub that recipes name, as tests/planned_models.py has them.
 HUB = {

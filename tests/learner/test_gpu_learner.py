@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.learner.attention import Packing, packed_attention
 from april_rl.learner.learner import Learner
-from april_rl.runtime.memory.plan import plan_memory
+from april_rl.memory.plan import plan_memory
 from april_rl.runtime.preflight import model_facts
 
 pytestmark = [

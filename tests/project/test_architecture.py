@@ -34,9 +34,10 @@ CORE = (  # what trains: the floors, lowest first
     {"types", "metrics", "config"},
     {"checkpointing", "algorithm", "rollout", "batch"},
     {"tracking"},
-    {"data", "rewards", "engine", "learner", "evaluation", "tiny"},
+    {"data", "rewards", "engine", "learner", "evaluation", "supervision", "tiny"},
     {"runtime"},
-    {"assembly"},
+    {"memory"},
+    {"assembly", "updates"},
     {"trainer"},
     {"commands"},
 )
@@ -59,7 +60,7 @@ OWNERS = {
     "wandb_workspaces": {"lab.dashboards"},
     "vl_convert": {"lab.report"},
     "datasets": {"data"},
-    "ray": {"runtime"},
+    "ray": {"runtime", "supervision"},
     "peft": {"learner"},
     "hydra": HYDRA_USERS,
     "omegaconf": HYDRA_USERS,
@@ -174,7 +175,7 @@ def test_nothing_that_the_controller_loads_computes_with_torch() -> None:
     memory plan, a check or the trainer needs a module of the learner that computes.
     """
     loaded = files_loaded_by(PACKAGE / "trainer.py")
-    assert PACKAGE / "runtime" / "memory" / "plan.py" in loaded
+    assert PACKAGE / "memory" / "plan.py" in loaded
     wrong = [
         where(path, 1, module)
         for path in loaded

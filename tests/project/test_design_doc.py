@@ -55,6 +55,7 @@ ALLOWED_WORDS = {
     ("pool", "lab/tuning/process.py"): "a pool of one process",
     ("overlong", ""): "DAPO's overlong penalty",
     ("actor", "runtime/"): "Ray's word for a process that is called",
+    ("actor", "supervision/"): "the same",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from april_rl.errors import RunError
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.runtime.restarts import Restarts
-from april_rl.runtime.supervision.failures import (
+from april_rl.supervision.failures import (
     WorkerDiedError,
     WorkerMemoryError,
     WorkerStalledError,

@@ -16,8 +16,8 @@ from cluster_snapshots import process_of
 from light_groups import Group, run_alone
 
 from april_rl.runtime.cluster import start_ray, stop_ray
-from april_rl.runtime.supervision.heartbeat import WorkerProcess, read_stat
-from april_rl.runtime.supervision.watchdog import Watchdog
+from april_rl.supervision.heartbeat import WorkerProcess, read_stat
+from april_rl.supervision.watchdog import Watchdog
 
 pytestmark = pytest.mark.slow
 

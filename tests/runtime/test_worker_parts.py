@@ -18,9 +18,9 @@ from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
 from april_rl.engine import vllm_engine
 from april_rl.runtime.call_profiler import CallProfiler
-from april_rl.runtime.supervision.heartbeat import Heartbeat
 from april_rl.runtime.worker import Worker
 from april_rl.runtime.worker_parts import WorkerSettings
+from april_rl.supervision.heartbeat import Heartbeat
 
 SETTINGS = WorkerSettings(
     config=TrainConfig(), device="cpu", threads=1, max_model_len=16, max_num_seqs=2

@@ -15,7 +15,7 @@ from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines, WeightVersionError
 from april_rl.runtime.lockstep import Fingerprint, LockstepError, fingerprint
-from april_rl.runtime.supervision.watchdog import Watchdog
+from april_rl.supervision.watchdog import Watchdog
 from april_rl.types import Completion, Request, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]

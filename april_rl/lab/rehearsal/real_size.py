@@ -11,15 +11,15 @@ from april_rl.lab.rehearsal.findings import SIGMA, Finding, expected_tokens
 from april_rl.lab.simulator.length_distributions import Lognormal, median_for
 from april_rl.lab.simulator.presets import h100
 from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.memory.check import Room, check_plan
+from april_rl.memory.engine_sleep import settle_sleep, with_resume
+from april_rl.memory.inputs import memory_inputs
+from april_rl.memory.kv_room import kv_demand, kv_warning, planned_kv_tokens
+from april_rl.memory.plan import GIB, plan_memory
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.runtime.engine_sleep import settle_sleep, with_resume
 from april_rl.runtime.layout import Layout, settle
-from april_rl.runtime.memory.check import Room, check_plan
-from april_rl.runtime.memory.host import host_memory
-from april_rl.runtime.memory.inputs import memory_inputs
-from april_rl.runtime.memory.kv_room import kv_demand, kv_warning, planned_kv_tokens
-from april_rl.runtime.memory.plan import GIB, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
+from april_rl.supervision.host_memory import host_memory
 
 _FREE_FRAC = 0.98  # of a GPU, when nothing else runs on it
 _FACTORS = (1.0, 1.5, 2.0)

@@ -11,11 +11,11 @@ from planned_models import GPU, INPUTS, changed, facts_of
 from april_rl.config.choices import Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.device import AcceleratorDevice
-from april_rl.runtime.engine_sleep import EngineSleep, settle_sleep
+from april_rl.memory.check import Room, check_plan
+from april_rl.memory.engine_sleep import EngineSleep, settle_sleep
+from april_rl.memory.inputs import MemoryInputs, memory_inputs
+from april_rl.memory.plan import GIB, plan_memory
 from april_rl.runtime.layout import LayoutError, settle
-from april_rl.runtime.memory.check import Room, check_plan
-from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
-from april_rl.runtime.memory.plan import GIB, plan_memory
 from april_rl.runtime.preflight import PreflightError
 
 H200 = 141 * GIB

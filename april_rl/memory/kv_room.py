@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
+from april_rl.memory.inputs import MemoryInputs
+from april_rl.memory.plan import GIB
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory.inputs import MemoryInputs
-from april_rl.runtime.memory.plan import GIB
 from april_rl.runtime.preflight import ModelFacts
 
 # Lengths are unknown before the first step. With the simulator's lognormal lengths for long

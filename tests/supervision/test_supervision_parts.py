@@ -14,8 +14,8 @@ from cluster_snapshots import process_of, status
 
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.engines import StepTimer
-from april_rl.runtime.supervision.failures import WorkerStalledError
-from april_rl.runtime.supervision.heartbeat import (
+from april_rl.supervision.failures import WorkerStalledError
+from april_rl.supervision.heartbeat import (
     Activity,
     Heartbeat,
     HeartbeatReader,
@@ -23,9 +23,9 @@ from april_rl.runtime.supervision.heartbeat import (
     read_stat,
     records_activity,
 )
-from april_rl.runtime.supervision.node_monitor import NodeMonitor, ProcessStatus
-from april_rl.runtime.supervision.progress import ProgressTimer
-from april_rl.runtime.supervision.watchdog import Watchdog
+from april_rl.supervision.node_monitor import NodeMonitor, ProcessStatus
+from april_rl.supervision.progress import ProgressTimer
+from april_rl.supervision.watchdog import Watchdog
 from april_rl.types import Completion, SampleId
 
 
@@ -220,7 +220,7 @@ def test_the_report_has_the_end_of_a_log_and_tolerates_one_that_cannot_be_read(
     """
     code = (
         "import sys, time\n"
-        "from april_rl.runtime.supervision.heartbeat import Heartbeat\n"
+        "from april_rl.supervision.heartbeat import Heartbeat\n"
         "found = Heartbeat().process('node')\n"
         "print(found.start_ticks, found.heartbeat_fd, found.stacks_fd, flush=True)\n"
         "time.sleep(600)\n"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from april_rl.runtime.memory.host import HostMemory
-from april_rl.runtime.supervision.diagnosis import GIB, ClusterSnapshot
-from april_rl.runtime.supervision.heartbeat import Activity, WorkerProcess
-from april_rl.runtime.supervision.node_monitor import ProcessStatus
+from april_rl.supervision.diagnosis import GIB, ClusterSnapshot
+from april_rl.supervision.heartbeat import Activity, WorkerProcess
+from april_rl.supervision.host_memory import HostMemory
+from april_rl.supervision.node_monitor import ProcessStatus
 
 BEFORE_START = ClusterSnapshot(processes=(), statuses=(), peak_rss_bytes=())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from april_rl.runtime.supervision.node_monitor import ProcessStatus
+from april_rl.supervision.node_monitor import ProcessStatus
 
 # When the controller itself was suspended for an hour, its workers were not watched for an hour.
 _MAX_ELAPSED_S = 3.0

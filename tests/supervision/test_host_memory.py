@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from april_rl.runtime.memory.host import host_memory, oom_counter, oom_kills, pinned_environment
+from april_rl.supervision.host_memory import host_memory, oom_counter, oom_kills, pinned_environment
 
 GIB = 1 << 30
 LIMITS = {"v2": "memory.max", "v1": "memory.limit_in_bytes"}

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from april_rl.runtime.memory.host import HostMemory, host_memory, oom_kills
-from april_rl.runtime.supervision.heartbeat import (
+from april_rl.supervision.heartbeat import (
     STACKS_SIGNAL,
     Activity,
     HeartbeatReader,
@@ -23,6 +22,7 @@ from april_rl.runtime.supervision.heartbeat import (
     WorkerProcess,
     read_stat,
 )
+from april_rl.supervision.host_memory import HostMemory, host_memory, oom_kills
 
 _LOG_TAIL_BYTES = 4096
 _WORKERS_END_S = 0.5

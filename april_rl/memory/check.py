@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from april_rl.config.choices import Offload, Sleep
-from april_rl.runtime.memory.host import WorkerMemory
-from april_rl.runtime.memory.inputs import MemoryInputs
-from april_rl.runtime.memory.plan import GIB, MemoryPlan, Phase, plan_memory
+from april_rl.memory.inputs import MemoryInputs
+from april_rl.memory.plan import GIB, MemoryPlan, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
+from april_rl.supervision.host_memory import WorkerMemory
 
 _TOO_LITTLE = 0.99  # a setting that saves less than 1 % is not worth naming
 _LAST_RESORT = "no single setting is enough"

@@ -13,9 +13,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from april_rl.runtime.memory.host import HostMemory
-from april_rl.runtime.supervision.heartbeat import Activity, WorkerProcess
-from april_rl.runtime.supervision.node_monitor import (
+from april_rl.supervision.heartbeat import Activity, WorkerProcess
+from april_rl.supervision.host_memory import HostMemory
+from april_rl.supervision.node_monitor import (
     NO_ANSWER,
     NodeMonitor,
     ProcessStatus,

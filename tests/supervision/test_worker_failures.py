@@ -24,12 +24,12 @@ from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
-from april_rl.runtime.supervision.failures import (
+from april_rl.supervision.failures import (
     WorkerDiedError,
     WorkerMemoryError,
     WorkerStalledError,
 )
-from april_rl.runtime.supervision.watchdog import Watchdog
+from april_rl.supervision.watchdog import Watchdog
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 # Half of what a call or a stall may last where a test does not say less; an idle machine takes 5.
@@ -255,7 +255,7 @@ def test_a_worker_on_another_node_is_watched_and_ended_through_that_nodes_monito
         "from pathlib import Path\n"
         "import psutil, pytest, ray\n"
         "from ray.cluster_utils import Cluster\n"
-        "from april_rl.runtime.supervision.failures import WorkerStalledError\n"
+        "from april_rl.supervision.failures import WorkerStalledError\n"
         "from april_rl.runtime.cluster import start_ray\n"
         "from light_groups import Group, GroupWatchdog\n"
         "head = {'num_cpus': 1, 'include_dashboard': False, 'object_store_memory': 10**8}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from april_rl.runtime.supervision.failures import (
+from april_rl.supervision.failures import (
     CallFailure,
     RayHeadLostError,
     WorkerDiedError,
@@ -13,8 +13,8 @@ from april_rl.runtime.supervision.failures import (
     WorkerStalledError,
     memory_advice,
 )
-from april_rl.runtime.supervision.heartbeat import WorkerProcess
-from april_rl.runtime.supervision.node_monitor import ProcessStatus
+from april_rl.supervision.heartbeat import WorkerProcess
+from april_rl.supervision.node_monitor import ProcessStatus
 
 GIB = 1 << 30
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from april_rl.runtime.supervision.diagnosis import GIB, ClusterSnapshot
-from april_rl.runtime.supervision.node_monitor import NO_ANSWER, WorkerTrace
+from april_rl.supervision.diagnosis import GIB, ClusterSnapshot
+from april_rl.supervision.node_monitor import NO_ANSWER, WorkerTrace
 
 _STATES = {
     "": "dead",

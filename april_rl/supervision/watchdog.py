@@ -17,8 +17,8 @@ import ray
 from ray.exceptions import RayError
 
 from april_rl.errors import RunError
-from april_rl.runtime.supervision.cluster_monitor import ClusterMonitor
-from april_rl.runtime.supervision.diagnosis import (
+from april_rl.supervision.cluster_monitor import ClusterMonitor
+from april_rl.supervision.diagnosis import (
     ClusterSnapshot,
     call_error,
     death_error,
@@ -26,10 +26,10 @@ from april_rl.runtime.supervision.diagnosis import (
     ray_head_error,
     stopped_error,
 )
-from april_rl.runtime.supervision.failures import CallFailure, WorkerStalledError, read_failure
-from april_rl.runtime.supervision.progress import ProgressTimer
-from april_rl.runtime.supervision.ray_head import RayHead
-from april_rl.runtime.supervision.stall_report import report_text
+from april_rl.supervision.failures import CallFailure, WorkerStalledError, read_failure
+from april_rl.supervision.progress import ProgressTimer
+from april_rl.supervision.ray_head import RayHead
+from april_rl.supervision.stall_report import report_text
 
 T = TypeVar("T")
 _CHECK_S = 1.0  # between two checks of all workers

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume, Sleep
+from april_rl.memory.check import Room, remedies
+from april_rl.memory.inputs import MemoryInputs, memory_inputs
+from april_rl.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory.check import Room, remedies
-from april_rl.runtime.memory.inputs import MemoryInputs, memory_inputs
-from april_rl.runtime.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
 # Share of a GPU that engine.sleep=auto leaves free beside engine and learner. Activations are

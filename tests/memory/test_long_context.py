@@ -11,8 +11,8 @@ from planned_models import GPU, INPUTS, changed, facts_of
 from source_tree import ROOT
 
 from april_rl.config.choices import Offload
-from april_rl.runtime.memory.check import Room, check_plan
-from april_rl.runtime.memory.inputs import MemoryInputs
+from april_rl.memory.check import Room, check_plan
+from april_rl.memory.inputs import MemoryInputs
 from april_rl.runtime.preflight import ModelFacts, PreflightError
 
 TABLE = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")

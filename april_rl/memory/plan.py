@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from april_rl.config.choices import Offload
 from april_rl.learner.sizes import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS, SHARD_BYTES
-from april_rl.runtime.memory.inputs import MemoryInputs
+from april_rl.memory.inputs import MemoryInputs
 from april_rl.runtime.preflight import ModelFacts
 
 GIB = 1 << 30

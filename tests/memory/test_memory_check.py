@@ -9,8 +9,8 @@ import pytest
 from planned_models import GPU, INPUTS, changed, facts_of, worker
 
 from april_rl.config.choices import Offload
-from april_rl.runtime.memory.check import check_memory
-from april_rl.runtime.memory.plan import GIB, plan_memory
+from april_rl.memory.check import check_memory
+from april_rl.memory.plan import GIB, plan_memory
 from april_rl.runtime.preflight import PreflightError
 
 MORE = "runtime.num_workers=16 on twice as many machines needs less"

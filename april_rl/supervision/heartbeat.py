@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from april_rl.runtime.memory.host import oom_counter, oom_kills
+from april_rl.supervision.host_memory import oom_counter, oom_kills
 
 P = ParamSpec("P")
 R = TypeVar("R")

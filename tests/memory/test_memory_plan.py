@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.learner import attention
 from april_rl.learner.attention import Packing
+from april_rl.memory.check import Room, check_memory, check_plan
+from april_rl.memory.inputs import memory_inputs
+from april_rl.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.layout import settle
-from april_rl.runtime.memory.check import Room, check_memory, check_plan
-from april_rl.runtime.memory.inputs import memory_inputs
-from april_rl.runtime.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.preflight import ModelFacts, PreflightError, model_facts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 from april_rl.metrics import Max, Metrics
-from april_rl.runtime.memory.host import host_memory
+from april_rl.supervision.host_memory import host_memory
 
 
 def controller_memory() -> Metrics:

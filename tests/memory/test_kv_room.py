@@ -11,15 +11,15 @@ from planned_models import GPU, INPUTS, changed, facts_of
 
 from april_rl.assembly.collector import num_slots
 from april_rl.config.choices import KvCacheDtype
-from april_rl.runtime.layout import Layout
-from april_rl.runtime.memory.kv_room import (
+from april_rl.memory.kv_room import (
     KvDemand,
     KvRoom,
     kv_demand,
     kv_warning,
     planned_kv_tokens,
 )
-from april_rl.runtime.memory.plan import GIB
+from april_rl.memory.plan import GIB
+from april_rl.runtime.layout import Layout
 
 EIGHT = Layout(device="cuda", num_workers=8, tensor_parallel_size=1)
 

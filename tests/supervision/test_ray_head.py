@@ -13,8 +13,8 @@ from cluster_snapshots import BEFORE_START, snapshot, status
 from light_groups import run_alone
 from own_process import is_running, wait_until
 
-from april_rl.runtime.supervision.diagnosis import ray_head_error
-from april_rl.runtime.supervision.ray_head import RayHead
+from april_rl.supervision.diagnosis import ray_head_error
+from april_rl.supervision.ray_head import RayHead
 
 MANY = 10  # checks, more than it takes
 
