@@ -7,59 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Literal, Protocol
 
 from april_rl.config.choices import TrackingBackend
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
-from april_rl.tracking.labels import RunLabels
+from april_rl.tracking.backend import Backend, BackendSettings, Name
 from april_rl.tracking.samples_file import SampleRecord
 
-Name = str  # one of TrackingBackend
-Mode = Literal["online", "offline", "disabled"]  # of W&B
 Tell = Callable[[str], None]
 
-SAMPLE_COLUMNS = (
-    *("step", "prompt_id", "index", "prompt", "response", "ages", "num_tokens"),
-    *("reward", "reward_parts", "advantage", "finish_reason", "source"),
-)
 _MAX_SAMPLES = 64  # in a table
 
 
 class BackendError(RunError):
     """A tracker was asked for that is not installed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendSettings:
-    """What the trackers of a run are started with."""
-
-    backends: tuple[Name, ...] = ("wandb",)
-    wandb_mode: Mode = "offline"
-    project: str = "april_rl"
-    labels: RunLabels
-    run_dir: Path
-    config: Mapping[str, object]
-    wandb_id: str = ""  # of a W&B run to go on with
-    first_step: int | None = None  # of a resumed run
-
-
-class Backend(Protocol):
-    """A tracker: records the metrics of steps, and tables of samples."""
-
-    id: str  # with which a later process goes on with the run; empty where nothing needs one
-
-    def log(
-        self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
-        """Record the metrics of a step."""
-
-    def samples(self, step: int, rows: Sequence[Sequence[object]]) -> None:
-        """Record a table with SAMPLE_COLUMNS."""
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """End the record of the run within seconds, also without a network; `error` ended it."""
 
 
 @dataclass(slots=True)

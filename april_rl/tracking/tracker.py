@@ -19,7 +19,8 @@ from april_rl.metrics import Metrics
 from april_rl.rollout.timeline import Timeline
 from april_rl.tracking import figures
 from april_rl.tracking.axes import Axes
-from april_rl.tracking.backends import BackendSettings, check_installed, start_backends
+from april_rl.tracking.backend import BackendSettings
+from april_rl.tracking.backends import check_installed, start_backends
 from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.live_view import LiveView
 from april_rl.tracking.metrics_file import MetricsFile

@@ -11,7 +11,7 @@ import trackio
 
 from april_rl.metrics import Histogram
 from april_rl.tracking import keys
-from april_rl.tracking.backends import SAMPLE_COLUMNS, BackendSettings
+from april_rl.tracking.backend import SAMPLE_COLUMNS, BackendSettings
 from april_rl.tracking.labels import versions
 
 _PAGE = "http://127.0.0.1:7860/"  # of `trackio show`

@@ -8,7 +8,7 @@ from typing import Literal
 import wandb
 
 from april_rl.metrics import Histogram
-from april_rl.tracking.backends import SAMPLE_COLUMNS, BackendSettings
+from april_rl.tracking.backend import SAMPLE_COLUMNS, BackendSettings
 from april_rl.tracking.keys import RUN_TIME, TRAINED_TOKENS
 from april_rl.tracking.labels import versions
 

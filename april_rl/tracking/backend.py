@@ -1,0 +1,50 @@
+"""A tracker, and what it is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from april_rl.metrics import Histogram
+from april_rl.tracking.labels import RunLabels
+
+Name = str  # one of TrackingBackend
+Mode = Literal["online", "offline", "disabled"]  # of W&B
+
+SAMPLE_COLUMNS = (
+    *("step", "prompt_id", "index", "prompt", "response", "ages", "num_tokens"),
+    *("reward", "reward_parts", "advantage", "finish_reason", "source"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendSettings:
+    """Settings of the trackers of a run."""
+
+    backends: tuple[Name, ...] = ("wandb",)
+    wandb_mode: Mode = "offline"
+    project: str = "april_rl"
+    labels: RunLabels
+    run_dir: Path
+    config: Mapping[str, object]
+    wandb_id: str = ""  # of a W&B run to go on with
+    first_step: int | None = None  # of a resumed run
+
+
+class Backend(Protocol):
+    """A tracker: records the metrics of steps, and tables of samples."""
+
+    id: str  # with which a later process goes on with the run; empty where nothing needs one
+
+    def log(
+        self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Record the metrics of a step."""
+
+    def samples(self, step: int, rows: Sequence[Sequence[object]]) -> None:
+        """Record a table with SAMPLE_COLUMNS."""
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the record of the run within seconds, also without a network; `error` ended it."""
