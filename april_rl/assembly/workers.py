@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig
-from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.errors import RunError
 from april_rl.evaluation.settings import longest_response
 from april_rl.runtime.cluster import TOKEN_BYTES
@@ -56,7 +55,6 @@ def check_machine(config: TrainConfig, layout: Layout, *, is_training: bool = Tr
         tensor_parallel_size=layout.tensor_parallel_size,
         window_tokens=window_tokens,
         window_key=window_key,
-        learner_bytes=_learner_bytes(config) if is_training else 0,
         batch_bytes=TOKEN_BYTES * _batch_tokens(config, window_tokens) if is_training else 0,
     )
 
@@ -108,15 +106,3 @@ def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) ->
 def _batch_tokens(config: TrainConfig, max_model_len: int) -> int:
     """Return the largest number of prompt and response tokens that a step trains."""
     return config.trainer.num_groups * config.rollout.group_size * max_model_len
-
-
-def _learner_bytes(config: TrainConfig) -> int:
-    """Return the bytes the learner holds per parameter.
-
-    Full training: float32 master weight, gradient, two Adam moments and the frozen reference.
-    Adapters: the frozen weight alone, because adapters are small.
-    """
-    frozen = 4 if config.learner.compute_dtype is ComputeDtype.float32 else 2
-    if config.lora.rank:
-        return frozen
-    return 16 if config.algorithm.kl is Kl.none else 16 + frozen

@@ -5,7 +5,6 @@ missing is in one message.
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from april_rl.runtime.engine_build import installed_engines, wrong_engine
 from april_rl.supervision.host_memory import host_memory
 
 _GIB = 1 << 30
-_ENGINE_BYTES = 2  # per parameter: the engine's own 16-bit copy
 
 
 class PreflightError(RunError):
@@ -92,16 +90,14 @@ def check_start(
     tensor_parallel_size: int,
     window_tokens: int,
     window_key: str,
-    learner_bytes: int,
     batch_bytes: int = 0,
 ) -> ModelFacts:
     """Return the model's facts if the run can start; raise PreflightError with all that is missing.
 
     `window_tokens` is the maximum of prompt and response tokens, set by `window_key`. With
-    `is_cluster` the GPUs are elsewhere and Ray counts them. `learner_bytes` is what the learner
-    holds per parameter, `batch_bytes` the largest batch of a step.
+    `is_cluster` the GPUs are elsewhere and Ray counts them. `batch_bytes` is the largest batch of a
+    step.
     """
-    per_parameter = learner_bytes + _ENGINE_BYTES
     missing = []
     if device == "cuda" and not is_cluster and num_gpus() < num_workers:
         missing.append(
@@ -118,8 +114,6 @@ def check_start(
         facts = model_facts(model_path)
     except PreflightError as error:
         missing.append(f"model: {error}")
-        if device == "cpu" and not is_cluster:  # otherwise the memory of this host does not matter
-            missing += _too_small_by_name(model_path, per_parameter)
     if facts is not None:
         missing += _too_short(facts, window_tokens, window_key)
         missing += _not_divisible(facts, tensor_parallel_size)
@@ -169,24 +163,6 @@ def _not_divisible(facts: ModelFacts, tensor_parallel_size: int) -> list[str]:
     return [
         f"heads: engine.tensor_parallel_size={tensor_parallel_size} does not divide the model's "
         f"{facts.num_heads} attention heads"
-    ]
-
-
-def _too_small_by_name(model_path: str, per_parameter: int) -> list[str]:
-    """Return a message when the size in a model's name (4B, 0.6B) does not fit into memory."""
-    size = re.search(r"(\d+(?:\.\d+)?)B(?![a-z])", model_path)
-    return _no_memory(float(size[1]) * 1e9, per_parameter, " (by its name)") if size else []
-
-
-def _no_memory(num_parameters: float, per_parameter: int, how: str = "") -> list[str]:
-    """Return a message when this machine's free memory does not hold the training state."""
-    needed = num_parameters * per_parameter
-    free = host_memory().free
-    if needed <= free:
-        return []
-    return [
-        f"memory: training {num_parameters / 1e9:.1f} billion parameters{how} needs about "
-        f"{needed / _GIB:.0f} GiB; this machine has {free / _GIB:.0f} GiB free"
     ]
 
 

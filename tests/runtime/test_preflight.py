@@ -22,9 +22,7 @@ from transformers import (
 from april_rl.runtime.preflight import PreflightError, check_start, model_facts, num_gpus
 
 
-def start(
-    path, *, window_tokens, window_key, learner_bytes=16, tensor_parallel_size=1, is_cluster=False
-):
+def start(path, *, window_tokens, window_key, tensor_parallel_size=1, is_cluster=False):
     return check_start(
         model_path=str(path),
         device="cpu",
@@ -33,7 +31,6 @@ def start(
         tensor_parallel_size=tensor_parallel_size,
         window_tokens=window_tokens,
         window_key=window_key,
-        learner_bytes=learner_bytes,
     )
 
 
@@ -124,22 +121,6 @@ def test_a_tensor_parallel_size_that_does_not_divide_the_heads_is_refused(tmp_pa
     expected = r"heads: engine\.tensor_parallel_size=3 does not divide the model's 4 attention"
     with pytest.raises(PreflightError, match=expected):
         start(path, **size, tensor_parallel_size=3)
-
-
-@pytest.mark.parametrize(("learner_bytes", "bytes_each"), [(2, 4), (16, 18), (20, 22)])
-def test_what_the_learner_holds_counts_as_memory_beside_the_engine(learner_bytes, bytes_each):
-    """Fails when a run with a second model starts where only one fits."""
-    size = {"window_tokens": 1, "window_key": "", "learner_bytes": learner_bytes}
-    expected = f"needs about {90_000e9 * bytes_each / 2**30:.0f} GiB"
-    with pytest.raises(PreflightError, match=expected):
-        start("no_such/Model-90000B", **size)
-
-
-def test_memory_of_this_machine_does_not_limit_workers_on_others():
-    """A cluster's. Fails when a model that is not here is called too large for the head."""
-    with pytest.raises(PreflightError, match="model: ") as caught:
-        start("no_such/Model-90000B", window_tokens=1, window_key="", is_cluster=True)
-    assert "memory" not in str(caught.value)
 
 
 def test_gpus_are_counted_from_device_files(tmp_path, monkeypatch):
