@@ -37,6 +37,13 @@ def main(arguments: Sequence[str]) -> int:
     if wanted in ("", "-h", "--help"):
         print(_USAGE)
         return 0
+    unknown = [
+        key for key, is_set, _ in given if is_set and key.isidentifier() and key not in _KEEP
+    ]
+    if unknown:
+        takes = ", ".join(_KEEP)
+        print(f"error: {unknown[0]} is not an option; prune takes {takes}", file=sys.stderr)
+        return 2
     if wanted not in (*actions, "prune") or len(paths) != 1 or (kept and wanted != "prune"):
         print(
             f"error: give one command (show, verify, list or prune) and one PATH\n{_USAGE}",

@@ -54,6 +54,10 @@ def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         return f"{where}:{line}: not valid JSON: {error.msg} (column {error.colno})"
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return f"{where}:{first_line}: has half of a surrogate pair, which is no character"
     if isinstance(value, (dict, list)):
         return None
     return f"{where}:{first_line}: every line must be a JSON object, got {shown(value)}"

@@ -17,6 +17,7 @@ from april_rl.commands import checkpoint
     [
         (["show", "nowhere"], 1, "nowhere/checkpoints has no checkpoint"),
         (["show"], 2, "one PATH"),
+        (["prune", "a", "keep=1"], 2, "keep is not an option; prune takes keep_last, keep_best"),
         (["burn", "nowhere"], 2, "give one command (show"),
         (["prune", "nowhere", "keep_last=0"], 2, "keep_last must be a number >= 1, got 0"),
     ],

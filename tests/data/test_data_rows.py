@@ -127,6 +127,7 @@ def test_a_missing_extra_column_is_named(tmp_path):
 BAD_FILES = {
     "syntax": ('{"prompt": "a", "answer": "1"}\n{"prompt": "b" "answer": "2"}\n', r":2: not valid"),
     "broken array": ('[{"prompt": "a",\n "answer": 1},\n oops]', r":3: not valid JSON"),
+    "half a character": ('{"prompt": "a", "answer": 1}\n{"prompt": "\\ud800"}', r":2: has half"),
     "not an object": ('{"prompt": "a", "answer": "1"}\n5\n', r":2: every line must be a JSON obj"),
     "empty": ("", "the file is empty"),
     "blank": ("\n\n", "Does the file have rows"),

@@ -22,12 +22,12 @@ from transformers import (
 from april_rl.runtime.preflight import PreflightError, check_start, model_facts, num_gpus
 
 
-def start(path, *, window_tokens, window_key, tensor_parallel_size=1, is_cluster=False):
+def start(path, *, window_tokens, window_key, tensor_parallel_size=1):
     return check_start(
         model_path=str(path),
         device="cpu",
         num_workers=1,
-        is_cluster=is_cluster,
+        is_cluster=False,
         tensor_parallel_size=tensor_parallel_size,
         window_tokens=window_tokens,
         window_key=window_key,
