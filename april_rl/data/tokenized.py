@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+import signal
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -127,26 +130,27 @@ class TableMaker:
         if len(places) < len(rows):
             rows = rows.select(places)
         num_processes = min(self._num_processes, len(places) // _ROWS_PER_PROCESS)
-        return rows.map(
-            tokenize,
-            batched=True,
-            with_indices=True,
-            remove_columns=rows.column_names,
-            features=Features(
-                {
-                    "text": Value("string"),
-                    "token_ids": List(Value("int32")),
-                    "answer": Value("string"),
-                    "place": Value("int64"),
-                    **{f"{EXTRA}{name}": raw.table.features[name] for name in reader.columns},
-                }
-            ),
-            num_proc=num_processes if into is not None and num_processes > 1 else None,
-            keep_in_memory=into is None,
-            cache_file_name=None if into is None else str(into / "prompts.arrow"),
-            # The default is a hash of all that the function holds; a tokenizer's is not stable.
-            new_fingerprint="tokenized" if into is None else into.name,
-        )
+        with _ended_by_sigterm():
+            return rows.map(
+                tokenize,
+                batched=True,
+                with_indices=True,
+                remove_columns=rows.column_names,
+                features=Features(
+                    {
+                        "text": Value("string"),
+                        "token_ids": List(Value("int32")),
+                        "answer": Value("string"),
+                        "place": Value("int64"),
+                        **{f"{EXTRA}{name}": raw.table.features[name] for name in reader.columns},
+                    }
+                ),
+                num_proc=num_processes if into is not None and num_processes > 1 else None,
+                keep_in_memory=into is None,
+                cache_file_name=None if into is None else str(into / "prompts.arrow"),
+                # The default is a hash of all that the function holds; a tokenizer's is not stable.
+                new_fingerprint="tokenized" if into is None else into.name,
+            )
 
     def _read(self, folder: Path) -> TokenizedTable:
         """Return a finished table; its files stay memory-mapped while it is in use."""
@@ -194,3 +198,19 @@ def _with_lengths(
 ) -> TokenizedTable:
     lengths = pyarrow.compute.list_value_length(table.data.column("token_ids")).to_numpy()
     return TokenizedTable(table=table, lengths=lengths.astype(np.int64), names=names, **info)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the processes that start here: `datasets` sends it when one has failed, and
+    waits for the others. Python drops a signal that it handles and that comes while a process is
+    being forked, and then the wait would have no end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
