@@ -5,6 +5,7 @@ Both take what the command line takes, and besides a reward as a function and da
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ from april_rl.config.store import (
     register_folder,
     to_config,
 )
+from april_rl.errors import RunError
 from april_rl.runtime.interrupts import SIGNALS
 from april_rl.tracking.labels import run_labels
 
@@ -66,6 +68,15 @@ class TrainedRun:
         return max(found, key=lambda path: int(path.name.removeprefix("step_")), default=None)
 
 
+def _refuse_within_a_run() -> None:
+    """Raise RunError in a process that a run has started, while it imports the user's script."""
+    if "_inheriting" in vars(multiprocessing.current_process()):  # as multiprocessing does
+        raise RunError(
+            "a process of this run has imported the script that began it, and would begin another: "
+            "put the call under if __name__ == '__main__':"
+        )
+
+
 def train(
     recipe: str,
     *overrides: str,
@@ -83,6 +94,7 @@ def train(
     function of a notebook is copied there with what it refers to. Raise RunError for what is wrong
     with them, or with a setting; KeyboardInterrupt after Ctrl-C, when everything is saved.
     """
+    _refuse_within_a_run()
     if config_dir is not None:
         register_folder(Path(config_dir))
     words = [f"+recipe={recipe}", *overrides]
@@ -111,6 +123,7 @@ def evaluate(
 
     Raise RunError for what is wrong with a setting.
     """
+    _refuse_within_a_run()
     if config_dir is not None:
         register_folder(Path(config_dir))
     folder = Path(output or time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))

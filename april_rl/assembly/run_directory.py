@@ -60,6 +60,8 @@ class RunDirectory:
         )
         if resumed is not None:
             view.message(f"resumed from {resumed.path}, after step {resumed.manifest.step}")
+        elif config.resume == AUTO:
+            view.message("resume=auto found no unfinished run to go on with: this is a new one")
         return tracker
 
     def _first_step(self) -> int | None:

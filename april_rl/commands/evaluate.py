@@ -17,6 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from april_rl.commands.arguments import Arguments
 from april_rl.config import TrainConfig, to_config
 from april_rl.config.store import ConfigError, compose_overrides
 from april_rl.errors import RunError
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="python -m april_rl evaluate",
         usage="python -m april_rl evaluate [+recipe=NAME] [model.path=PATH] [key=value ...] "
         "[output=FOLDER] [--compare FILE]",

@@ -174,7 +174,7 @@ def compose_overrides(overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(config_dir(), version_base="1.3"):
             return compose("train", overrides=as_hydra_takes(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise in_our_words(error, overrides) from error
+        raise in_our_words(error, overrides) from None
 
 
 def to_config(composed: DictConfig) -> TrainConfig:
@@ -185,7 +185,7 @@ def to_config(composed: DictConfig) -> TrainConfig:
     try:
         return _checked(composed)
     except (OmegaConfBaseException, HydraException) as error:
-        raise in_our_words(error, ()) from error
+        raise in_our_words(error, ()) from None
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -211,7 +211,7 @@ def as_plain(composed: DictConfig) -> dict[str, object]:
     try:
         plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
     except OmegaConfBaseException as error:
-        raise in_our_words(error, ()) from error
+        raise in_our_words(error, ()) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

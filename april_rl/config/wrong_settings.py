@@ -58,7 +58,9 @@ def _wrong_setting(error: OmegaConfBaseException, schema: type, overrides: Seque
         return f"{key} refers to a setting that is not there: {_first_line(error)}"
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return unknown_setting(given.partition("=")[0].lstrip("+~") or key, schema)
-    got = f", got {given.partition('=')[2]}" if given else f" ({_first_line(error)})"
+    line = _first_line(error)
+    _, _, value = given.partition("=") if given else line.rpartition("value: ")
+    got = f", got {value}" if given or value != line else f" ({line})"
     return f"{key} must be {expected_value(key, schema)}{got}"
 
 
@@ -104,8 +106,7 @@ def _in_words(kind: object, key: str) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " or ".join(str(choice.value) for choice in kind)
     if is_dataclass(kind):
-        name = key.rpartition(".")[2]
-        return f"a section: set {', '.join(f'{name}.{one.name}' for one in fields(kind)[:3])}, ..."
+        return f"a section: set {', '.join(f'{key}.{one.name}' for one in fields(kind)[:3])}, ..."
     if get_origin(kind) in (Union, UnionType):
         kinds = get_args(kind)
         is_auto = str in kinds and kinds != (str, NoneType)  # a number or the word auto

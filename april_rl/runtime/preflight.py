@@ -180,11 +180,17 @@ def without_network_go_offline() -> None:
 
 
 def _refuse_missing_folder(path: Path) -> None:
-    """Raise PreflightError for a folder that is not there, and name those beside it."""
-    if path.exists() or not path.parent.is_dir() or path.parent == Path():
+    """Raise PreflightError for a folder that is not there, and name those beside it; for the
+    directory of a run, name an export.
+    """
+    if exports := sorted(path.glob("exports/step_*"), key=lambda export: export.stat().st_mtime):
+        raise PreflightError(f"model.path={path} is a run directory: give an export, {exports[-1]}")
+    has_parent = path.parent.is_dir() and path.parent != Path()
+    if path.exists() or not (has_parent or path.is_absolute()):
         return
-    beside = ", ".join(sorted(one.name for one in path.parent.iterdir())[:5]) or "nothing"
-    raise PreflightError(f"model.path={path} does not exist; {path.parent} has {beside}")
+    beside = sorted(one.name for one in path.parent.iterdir())[:5] if has_parent else []
+    also = f"; {path.parent} has {', '.join(beside)}" if beside else ""
+    raise PreflightError(f"model.path={path} does not exist{also}")
 
 
 def model_facts(model_path: str) -> ModelFacts:

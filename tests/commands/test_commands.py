@@ -69,3 +69,31 @@ def test_an_unknown_command_gives_one_message_with_the_closest_name(
     assert shown.out == ""
     assert shown.err.startswith(f"error: {message}")
     assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("evaluate --num_samples 3", "--num_samples is not an option; settings are written KEY="),
+        ("evaluate --cfg job", "--cfg is not an option; settings are written KEY=VALUE"),
+        ("data a.jsonl --prompt_column b", "--prompt_column is not an option; settings are"),
+        ("profile --x", "--x is not an option; settings are written KEY=VALUE"),
+        ("report", "RUN is missing. python -m april_rl report --help shows what it takes"),
+        ("compare", "RUN is missing. python -m april_rl compare --help shows what it takes"),
+        ("simulate --alpha two", "--alpha: must be a number, got two"),
+        ("simulate --alpha 0.5", "--alpha: alpha must be >= 1, got 0.5"),
+    ],
+)
+def test_wrong_arguments_of_a_command_are_one_line(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when a library's words or a page of usage answer, or an option is ignored."""
+    try:
+        status = main(words.split())
+    except SystemExit as ended:  # argparse
+        status = int(ended.code or 0)
+    assert status == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"error: {message}")
+    assert shown.err.count("\n") == 1

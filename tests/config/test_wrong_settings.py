@@ -58,6 +58,9 @@ WRONG = [
     ("lora.target_modules=q_proj",
      "lora.target_modules must be a list in brackets, each entry text or null, got q_proj"),
     ("data.path=[a,b]", "data.path must be text, got [a,b]"),
+    ("evaluation.sets.test=a.jsonl", "evaluation.sets.test must be a section: set "
+     "evaluation.sets.test.path, evaluation.sets.test.split, evaluation.sets.test.prompt_column, "
+     "..., got a.jsonl"),
     ("trainer=3", "trainer must be a section: set trainer.num_steps, trainer.num_groups, "
      "trainer.num_minibatches, ..., got 3"),
     ("reward.args=3", "reward.args must be a mapping such as {name: value}, or {}, got 3"),

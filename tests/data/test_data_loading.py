@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -217,26 +216,6 @@ def test_a_refusal_in_another_process_is_the_same_message(tmp_path, tokenizer, k
     with pytest.raises(DataError, match=rf"^{path}:6: .*no tools"):
         load(path, tokenizer, num_processes=2, template=Template.chat)
     assert list(kept.iterdir()) == []
-
-
-def test_processes_that_tokenize_are_ended_by_sigterm_though_this_one_handles_it(
-    tmp_path, tokenizer, monkeypatch
-):
-    """Fails when they inherit the handler: a refusal in one might wait for another without end."""
-    seen, tokenize = [], datasets.Dataset.map
-
-    def look(*args, **settings):
-        seen.append(signal.getsignal(signal.SIGTERM))
-        return tokenize(*args, **settings)
-
-    monkeypatch.setattr(datasets.Dataset, "map", look)
-    before = signal.signal(signal.SIGTERM, handler := lambda *_: None)
-    try:
-        load(jsonl(tmp_path / "data.jsonl", ROWS), tokenizer)
-        assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert seen == [signal.SIG_DFL]
 
 
 def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path, tokenizer, kept):

@@ -81,3 +81,23 @@ def test_a_reward_that_cannot_be_given_to_a_process_is_named(tmp_path: Path) -> 
             run_dir=tmp_path / "run",
             reward=lambda prompts, *_: [float(file.tell()) for _ in prompts],
         )
+
+
+def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
+    """A process that starts anew imports it. Fails when that process trains, or the directory is
+    said to belong to another run.
+    """
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing\nfrom april_rl import train\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "    process.start()\n    process.join()\n    raise SystemExit(process.exitcode)\n"
+        "train('tiny_cpu')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "put the call under if __name__ == '__main__':" in done.stderr
+    assert not (tmp_path / "outputs").exists()

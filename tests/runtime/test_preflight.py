@@ -55,6 +55,18 @@ def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
     (tmp_path / "step_6").mkdir()
     with pytest.raises(PreflightError, match=r"step_7 does not exist; .* has step_6"):
         model_facts(str(tmp_path / "step_7"))
+    missing = tmp_path / "no" / "such"
+    with pytest.raises(
+        PreflightError, match=f"^model.path={re.escape(str(missing))} does not exist$"
+    ):
+        model_facts(str(missing))
+
+
+def test_the_directory_of_a_run_is_no_model_and_its_last_export_is_named(tmp_path):
+    """Fails when a library says that it lacks a key."""
+    (tmp_path / "exports" / "step_2").mkdir(parents=True)
+    with pytest.raises(PreflightError, match=r"is a run directory: give an export, .*/step_2$"):
+        model_facts(str(tmp_path))
 
 
 def test_the_facts_of_a_dense_decoder_are_read(tmp_path):

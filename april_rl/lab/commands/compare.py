@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from april_rl.commands.arguments import Arguments
+
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table, write the page and return the exit status; a mistake ends in one message and
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="python -m april_rl compare",
         description="Compare runs that differ in some settings and in their seeds. The "
         "synchronous ones are the baseline where there are some.",

@@ -48,6 +48,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _show(arguments: Sequence[str]) -> int:
     paths = [a for a in arguments if "=" not in a and not a.startswith(("+", "~"))]
+    if options := [path for path in paths if path.startswith("-")]:
+        print(
+            f"error: {options[0]} is not an option; settings are written KEY=VALUE", file=sys.stderr
+        )
+        return 2
     overrides = [a for a in arguments if a not in paths and not a.startswith(_WRITE)]
     targets = [a.removeprefix(_WRITE) for a in arguments if a.startswith(_WRITE)]
     configs = _configs(paths, overrides)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from april_rl.commands.arguments import Arguments
 from april_rl.config import TrainConfig, to_config
 from april_rl.config.prompt_sets import training_sets
 from april_rl.config.store import ConfigError, compose_overrides
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="python -m april_rl profile",
         usage="python -m april_rl profile +recipe=NAME [key=value ...] [output=FOLDER] "
         "[--prompts N] [--alpha α ...]",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from april_rl.commands.arguments import Arguments
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -13,7 +14,7 @@ def main(arguments: Sequence[str]) -> int:
     from april_rl.errors import RunError
     from april_rl.lab.report.report import write_report
 
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="python -m april_rl report",
         description="Write report.html into run directories: one file that any browser shows, "
         "without a network. A run writes it at its end.",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import track
 
+from april_rl.commands.arguments import Arguments
 from april_rl.errors import RunError
 from april_rl.lab.simulator.april_paper import PaperRow, paper_cases, simulate_case
 from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, median_for
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="python -m april_rl simulate",
         description="Step time, gain over synchronous, ages and memory at several over-sampling "
         "factors, without a GPU. See docs/simulator.md.",

@@ -6,7 +6,7 @@ import re
 
 # Name of each form, and how a response in this form ends.
 FORMS: dict[str, str] = {
-    "boxed": "The final answer is \\boxed{{{answer}}}.",
+    "boxed": "The final answer is \\boxed{{{answer}}}",
     "answer_line": "Answer: {answer}",
     "plain number": "The final answer is {answer}",
     "bare answer": "{answer}",
