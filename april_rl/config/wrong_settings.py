@@ -44,6 +44,8 @@ def explained(
         wrong = _no_such_choice(str(error.missing_cfg_file), error.options or (), recipes)
         return _of_file(error) + wrong
     if isinstance(error, OverrideParseException):
+        if error.override in recipes:
+            return f"{error.override} is a recipe: write +recipe={error.override}"
         return _unreadable(error.override, schema)
     cause = next((one for one in _chain(error) if isinstance(one, OmegaConfBaseException)), None)
     if cause is None or not cause.full_key:
