@@ -68,7 +68,7 @@ class Parts:
 
 
 class _Data(NamedTuple):
-    """What a run reads before it starts a worker."""
+    """Parts of a run that are read before a worker starts."""
 
     tokenizer: Tokenizer
     rewards: RewardPool

@@ -22,7 +22,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a reward process has loaded before its first job."""
+    """Everything that a reward process loads before its first job."""
 
     rewards: tuple[tuple[RewardFunction, Reward], ...]
     decode: Decode

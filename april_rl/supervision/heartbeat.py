@@ -51,7 +51,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What a worker was doing when its heartbeat was read."""
+    """A worker's activity when its heartbeat was read."""
 
     beats: int = 0  # signs of progress since the process started
     call: str = ""  # the method that is running, or that ran last; empty: none so far

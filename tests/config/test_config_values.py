@@ -1,4 +1,4 @@
-"""What the schema accepts and refuses, beyond the ranges of single settings."""
+"""Values that the schema accepts or refuses, beyond the ranges of single settings."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What a learner offloads between two updates, and that values do not change by it."""
+"""A learner offloads tensors between two updates, and their values stay the same."""
 
 from __future__ import annotations
 

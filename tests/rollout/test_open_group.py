@@ -116,8 +116,8 @@ def test_a_group_with_failed_scores_has_the_first_failure_and_no_rewards():
 
 
 def test_lengths_are_those_of_the_open_groups_samples():
-    """Fails when a finished sample counts as unfinished, a group's samples are left out, or those
-    of one that is open no more are not.
+    """Fails when a finished sample counts as unfinished, the samples of an open group are left out,
+    or those of a closed group are counted.
     """
     buffer = Buffer(3)
     buffer.open(replace(PROMPT, id=0))

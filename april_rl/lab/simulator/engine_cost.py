@@ -15,7 +15,7 @@ from april_rl.rollout.ticks import TickWork
 Floats = NDArray[np.float64]
 
 MIN_TICKS = 8  # twice as many equations as unknowns
-TUKEY_CUTOFF = 4.685  # residuals of so many standard deviations count for nothing
+TUKEY_CUTOFF = 4.685  # residuals of more standard deviations get no weight
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 ROUNDS = 6  # of reweighting; the weights no longer move after three or four
 _RCOND = 1e-8  # relative, of the normal equations: ignores work that varies by less than 1e-4
