@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
+from functools import cache
+from tempfile import TemporaryDirectory
 
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
 
@@ -11,10 +12,10 @@ from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
+from april_rl.learner.model_sizes import ModelSizes, model_sizes
 from april_rl.memory.inputs import MemoryInputs
 from april_rl.memory.plan import GIB
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.preflight import ModelFacts, model_facts
 from april_rl.supervision.host_memory import WorkerMemory
 
 GPU = 80 * GIB
@@ -35,6 +36,13 @@ MODELS = {
     | {"num_attention_heads": 32, "tie_word_embeddings": False},
     "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
     | {"num_attention_heads": 64, "tie_word_embeddings": False},
+}
+# Models of the hub that recipes name.
+HUB = {
+    "Qwen/Qwen3-0.6B": "0.6B",
+    "Qwen/Qwen3-4B": "4B",
+    "Qwen/Qwen3-8B": "8B",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "R1-1.5B",
 }
 INPUTS = MemoryInputs(
     layout=Layout(device="cuda", num_workers=8, tensor_parallel_size=1),
@@ -61,16 +69,16 @@ def changed(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
     return replace(inputs, **found, **{key: changes[key] for key in unused})  # type: ignore[arg-type]
 
 
-def facts_of(folder: Path, name: str) -> ModelFacts:
-    """Of the model of `MODELS` by its size, or "R1-1.5B"; its configuration is written into
-    `folder`.
-    """
-    if name == "R1-1.5B":
-        config: PreTrainedConfig = Qwen2Config(**R1_DISTILL)
-    else:
-        config = Qwen3Config(**MODELS[name], **LAYERS)
-    config.save_pretrained(folder / name)
-    return model_facts(str(folder / name))
+@cache
+def sizes_of(name: str, *, rank: int = 0) -> ModelSizes:
+    """Of the model of `MODELS` by its size, or "R1-1.5B", with adapters of that rank."""
+    with TemporaryDirectory() as folder:
+        if name == "R1-1.5B":
+            config: PreTrainedConfig = Qwen2Config(**R1_DISTILL)
+        else:
+            config = Qwen3Config(**MODELS[name], **LAYERS)
+        config.save_pretrained(folder)
+        return model_sizes(folder, LoraConfig(rank=rank))
 
 
 def worker(node: str, *, free: float = 79 * GIB, host: float = 500 * GIB) -> WorkerMemory:

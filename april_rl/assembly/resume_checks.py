@@ -11,10 +11,10 @@ from huggingface_hub import try_to_load_from_cache
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Kl
 from april_rl.errors import RunError
+from april_rl.learner.model_sizes import ModelSizes
 from april_rl.rollout.codec import check_state
-from april_rl.runtime.preflight import ModelFacts
 
-_SIZES = ("hidden_size", "num_layers", "num_heads", "key_value_size", "mlp_size")
+_SIZES = ("hidden_size", "num_layers", "num_parameters", "kv_numbers")
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 8  # of each file of weights
 
@@ -23,7 +23,7 @@ class OtherModelError(RunError):
     """The model of a run is not the one that its checkpoint was written for."""
 
 
-def model_identity(config: TrainConfig, facts: ModelFacts) -> dict[str, Any]:
+def model_identity(config: TrainConfig, sizes: ModelSizes) -> dict[str, Any]:
     """Return what must stay the same when a run goes on: sizes of the model, its adapters, and what
     tells its frozen weights from others, which no checkpoint holds. These are the weights below
     adapters and those of the KL reference; None where every weight is trained.
@@ -31,7 +31,7 @@ def model_identity(config: TrainConfig, facts: ModelFacts) -> dict[str, Any]:
     lora = config.lora
     has_frozen = lora.rank > 0 or config.algorithm.kl is not Kl.none
     return {
-        **{name: getattr(facts, name) for name in _SIZES},
+        **{name: getattr(sizes, name) for name in _SIZES},
         "lora_rank": lora.rank,
         "lora_target_modules": lora.target_modules,
         "lora_alpha": lora.alpha,
@@ -55,7 +55,8 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
     )
     saved = state["base"]
     for name in _SIZES:
-        if saved[name] != model[name]:
+        # A checkpoint of an earlier version does not hold every size.
+        if saved.get(name, model[name]) != model[name]:
             raise OtherModelError(
                 f"model.path={config.model.path} has {name} {model[name]}, but the model of the "
                 f"checkpoint has {saved[name]}: resume with that model"

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
 from april_rl.assembly.collector import build_collector, num_slots
+from april_rl.assembly.decisions import decide, decide_memory
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
 from april_rl.assembly.rewards import build_rewards, try_rewards
 from april_rl.assembly.run_directory import RunDirectory
-from april_rl.assembly.workers import build_workers, check_machine, training_sizes
+from april_rl.assembly.workers import build_workers, training_sizes
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
 from april_rl.checkpointing.resume import CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Resume
-from april_rl.config.notes import inert_settings
 from april_rl.data.prompts import PromptTable
 from april_rl.data.sets import PromptSets
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
-from april_rl.memory.check import check_memory, least_room
-from april_rl.memory.engine_sleep import settle_sleep
-from april_rl.memory.inputs import MemoryInputs, memory_inputs
-from april_rl.memory.kv_room import KvRoom, kv_demand, planned_kv_tokens
+from april_rl.memory.kv_room import kv_demand, kv_warning
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engines import RayEngines
-from april_rl.runtime.layout import Layout, choices_made, resume_line, settled
-from april_rl.runtime.preflight import ModelFacts
 from april_rl.runtime.workers import Workers
-from april_rl.supervision.host_memory import WorkerMemory
 from april_rl.tracking.backends import check_installed
 from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.terminal import View
@@ -92,31 +85,29 @@ def assemble(
     directory is changed: that is `RunDirectory.take_over`.
     """
     stack.callback(stop_ray)
-    requested, (config, layout) = config, settled(config)
+    decisions = decide(config)
+    config, layout, model = decisions.config, decisions.layout, decisions.model
     directory = RunDirectory(run_dir, config, layout.shown_in(plain), resumed, labels)
     directory.check()
-    facts = check_machine(config, layout)
-    packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=facts.hidden_size)
+    packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=model.hidden_size)
     view = _opened_view(config, stack)
-    for line in _opening_lines(requested, config, layout):
-        view.message(line)
-    folder, model = run_dir.resolve(), model_identity(config, facts)
+    tell = view.message
+    _tell_all(decisions.lines, tell)
+    folder, identity = run_dir.resolve(), model_identity(config, model)
     data = _read_data(config, view, folder=folder, stack=stack, resumed=resumed)
     rewards = data.rewards
     if resumed is not None:
-        check_resume(config, resumed.state, model=model)
-    tell = view.message
+        check_resume(config, resumed.state, model=identity)
     with view.phase("trying the reward"):
         try_rewards(config, rewards, data.examples, tell=tell)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
-    memory = workers.memory()
-    config, inputs = _planned(config, layout, facts=facts, memory=memory, tell=tell)
-    kv_room = KvRoom(kv_demand(config, layout, num_slots=num_slots(config)), tell=tell)
-    kv_room.compare(planned_kv_tokens(facts, inputs, device_bytes=_least(memory)))
-    _start(workers, view, engines_sleep=inputs.engine_sleeps)
+    config, engines_sleep, lines = decide_memory(decisions, workers.memory())
+    _tell_all(lines, tell)
+    _start(workers, view, engines_sleep=engines_sleep)
     kv_tokens = workers.kv_cache_tokens()
-    kv_room.compare(kv_tokens // layout.num_engines)
+    demand = kv_demand(config, layout, num_slots=num_slots(config))
+    _tell_all(kv_warning(demand, kv_tokens // layout.num_engines), tell)
     engines = RayEngines(workers, deterministic=config.deterministic)
     return Parts(
         view=view,
@@ -126,7 +117,7 @@ def assemble(
         workers=workers,
         engines=engines,
         prompts=data.prompts,
-        model=model,
+        model=identity,
         checkpointer=_checkpointer(config, directory, plain, workers, tell=tell),
         collector=build_collector(
             config, engines, rewards, prompts=data.prompts, kv_cache_tokens=kv_tokens, stack=stack
@@ -175,41 +166,9 @@ def _read_data(
     return _Data(tokenizer, rewards, examples, prompts, held_out)
 
 
-def _opening_lines(requested: TrainConfig, config: TrainConfig, layout: Layout) -> Iterator[str]:
-    """Yield the layout, what each auto has become, and settings that have no effect."""
-    yield str(layout)
-    yield from choices_made(requested, config)
-    yield from inert_settings(requested, device=layout.device)
-
-
-def _least(memory: Sequence[WorkerMemory]) -> int:
-    """Return the memory of the smallest device, in bytes."""
-    return min(worker.device_bytes for worker in memory)
-
-
-def _planned(
-    config: TrainConfig,
-    layout: Layout,
-    *,
-    facts: ModelFacts,
-    memory: Sequence[WorkerMemory],
-    tell: Callable[[str], None],
-) -> tuple[TrainConfig, MemoryInputs]:
-    """Decide whether engines sleep, and with it rollout.resume=auto; report the memory plan and the
-    reasons.
-
-    Return the configuration with rollout.resume decided. Raise PreflightError when the plan does
-    not fit.
-    """
-    inputs, reason = settle_sleep(facts, memory_inputs(config, layout), room=least_room(memory))
-    tell(str(check_memory(facts, inputs, memory)))
-    if reason:
-        tell(reason)
-    if config.rollout.resume is Resume.auto:
-        resume = Resume.reprefill if inputs.engine_sleeps else Resume.keep
-        config = replace(config, rollout=replace(config.rollout, resume=resume))
-        tell(resume_line(config))
-    return config, inputs
+def _tell_all(lines: Iterable[str], tell: Callable[[str], None]) -> None:
+    for line in lines:
+        tell(line)
 
 
 def _stream(
@@ -261,6 +220,4 @@ def _start(workers: Workers, view: View, *, engines_sleep: bool) -> None:
             shown.close()
             shown.enter_context(view.phase(stage))
 
-        num_parameters, num_trained = workers.start(on_stage, engines_sleep=engines_sleep)
-    adapters = "" if num_trained == num_parameters else f", {num_trained / 1e6:.3g} million trained"
-    view.message(f"policy: {num_parameters / 1e6:.1f} million parameters{adapters}")
+        workers.start(on_stage, engines_sleep=engines_sleep)

@@ -13,7 +13,7 @@ from april_rl.errors import RunError
 from april_rl.evaluation.settings import longest_response
 from april_rl.runtime.cluster import TOKEN_BYTES
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.preflight import ModelFacts, check_start
+from april_rl.runtime.preflight import check_start
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.runtime.workers import Workers
 from april_rl.supervision.watchdog import Watchdog
@@ -41,13 +41,13 @@ def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[in
     return (given, "engine.max_model_len") if given else (longest, key)
 
 
-def check_machine(config: TrainConfig, layout: Layout, *, is_training: bool = True) -> ModelFacts:
-    """Return the facts about the model after checking that the model and the machine suffice.
+def check_machine(config: TrainConfig, layout: Layout, *, is_training: bool = True) -> None:
+    """Check that the model and the machine suffice.
 
     With `is_training` false, no learner is planned for. Raise RunError when something does not fit.
     """
     window_tokens, window_key = context_length(config, is_training=is_training)
-    return check_start(
+    check_start(
         model_path=config.model.path,
         device=layout.device,
         num_workers=layout.num_workers,

@@ -20,6 +20,7 @@ from april_rl.errors import RunError
 from april_rl.evaluation.evaluate import Evaluated, evaluate
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
+from april_rl.learner.model_sizes import model_sizes
 from april_rl.memory.check import least_room
 from april_rl.memory.engine_sleep import with_resume
 from april_rl.rollout.ticks import TickWork
@@ -58,7 +59,7 @@ class EvaluationRun:
         """
         stack.callback(stop_ray)
         config, layout = settled(config)
-        facts = check_machine(config, layout, is_training=False)
+        check_machine(config, layout, is_training=False)
         _make(folder)
         self.config = config  # as this machine would train with it, rollout.resume decided
         self._folder, self._interrupts = folder, interrupts
@@ -78,8 +79,9 @@ class EvaluationRun:
         workers = build_workers(config, layout, run_dir=folder, sizes=sizes)
         stack.callback(workers.close)
         if config.rollout.resume is Resume.auto:
+            model = model_sizes(config.model.path, config.lora)
             room = least_room(workers.memory())
-            self.config = with_resume(config, layout, facts=facts, room=room)
+            self.config = with_resume(config, layout, model=model, room=room)
         with self._view.phase("starting vLLM"):
             workers.start_engines()
         engines = RayEngines(workers, deterministic=config.deterministic)

@@ -6,10 +6,12 @@ list keeps its blocks and its row in the model runner; put back, it continues wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from dataclasses import replace
 from typing import cast
 
+from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.request import RequestStatus
@@ -21,17 +23,20 @@ from april_rl.types import Request, SampleId
 class Parked:
     """The idle requests of one vLLM core; they are given up when their memory is needed."""
 
-    def __init__(self, core: InprocClient, *, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(self, core: InprocClient, *, max_num_seqs: int) -> None:
         """Let idle requests leave enough memory for the others.
 
-        That is a block for each of `max_num_seqs` sequences (or the headroom for waiting ones, if
-        larger), and the blocks of one sequence of `max_model_len` tokens. With less, running
+        That is a block of each kind of cache for each of `max_num_seqs` sequences (or the headroom
+        for waiting ones, if larger), and the blocks of one longest sequence. With less, running
         requests might halt, and waiting ones could not start.
         """
-        block_size = core.engine_core.vllm_config.cache_config.block_size
         self._core = core
-        headroom = self._scheduler.kv_cache_manager.watermark_blocks
-        self._reserved_blocks = max(max_num_seqs, headroom) + -(-max_model_len // block_size)
+        manager, cache = self._scheduler.kv_cache_manager, self._scheduler.kv_cache_config
+        longest = cache.num_blocks / get_max_concurrency_for_kv_cache_config(
+            core.engine_core.vllm_config, cache
+        )
+        next_blocks = max_num_seqs * len(cache.kv_cache_groups)
+        self._reserved_blocks = max(next_blocks, manager.watermark_blocks) + math.ceil(longest)
         # vLLM's Model Runner V2 (on GPUs) has `max_num_seqs` rows; a request keeps its row until it
         # ends, computed or not. V1 has rows only for the requests that it computes.
         is_v2 = core.engine_core.vllm_config.use_v2_model_runner

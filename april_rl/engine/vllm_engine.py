@@ -73,7 +73,7 @@ class VllmEngine:
         self._device.attach(self._core, temperature=temperature)
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self._keeps_parked = keeps_parked and self._device.keeps_kv_cache
-        self._parked = Parked(self._core, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        self._parked = Parked(self._core, max_num_seqs=max_num_seqs)
         self._submitted: set[SampleId] = set()  # since the last abort
         self._temperature = temperature
         self._stop_token_ids = stop_token_ids(model_path) if stop_tokens is None else [*stop_tokens]
@@ -92,10 +92,10 @@ class VllmEngine:
 
     @property
     def kv_cache_tokens(self) -> int:
-        """Return how many tokens fit the KV cache."""
-        cache = self._core.engine_core.vllm_config.cache_config
-        assert cache.num_gpu_blocks is not None
-        return cache.num_gpu_blocks * cache.block_size
+        """Return how many tokens fit the KV cache, as vLLM's cache manager counts them."""
+        num_tokens = self._core.engine_core.vllm_config.cache_config.kv_cache_size_tokens
+        assert num_tokens is not None
+        return num_tokens
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Queue `submit`, compute at most `max_steps` engine steps, and return what finished.

@@ -183,6 +183,12 @@ def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
     return causal_lm
 
 
+def layers_of(causal_lm: PreTrainedModel) -> list[nn.Module]:
+    """Return the layers of a model: the modules that it does not want to be split."""
+    kinds = causal_lm._no_split_modules or ()
+    return [module for module in causal_lm.modules() if type(module).__name__ in kinds]
+
+
 def _logits_of(causal_lm: PreTrainedModel, products: Tensor) -> Tensor:
     """Return the logits [P] that the model's code computes from the products [P] of one token."""
     backbone = causal_lm.base_model

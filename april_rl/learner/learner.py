@@ -23,7 +23,7 @@ from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.checkpoint import local_folder
 from april_rl.learner.export import export
-from april_rl.learner.lora import adapter_writer, base_parameters
+from april_rl.learner.lora import adapter_writer
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.mismatch import Mismatch
 from april_rl.learner.objective import Objective
@@ -118,16 +118,6 @@ class Learner:
         self._reference = self._build_reference(mesh, self._compute_dtype, temperature)
         if on_forward is not None and isinstance(self._reference, Reference):
             self._reference.on_forward(on_forward)
-
-    @property
-    def num_parameters(self) -> int:
-        """Return the number of parameters without adapters; tied ones count once."""
-        return sum(parameter.numel() for _, parameter in base_parameters(self._policy))
-
-    @property
-    def num_trained_parameters(self) -> int:
-        """Return the number of parameters, over all ranks, that the optimizer updates."""
-        return sum(parameter.numel() for parameter in self._policy.trained())
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Take one optimizer step per minibatch; return this rank's metrics, to merge over ranks.

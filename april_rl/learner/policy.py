@@ -21,6 +21,7 @@ from april_rl.config.lora import LoraConfig
 from april_rl.learner.architecture import (
     UnsupportedModelError,
     empty_model,
+    layers_of,
     logit_shape,
     recompute_activations,
 )
@@ -54,8 +55,7 @@ class Policy(nn.Module):
         self.model = causal_lm.base_model
         weight = (embedding if self.is_tied else head).get_parameter("weight")
         self.lm_head = LogprobHead(weight, temperature=temperature, shape=logit_shape(causal_lm))
-        kinds = causal_lm._no_split_modules or ()
-        self._layers = [m for m in causal_lm.modules() if type(m).__name__ in kinds]
+        self._layers = layers_of(causal_lm)
         self._stored_names = StoredNames(causal_lm)
         self._embedding = (embedding,)  # a tuple, so that torch registers it in the backbone only
 

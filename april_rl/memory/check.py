@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from april_rl.config.choices import Offload, Sleep
+from april_rl.learner.model_sizes import ModelSizes
 from april_rl.memory.inputs import MemoryInputs
 from april_rl.memory.plan import GIB, MemoryPlan, Phase, plan_memory
-from april_rl.runtime.preflight import ModelFacts, PreflightError
+from april_rl.runtime.preflight import PreflightError
 from april_rl.supervision.host_memory import WorkerMemory
 
 _TOO_LITTLE = 0.99  # a setting that saves less than 1 % is not worth naming
@@ -19,7 +20,7 @@ _LAST_RESORT = "no single setting is enough"
 
 
 def check_memory(
-    facts: ModelFacts, inputs: MemoryInputs, workers: Sequence[WorkerMemory]
+    model: ModelSizes, inputs: MemoryInputs, workers: Sequence[WorkerMemory]
 ) -> MemoryPlan:
     """Return the plan of the worker with the least free memory.
 
@@ -32,8 +33,8 @@ def check_memory(
         return worker.host_free_bytes / on_node[worker.node_id]
 
     if inputs.is_on_cpu:
-        return check_plan(facts, inputs, Room(device=0, free=min(map(room, workers))))
-    plan = check_plan(facts, inputs, least_room(workers))
+        return check_plan(model, inputs, Room(device=0, free=min(map(room, workers))))
+    plan = check_plan(model, inputs, least_room(workers))
     # Any node may get rank 0, which writes the export's file: ranks are not assigned yet.
     host_room = min(room(worker) - plan.file_bytes / on_node[worker.node_id] for worker in workers)
     if plan.host.total > host_room:
@@ -74,32 +75,32 @@ def least_room(workers: Sequence[WorkerMemory]) -> Room:
     return Room(device=least.device_bytes, free=least.free_bytes)
 
 
-def check_plan(facts: ModelFacts, inputs: MemoryInputs, room: Room) -> MemoryPlan:
+def check_plan(model: ModelSizes, inputs: MemoryInputs, room: Room) -> MemoryPlan:
     """Return the plan if every phase fits into `room`.
 
     Raise PreflightError with the phases that do not, their items, and the settings that help.
     """
-    plan = plan_memory(facts, inputs, device_bytes=room.device)
+    plan = plan_memory(model, inputs, device_bytes=room.device)
     owner = "a worker" if inputs.is_on_cpu else "a GPU"
     missing = [
         f"{phase.name}: {owner} would need {phase.total / GIB:.1f} GiB and has "
         f"{room.free / GIB:.1f} GiB free: {phase}; "
-        + (", ".join(remedies(facts, inputs, phase=phase, room=room)) or _LAST_RESORT)
+        + (", ".join(remedies(model, inputs, phase=phase, room=room)) or _LAST_RESORT)
         for phase in plan.phases
         if phase.total > room.free
     ]
     if not inputs.is_on_cpu:
-        missing += _too_small_a_share(facts, inputs, room)
+        missing += _too_small_a_share(model, inputs, room)
     if missing:
         lines = "\n".join(f"  - {line}" for line in missing)
         raise PreflightError(f"this run does not fit into memory\n{lines}")
     return plan
 
 
-def _too_small_a_share(facts: ModelFacts, inputs: MemoryInputs, room: Room) -> list[str]:
+def _too_small_a_share(model: ModelSizes, inputs: MemoryInputs, room: Room) -> list[str]:
     """Return a message when the engine's share of the GPU does not exceed its weights."""
     frac = inputs.engine.gpu_memory_utilization
-    share, weights = frac * room.device, _engine_weights(facts, inputs)
+    share, weights = frac * room.device, _engine_weights(model, inputs)
     if weights < share:
         return []
     return [
@@ -109,22 +110,22 @@ def _too_small_a_share(facts: ModelFacts, inputs: MemoryInputs, room: Room) -> l
     ]
 
 
-def _engine_weights(facts: ModelFacts, inputs: MemoryInputs) -> float:
+def _engine_weights(model: ModelSizes, inputs: MemoryInputs) -> float:
     """Return the bytes of weights on each worker of an engine."""
-    return facts.num_parameters * inputs.engine_bytes / inputs.layout.tensor_parallel_size
+    return model.num_parameters * inputs.engine_bytes / inputs.layout.tensor_parallel_size
 
 
-def remedies(facts: ModelFacts, inputs: MemoryInputs, *, phase: Phase, room: Room) -> Iterator[str]:
+def remedies(model: ModelSizes, inputs: MemoryInputs, *, phase: Phase, room: Room) -> Iterator[str]:
     """Yield settings that make `phase` smaller, each with the size in GiB that it leads to."""
-    for key, changed in _changes(facts, inputs, phase, room):
-        again = plan_memory(facts, changed, device_bytes=room.device)
+    for key, changed in _changes(model, inputs, phase, room):
+        again = plan_memory(model, changed, device_bytes=room.device)
         total = next(other.total for other in again.phases if other.name == phase.name)
         if total < _TOO_LITTLE * phase.total:
             yield f"{key} lowers it to {total / GIB:.1f}"
 
 
 def _changes(
-    facts: ModelFacts, inputs: MemoryInputs, phase: Phase, room: Room
+    model: ModelSizes, inputs: MemoryInputs, phase: Phase, room: Room
 ) -> Iterator[tuple[str, MemoryInputs]]:
     """Yield a changed setting as text, and the inputs with that change."""
     learner, engine, layout = inputs.learner, inputs.engine, inputs.layout
@@ -140,7 +141,7 @@ def _changes(
             yield "engine.sleep=always", replace(inputs, engine=asleep)
         share = engine.gpu_memory_utilization - (phase.total - room.free) / room.device
         share = math.floor(100 * share) / 100
-        if share * room.device > _engine_weights(facts, inputs):
+        if share * room.device > _engine_weights(model, inputs):
             changed = replace(engine, gpu_memory_utilization=share)
             yield f"engine.gpu_memory_utilization={share:g}", replace(inputs, engine=changed)
     yield (

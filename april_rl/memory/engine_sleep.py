@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume, Sleep
+from april_rl.learner.model_sizes import ModelSizes
 from april_rl.memory.check import Room, remedies
 from april_rl.memory.inputs import MemoryInputs, memory_inputs
 from april_rl.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.preflight import ModelFacts, PreflightError
+from april_rl.runtime.preflight import PreflightError
 
 # Share of a GPU that engine.sleep=auto leaves free beside engine and learner. Activations are
 # estimates; an engine that sleeps without need costs seconds, one that should have slept the run.
@@ -27,7 +28,7 @@ class EngineSleep(NamedTuple):
     reason: str  # shown to the user; empty when there was nothing to decide
 
 
-def settle_sleep(facts: ModelFacts, inputs: MemoryInputs, *, room: Room) -> EngineSleep:
+def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> EngineSleep:
     """Decide engine.sleep=auto: engines stay awake if every phase of the learner fits beside them,
     with a margin.
 
@@ -37,7 +38,7 @@ def settle_sleep(facts: ModelFacts, inputs: MemoryInputs, *, room: Room) -> Engi
     if inputs.is_on_cpu or inputs.engine.sleep is not Sleep.auto:
         return EngineSleep(inputs, "")
     awake = replace(inputs, engine=replace(inputs.engine, sleep=Sleep.never))
-    plan = plan_memory(facts, awake, device_bytes=room.device)
+    plan = plan_memory(model, awake, device_bytes=room.device)
     fullest = max(plan.phases[1:], key=lambda phase: phase.total)  # all but the rollout
     usable = room.free - _MARGIN_FRAC * room.device
     if fullest.total <= usable:
@@ -49,7 +50,7 @@ def settle_sleep(facts: ModelFacts, inputs: MemoryInputs, *, room: Room) -> Engi
     too_much = _too_much(fullest, room, usable=usable)
     if inputs.keeps_parked:
         within = Room(device=room.device, free=usable)
-        advice = list(remedies(facts, awake, phase=fullest, room=within))
+        advice = list(remedies(model, awake, phase=fullest, room=within))
         if fullest.total <= room.free:
             advice.append("engine.sleep=never uses the margin too")
         raise PreflightError(
@@ -64,14 +65,14 @@ def settle_sleep(facts: ModelFacts, inputs: MemoryInputs, *, room: Room) -> Engi
 
 
 def with_resume(
-    config: TrainConfig, layout: Layout, *, facts: ModelFacts, room: Room
+    config: TrainConfig, layout: Layout, *, model: ModelSizes, room: Room
 ) -> TrainConfig:
     """Return a settled configuration with rollout.resume=auto decided, too: keep where engines stay
     awake.
     """
     if config.rollout.resume is not Resume.auto:
         return config
-    inputs = settle_sleep(facts, memory_inputs(config, layout), room=room).inputs
+    inputs = settle_sleep(model, memory_inputs(config, layout), room=room).inputs
     resume = Resume.reprefill if inputs.engine_sleeps else Resume.keep
     return replace(config, rollout=replace(config.rollout, resume=resume))
 

@@ -8,20 +8,16 @@ engine unless a name says otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
-from april_rl.memory.inputs import MemoryInputs
-from april_rl.memory.plan import GIB
 from april_rl.runtime.layout import Layout
-from april_rl.runtime.preflight import ModelFacts
 
 # Lengths are unknown before the first step. With the simulator's lognormal lengths for long
 # reasoning (docs/simulator.md: mean 10,500 tokens, budget 16,384 or 20,480) a slot holds 0.35 of
 # the budget on average, and 0.5 to 0.65 at the peak of a step.
 _EXPECTED_SHARE = 0.5
-_WORKSPACE = 2 * GIB  # estimate: the part of vLLM's share that is neither weights nor KV cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,28 +59,12 @@ def kv_demand(config: TrainConfig, layout: Layout, *, num_slots: int) -> KvDeman
     )
 
 
-def planned_kv_tokens(facts: ModelFacts, inputs: MemoryInputs, *, device_bytes: float) -> int:
-    """Return the tokens that the KV cache of one engine will hold, estimated before it is built.
-
-    `device_bytes` is the total memory of one GPU, and unused on CPU.
-    """
-    per_token = 2 * facts.num_layers * facts.key_value_size * inputs.kv_bytes
-    if inputs.is_on_cpu:
-        return int(inputs.engine.kv_cache_gib * GIB / per_token)
-    share = inputs.engine.gpu_memory_utilization * device_bytes - _WORKSPACE
-    weights = inputs.engine_bytes * facts.num_parameters
-    free = inputs.layout.tensor_parallel_size * share - weights
-    return max(0, int(free / per_token))
-
-
-def kv_warning(demand: KvDemand, kv_cache_tokens: int) -> str | None:
-    """Return a warning when the samples of an engine are expected not to fit its KV cache, else
-    None.
-    """
-    if demand.total_tokens <= kv_cache_tokens:
-        return None
+def kv_warning(demand: KvDemand | None, kv_cache_tokens: int) -> Iterator[str]:
+    """Yield a warning when the samples of an engine are expected not to fit its KV cache."""
+    if demand is None or demand.total_tokens <= kv_cache_tokens:
+        return
     fitting = int(kv_cache_tokens / demand.expected_tokens)
-    return (
+    yield (
         f"warning: KV cache: the {demand.num_slots} samples in flight on an engine may need "
         f"{demand.total_tokens:,} tokens at the peak of a step; its cache holds "
         f"{kv_cache_tokens:,}, enough for {fitting} samples. vLLM would preempt the others and "
@@ -93,19 +73,3 @@ def kv_warning(demand: KvDemand, kv_cache_tokens: int) -> str | None:
         f"that long, {demand.larger_cache}, or lower rollout.over_sampling_factor, "
         "trainer.num_groups or rollout.max_response_tokens"
     )
-
-
-class KvRoom:
-    """Warns once at the start of a run: by the memory plan, or by the engines as they are built."""
-
-    def __init__(self, demand: KvDemand | None, tell: Callable[[str], None]) -> None:
-        """`tell` shows a line to the user."""
-        self._demand, self._tell = demand, tell
-        self._has_warned = False
-
-    def compare(self, kv_cache_tokens: int) -> None:
-        """Warn when the samples of an engine may not fit its cache, unless it has warned before."""
-        warning = kv_warning(self._demand, kv_cache_tokens) if self._demand else None
-        if warning and not self._has_warned:
-            self._has_warned = True
-            self._tell(warning)

@@ -1,9 +1,8 @@
 """The memory of a worker in each phase of a step, computed before anything is loaded.
 
 Legend: P parameters of the model, N workers that share one copy of the weights, c bytes per number
-in the forward and backward pass. All sizes are bytes per worker; tables are in GiB. Weights,
-gradients, optimizer state and the engine's share follow from the settings; the other sizes are
-marked as estimates.
+in the forward and backward pass. All sizes are bytes per worker; tables are in GiB. They are of
+tensors: what CUDA, NCCL and the allocator take beside them is not in the plan.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from april_rl.config.choices import Offload
+from april_rl.learner.model_sizes import ModelSizes
 from april_rl.learner.sizes import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS, SHARD_BYTES
 from april_rl.memory.inputs import MemoryInputs
-from april_rl.runtime.preflight import ModelFacts
 
 GIB = 1 << 30
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32
 _COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and in the engine's form
 _LOGIT_BLOCKS = 3  # logits, their exponentials, and the 16-bit product before
-# Estimates: NCCL and fragmentation; what vLLM keeps while it sleeps; its CUDA graphs.
-_OVERHEAD, _ASLEEP, _GRAPHS = int(1.5 * GIB), int(0.5 * GIB), GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +65,10 @@ class MemoryPlan:
 
 
 def plan_memory(
-    facts: ModelFacts, inputs: MemoryInputs, *, device_bytes: float = 0.0
+    model: ModelSizes, inputs: MemoryInputs, *, device_bytes: float = 0.0
 ) -> MemoryPlan:
     """Return the plan for a model; `device_bytes` is the total memory of a GPU."""
-    sizes = _Sizes(facts, inputs, share=inputs.engine.gpu_memory_utilization * device_bytes)
+    sizes = _Sizes(model, inputs, share=inputs.engine.gpu_memory_utilization * device_bytes)
     if inputs.is_on_cpu:
         nothing = Phase(name="host", items={})
         return MemoryPlan(phases=(sizes.on_cpu(),), host=nothing, file_bytes=sizes.file())
@@ -90,12 +87,10 @@ def plan_memory(
 class _Sizes:
     """The sizes that phases are made of."""
 
-    def __init__(self, facts: ModelFacts, inputs: MemoryInputs, *, share: float) -> None:
+    def __init__(self, model: ModelSizes, inputs: MemoryInputs, *, share: float) -> None:
         """`share`: bytes of the device for vLLM."""
-        self._facts, self._inputs, self._share = facts, inputs, share
-        adapters = inputs.lora.rank * facts.num_layers * self._adapter_width()
-        self._trained = adapters or facts.num_parameters
-        self._frozen = facts.num_parameters if adapters else 0
+        self._model, self._inputs, self._share = model, inputs, share
+        self._frozen = model.num_parameters if model.has_adapters else 0
 
     def rollout(self) -> Phase:
         """Return the rollout; vLLM takes its share of the whole device, whatever else is there."""
@@ -106,14 +101,12 @@ class _Sizes:
                 "master weights": 0.0 if away is Offload.all else self._masters(),
                 "optimizer state": 0.0 if away is not Offload.none else self._moments(),
                 **self._awake(),
-                "overhead": _OVERHEAD,
             },
         )
 
     def backward(self) -> Phase:
         """Return the forward and backward pass, with the engine beside it."""
-        own = self._passes()
-        return Phase(name="backward", items={**own, **self._resting(), "overhead": _OVERHEAD})
+        return Phase(name="backward", items={**self._passes(), **self._resting()})
 
     def optimizer_step(self) -> Phase:
         """Return the optimizer step: no activations, but everything else of each parameter."""
@@ -124,7 +117,6 @@ class _Sizes:
                 "optimizer state": self._moments(),
                 "gradients": self._gradients(),
                 **self._resting(),
-                "overhead": _OVERHEAD,
             },
         )
 
@@ -141,7 +133,6 @@ class _Sizes:
                 "engine weights": self._engine_weights(),
                 "weight-sync buffer": self._sync_buffer(),
                 **self._resting(),
-                "overhead": _OVERHEAD,
             },
         )
 
@@ -166,8 +157,8 @@ class _Sizes:
         is full.
         """
         c = self._inputs.compute_bytes
-        largest = max(SHARD_BYTES, c * self._facts.embedding_parameters)
-        return min(largest, c * self._facts.num_parameters)
+        largest = max(SHARD_BYTES, c * self._model.largest_tensor)
+        return min(largest, c * self._model.num_parameters)
 
     def on_cpu(self) -> Phase:
         """Return the whole run as one phase: nothing sleeps or offloads, so that the peaks of
@@ -187,17 +178,32 @@ class _Sizes:
         )
 
     def _passes(self) -> dict[str, float]:
-        """Return the learner's items in a pass; offloaded optimizer state is there during optimizer
-        steps only.
+        """Return the learner's items at the peak of a pass; offloaded optimizer state is there
+        during optimizer steps only.
+
+        The gradient of a unit is first whole, then copied into float32 to be reduced; that of the
+        root unit is whole until the pass ends. So the peak is in the output layer, in the last
+        layer (the first to be reduced), or in the embedding, when no activation is left.
         """
         stays = self._inputs.learner.offload is Offload.none
+        model, activations = self._model, self._activations()
+        whole = 0 if self._frozen else self._inputs.compute_bytes
+        reduced = 0 if self._frozen else whole + _GRADIENT
+        in_root = whole * model.root_parameters
+        own = reduced * model.embedding_unit
+        gradients, activations, logits = max(
+            (in_root, activations, self._logits()),
+            (in_root + reduced * model.layer_parameters, activations, 0.0),
+            (max(in_root + own, reduced * model.root_parameters), 0.0, 0.0),
+            key=sum,
+        )
         return {
             "master weights": self._masters(),
             "optimizer state": self._moments() if stays else 0.0,
             "gradients": self._gradients(),
-            "gathered layers": self._gathered(),
-            "activations": self._activations(),
-            "logits": self._logits(),
+            "gathered layers": self._gathered() + gradients,
+            "activations": activations,
+            "logits": logits,
         }
 
     def _awake(self) -> dict[str, float]:
@@ -207,90 +213,66 @@ class _Sizes:
         return {"engine weights": weights, "KV cache and workspace": cache}
 
     def _resting(self) -> dict[str, float]:
-        """Return the engine's items while it computes nothing."""
-        if not self._inputs.engine_sleeps:
-            return self._awake()
-        return {"sleeping engine": _ASLEEP + (_GRAPHS if self._inputs.engine.cuda_graphs else 0)}
-
-    def _adapter_width(self) -> int:
-        """Return the rows of A plus the columns of B of all adapters in a layer, one for each
-        linear.
-        """
-        facts = self._facts
-        heads = facts.attention_size + facts.key_value_size
-        return 7 * facts.hidden_size + 2 * heads + 3 * facts.mlp_size
+        """Return the engine's items while it computes nothing; asleep it has given them up."""
+        return {} if self._inputs.engine_sleeps else self._awake()
 
     def _masters(self) -> float:
         """Return the trained weights in float32; weights frozen under adapters are in the precision
         of computation.
         """
-        whole = _MASTER * self._trained + self._inputs.compute_bytes * self._frozen
+        whole = _MASTER * self._model.num_trained + self._inputs.compute_bytes * self._frozen
         return whole / self._inputs.shard_size
 
     def _moments(self) -> float:
-        return _MOMENTS * self._trained / self._inputs.shard_size
+        return _MOMENTS * self._model.num_trained / self._inputs.shard_size
 
     def _checkpoint(self) -> float:
         """Return the copy that is written: trained weights in float32 and optimizer state."""
-        return (_MASTER + _MOMENTS) * self._trained / self._inputs.shard_size
+        return (_MASTER + _MOMENTS) * self._model.num_trained / self._inputs.shard_size
 
     def _gradients(self) -> float:
-        return _GRADIENT * self._trained / self._inputs.shard_size
+        return _GRADIENT * self._model.num_trained / self._inputs.shard_size
 
     def _gathered(self) -> float:
-        """Return what FSDP gathers. The root unit stays gathered; of the layers there are the
-        current one and the next, or all of them on CPU with a whole copy. The gradient of a unit is
-        first whole, then copied into float32 to be reduced.
+        """Return the weights that FSDP gathers. The root unit stays gathered; of the layers there
+        are the current one and the next, or all of them on CPU with a whole copy.
         """
-        facts, c = self._facts, self._inputs.compute_bytes
-        root, layer = facts.embedding_parameters, facts.layer_parameters
+        model = self._model
         is_kept = self._inputs.is_on_cpu and self._inputs.shard_size == 1
-        num_layers = facts.num_layers if is_kept else 2
-        gradient = 0 if self._frozen else (c + _GRADIENT) * max(root, layer)
-        return c * (root + num_layers * layer) + gradient
+        some = model.root_parameters + 2 * model.layer_parameters
+        return self._inputs.compute_bytes * (model.num_parameters if is_kept else some)
 
     def _activations(self) -> float:
-        """Estimate what autograd keeps for the layers of a Llama- or Qwen-like decoder.
-
-        Bytes per token in one layer: the norms keep their input in float32 and the normalised input
-        (hidden size H, twice), the projections their inputs, attention its queries, keys, values
-        and output (and the norms of queries and keys theirs), the MLP four rows of its width. There
-        is one more norm at the end. With checkpointing a layer keeps its input only, and one layer
-        at a time is computed again.
+        """Return what autograd keeps. With checkpointing a layer keeps its input only, and one
+        layer at a time is computed again. In float32 it is at most twice as much as in bfloat16:
+        norms keep float32 in both.
         """
-        facts, inputs = self._facts, self._inputs
-        hidden, heads = facts.hidden_size, facts.attention_size + facts.key_value_size
-        c, float32, num_layers = inputs.compute_bytes, 4, facts.num_layers
-        layer = c * (4 * hidden + 3 * heads + 4 * facts.mlp_size) + float32 * (2 * hidden + heads)
-        last = (c + float32) * hidden
-        if inputs.learner.activation_checkpointing:
-            return inputs.learner.max_tokens * (num_layers * c * hidden + layer + last)
-        return inputs.learner.max_tokens * (num_layers * layer + last)
+        learner = self._inputs.learner
+        is_checkpointed = learner.activation_checkpointing
+        model = self._model
+        each = model.checkpointed_bytes if is_checkpointed else model.activation_bytes
+        return learner.max_tokens * each * self._inputs.compute_bytes / 2
 
     def _logits(self) -> float:
         """Return a block of logits, and the float32 gradient of the hidden states."""
         tokens = self._inputs.learner.max_tokens
         suited = CPU_BLOCK_BYTES if self._inputs.is_on_cpu else BLOCK_BYTES
         block = max(suited, 4 * tokens * MIN_BLOCK_ROWS)
-        return _LOGIT_BLOCKS * block + 4 * tokens * self._facts.hidden_size
+        return _LOGIT_BLOCKS * block + 4 * tokens * self._model.hidden_size
 
     def _engine_weights(self) -> float:
-        per_engine = self._inputs.engine_bytes * self._facts.num_parameters
+        per_engine = self._inputs.engine_bytes * self._model.num_parameters
         return per_engine / self._inputs.layout.tensor_parallel_size
 
     def _sync_buffer(self) -> float:
-        """Return the buffer of a weight sync. Parameters are gathered one at a time; the largest is
-        the embedding, or all experts of a layer.
-        """
-        facts = self._facts
-        largest = max(facts.embedding_parameters, facts.expert_parameters)
-        return _COPIES_IN_SYNC * self._inputs.compute_bytes * largest
+        """Return the buffer of a weight sync, which gathers parameters one at a time."""
+        return _COPIES_IN_SYNC * self._inputs.compute_bytes * self._model.largest_tensor
 
     def _reference(self) -> float:
         """Return the reference model; with adapters the frozen model is the reference."""
         if self._frozen or not self._inputs.has_reference:
             return 0.0
-        return self._inputs.compute_bytes * self._facts.num_parameters / self._inputs.shard_size
+        return self._inputs.compute_bytes * self._model.num_parameters / self._inputs.shard_size
 
 
 def _gib(size: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from april_rl.errors import RunError
 from april_rl.runtime.engine_build import installed_engines, wrong_engine
@@ -27,25 +27,10 @@ class PreflightError(RunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Sizes of the model, from its config.json."""
+    """What a model's config.json says of its limits."""
 
     window_tokens: int  # longest context, prompt and response
-    hidden_size: int
     num_heads: int  # of attention
-    num_parameters: int  # of all layers and experts, from the sizes of their matrices
-    num_layers: int
-    attention_size: int  # of all queries of a token
-    key_value_size: int  # of all keys of a token; values have the same size
-    mlp_size: int  # width of the MLPs that a token passes in a layer
-    embedding_parameters: int  # of the embedding; an untied output layer has as many
-    is_tied: bool
-    expert_parameters: int  # of one matrix of all experts of a layer; 0: no experts
-
-    @property
-    def layer_parameters(self) -> int:
-        """Return the parameters of a layer, on average."""
-        embeddings = self.embedding_parameters * (1 if self.is_tied else 2)
-        return (self.num_parameters - embeddings) // self.num_layers
 
 
 def num_gpus(
@@ -206,69 +191,14 @@ def model_facts(model_path: str) -> ModelFacts:
             f"model.path={model_path} is neither a Hugging Face folder nor a model that the hub "
             f"has ({reason})"
         ) from error
+    text = config.get_text_config()
     try:
-        return _facts(config.get_text_config())
-    except (AttributeError, TypeError, ValueError) as error:
+        return ModelFacts(
+            window_tokens=text.max_position_embeddings, num_heads=text.num_attention_heads
+        )
+    except AttributeError as error:
         raise PreflightError(
             f"model.path={model_path}: model_type {config.model_type} is not supported "
             "(docs/models.md lists those that are): its config.json lacks the sizes of a decoder "
             f"({error})"
         ) from error
-
-
-def _facts(text: PreTrainedConfig) -> ModelFacts:
-    heads = text.num_attention_heads
-    head_dim = text.to_dict().get("head_dim") or text.hidden_size // heads
-    key_values = text.to_dict().get("num_key_value_heads") or heads
-    attention = text.hidden_size * head_dim * 2 * (heads + key_values)
-    embedding = text.vocab_size * text.hidden_size
-    num_embeddings = 1 if text.tie_word_embeddings else 2
-    num_layers, mlps = text.num_hidden_layers, _mlp_parameters(text)
-    active, experts = _expert_sizes(text)
-    return ModelFacts(
-        window_tokens=text.max_position_embeddings,
-        hidden_size=text.hidden_size,
-        num_heads=heads,
-        num_parameters=num_layers * attention + mlps + num_embeddings * embedding,
-        num_layers=num_layers,
-        attention_size=heads * head_dim,
-        key_value_size=key_values * head_dim,
-        mlp_size=active,
-        embedding_parameters=embedding,
-        is_tied=bool(text.tie_word_embeddings),
-        expert_parameters=experts,
-    )
-
-
-def _expert_sizes(text: PreTrainedConfig) -> tuple[int, int]:
-    """Return the width of the MLPs that a token passes, and the parameters of a matrix of all
-    experts of a layer: transformers keeps gate and up matrices of all experts as one parameter.
-    """
-    sizes = text.to_dict()
-    num_experts = sizes.get("num_local_experts") or sizes.get("num_experts")
-    if not num_experts:
-        return text.intermediate_size, 0
-    width = sizes.get("moe_intermediate_size") or text.intermediate_size
-    shared = sizes.get("shared_expert_intermediate_size") or 0
-    active = sizes.get("num_experts_per_tok", 1) * width + shared
-    return active, 2 * num_experts * width * text.hidden_size
-
-
-def _mlp_parameters(text: PreTrainedConfig) -> int:
-    """Return the parameters of the MLPs of all layers, with every expert and the routers.
-
-    transformers has no common names for the sizes of experts: these are the names of the Qwen, OLMo
-    and Mixtral families.
-    """
-    sizes = text.to_dict()
-    num_layers, dense = text.num_hidden_layers, 3 * text.hidden_size * text.intermediate_size
-    num_experts = sizes.get("num_local_experts") or sizes.get("num_experts")
-    if not num_experts:
-        return int(num_layers * dense)
-    width = sizes.get("moe_intermediate_size") or text.intermediate_size
-    shared = sizes.get("shared_expert_intermediate_size") or 0
-    sparse = text.hidden_size * (3 * (num_experts * width + shared) + num_experts)
-    every, dense_layers = sizes.get("decoder_sparse_step") or 1, sizes.get("mlp_only_layers") or ()
-    numbers = range(1, num_layers + 1)
-    num_sparse = sum(i % every == 0 and i - 1 not in dense_layers for i in numbers)
-    return int(num_sparse * sparse + (num_layers - num_sparse) * dense)

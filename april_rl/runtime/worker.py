@@ -128,18 +128,15 @@ class Worker:
         dist.init_process_group(backend, store=self._store, rank=rank, world_size=world_size)
 
     @records_activity
-    def build_learner(self) -> tuple[int, int]:
-        """Load this rank's shard of the model; return the number of all parameters, and of the
-        trained ones.
-
-        The learner offloads at once, so that the engine finds the memory free.
+    def build_learner(self) -> None:
+        """Load this rank's shard of the model. The learner offloads at once, so that the engine
+        finds the memory free.
         """
         settings = self._settings
         self._learner = build_learner(
             settings.config, device=settings.device, on_forward=self.heartbeat.beat
         )
         self._learner.offload()
-        return self._learner.num_parameters, self._learner.num_trained_parameters
 
     @records_activity
     def build_engine(self, *, sleeps: bool) -> None:

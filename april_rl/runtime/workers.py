@@ -63,19 +63,16 @@ class Workers:
             for strategy in self._placement.strategies()
         ]  # by rank, once they have started
 
-    def start(self, on_stage: Callable[[str], None], *, engines_sleep: bool) -> tuple[int, int]:
+    def start(self, on_stage: Callable[[str], None], *, engines_sleep: bool) -> None:
         """Form the process group, load the learner and start the engines, which free their memory
-        for each update with `engines_sleep`.
-
-        Return the number of all parameters and of the trained ones. Raise as `Watchdog.results`.
+        for each update with `engines_sleep`. Raise as `Watchdog.results`.
         """
         on_stage("joining the process group")
         self._join()
         on_stage("loading the learner")
-        num_parameters, num_trained = self._all("build_learner")[0]
+        self._all("build_learner")
         on_stage("starting vLLM")
         self._build_engines(sleep=engines_sleep)
-        return int(num_parameters), int(num_trained)
 
     def start_engines(self) -> None:
         """Form the process group and start the engines with the model's own weights, without a

@@ -18,8 +18,8 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Kl
 from april_rl.config.lora import LoraConfig
 from april_rl.config.task import ModelConfig
+from april_rl.learner.model_sizes import ModelSizes
 from april_rl.rollout.codec import FORMAT
-from april_rl.runtime.preflight import ModelFacts
 
 NO_GROUPS: dict[str, list] = {"open": [], "ready": []}
 COLLECTOR = {
@@ -39,17 +39,17 @@ def adapters(path: str, *, alpha: float = 8.0) -> TrainConfig:
     return TrainConfig(model=ModelConfig(path=path), lora=LoraConfig(rank=2, alpha=alpha))
 
 
-def facts(**sizes: int) -> ModelFacts:
-    named = dict.fromkeys((field.name for field in fields(ModelFacts)), 8)
-    return ModelFacts(**(named | sizes))
+def sizes_of(**sizes: int) -> ModelSizes:
+    named = dict.fromkeys((field.name for field in fields(ModelSizes)), 8)
+    return ModelSizes(**(named | sizes))
 
 
 def state(config: TrainConfig, **sizes: int) -> dict:
-    return {"collector": COLLECTOR, "base": model_identity(config, facts(**sizes))}
+    return {"collector": COLLECTOR, "base": model_identity(config, sizes_of(**sizes))}
 
 
 def check(config: TrainConfig, saved: dict, **sizes: int) -> None:
-    check_resume(config, saved, model=model_identity(config, facts(**sizes)))
+    check_resume(config, saved, model=model_identity(config, sizes_of(**sizes)))
 
 
 def test_adapters_go_on_over_the_same_weights_wherever_they_lie(tmp_path):

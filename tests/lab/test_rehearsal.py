@@ -8,12 +8,13 @@ import pytest
 
 from april_rl.config import to_config
 from april_rl.config.choices import Resume
+from april_rl.config.lora import LoraConfig
 from april_rl.config.store import compose_overrides, recipes
 from april_rl.lab.commands import rehearse
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.findings import share_longer_than
 from april_rl.lab.rehearsal.real_size import scenario_at_real_size
-from april_rl.runtime.preflight import model_facts
+from april_rl.learner.model_sizes import model_sizes
 
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
 
@@ -141,7 +142,8 @@ def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
 def test_the_stand_in_of_a_model_has_its_published_size(model, num_parameters):
     config = stand_ins.model_config(model)
     assert config is not None
-    assert model_facts(config).num_parameters == pytest.approx(num_parameters, rel=0.005)
+    sizes = model_sizes(config, LoraConfig())
+    assert sizes.num_parameters == pytest.approx(num_parameters, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,8 @@ def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overr
     config = to_config(compose_overrides(overrides))
     model = stand_ins.model_config("Qwen/Qwen3-4B")
     assert model is not None
-    assert scenario_at_real_size(config, model_facts(model)).keeps_parked is keeps
+    sizes = model_sizes(model, LoraConfig())
+    assert scenario_at_real_size(config, sizes).keeps_parked is keeps
     with pytest.raises(AssertionError, match="has not been decided"):
         _ = Resume.auto.keeps_caches
 

@@ -153,7 +153,6 @@ def run(path: str, world: World) -> dict[str, Any]:
         "metrics": metrics,
         "logprobs": logprobs,
         "error": mismatch_of(learner, own_batch(path, NUM_STEPS)),
-        "num_parameters": learner.num_parameters,
     }
 
 

@@ -209,8 +209,6 @@ def test_only_adapters_have_masters_gradients_and_moments(path):
         assert torch.equal(tensor, before[name]) is not is_adapter, name
     moments = learner._optimizer._adamw.state
     assert len(moments) == len(adapters) == 2 * 7 * 3
-    assert learner.num_parameters == sum(p.numel() for p in plain_model(path).parameters())
-    assert learner.num_trained_parameters == sum(p.numel() for p in adapters.values())
 
 
 @pytest.mark.parametrize("compute_dtype", PRECISIONS)

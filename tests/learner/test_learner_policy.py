@@ -111,12 +111,6 @@ def test_masters_stay_float32_when_compute_is_bfloat16(path):
     assert any(torch.equal(after[name].bfloat16(), before[name]) for name in before)
 
 
-def test_num_parameters_counts_tied_ones_once(path):
-    expected = sum(p.numel() for p in plain_model(path).parameters())
-    learner = make_learner(path)
-    assert learner.num_parameters == learner.num_trained_parameters == expected
-
-
 def test_a_checkpoint_of_several_files_loads(path, tmp_path):
     AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(
         tmp_path, max_shard_size="100KB"

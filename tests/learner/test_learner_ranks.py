@@ -151,11 +151,9 @@ def test_a_run_of_several_ranks_is_that_of_one(seen, world, name):
 def test_every_rank_loads_its_slices_and_sends_whole_weights(seen, world, name):
     folder, found, _ = seen
     stored = load_file(folder / name / "model.safetensors")
-    num_parameters = found[RUNS[0][0], name][0]["num_parameters"]
     for rank in found[world, name]:
         assert rank["loaded"].keys() == stored.keys()
         assert all(torch.equal(rank["loaded"][key], stored[key]) for key in stored)
-        assert rank["num_parameters"] == num_parameters
 
 
 @pytest.mark.parametrize(("world", "name"), RUNS, ids=str)

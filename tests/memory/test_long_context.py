@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from pathlib import Path
 
 import pytest
-from planned_models import GPU, INPUTS, changed, facts_of
+from planned_models import GPU, INPUTS, changed, sizes_of
 from source_tree import ROOT
 
 from april_rl.config.choices import Offload
 from april_rl.memory.check import Room, check_plan
 from april_rl.memory.inputs import MemoryInputs
-from april_rl.runtime.preflight import ModelFacts, PreflightError
+from april_rl.runtime.preflight import PreflightError
 
 TABLE = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| Qwen3-(\S+) \| `(.*)` \| (.*) \|$", TABLE, flags=re.MULTILINE)
@@ -23,11 +21,6 @@ KEYS = {
     "learner.activation_checkpointing": lambda value: {"activation_checkpointing": value == "true"},
     "lora.rank": lambda value: {"rank": int(value)},
 }
-
-
-@cache
-def facts(folder: Path, model: str) -> ModelFacts:
-    return facts_of(folder, model)
 
 
 def inputs_of(overrides: str, *, num_gpus: int) -> MemoryInputs:
@@ -40,7 +33,7 @@ def inputs_of(overrides: str, *, num_gpus: int) -> MemoryInputs:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}")
-def test_a_sequence_as_long_as_the_table_says_fits_and_a_longer_one_does_not(row, tmp_path):
+def test_a_sequence_as_long_as_the_table_says_fits_and_a_longer_one_does_not(row):
     """In thousands of tokens, rounded down; "-": not even a short one."""
     model, overrides, cells = row
     for num_gpus, cell in zip(NUM_GPUS, cells.split(" | "), strict=True):
@@ -52,7 +45,7 @@ def test_a_sequence_as_long_as_the_table_says_fits_and_a_longer_one_does_not(row
             inputs = changed(inputs, max_tokens=budget, longest_tokens=budget)
             room = Room(device=GPU, free=0.98 * GPU)
             try:
-                return bool(check_plan(facts(tmp_path, model), inputs, room))
+                return bool(check_plan(sizes_of(model, rank=inputs.lora.rank), inputs, room))
             except PreflightError:
                 return False
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
-from planned_models import GPU, INPUTS, changed, facts_of, worker
+from planned_models import GPU, INPUTS, changed, sizes_of, worker
 
 from april_rl.config.choices import Offload
 from april_rl.memory.check import check_memory
@@ -16,15 +15,9 @@ from april_rl.runtime.preflight import PreflightError
 MORE = "runtime.num_workers=16 on twice as many machines needs less"
 
 
-@pytest.fixture
-def facts(tmp_path):
-    """The facts of a model by its size."""
-    return partial(facts_of, tmp_path)
-
-
-def test_host_memory_is_shared_by_a_node_and_the_smallest_node_decides(facts):
+def test_host_memory_is_shared_by_a_node_and_the_smallest_node_decides():
     """Fails when each worker counts on all host memory of its node."""
-    model, offloads = facts("8B"), changed(INPUTS, offload=Offload.all)
+    model, offloads = sizes_of("8B"), changed(INPUTS, offload=Offload.all)
     assert check_memory(model, INPUTS, [worker("a"), worker("b")])
     with pytest.raises(PreflightError, match=r"has 20\.0 GiB free"):
         check_memory(model, INPUTS, [worker("a"), worker("b", free=20 * GIB)])
@@ -36,11 +29,11 @@ def test_host_memory_is_shared_by_a_node_and_the_smallest_node_decides(facts):
         check_memory(model, offloads, [replace(each, node_id="a") for each in apart])
 
 
-def test_the_copy_of_a_checkpoint_is_in_host_memory_while_it_is_written(facts):
+def test_the_copy_of_a_checkpoint_is_in_host_memory_while_it_is_written():
     """12 bytes of a trained parameter, over the workers that share one copy; on CPU beside all
     else. Fails when the plan of a run fits that its first checkpoint would end.
     """
-    model = facts("8B")
+    model = sizes_of("8B")
     sizes = {
         (8, 0): 12 * model.num_parameters / 8,
         (8, 2): 12 * model.num_parameters / 2,
@@ -49,15 +42,15 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory_while_it_is_written(facts):
     for (num_workers, shard_size), expected in sizes.items():
         settings = changed(INPUTS, num_workers=num_workers, shard_size=shard_size)
         assert plan_memory(model, settings).host.items["checkpoint"] == expected
-    adapters = plan_memory(model, changed(INPUTS, rank=8)).host.items["checkpoint"]
+    adapters = plan_memory(sizes_of("8B", rank=8), INPUTS).host.items["checkpoint"]
     assert 0 < adapters < model.num_parameters / 100
     [whole] = plan_memory(model, changed(INPUTS, device="cpu", num_workers=1)).phases
     assert whole.items["checkpoint"] == 12 * model.num_parameters
 
 
-def test_the_file_of_an_export_is_in_host_memory_once_a_node(facts):
+def test_the_file_of_an_export_is_in_host_memory_once_a_node():
     """Rank 0 alone writes. Fails when each worker has one, or none has."""
-    model, offloads = facts("8B"), changed(INPUTS, offload=Offload.all)
+    model, offloads = sizes_of("8B"), changed(INPUTS, offload=Offload.all)
     plan = plan_memory(model, offloads, device_bytes=GPU)
     assert plan.file_bytes == 2 * GIB
     assert plan.host.total == (12 + 12) * model.num_parameters / 8
@@ -67,10 +60,10 @@ def test_the_file_of_an_export_is_in_host_memory_once_a_node(facts):
         check_memory(model, offloads, [worker("a", host=enough - 9)] * 3)
 
 
-def test_no_file_of_an_export_is_larger_than_the_model_or_smaller_than_a_tensor(facts):
-    small = replace(facts("8B"), num_parameters=1000, embedding_parameters=600)
+def test_no_file_of_an_export_is_larger_than_the_model_or_smaller_than_a_tensor():
+    small = replace(sizes_of("8B"), num_parameters=1000, largest_tensor=600)
     assert plan_memory(small, INPUTS).file_bytes == 2000
-    wide = replace(facts("8B"), embedding_parameters=2 * GIB)
+    wide = replace(sizes_of("8B"), largest_tensor=2 * GIB)
     assert plan_memory(wide, INPUTS).file_bytes == 4 * GIB
 
 
@@ -83,8 +76,8 @@ def test_no_file_of_an_export_is_larger_than_the_model_or_smaller_than_a_tensor(
         ({}, f"; {MORE}"),
     ],
 )
-def test_settings_that_lower_host_memory_are_proposed_if_they_are_set(facts, changes, expected):
+def test_settings_that_lower_host_memory_are_proposed_if_they_are_set(changes, expected):
     """Fails when a setting is proposed that the run has already, or that changes nothing."""
     with pytest.raises(PreflightError) as caught:
-        check_memory(facts("8B"), changed(INPUTS, **changes), [worker("a", host=GIB)])
+        check_memory(sizes_of("8B"), changed(INPUTS, **changes), [worker("a", host=GIB)])
     assert str(caught.value).endswith(expected)

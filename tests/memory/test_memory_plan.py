@@ -3,72 +3,63 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import pytest
-import torch
 from accelerate import init_empty_weights
 from composed_config import load
-from planned_models import GPU, INPUTS, LAYERS, MODELS, changed, facts_of, worker
-from torch import Tensor, nn
+from planned_models import GPU, INPUTS, LAYERS, MODELS, changed, sizes_of, worker
+from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from april_rl.config.choices import ComputeDtype, Offload
-from april_rl.learner import attention
-from april_rl.learner.attention import Packing
+from april_rl.config.choices import Offload
+from april_rl.learner.model_sizes import ModelSizes, model_sizes
 from april_rl.memory.check import Room, check_memory, check_plan
 from april_rl.memory.inputs import memory_inputs
 from april_rl.memory.plan import GIB, Phase, plan_memory
 from april_rl.runtime.layout import settle
-from april_rl.runtime.preflight import ModelFacts, PreflightError, model_facts
+from april_rl.runtime.preflight import PreflightError
 
 
-@pytest.fixture
-def facts(tmp_path):
-    """The facts of a model by its size."""
-    return partial(facts_of, tmp_path)
-
-
-def phase(facts: ModelFacts, name: str, **changes: object) -> Phase:
-    plan = plan_memory(facts, changed(INPUTS, **changes), device_bytes=GPU)
+def phase(model: ModelSizes, name: str, **changes: object) -> Phase:
+    plan = plan_memory(model, changed(INPUTS, **changes), device_bytes=GPU)
     return next(phase for phase in (*plan.phases, plan.host) if phase.name == name)
 
 
-def refused(facts: ModelFacts, **changes: object) -> str:
+def refused(model: ModelSizes, **changes: object) -> str:
     inputs = changed(INPUTS, **changes)
     with pytest.raises(PreflightError) as caught:
-        check_plan(facts, inputs, Room(device=GPU, free=GPU - GIB))
+        check_plan(model, inputs, Room(device=GPU, free=GPU - GIB))
     return str(caught.value)
 
 
-def test_eight_billion_parameters_on_eight_gpus_are_two_bytes_a_parameter_each(facts):
+def test_eight_billion_parameters_on_eight_gpus_are_two_bytes_a_parameter_each():
     """16 bytes a parameter over 8. Fails when a float32 copy is forgotten, or not divided."""
-    items = phase(facts("8B"), "optimizer").items
+    items = phase(sizes_of("8B"), "optimizer").items
     state = items["master weights"] + items["gradients"] + items["optimizer state"]
-    assert state == 2 * facts("8B").num_parameters
+    assert state == 2 * sizes_of("8B").num_parameters
     assert state / 1e9 == pytest.approx(16.4, abs=0.1)
-    whole = phase(facts("8B"), "optimizer", num_workers=1).items
-    assert whole["optimizer state"] == 8 * facts("8B").num_parameters
+    whole = phase(sizes_of("8B"), "optimizer", num_workers=1).items
+    assert whole["optimizer state"] == 8 * sizes_of("8B").num_parameters
 
 
-def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate(facts):
+def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate():
     """12 of 16 bytes stay without offload: 49 GB beside half a GPU. Gone with offload=all."""
-    message = refused(facts("32B"), tensor_parallel_size=2)
+    message = refused(sizes_of("32B"), tensor_parallel_size=2)
     assert re.search(r"- rollout: a GPU would need 8\d\.\d GiB and has 79\.0 GiB free", message)
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
-    assert "learner.offload=all lowers it to 41.5" in rollout
-    away = phase(facts("32B"), "rollout", offload=Offload.all, tensor_parallel_size=2)
-    assert away.total == 40 * GIB + 1.5 * GIB
-    host = phase(facts("32B"), "host", offload=Offload.all)
+    assert "learner.offload=all lowers it to 40.0" in rollout
+    away = phase(sizes_of("32B"), "rollout", offload=Offload.all, tensor_parallel_size=2)
+    assert away.total == 40 * GIB
+    host = phase(sizes_of("32B"), "host", offload=Offload.all)
     assert (
         host.items["master weights"] + host.items["optimizer state"]
-        == 12 * facts("32B").num_parameters / 8
+        == 12 * sizes_of("32B").num_parameters / 8
     )
 
 
-def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase(facts):
+def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase():
     """Moments are away in a backward pass, and there for an optimizer step."""
-    model = facts("8B")
+    model = sizes_of("8B")
     moments = model.num_parameters
     assert phase(model, "host").items["optimizer state"] == 0
     away = {"offload": Offload.optimizer}
@@ -79,89 +70,35 @@ def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase(facts)
     assert phase(model, "optimizer", **away).items["optimizer state"] == moments
 
 
-def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it(facts):
-    items = phase(facts("8B"), "rollout", tensor_parallel_size=2).items
-    assert items["engine weights"] == facts("8B").num_parameters
+def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it():
+    items = phase(sizes_of("8B"), "rollout", tensor_parallel_size=2).items
+    assert items["engine weights"] == sizes_of("8B").num_parameters
     assert items["engine weights"] + items["KV cache and workspace"] == GPU / 2
-    message = refused(facts("32B"), gpu_memory_utilization=0.5, offload=Offload.all)
+    message = refused(sizes_of("32B"), gpu_memory_utilization=0.5, offload=Offload.all)
     assert "engine.gpu_memory_utilization=0.5 gives the engine 40.0 GiB" in message
     assert "engine.tensor_parallel_size" in message
 
 
-def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each(facts):
+def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each():
     """Hybrid sharding. Fails when the number of workers divides instead of the shard's."""
-    whole, half = (phase(facts("8B"), "optimizer", shard_size=n) for n in (8, 4))
+    whole, half = (phase(sizes_of("8B"), "optimizer", shard_size=n) for n in (8, 4))
     for name in ("master weights", "gradients", "optimizer state"):
         assert half.items[name] == 2 * whole.items[name]
-    message = refused(facts("32B"), shard_size=4, num_workers=8)
+    message = refused(sizes_of("32B"), shard_size=4, num_workers=8)
     assert "learner.shard_size=0 lowers it to" in message
 
 
-def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computation(facts):
-    model = facts("8B")
-    items = phase(model, "optimizer", rank=16, has_reference=True).items
+def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computation():
+    model, adapted = sizes_of("8B"), sizes_of("8B", rank=16)
+    items = phase(adapted, "optimizer", has_reference=True).items
     with init_empty_weights():
         built = AutoModelForCausalLM.from_config(Qwen3Config(**MODELS["8B"], **LAYERS))
     linear = [m for m in built.model.modules() if isinstance(m, nn.Linear)]
     adapters = 16 * sum(m.in_features + m.out_features for m in linear)
     assert items["gradients"] == 4 * adapters / 8
     assert items["master weights"] == (4 * adapters + 2 * model.num_parameters) / 8
-    assert phase(model, "host", rank=16, has_reference=True).items["reference"] == 0
+    assert phase(adapted, "host", has_reference=True).items["reference"] == 0
     assert phase(model, "host", has_reference=True).items["reference"] == model.num_parameters / 4
-
-
-def test_activations_are_what_autograd_keeps_of_a_real_model(tmp_path):
-    """In float32 on CPU, where no kernel casts; the attention there keeps one more copy of its
-    output. Fails when a term of the estimate is left out.
-    """
-    sizes = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4, "head_dim": 48}
-    config = Qwen3Config(
-        **sizes,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=64,
-        tie_word_embeddings=True,
-    )
-    config.save_pretrained(tmp_path)
-    num_tokens = 1024
-    settings = changed(INPUTS, compute_dtype=ComputeDtype.float32, max_tokens=num_tokens)
-
-    def planned(checkpointed: bool) -> float:
-        chosen = changed(settings, activation_checkpointing=checkpointed)
-        plan = plan_memory(model_facts(str(tmp_path)), chosen, device_bytes=GPU)
-        return plan.phases[1].items["activations"]
-
-    extra = 4 * num_tokens * 4 * (4 * 48)  # bytes: in each layer, of all query heads
-    kept = kept_bytes(config, num_tokens, checkpointed=False)
-    assert kept == pytest.approx(planned(False) + extra, rel=0.03)
-    again = kept / 4  # of one layer, computed again in the backward pass
-    kept = kept_bytes(config, num_tokens, checkpointed=True)
-    assert kept + again == pytest.approx(planned(True) + extra / 4, rel=0.05)
-
-
-def kept_bytes(config: Qwen3Config, num_tokens: int, *, checkpointed: bool) -> int:
-    """Of all tensors that a forward pass keeps for the backward pass, parameters apart."""
-    attention.register()
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
-    if checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train(checkpointed)
-    parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in parameters:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.base_model(
-            input_ids=torch.zeros(1, num_tokens, dtype=torch.long),
-            position_ids=torch.arange(num_tokens)[None],
-            use_cache=False,
-            packing=Packing.of((num_tokens,), device=torch.device("cpu")),
-        )
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 @pytest.mark.parametrize(
@@ -175,33 +112,33 @@ def kept_bytes(config: Qwen3Config, num_tokens: int, *, checkpointed: bool) -> i
         ({"num_workers": 2, "shard_size": 1}, "optimizer", "learner.shard_size=0"),
     ],
 )
-def test_a_full_phase_names_the_settings_that_make_it_smaller(facts, changes, phase_name, key):
-    lines = refused(facts("8B"), **changes).splitlines()
+def test_a_full_phase_names_the_settings_that_make_it_smaller(changes, phase_name, key):
+    lines = refused(sizes_of("8B"), **changes).splitlines()
     [line] = [line for line in lines if f"- {phase_name}:" in line]
     assert f"{key}" in line
-    assert "overhead" in line
+    assert "master weights" in line
 
 
-def test_the_share_of_the_engine_that_is_proposed_is_enough(facts):
+def test_the_share_of_the_engine_that_is_proposed_is_enough():
     """Fails when it is rounded up, or the learner's part is forgotten."""
-    message = refused(facts("8B"), gpu_memory_utilization=0.95)
+    message = refused(sizes_of("8B"), gpu_memory_utilization=0.95)
     share = float(re.findall(r"engine\.gpu_memory_utilization=([\d.]+) lowers", message)[0])
     room = Room(device=GPU, free=GPU - GIB)
-    assert check_plan(facts("8B"), changed(INPUTS, gpu_memory_utilization=share), room)
-    assert "rollout" in refused(facts("8B"), gpu_memory_utilization=share + 0.02)
+    assert check_plan(sizes_of("8B"), changed(INPUTS, gpu_memory_utilization=share), room)
+    assert "rollout" in refused(sizes_of("8B"), gpu_memory_utilization=share + 0.02)
 
 
-def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights(facts):
+def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights():
     """Masters and moments alone are more than the GPU. Fails when 0 is named, which is refused."""
-    message = refused(facts("8B"), num_workers=1)
+    message = refused(sizes_of("8B"), num_workers=1)
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
     assert "learner.offload=all lowers it to" in rollout
     assert "gpu_memory_utilization" not in rollout
 
 
-def test_on_cpu_the_host_holds_learner_and_engine_at_once(facts):
+def test_on_cpu_the_host_holds_learner_and_engine_at_once():
     """All in one phase: 16 bytes a parameter, the engine's copy, its cache."""
-    model = facts("8B")
+    model = sizes_of("8B")
     settings = changed(INPUTS, device="cpu", num_workers=1, kv_cache_gib=100.0)
     [whole] = plan_memory(model, settings).phases
     names = ("master weights", "gradients", "optimizer state", "engine weights")
@@ -229,7 +166,8 @@ def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
     config.save_pretrained(tmp_path)
     settings = memory_inputs(*settle(load("+recipe=qwen3_4b_dapo"), gpus=8, where="here"))
     workers = [worker("a", host=1000 * GIB)] * 8
-    table = str(check_memory(model_facts(str(tmp_path)), settings, workers)).splitlines()
+    model = model_sizes(str(tmp_path), settings.lora)
+    table = str(check_memory(model, settings, workers)).splitlines()
     assert table[0].split("GiB")[1].split() == [
         *("rollout", "backward", "optimizer", "weight", "sync", "host")
     ]

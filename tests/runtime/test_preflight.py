@@ -5,17 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from accelerate import init_empty_weights
 from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPTNeoConfig,
     MambaConfig,
-    MixtralConfig,
-    OlmoeConfig,
-    Qwen2MoeConfig,
     Qwen3Config,
-    Qwen3MoeConfig,
     T5Config,
 )
 
@@ -69,45 +61,7 @@ def test_the_directory_of_a_run_is_no_model_and_its_last_export_is_named(tmp_pat
         model_facts(str(tmp_path))
 
 
-def test_the_facts_of_a_dense_decoder_are_read(tmp_path):
-    """Queries, keys, values and output 4·64·64 - 2·2·16·64, MLP 3·64·96, embeddings 100·64."""
-    facts = model_facts(str(small_qwen3(tmp_path)))
-    assert (facts.window_tokens, facts.hidden_size) == (512, 64)
-    assert facts.num_parameters == 2 * (4 * 64 * 64 - 2 * 2 * 16 * 64 + 3 * 64 * 96) + 100 * 64
-
-
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 320,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-}
-EXPERTS = {"num_experts": 16, "moe_intermediate_size": 96}
-MIXTURES = {
-    "qwen3_moe": (Qwen3MoeConfig, {**EXPERTS, "mlp_only_layers": [1], "decoder_sparse_step": 2}),
-    "qwen2_moe": (Qwen2MoeConfig, {**EXPERTS, "shared_expert_intermediate_size": 512}),
-    "mixtral": (MixtralConfig, {"num_local_experts": 4}),
-    "olmoe": (OlmoeConfig, {"num_experts": 8, "pad_token_id": 0, "eos_token_id": 1}),
-}
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_every_expert_of_a_mixture_counts(tmp_path, name):
-    """Against the model itself, norms and biases apart. Fails when the experts of a token are
-    counted, a dense layer's width is taken for an expert's, or dense layers for sparse ones.
-    """
-    kind, sizes = MIXTURES[name]
-    config = kind(**SIZES, **sizes)
-    config.save_pretrained(tmp_path)
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(config)
-    expected = sum(parameter.numel() for parameter in model.parameters())
-    assert model_facts(str(tmp_path)).num_parameters == pytest.approx(expected, rel=0.005)
-
-
-@pytest.mark.parametrize("config", [GPT2Config, T5Config, MambaConfig, GPTNeoConfig])
+@pytest.mark.parametrize("config", [T5Config, MambaConfig])
 def test_an_unsupported_model_type_is_refused_by_name(tmp_path, config):
     """Fails when a size that its config.json lacks is asked for without care."""
     config().save_pretrained(tmp_path)

@@ -11,14 +11,15 @@ from april_rl.lab.rehearsal.findings import SIGMA, Finding, expected_tokens
 from april_rl.lab.simulator.length_distributions import Lognormal, median_for
 from april_rl.lab.simulator.presets import h100
 from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.learner.model_sizes import ModelSizes
 from april_rl.memory.check import Room, check_plan
 from april_rl.memory.engine_sleep import settle_sleep, with_resume
-from april_rl.memory.inputs import memory_inputs
-from april_rl.memory.kv_room import kv_demand, kv_warning, planned_kv_tokens
+from april_rl.memory.inputs import MemoryInputs, memory_inputs
+from april_rl.memory.kv_room import kv_demand, kv_warning
 from april_rl.memory.plan import GIB, plan_memory
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.runtime.layout import Layout, settle
-from april_rl.runtime.preflight import ModelFacts, PreflightError
+from april_rl.runtime.preflight import PreflightError
 from april_rl.supervision.host_memory import host_memory
 
 _FREE_FRAC = 0.98  # of a GPU, when nothing else runs on it
@@ -44,25 +45,22 @@ def real_layout(config: TrainConfig) -> tuple[TrainConfig, Layout]:
     return settle(config, gpus=gpus if is_on_gpu else 0, where="the recipe's machine")
 
 
-def memory_at_real_size(config: TrainConfig, facts: ModelFacts) -> MemoryAtRealSize:
+def memory_at_real_size(config: TrainConfig, model: ModelSizes) -> MemoryAtRealSize:
     """Plan the memory of a worker; a phase that does not fit is a finding."""
     config, layout = real_layout(config)
     inputs = memory_inputs(config, layout)
     room = _room(config, layout)
     found: list[Finding] = []
-    table = str(plan_memory(facts, inputs, device_bytes=room.device))
+    table = str(plan_memory(model, inputs, device_bytes=room.device))
     try:
-        inputs, reason = settle_sleep(facts, inputs, room=room)
-        table = f"{plan_memory(facts, inputs, device_bytes=room.device)}\n{reason}".strip()
-        check_plan(facts, inputs, room)
+        inputs, reason = settle_sleep(model, inputs, room=room)
+        table = f"{plan_memory(model, inputs, device_bytes=room.device)}\n{reason}".strip()
+        check_plan(model, inputs, room)
     except PreflightError as error:
         found.append(Finding(name="memory", message=str(error)))
     demand = kv_demand(config, layout, num_slots=num_slots(config))
-    if demand is not None:
-        tokens = planned_kv_tokens(facts, inputs, device_bytes=room.device)
-        warning = kv_warning(demand, tokens)
-        if warning:
-            found.append(Finding(name="kv_cache", message=warning.removeprefix("warning: ")))
+    for warning in kv_warning(demand, planned_kv_tokens(model, inputs, device_bytes=room.device)):
+        found.append(Finding(name="kv_cache", message=warning.removeprefix("warning: ")))
     return MemoryAtRealSize(table=table, findings=tuple(found))
 
 
@@ -73,10 +71,23 @@ def _room(config: TrainConfig, layout: Layout) -> Room:
     return Room(device=total, free=_FREE_FRAC * total)
 
 
-def gains_table(config: TrainConfig, facts: ModelFacts) -> str:
+def planned_kv_tokens(model: ModelSizes, inputs: MemoryInputs, *, device_bytes: float) -> int:
+    """Return the tokens that the KV cache of one engine may hold at most: what its share of a GPU
+    of `device_bytes`, or engine.kv_cache_gib on CPU, leaves beside the weights.
+    """
+    per_token = model.kv_numbers * inputs.kv_bytes
+    if inputs.is_on_cpu:
+        return int(inputs.engine.kv_cache_gib * GIB / per_token)
+    share = inputs.engine.gpu_memory_utilization * device_bytes
+    weights = inputs.engine_bytes * model.num_parameters
+    free = inputs.layout.tensor_parallel_size * share - weights
+    return max(0, int(free / per_token))
+
+
+def gains_table(config: TrainConfig, model: ModelSizes) -> str:
     """Return a line for the synchronous loop and for each α: gain, ages, KV cache."""
-    rows = simulated_gains(config, facts)
-    gib = kv_bytes_per_token(facts) / GIB
+    rows = simulated_gains(config, model)
+    gib = kv_bytes_per_token(model) / GIB
     lines = [
         f"{'':<14}{'gain':>6}{'occupied':>10}{'off-policy':>12}{'age max':>9}{'peak KV, GiB':>14}"
     ]
@@ -89,13 +100,13 @@ def gains_table(config: TrainConfig, facts: ModelFacts) -> str:
     return "\n".join(lines)
 
 
-def simulated_gains(config: TrainConfig, facts: ModelFacts) -> list[tuple[str, float, Outcome]]:
+def simulated_gains(config: TrainConfig, model: ModelSizes) -> list[tuple[str, float, Outcome]]:
     """Return a name, the gain and the outcome of the synchronous loop and of each α, on H100s.
 
     Lengths are lognormal with the expected mean under the budget, an assumption; the gain is of
     trained samples per second of rollout, over the synchronous loop.
     """
-    scenario = scenario_at_real_size(config, facts)
+    scenario = scenario_at_real_size(config, model)
     modes = [("synchronous", 1.0, False), *((f"α = {a:g}", a, True) for a in _FACTORS)]
     outcomes = [
         simulate(
@@ -114,25 +125,25 @@ def simulated_gains(config: TrainConfig, facts: ModelFacts) -> list[tuple[str, f
     ]
 
 
-def kv_bytes_per_token(facts: ModelFacts) -> int:
+def kv_bytes_per_token(model: ModelSizes) -> int:
     """Return the bytes of the keys and values of one token, in 16 bits."""
-    return 2 * facts.num_layers * facts.key_value_size * 2
+    return 2 * model.kv_numbers
 
 
-def scenario_at_real_size(config: TrainConfig, facts: ModelFacts) -> Scenario:
+def scenario_at_real_size(config: TrainConfig, model: ModelSizes) -> Scenario:
     """Return the recipe on H100s as a scenario to simulate."""
     config, layout = real_layout(config)
-    config = with_resume(config, layout, facts=facts, room=_room(config, layout))
+    config = with_resume(config, layout, model=model, room=_room(config, layout))
     rollout, budget = config.rollout, config.rollout.max_response_tokens
     median = median_for(min(expected_tokens(config), 0.95 * budget), sigma=SIGMA, cap=budget)
     # A tensor-parallel engine is taken for one GPU of as many times the speed: its weights and
     # its cache are divided.
     shrink = layout.tensor_parallel_size
     cost = h100(
-        num_parameters=facts.num_parameters / shrink,
-        num_layers=facts.num_layers,
+        num_parameters=model.num_parameters / shrink,
+        num_layers=model.num_layers,
         num_kv_heads=1,
-        head_dim=max(1, facts.key_value_size // shrink),
+        head_dim=max(1, model.kv_numbers // (2 * model.num_layers * shrink)),
     ).cost
     return Scenario(
         cost=cost,

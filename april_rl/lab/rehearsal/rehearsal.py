@@ -33,11 +33,11 @@ from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, shown_set
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
+from april_rl.learner.model_sizes import ModelSizes, model_sizes
 from april_rl.rewards.check import rate
 from april_rl.rewards.pool import RewardPool
 from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.preflight import (
-    ModelFacts,
     PreflightError,
     model_facts,
     without_network_go_offline,
@@ -79,13 +79,13 @@ class Rehearsal:
         without_network_go_offline()
         self.say(f"rehearsal of {self.config.name}, in {self.folder}")
         model = self._model_config()
-        facts = model_facts(model)
+        sizes = model_sizes(model, self.config.lora)
         tokenizer = stand_ins.find_tokenizer(self.config.model.path, self.say)
         self._data(tokenizer)
         self._settings()
-        self._memory(facts)
+        self._memory(sizes)
         if not is_quick:
-            self._gain(facts)
+            self._gain(sizes)
             self._steps(model, tokenizer)
         return self._verdict(time.perf_counter() - started)
 
@@ -181,13 +181,13 @@ class Rehearsal:
             find.check_one_update(self.config),
         )
 
-    def _memory(self, facts: ModelFacts) -> None:
+    def _memory(self, model: ModelSizes) -> None:
         """Plan the memory of the real model on the machine that the recipe names."""
-        memory = memory_at_real_size(self.config, facts)
+        memory = memory_at_real_size(self.config, model)
         self.say(f"memory      of the real model\n{indent(memory.table, '  ')}")
         self.findings += memory.findings
 
-    def _gain(self, facts: ModelFacts) -> None:
+    def _gain(self, model: ModelSizes) -> None:
         """Simulate over-sampling on the machine that the recipe names."""
         if real_layout(self.config)[1].device == "cpu":
             self.say(
@@ -199,7 +199,7 @@ class Rehearsal:
         self.say(
             "gain        of over-sampling over the synchronous loop, simulated for H100 GPUs and "
             f"lognormal lengths,\n            mean {tokens:,.0f} tokens "
-            f"(rehearsal.mean_response_tokens)\n{indent(gains_table(self.config, facts), '  ')}"
+            f"(rehearsal.mean_response_tokens)\n{indent(gains_table(self.config, model), '  ')}"
         )
 
     def _steps(self, model: str, tokenizer: Tokenizer) -> None:

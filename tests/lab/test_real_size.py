@@ -1,0 +1,56 @@
+"""A recipe at its real size: the KV cache that its GPUs leave, and what α gains."""
+
+from __future__ import annotations
+
+import pytest
+from composed_config import load
+from planned_models import GPU, HUB, INPUTS, changed, sizes_of
+
+from april_rl.assembly.collector import num_slots
+from april_rl.config.choices import KvCacheDtype
+from april_rl.config.store import recipes
+from april_rl.lab.rehearsal.real_size import planned_kv_tokens, real_layout
+from april_rl.memory.inputs import memory_inputs
+from april_rl.memory.kv_room import kv_demand
+from april_rl.memory.plan import GIB
+
+
+def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():
+    """Fails when values are forgotten beside keys, or the weights are not taken off the share."""
+    settings = changed(INPUTS, gpu_memory_utilization=0.85)
+    planned = planned_kv_tokens(sizes_of("4B"), settings, device_bytes=GPU)
+    room = 0.85 * GPU - 2 * sizes_of("4B").num_parameters
+    assert planned == int(room / (144 * 1024))
+    assert 434_000 < planned < 454_000
+
+
+def test_two_gpus_of_one_engine_hold_the_weights_once_and_fp8_holds_twice():
+    one = planned_kv_tokens(sizes_of("8B"), INPUTS, device_bytes=GPU)
+    two = planned_kv_tokens(
+        sizes_of("8B"), changed(INPUTS, tensor_parallel_size=2), device_bytes=GPU
+    )
+    assert two > 2 * one
+    halved = planned_kv_tokens(
+        sizes_of("8B"), changed(INPUTS, kv_cache_dtype=KvCacheDtype.fp8_e4m3), device_bytes=GPU
+    )
+    assert halved == pytest.approx(2 * one, abs=1)
+    on_cpu = changed(INPUTS, device="cpu", kv_cache_gib=1.0)
+    assert planned_kv_tokens(sizes_of("8B"), on_cpu, device_bytes=0) == GIB // (144 * 1024)
+    none = changed(INPUTS, gpu_memory_utilization=0.1)
+    assert planned_kv_tokens(sizes_of("8B"), none, device_bytes=GPU) == 0
+
+
+PLANNED = [name for name in recipes() if load(f"+recipe={name}").model.path in HUB]
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(name):
+    config, layout = real_layout(load(f"+recipe={name}"))
+    planned = planned_kv_tokens(
+        sizes_of(HUB[config.model.path], rank=config.lora.rank),
+        memory_inputs(config, layout),
+        device_bytes=config.rehearsal.gpu_gib * GIB,
+    )
+    demand = kv_demand(config, layout, num_slots=num_slots(config))
+    assert demand is not None
+    assert planned >= (0.8 if name.startswith("paper/") else 1.0) * demand.total_tokens
