@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from functools import cache
 from tempfile import TemporaryDirectory
 
-from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
@@ -36,6 +36,17 @@ MODELS = {
     | {"num_attention_heads": 32, "tie_word_embeddings": False},
     "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
     | {"num_attention_heads": 64, "tie_word_embeddings": False},
+}
+# Dense with tied embeddings, dense without, and a mixture of 128 experts.
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "4B": Qwen3Config(**MODELS["4B"], **LAYERS),
+    "8B": Qwen3Config(**MODELS["8B"], **LAYERS),
+    "30B-A3B": Qwen3MoeConfig(
+        **{"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768},
+        **{"num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48},
+        **{"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128},
+        vocab_size=151936,
+    ),
 }
 # Models of the hub that recipes name.
 HUB = {
