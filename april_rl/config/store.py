@@ -190,6 +190,21 @@ def to_config(composed: DictConfig) -> TrainConfig:
         raise ConfigError(str(error)) from error
 
 
+def run_config(path: Path) -> TrainConfig:
+    """Return the checked configuration that a run left at `path`, its `config.yaml`.
+
+    Raises ConfigError when there is none, or it is not one of this version.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path.parent} is not the directory of a run: it has no {path.name}")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    assert isinstance(merged, DictConfig)
+    return to_config(merged)
+
+
 def _checked(composed: DictConfig) -> TrainConfig:
     missing = sorted(OmegaConf.missing_keys(composed))
     if "data.path" in missing and composed.data.sources:

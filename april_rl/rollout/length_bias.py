@@ -129,21 +129,32 @@ class LengthBias:
         self._steps.extend(_Step(**step) for step in state)
 
 
-def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
-    """Return the mean length, given samples `finished` [F] and lower bounds `unfinished` [U].
+def survival(
+    finished: ArrayLike, unfinished: ArrayLike
+) -> tuple[NDArray[Any], NDArray[np.floating[Any]]]:
+    """Return the distinct `finished` lengths [D] in rising order, and the share of all samples [D]
+    that is longer, given samples `finished` [F] and lower bounds `unfinished` [U].
 
-    It is the area under the product-limit estimate of survival (Kaplan & Meier 1958) up to the
-    longest length seen, so lengths above that are left out; 0 without samples. Leaving out the
-    unfinished ones, or taking them as finished, would give a mean that is too small.
+    It is the product-limit estimate (Kaplan & Meier 1958). Leaving out the unfinished samples, or
+    taking them as finished, would give lengths that are too short.
     """
     ends, num_ended = _counted(np.asarray(finished))
     cuts = np.sort(np.asarray(unfinished, float))
-    longest = max([*ends[-1:], *cuts[-1:]], default=0.0)
     # Samples of at least this length, including unfinished ones of the same length.
     at_risk = num_ended[::-1].cumsum()[::-1] + len(cuts) - np.searchsorted(cuts, ends)
-    survival = np.cumprod(1 - num_ended / at_risk)
+    return ends, np.cumprod(1 - num_ended / at_risk)
+
+
+def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
+    """Return the mean length, given samples `finished` [F] and lower bounds `unfinished` [U].
+
+    It is the area under the `survival` curve up to the longest length seen, so lengths above that
+    are left out; 0 without samples.
+    """
+    ends, longer = survival(finished, unfinished)
+    longest = max(np.max(ends, initial=0.0), np.max(unfinished, initial=0.0))
     edges = np.concatenate([[0.0], ends, [longest]])
-    return float((np.concatenate([[1.0], survival]) * np.diff(edges)).sum())
+    return float((np.concatenate([[1.0], longer]) * np.diff(edges)).sum())
 
 
 def dispersion(batches: Sequence[Sequence[float]]) -> float | None:

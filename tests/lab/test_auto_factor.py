@@ -13,14 +13,16 @@ from tuned_runs import (
     UNLIMITED,
     at_once,
     one_length,
+    predicted,
     scenario,
     tune,
     tuner,
 )
 
+from april_rl.lab.simulator.prediction import Prediction
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
-from april_rl.lab.tuning.prediction import Comparison, Prediction
+from april_rl.lab.tuning.comparison import Comparison
 from april_rl.rollout.over_sampling import FixedFactor, largest_factor
 from april_rl.rollout.record import StepRecord
 
@@ -41,10 +43,7 @@ def scripted(
             asked.append(comparison)
         predictions: Future[list[Prediction]] = Future()
         predictions.set_result(
-            [
-                Prediction(factor=α, tokens_per_s=gain(α), off_policy_frac=0.5, kv_tokens=1.0)
-                for α in comparison.factors
-            ]
+            [predicted(mode, speed=gain(mode.factor)) for mode in comparison.modes]
         )
         return predictions
 
@@ -140,20 +139,19 @@ def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> N
     asked only on the way up.
     """
     # KV tokens of each comparison's predictions for α above 1.25.
-    held = [50.0, 50.0, 200.0, 50.0, *[200.0] * 3, *[50.0] * 20]
+    held = [50, 50, 200, 50, *[200] * 3, *[50] * 20]
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:
         kv_tokens = held.pop(0)
         predictions: Future[list[Prediction]] = Future()
         predictions.set_result(
             [
-                Prediction(
-                    factor=α,
-                    tokens_per_s=1.0 + (α > 1),
-                    off_policy_frac=0.5,
-                    kv_tokens=kv_tokens * (α > 1.25),
+                predicted(
+                    mode,
+                    speed=1.0 + (mode.factor > 1),
+                    kv_tokens=kv_tokens * (mode.factor > 1.25),
                 )
-                for α in comparison.factors
+                for mode in comparison.modes
             ]
         )
         return predictions
@@ -162,7 +160,7 @@ def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> N
     run = tune(SMALL, auto, num_steps=150)
     assert [run.factors[i] for i in run.changed_at] == [1.5, 1.25]
     assert run.changed_at[1] > 40
-    assert "1.5 → 1.25: at 1.5 up to 210 tokens" in run.notes[-1]
+    assert "1.5 → 1.25: at 1.5 an engine holds up to 210 tokens" in run.notes[-1]
 
 
 def test_alpha_never_exceeds_what_the_staleness_cap_allows() -> None:

@@ -67,7 +67,7 @@ def test_auto_keeps_samples_within_the_kv_cache() -> None:
     """Fails when the samples in flight are counted without their context."""
     run = tuned("kv")
     assert 4000 < run.outcome.peak_kv_tokens <= 6000
-    assert any("tokens are in flight, the KV cache holds 6000" in note for note in run.notes)
+    assert any("its KV cache has room for 6000" in note for note in run.notes)
 
 
 def test_auto_holds_the_staleness_cap_with_masking() -> None:

@@ -5,7 +5,6 @@ is scaled down.
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 from statistics import fmean
 
 import numpy as np
@@ -13,11 +12,12 @@ import pytest
 from light_samples import PROMPT
 
 from april_rl.lab.simulator.engine_cost import EngineCost
-from april_rl.lab.simulator.length_distributions import Lognormal, finished_lengths
+from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, finished_lengths
+from april_rl.lab.simulator.prediction import Mode
 from april_rl.lab.simulator.scaled_down import scaled_down
 from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.tuning.comparison import Comparison
 from april_rl.lab.tuning.evidence import Evidence
-from april_rl.lab.tuning.prediction import Comparison, predict
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.record import GroupEvents, Returned, StepRecord
@@ -44,6 +44,17 @@ def lengths_of(scenario: Scenario, *, num_groups: int = 400) -> tuple[tuple[int,
         tuple(min(limit, scenario.length_of(SampleId(i, k))) for k in range(scenario.group_size))
         for i in range(num_groups)
     )
+
+
+def recorded(scenario: Scenario, *, num_groups: int = 400, seed: int = 0) -> Scenario:
+    """The scenario with lengths as a run recorded them."""
+    groups = lengths_of(scenario, num_groups=num_groups)
+    return replace(scenario, seed=seed, length_of=Recorded(groups=groups, seed=seed))
+
+
+def recorded_by(comparison: Comparison) -> tuple[tuple[int, ...], ...]:
+    assert isinstance(comparison.scenario.length_of, Recorded)
+    return tuple(map(tuple, comparison.scenario.length_of.groups))
 
 
 def played(scenario: Scenario, factor: float, *, num_steps: int, refill: bool = True) -> Outcome:
@@ -73,28 +84,25 @@ def test_a_scaled_down_scenario_takes_the_same_time(
     if scenario.num_engines == 3:
         monkeypatch.setattr("april_rl.lab.simulator.scaled_down._MAX_SAMPLES", 32)
         monkeypatch.setattr("april_rl.lab.simulator.scaled_down._MAX_ENGINES", 1)
-    small = scaled_down(scenario, lengths_of(scenario))
+    small = scaled_down(recorded(scenario))
     real = played(scenario, 1.5, num_steps=60)
-    found = played(small.scenario, 1.5, num_steps=60)
-    size = small.scenario.num_groups / scenario.num_groups
-    assert found.trained_samples_per_s / size == pytest.approx(real.trained_samples_per_s, rel=0.06)
+    found = played(small, 1.5, num_steps=60)
+    assert found.trained_samples_per_s == pytest.approx(real.trained_samples_per_s, rel=0.06)
+    assert found.generated_tokens_per_s == pytest.approx(real.generated_tokens_per_s, rel=0.06)
     assert found.off_policy_token_frac == pytest.approx(real.off_policy_token_frac, abs=0.04)
-    held = real.peak_kv_tokens * scenario.num_engines
-    assert small.kv_tokens * found.peak_kv_tokens == pytest.approx(held, rel=0.15)
-    assert found.generated_tokens < 0.1 * real.generated_tokens
+    assert found.peak_kv_tokens == pytest.approx(real.peak_kv_tokens, rel=0.15)
+    assert small.scale.tokens * small.scale.groups > 10
 
 
 def test_a_small_scenario_is_not_scaled_down() -> None:
     """Fails when anything but the lengths changes where nothing is large."""
-    small = scaled_down(SHORT, lengths_of(SHORT))
-    assert replace(small.scenario, length_of=SHORT.length_of) == SHORT
-    assert small.kv_tokens == 1
+    assert replace(scaled_down(recorded(SHORT)), length_of=SHORT.length_of) == SHORT
 
 
 def test_the_work_of_a_prediction_is_bounded() -> None:
     """Fails when lengths, groups or engines are simulated one for one."""
     huge = replace(LONG, num_groups=4096, group_size=16, num_engines=512, max_response_tokens=32768)
-    small = scaled_down(huge, lengths_of(huge, num_groups=100)).scenario
+    small = scaled_down(recorded(huge, num_groups=100))
     assert small.num_groups * small.group_size <= 1024
     assert small.num_engines <= 8
     assert fmean(n for group in lengths_of(small) for n in group) < 100
@@ -116,23 +124,15 @@ def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str
     Fails when filter, re-prefill or refill is left out.
     """
     scenario = replace(SHORT, **changes)
-    factors = (1.0, 2.0)
-    long = [played(scenario, factor, num_steps=100, refill=refill) for factor in factors]
+    modes = tuple(Mode(factor, refill=refill) for factor in (1.0, 2.0))
+    long = [played(scenario, mode.factor, num_steps=100, refill=refill) for mode in modes]
     comparisons = [
-        predict(
-            Comparison(
-                scenario=replace(scenario, seed=seed, length_of=lambda _: 1),
-                lengths=lengths_of(scenario),
-                refill=refill,
-                factors=factors,
-            )
-        )
-        for seed in range(3)
+        Comparison(recorded(scenario, seed=seed), modes).predictions() for seed in range(3)
     ]
-    gain = fmean(high.tokens_per_s / low.tokens_per_s for low, high in comparisons)
+    gain = fmean(high.gain for _, high in comparisons)
     real_gain = long[1].trained_samples_per_s / long[0].trained_samples_per_s
     assert gain == pytest.approx(real_gain, rel=0.06)
-    off_policy = fmean(high.off_policy_frac for _, high in comparisons)
+    off_policy = fmean(high.outcome.off_policy_token_frac for _, high in comparisons)
     assert off_policy == pytest.approx(long[1].off_policy_token_frac, abs=0.04)
 
 
@@ -147,7 +147,7 @@ def test_unfinished_responses_count_with_the_lengths_they_may_reach() -> None:
     natural, cut = rng.exponential(300, 4000).round(), rng.uniform(0, 900, 4000).round()
     is_finished = natural <= cut
     seen = np.minimum(natural, cut)
-    whole = np.array(finished_lengths(seen.tolist(), is_finished.tolist(), rng=Random(0)))
+    whole = np.array(finished_lengths(seen.tolist(), is_finished.tolist(), rng=rng))
     assert whole.mean() == pytest.approx(300, rel=0.08)
     assert (whole[~is_finished] > cut[~is_finished]).all()
     assert (whole[is_finished] == natural[is_finished]).all()
@@ -155,7 +155,7 @@ def test_unfinished_responses_count_with_the_lengths_they_may_reach() -> None:
 
 def test_without_finished_responses_there_is_still_a_length_distribution() -> None:
     """Fails when a mean over no finished sample is taken, or all go on equally far."""
-    whole = finished_lengths([7] * 8, [False] * 8, rng=Random(0))
+    whole = finished_lengths([7] * 8, [False] * 8, rng=np.random.default_rng(0))
     assert min(whole) > 7
     assert len(set(whole)) > 3
 
@@ -187,7 +187,7 @@ def test_the_window_holds_the_groups_opened_last_and_never_more_than_the_budget(
     groups = range(20)
     evidence.observe(step(*((SampleId(i, k), 10 + i, i % 2 == 0) for i in groups for k in (0, 1))))
     evidence.observe(step((SampleId(3, 0), 40, True), (SampleId(19, 1), 45, True)))
-    lengths = evidence.comparison((1.0,), seed=0).lengths
+    lengths = recorded_by(evidence.comparison((1.0,), seed=0))
     assert len(lengths) == 12
     assert {10 + i for i in groups if i % 2 == 0 and i >= 8} <= {n for g in lengths for n in g}
     assert max(n for group in lengths for n in group) <= 50

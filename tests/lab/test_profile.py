@@ -13,7 +13,9 @@ from command_line import write_task
 from april_rl.lab.commands.profile import main
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Recorded
-from april_rl.lab.simulator.profile import Profile, advice, predicted
+from april_rl.lab.simulator.prediction import Prediction, modes_of, predict
+from april_rl.lab.simulator.profile import Profile, advice
+from april_rl.lab.simulator.scaled_down import scaled_down
 from april_rl.lab.simulator.simulation import Scenario
 
 COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
@@ -25,11 +27,12 @@ def profile_of(lengths: np.ndarray, *, truncated: float = 0.0, silent: float = 0
     return Profile(lengths=groups, truncated_frac=truncated, no_signal_frac=silent)
 
 
-def rows_of(profile: Profile) -> list[dict[str, object]]:
+def predictions_for(profile: Profile) -> list[Prediction]:
     scenario = Scenario(
         cost=COST, length_of=Recorded(groups=profile.lengths), num_groups=8, group_size=4
     )
-    return predicted(profile, scenario, refill=True, factors=FACTORS)
+    modes = modes_of(FACTORS, refill=True)
+    return list(predict(scaled_down(scenario), modes, num_steps=12, warmup_steps=6))
 
 
 def long_tail() -> Profile:
@@ -50,23 +53,23 @@ def test_percentiles_and_histogram_are_those_of_the_lengths() -> None:
 def test_a_long_tail_calls_for_over_sampling_and_equal_lengths_for_none() -> None:
     """Fails when the gain is of another loop than the synchronous one, or any α is advised."""
     profile = long_tail()
-    rows = rows_of(profile)
-    assert [row["mode"] for row in rows] == ["synchronous", "refill", "refill", "refill"]
-    assert rows[0]["gain"] == 1
-    [line] = advice(profile, rows)
+    found = predictions_for(profile)
+    assert [each.mode.name for each in found] == ["synchronous", "refill", "refill", "refill"]
+    assert found[0].gain == 1
+    [line] = advice(profile, found)
     assert line.startswith("rollout.over_sampling_factor=")
     chosen = float(line.partition("=")[2].partition(":")[0])
-    gains = {row["over_sampling_factor"]: row["gain"] for row in rows[1:]}
+    gains = {each.mode.factor: each.gain for each in found[1:]}
     assert gains[chosen] > 1.2
     assert f"{gains[chosen] - 1:+.0%}" in line
     even = profile_of(np.full(64, 200))
-    [line] = advice(even, rows_of(even))
+    [line] = advice(even, predictions_for(even))
     assert "hardly a tail: rollout.over_sampling_factor=1" in line
 
 
 def test_cut_responses_and_prompts_without_signal_are_pointed_out() -> None:
     profile = profile_of(np.full(64, 200), truncated=0.4, silent=0.25)
-    _, cut, silent = advice(profile, rows_of(profile))
+    _, cut, silent = advice(profile, predictions_for(profile))
     assert cut.startswith("40% of the responses reach rollout.max_response_tokens")
     assert silent.startswith("25% of the prompts have equal rewards")
 

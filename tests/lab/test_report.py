@@ -20,7 +20,7 @@ from april_rl.lab.commands.report import main
 from april_rl.lab.report import bundle, html
 from april_rl.lab.report.advisories import advisories
 from april_rl.lab.report.charts import PHASES, REST, phase_seconds
-from april_rl.lab.report.prediction import Prediction, predict
+from april_rl.lab.report.gains import Gains, simulated_gains
 from april_rl.lab.report.report import write_report
 from april_rl.lab.report.run_files import RunFiles, read_run
 
@@ -152,22 +152,20 @@ def test_a_chrome_trace_of_the_timeline_is_written_beside_it(run_dir: Path, run:
 def test_the_synchronous_step_beside_it_is_longer_and_starts_all_samples_at_once(
     run: RunFiles,
 ) -> None:
-    found = predict(run)
+    found = simulated_gains(run)
     assert found is not None
     assert {span.sent_s for span in found.synchronous.spans} == {0.0}
     waiting, samples = found.tail
     assert 0 < samples < waiting < 1
-    assert found.gains[2.0] > 1, "over-sampling gains with lognormal lengths"
+    assert found.by_factor[2.0] > 1, "over-sampling gains with lognormal lengths"
 
 
 # What a run is told in words.
 
 
-def told(run: RunFiles, prediction: Prediction | None = None, **changes: object) -> str:
+def told(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
     """The advice to a run with these metrics in every row."""
-    return "\n".join(
-        advisories(replace(run, rows=[{**r, **changes} for r in run.rows]), prediction)
-    )
+    return "\n".join(advisories(replace(run, rows=[{**r, **changes} for r in run.rows]), gains))
 
 
 @pytest.mark.parametrize(
@@ -197,9 +195,9 @@ def test_the_report_advises_what_to_change(run: RunFiles, changes: dict, sentenc
 
 
 def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunFiles) -> None:
-    found = predict(run)
+    found = simulated_gains(run)
     assert found is not None
-    text = told(run, replace(found, gains={2.0: 1.2, 3.0: 1.8}))
+    text = told(run, replace(found, by_factor={2.0: 1.2, 3.0: 1.8}))
     assert re.search(r"\d+ % of a synchronous rollout would wait for the last \d+ % of its", text)
     assert "α = 2, as run, gives +20%" in text
     assert "α = 3 would give +50% over this run" in text
@@ -208,7 +206,7 @@ def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunF
     assert "hardly a tail" in short
 
 
-def _equal(found: Prediction) -> tuple:
+def _equal(found: Gains) -> tuple:
     ended_s = found.synchronous.time_s
     return tuple(span._replace(ended_s=ended_s) for span in found.synchronous.spans)
 

@@ -123,20 +123,6 @@ def test_engines_work_side_by_side():
     assert two.step_s == pytest.approx(half.step_s)
 
 
-def test_an_engine_in_the_controllers_process_computes_nothing_after_the_last_group():
-    """Time is that of the counted ticks. Fails when an abort computes what was launched."""
-    seen: list[Collection] = []
-    outcome = run(replace(SMALL, in_process=True), 2.0, refill=True, seen=seen)
-    spent = [sum(tick.elapsed_s for _, tick in c.record.ticks) for c in seen]
-    assert [c.record.time_s for c in seen] == pytest.approx(spent)
-    beside = run(SMALL, 2.0, refill=True)
-    assert outcome.step_s == pytest.approx(beside.step_s, rel=0.1)
-    slow: list[Collection] = []
-    run(replace(SMALL, in_process=True, controller_s=0.01), 2.0, refill=True, seen=slow)
-    waited = [c.record.time_s - sum(t.elapsed_s for _, t in c.record.ticks) for c in slow]
-    assert waited == pytest.approx([0.01 * len(c.record.ticks) for c in slow])
-
-
 def test_the_filter_rejects_the_share_without_signal():
     """Fails when rejected groups are trained, or the share is of samples."""
     filtered = replace(SMALL, no_signal_frac=0.5, is_filtered=True)
@@ -179,7 +165,6 @@ def test_presets_hold_what_the_data_sheet_gives():
         ({"no_signal_frac": 1.0}, r"no_signal_frac must be in \[0, 1\), got 1"),
         ({"rest_s": -1.0}, "must be >= 0"),
         ({"cost": EngineCost(**dict.fromkeys(EngineCost.__slots__, 0.0))}, "all zero"),
-        ({"num_engines": 2, "in_process": True}, "in_process is for one engine"),
     ],
 )
 def test_an_impossible_scenario_is_refused(change, message):

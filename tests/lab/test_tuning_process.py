@@ -19,17 +19,18 @@ from pebble import ProcessExpired
 from source_tree import TESTS
 from tuned_runs import scenario
 
-from april_rl.lab.tuning.prediction import Comparison, predict
+from april_rl.lab.simulator.length_distributions import Recorded
+from april_rl.lab.simulator.prediction import Mode
+from april_rl.lab.tuning.comparison import Comparison
 from april_rl.lab.tuning.process import SimulationProcess
 
+LENGTHS = Recorded(groups=((5, 9), (7, 30)))
+TWICE = Mode(2.0, refill=True)
 QUICK = Comparison(
-    scenario=scenario(num_groups=2, group_size=2),
-    lengths=((5, 9), (7, 30)),
-    refill=True,
-    factors=(1.0, 2.0),
+    scenario(num_groups=2, group_size=2, length_of=LENGTHS), (Mode(1.0, refill=True), TWICE)
 )
 # Half a minute of work.
-LONG = replace(QUICK, scenario=scenario(num_groups=64, group_size=16), factors=(2.0,) * 20)
+LONG = Comparison(scenario(num_groups=64, group_size=16, length_of=LENGTHS), (TWICE,) * 20)
 CONTROLLER = """
 import sys
 from test_tuning_process import LONG, working_child
@@ -66,10 +67,11 @@ def working_child() -> psutil.Process:
 
 def test_the_simulation_process_returns_results_and_errors(process: SimulationProcess) -> None:
     """And goes on after an error. Fails when an error ends it, or hangs."""
-    without_lengths = process.submit(replace(QUICK, lengths=()))
+    nothing = replace(QUICK.scenario, length_of=Recorded(groups=()))
+    without_lengths = process.submit(replace(QUICK, scenario=nothing))
     answer = process.submit(QUICK)
     assert "mean requires" in str(without_lengths.exception(timeout=60))
-    assert answer.result(timeout=60) == predict(QUICK)
+    assert answer.result(timeout=60) == QUICK.predictions()
 
 
 def test_an_answer_that_dies_with_its_process_is_an_error(process: SimulationProcess) -> None:

@@ -4,6 +4,7 @@ fixed factor in the same set-ups.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
@@ -13,9 +14,10 @@ import numpy as np
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.prediction import Mode, Prediction
 from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
-from april_rl.lab.tuning.prediction import Comparison, Prediction, predict
+from april_rl.lab.tuning.comparison import Comparison
 from april_rl.rollout.collector import Collection
 from april_rl.types import SampleId
 
@@ -167,8 +169,20 @@ def noisy(of: Scenario, *, seed: int) -> Scenario:
 def at_once(comparison: Comparison) -> Future[list[Prediction]]:
     """Return the predictions, computed in this process."""
     predictions: Future[list[Prediction]] = Future()
-    predictions.set_result(predict(comparison))
+    predictions.set_result(comparison.predictions())
     return predictions
+
+
+def predicted(mode: Mode, *, speed: float = 1.0, kv_tokens: int = 1) -> Prediction:
+    """A prediction with these figures; the speed is in tokens per second."""
+    outcome = Outcome(
+        num_steps=1,
+        rollout_s=1.0,
+        generated_tokens=speed,
+        peak_kv_tokens=kv_tokens,
+        tokens_by_age=Counter({0: 50, 1: 50}),
+    )
+    return Prediction(mode=mode, outcome=outcome, gain=1.0, step_gain=1.0)
 
 
 def tuner(
@@ -232,7 +246,7 @@ def tune(
 
 
 @cache
-def tuned(name: str, *, seed: int = 0, num_steps: int = 50) -> Tuned:
+def tuned(name: str, *, seed: int = 0, num_steps: int = 60) -> Tuned:
     """Return the run of a set-up."""
     set_up = SET_UPS[name]
     of = noisy(set_up.scenario, seed=seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,7 +27,14 @@ ROWS = re.findall(
 def measured(folder: Path, *, num_ranks: int) -> dict[str, float]:
     program = Path(__file__).with_name("fake_training.py")
     command = [sys.executable, program, folder, str(num_ranks), str(NUM_TOKENS), "True"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+    )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

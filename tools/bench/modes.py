@@ -15,13 +15,12 @@ import numpy as np
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
+from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.simulator.world import DelayedScorer, VirtualClock
 from april_rl.rollout.collector import Collector
-from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.in_process import SerialEngines, SingleEngine
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.record import StepRecord
-from april_rl.rollout.step import StepRules
 from april_rl.rollout.ticks import Completions, Tick, TickWork
 from april_rl.types import Completion, Prompt, Request
 
@@ -29,9 +28,28 @@ PROMPT_TOKENS = 12
 MAX_BATCHED_TOKENS = 1024  # on CPU, short parts of a prefill stay in the cache
 
 
+ANY_COST = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
+
+
 def lengths_of(args: argparse.Namespace) -> Lognormal:
     """Return the distribution that the command line describes; the response budget caps it."""
     return Lognormal(median_tokens=args.median_tokens, sigma=args.sigma)
+
+
+def scenario_of(args: argparse.Namespace, *, keeps: bool) -> Scenario:
+    """Return the work that the command line describes; its cost is not known yet."""
+    return Scenario(
+        cost=ANY_COST,
+        length_of=lengths_of(args),
+        num_groups=args.num_groups,
+        group_size=args.group_size,
+        max_response_tokens=args.max_response_tokens,
+        prompt_tokens=PROMPT_TOKENS,
+        tick_steps=args.tick_steps,
+        max_batched_tokens=MAX_BATCHED_TOKENS,
+        max_staleness=args.max_staleness,
+        keeps_parked=keeps,
+    )
 
 
 class KeepingEngine(SingleEngine, Protocol):
@@ -166,19 +184,10 @@ class CollectorMode:
             # A reward that costs nothing: what is measured here is generation.
             DelayedScorer(no_signal_frac=0.0, score_s=0.0, seed=0, clock=VirtualClock()),
             Prompts(90),
-            StepRules(
-                num_groups=args.num_groups,
-                group_size=args.group_size,
-                refill=refill,
-                max_staleness=args.max_staleness,
-                finish_stale=True,
-                max_rejected_groups=0,
+            replace(
+                scenario_of(args, keeps=keeps).rules(refill=refill),
                 abort_timeout_s=60.0,
                 tick_timeout_s=60.0,
-                deterministic=False,
-                requests=RequestRules(
-                    tick_steps=args.tick_steps, max_response_tokens=args.max_response_tokens, seed=0
-                ),
             ),
             over_sampling=over_sampling,
             keep=lambda _: True,

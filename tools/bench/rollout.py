@@ -27,20 +27,21 @@ from rich.table import Table
 from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.lab.simulator.engine_cost import EngineCost, fit_cost
-from april_rl.lab.simulator.simulation import Scenario
+from april_rl.lab.simulator.prediction import Prediction
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
-from april_rl.lab.tuning.prediction import Comparison, Prediction, predict
+from april_rl.lab.tuning.comparison import Comparison
 from april_rl.rollout.over_sampling import FixedFactor, largest_factor
 from april_rl.runtime.layout import precision
 from april_rl.runtime.preflight import pick_device
 from bench.limit import Limit
 from bench.modes import (
+    ANY_COST,
     MAX_BATCHED_TOKENS,
     PROMPT_TOKENS,
     CollectorMode,
     KeepingEngine,
     Slice,
-    lengths_of,
+    scenario_of,
 )
 
 # The benchmark's model is the tests' random one.
@@ -48,7 +49,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 # Uncounted steps of each mode on the engine: what is parked is prefilled, the caches are warm.
 _WARMUP_STEPS = 3
-ANY_COST = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
 Mode = CollectorMode | Limit
 
 
@@ -132,23 +132,13 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
 
 def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
     """rollout.over_sampling_factor=auto, which simulates between two steps: this is not timed."""
-    settings = Scenario(
-        cost=ANY_COST,
-        length_of=lengths_of(args),
-        num_groups=args.num_groups,
-        group_size=args.group_size,
-        max_response_tokens=args.max_response_tokens,
-        tick_steps=args.tick_steps,
-        max_batched_tokens=MAX_BATCHED_TOKENS,
-        max_staleness=args.max_staleness,
-        keeps_parked=True,
-    )
 
     def at_once(comparison: Comparison) -> Future[list[Prediction]]:
-        (predictions := Future()).set_result(predict(comparison))
+        (predictions := Future()).set_result(comparison.predictions())
         return predictions
 
     budgets = Budgets(max_off_policy_frac=1.0, kv_cache_tokens=kv_cache_tokens)
+    settings = scenario_of(args, keeps=True)
     return AutoFactor(settings, budgets, refill=True, submit=at_once)
 
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -47,6 +46,7 @@ machine, by the simulator. Settings are those of training.
 """
 _OUTPUT = "output="
 FILE_NAME = "profile.json"
+_NUM_STEPS, _WARMUP_STEPS = 12, 6  # simulated steps that count, and those before
 _ALL = "training"  # name of the set where the data is no mixture
 
 
@@ -196,8 +196,10 @@ def _show(
     """Print the lengths, the simulated factors and the advice, and write all of it."""
     from april_rl.lab.simulator.engine_cost import fit_cost
     from april_rl.lab.simulator.length_distributions import Recorded
-    from april_rl.lab.simulator.of_config import scenario_of
-    from april_rl.lab.simulator.profile import advice, predicted
+    from april_rl.lab.simulator.prediction import modes_of, predict
+    from april_rl.lab.simulator.profile import advice
+    from april_rl.lab.simulator.scaled_down import scaled_down
+    from april_rl.lab.simulator.scenarios import scenario_of
     from april_rl.lab.simulator.tables import comparison_table
 
     profile = _profile_of(evaluated)
@@ -210,26 +212,26 @@ def _show(
         config,
         num_engines=num_engines,
         cost=cost,
-        length_of=Recorded(groups=profile.lengths),
+        length_of=Recorded(groups=profile.lengths, seed=config.seed),
         keeps_parked=config.rollout.resume.keeps_caches,
-    )
-    scenario = replace(
-        scenario,
-        prompt_tokens=max(1, round(fmean(len(prompt.token_ids) for prompt in prompts))),
-        no_signal_frac=min(profile.no_signal_frac, 0.95),
+        prompt_tokens=fmean(len(prompt.token_ids) for prompt in prompts),
+        no_signal_frac=profile.no_signal_frac,
     )
     # A sample stays about α - 1 steps: the configuration refuses a larger α for the same reason.
     allowed = [factor for factor in factors if factor - 1 <= config.rollout.max_staleness]
-    rows = predicted(profile, scenario, refill=config.rollout.refill, factors=allowed)
-    lines = advice(profile, rows)
+    modes = modes_of(allowed, refill=config.rollout.refill)
+    predictions = list(
+        predict(scaled_down(scenario), modes, num_steps=_NUM_STEPS, warmup_steps=_WARMUP_STEPS)
+    )
+    lines = advice(profile, predictions)
     samples = sum(map(len, profile.lengths))
     print(f"response tokens of {samples} samples of {len(prompts)} training prompts")
     print("\n".join(profile.histogram()))
     print("  ".join(f"{name} {value}" for name, value in profile.percentiles.items()), flush=True)
-    table = comparison_table(rows, title="simulated training", kv_bytes_per_token=None)
+    table = comparison_table(predictions, title="simulated training", kv_bytes_per_token=None)
     Console(width=120).print(table)
     print("\n".join(lines))
-    _write(folder / FILE_NAME, profile, rows, lines)
+    _write(folder / FILE_NAME, profile, [each.figures() for each in predictions], lines)
 
 
 def _profile_of(evaluated: Sequence[Evaluated]) -> Profile:

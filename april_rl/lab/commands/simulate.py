@@ -8,26 +8,21 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
 
 from april_rl.commands.arguments import Arguments
 from april_rl.errors import RunError
-from april_rl.lab.simulator.april_paper import PaperRow, paper_cases, simulate_case
+from april_rl.lab.simulator.april_paper import paper_cases, simulate_case
 from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, median_for
+from april_rl.lab.simulator.prediction import modes_of, predict
 from april_rl.lab.simulator.presets import PRESETS
-from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.simulator.tables import comparison_table, paper_table
-from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.runtime.interrupts import EXIT_STATUS
-
-if TYPE_CHECKING:
-    from april_rl.config import TrainConfig
-
 
 # Options that replace a field of the scenario: its name, type and meaning.
 _FIELDS: tuple[tuple[str, type, str], ...] = (
@@ -175,87 +170,37 @@ def _preset(options: argparse.Namespace) -> Source:
 
 def _recorded(run_dir: Path) -> Source:
     """Return the scenario of a recorded run: its lengths, rewards, cost and configuration."""
-    from april_rl.lab.simulator.of_config import scenario_of
-    from april_rl.lab.simulator.recorded_run import read_recorded_run
+    from april_rl.config.store import run_config
+    from april_rl.lab.simulator.recorded_run import recorded_scenario
 
-    recorded, config = read_recorded_run(run_dir), _config(run_dir / "config.yaml")
-    scenario = scenario_of(
-        config,
-        num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
-        cost=recorded.cost,
-        length_of=Recorded(groups=recorded.lengths),
-        keeps_parked=recorded.keeps_parked,
-    )
+    config = run_config(run_dir / "config.yaml")
     return Source(
-        scenario=replace(
-            scenario,
-            prompt_tokens=recorded.prompt_tokens,
-            no_signal_frac=min(recorded.no_signal_frac, 0.99),
-            rest_s=recorded.rest_s,
-        ),
+        scenario=recorded_scenario(run_dir, config),
         refill=config.rollout.refill,
         title=str(run_dir),
         kv_bytes_per_token=None,
     )
 
 
-def _config(path: Path) -> TrainConfig:
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from april_rl.config import TrainConfig, to_config
-
-    if not path.is_file():
-        raise SimulationError(f"{path.parent} is not the directory of a run: no {path.name}")
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path))
-    except OmegaConfBaseException as error:
-        raise SimulationError(f"{path}: {error}") from error
-    assert isinstance(merged, DictConfig)
-    return to_config(merged)
-
-
 def _compare(source: Source, options: argparse.Namespace) -> list[dict[str, object]]:
     """Simulate the synchronous loop and every α; print the table and return its rows."""
     scenario = source.scenario
-    modes = [("synchronous", 1.0, False)]
-    name = "refill" if source.refill else "one-shot"
-    modes += [
-        (name, factor, source.refill)
-        for factor in sorted(set(options.alpha))
-        if source.refill or factor > 1
-    ]
-    outcomes: list[Outcome] = []
-    for _, factor, refill in track(modes, "simulating", console=Console(stderr=True)):
-        _check_cap(scenario, factor)
-        outcomes.append(
-            simulate(
-                scenario,
-                over_sampling=FixedFactor(factor),
-                refill=refill,
-                num_steps=options.steps,
-                warmup_steps=max(0, options.warmup_steps),
-            )
-        )
-    base = outcomes[0].trained_samples_per_s
-    rows: list[dict[str, object]] = [
-        {
-            "mode": mode,
-            **outcome.figures(),
-            "gain": outcome.trained_samples_per_s / base,
-            "step_gain": outcomes[0].step_s / outcome.step_s,
-        }
-        for (mode, _, _), outcome in zip(modes, outcomes, strict=True)
-    ]
+    _check_cap(scenario, max(options.alpha))
+    modes = modes_of(options.alpha, refill=source.refill)
+    predictions = predict(
+        scenario, modes, num_steps=options.steps, warmup_steps=max(0, options.warmup_steps)
+    )
+    console = Console(stderr=True)
+    found = list(track(predictions, "simulating", total=len(modes), console=console))
     title = (
         f"{source.title}: {scenario.num_groups} x {scenario.group_size} samples a step on "
         f"{scenario.num_engines} engine(s), filter {'on' if scenario.is_filtered else 'off'}, "
         f"staleness cap {scenario.max_staleness}, "
         f"{'KV kept' if scenario.keeps_parked else 're-prefill'}"
     )
-    kv_bytes = source.kv_bytes_per_token
-    _console().print(comparison_table(rows, title=title, kv_bytes_per_token=kv_bytes))
-    return rows
+    table = comparison_table(found, title=title, kv_bytes_per_token=source.kv_bytes_per_token)
+    _console().print(table)
+    return [each.figures() for each in found]
 
 
 def _check_cap(scenario: Scenario, factor: float) -> None:
@@ -273,17 +218,11 @@ def _paper() -> list[dict[str, object]]:
     console = Console(stderr=True)
     found = [simulate_case(case) for case in track(cases, "simulating", console=console)]
     _console().print(paper_table(found))
-    return [_plain(row) for row in found]
+    return [row.figures() for row in found]
 
 
 def _console() -> Console:
     return Console(width=120)
-
-
-def _plain(row: PaperRow) -> dict[str, object]:
-    outcomes = {"one_shot": row.one_shot, "refill": row.refill, "refill_kept": row.kept}
-    gains = {f"{name}_gain": row.gain(outcome) for name, outcome in outcomes.items()}
-    return {**asdict(row.case), **gains, "synchronous_step_s": row.synchronous.step_s}
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

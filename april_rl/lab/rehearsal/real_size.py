@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Device, OnStale
+from april_rl.config.choices import Device
 from april_rl.lab.rehearsal.findings import SIGMA, Finding, expected_tokens
 from april_rl.lab.simulator.length_distributions import Lognormal, median_for
+from april_rl.lab.simulator.prediction import modes_of, predict
 from april_rl.lab.simulator.presets import h100
-from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.simulator.scenarios import scenario_of
+from april_rl.lab.simulator.simulation import Scenario
 from april_rl.learner.model_sizes import ModelSizes
 from april_rl.memory.check import Room, check_plan
 from april_rl.memory.engine_sleep import settle_sleep, with_resume
 from april_rl.memory.inputs import MemoryInputs, memory_inputs
 from april_rl.memory.kv_room import kv_demand, kv_warning
 from april_rl.memory.plan import GIB, plan_memory
-from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.runtime.layout import Layout, settle
 from april_rl.runtime.preflight import PreflightError
 from april_rl.supervision.host_memory import host_memory
@@ -26,6 +27,7 @@ _FREE_FRAC = 0.98  # of a GPU, when nothing else runs on it
 _FACTORS = (1.0, 1.5, 2.0)
 _CORRELATION = 0.3  # of the lengths in a group; docs/simulator.md
 _NO_SIGNAL_FRAC = 0.4  # of the groups, under dynamic sampling
+_PROMPT_TOKENS = 256  # where data.max_prompt_tokens allows as many
 _STEPS, _WARMUP_STEPS, _TICKS_PER_RESPONSE = 4, 3, 64
 
 
@@ -85,44 +87,29 @@ def planned_kv_tokens(model: ModelSizes, inputs: MemoryInputs, *, device_bytes: 
 
 
 def gains_table(config: TrainConfig, model: ModelSizes) -> str:
-    """Return a line for the synchronous loop and for each α: gain, ages, KV cache."""
-    rows = simulated_gains(config, model)
-    gib = kv_bytes_per_token(model) / GIB
-    lines = [
-        f"{'':<14}{'gain':>6}{'occupied':>10}{'off-policy':>12}{'age max':>9}{'peak KV, GiB':>14}"
-    ]
-    for name, gain, outcome in rows:
-        lines.append(
-            f"{name:<14}{gain:>6.2f}{outcome.occupancy:>10.2f}"
-            f"{outcome.off_policy_token_frac:>12.2f}{outcome.age_max:>9}"
-            f"{outcome.peak_kv_tokens * gib:>14.1f}"
-        )
-    return "\n".join(lines)
-
-
-def simulated_gains(config: TrainConfig, model: ModelSizes) -> list[tuple[str, float, Outcome]]:
-    """Return a name, the gain and the outcome of the synchronous loop and of each α, on H100s.
+    """Return a line for the synchronous loop and for each α on H100s: gain, ages, KV cache.
 
     Lengths are lognormal with the expected mean under the budget, an assumption; the gain is of
     trained samples per second of rollout, over the synchronous loop.
     """
-    scenario = scenario_at_real_size(config, model)
-    modes = [("synchronous", 1.0, False), *((f"α = {a:g}", a, True) for a in _FACTORS)]
-    outcomes = [
-        simulate(
-            scenario,
-            over_sampling=FixedFactor(factor),
-            refill=refill,
-            num_steps=_STEPS,
-            warmup_steps=_WARMUP_STEPS,
+    gib = kv_bytes_per_token(model) / GIB
+    lines = [
+        f"{'':<14}{'gain':>6}{'occupied':>10}{'off-policy':>12}{'age max':>9}{'peak KV, GiB':>14}"
+    ]
+    for found in predict(
+        scenario_at_real_size(config, model),
+        modes_of(_FACTORS, refill=True),
+        num_steps=_STEPS,
+        warmup_steps=_WARMUP_STEPS,
+    ):
+        mode, outcome = found.mode, found.outcome
+        name = f"α = {mode.factor:g}" if mode.refill else mode.name
+        lines.append(
+            f"{name:<14}{found.gain:>6.2f}{outcome.occupancy:>10.2f}"
+            f"{outcome.off_policy_token_frac:>12.2f}{outcome.age_max:>9}"
+            f"{outcome.peak_kv_tokens * gib:>14.1f}"
         )
-        for _, factor, refill in modes
-    ]
-    base = outcomes[0].trained_samples_per_s
-    return [
-        (name, outcome.trained_samples_per_s / base, outcome)
-        for (name, _, _), outcome in zip(modes, outcomes, strict=True)
-    ]
+    return "\n".join(lines)
 
 
 def kv_bytes_per_token(model: ModelSizes) -> int:
@@ -134,7 +121,7 @@ def scenario_at_real_size(config: TrainConfig, model: ModelSizes) -> Scenario:
     """Return the recipe on H100s as a scenario to simulate."""
     config, layout = real_layout(config)
     config = with_resume(config, layout, model=model, room=_room(config, layout))
-    rollout, budget = config.rollout, config.rollout.max_response_tokens
+    budget = config.rollout.max_response_tokens
     median = median_for(min(expected_tokens(config), 0.95 * budget), sigma=SIGMA, cap=budget)
     # A tensor-parallel engine is taken for one GPU of as many times the speed: its weights and
     # its cache are divided.
@@ -145,20 +132,13 @@ def scenario_at_real_size(config: TrainConfig, model: ModelSizes) -> Scenario:
         num_kv_heads=1,
         head_dim=max(1, model.kv_numbers // (2 * model.num_layers * shrink)),
     ).cost
-    return Scenario(
+    scenario = scenario_of(
+        config,
+        num_engines=layout.num_engines,
         cost=cost,
         length_of=Lognormal(median_tokens=median, sigma=SIGMA, correlation=_CORRELATION),
-        num_groups=config.trainer.num_groups,
-        group_size=rollout.group_size,
-        max_response_tokens=budget,
-        prompt_tokens=min(256, config.data.max_prompt_tokens),
-        num_engines=layout.num_engines,
-        tick_steps=max(8, budget // _TICKS_PER_RESPONSE),
-        max_batched_tokens=config.engine.max_batched_tokens,
-        max_staleness=rollout.max_staleness,
-        finish_stale=rollout.on_stale is OnStale.finish,
-        keeps_parked=rollout.resume.keeps_caches,
+        keeps_parked=config.rollout.resume.keeps_caches,
+        prompt_tokens=min(_PROMPT_TOKENS, config.data.max_prompt_tokens),
         no_signal_frac=_NO_SIGNAL_FRAC if config.algorithm.dynamic_sampling else 0.0,
-        is_filtered=config.algorithm.dynamic_sampling,
-        seed=config.seed,
     )
+    return replace(scenario, tick_steps=max(8, budget // _TICKS_PER_RESPONSE))

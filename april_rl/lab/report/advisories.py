@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from april_rl.lab.report.prediction import NUM_FILES, Prediction
+from april_rl.lab.report.gains import NUM_FILES, Gains
 from april_rl.lab.report.run_files import RunFiles
 from april_rl.lab.simulator.recorded_run import RecordedRunError, read_cost
 from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
@@ -20,7 +20,7 @@ _PREFILLED_AGAIN = 0.05  # of the rollouts' time
 _SLOW_REWARD = 0.1  # of the rollouts
 
 
-def advisories(run: RunFiles, prediction: Prediction | None) -> list[str]:
+def advisories(run: RunFiles, gains: Gains | None) -> list[str]:
     """Return sentences about what to change, the most useful first; none for a run without a
     problem.
     """
@@ -28,7 +28,7 @@ def advisories(run: RunFiles, prediction: Prediction | None) -> list[str]:
         *_failures(run),
         *_slow_reward(run),
         *_signal(run),
-        *(_tail(run, prediction) if prediction else ()),
+        *(_tail(run, gains) if gains else ()),
         *_staleness(run),
         *_engines(run),
         *_learning(run),
@@ -77,11 +77,11 @@ def _signal(run: RunFiles) -> Iterator[str]:
         )
 
 
-def _tail(run: RunFiles, prediction: Prediction) -> Iterator[str]:
+def _tail(run: RunFiles, gains: Gains) -> Iterator[str]:
     own = round(run.mean("rollout/over_sampling_factor", late=True) or 1.0, 2)
-    gain_now = prediction.gains.get(own, 1.0) if own > 1 else 1.0
-    best, gain = max(prediction.gains.items(), key=lambda each: each[1], default=(own, gain_now))
-    waiting, samples = prediction.tail
+    gain_now = gains.by_factor.get(own, 1.0) if own > 1 else 1.0
+    best, gain = max(gains.by_factor.items(), key=lambda each: each[1], default=(own, gain_now))
+    waiting, samples = gains.tail
     if waiting - samples < _LONG_TAIL:
         yield (
             "Response lengths have hardly a tail, so over-sampling gains little: a synchronous "

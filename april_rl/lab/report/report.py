@@ -12,7 +12,7 @@ from typing import NamedTuple
 from april_rl.lab.report import html
 from april_rl.lab.report.advisories import advisories, percent
 from april_rl.lab.report.charts import charts
-from april_rl.lab.report.prediction import Prediction, predict
+from april_rl.lab.report.gains import Gains, simulated_gains
 from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
 from april_rl.lab.report.sample_blocks import age_key, sample_blocks
 from april_rl.lab.report.timeline_chart import busy_frac, chrome_trace, timeline_spec
@@ -34,9 +34,9 @@ def write_report(run_dir: Path) -> WrittenReport:
     ReportError when it is no run directory, or cannot be written.
     """
     run = read_run(run_dir)
-    prediction = predict(run)
-    advice = advisories(run, prediction)
-    text = html.page(f"{run.name}: report", _body(run, prediction, advice))
+    gains = simulated_gains(run)
+    advice = advisories(run, gains)
+    text = html.page(f"{run.name}: report", _body(run, gains, advice))
     try:
         step, timeline = run.timeline
         if timeline is not None:
@@ -51,7 +51,7 @@ def _trace_path(run_dir: Path, step: int) -> Path:
     return run_dir / "timeline" / f"step_{step:05d}.trace.json"
 
 
-def _body(run: RunFiles, prediction: Prediction | None, advice: list[str]) -> Iterator[str]:
+def _body(run: RunFiles, gains: Gains | None, advice: list[str]) -> Iterator[str]:
     yield f"<header><h1>{escape(run.name)}</h1><p>{escape(_what_ran(run))}</p>"
     yield f'<p class="soft">{escape(str(run.run_dir.resolve()))}</p>'
     yield html.figures(head_figures(run))
@@ -59,7 +59,7 @@ def _body(run: RunFiles, prediction: Prediction | None, advice: list[str]) -> It
     drawn = charts(run)
     for chart in drawn[:4]:
         yield html.chart_block(chart)
-    yield from _timeline(run, prediction)
+    yield from _timeline(run, gains)
     for chart in drawn[4:]:
         yield html.chart_block(chart)
     for step, samples in (run.first_samples, run.samples):
@@ -105,12 +105,12 @@ def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         yield "off-policy tokens", percent(share), f"mean age {age:.2f}"
 
 
-def _timeline(run: RunFiles, prediction: Prediction | None) -> Iterator[str]:
+def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
     """Yield the last saved step, and beside it a simulated synchronous one on the same scale."""
     step, timeline = run.timeline
     if timeline is None or not timeline.spans:
         return
-    shown = [timeline, *([prediction.synchronous] if prediction else [])]
+    shown = [timeline, *([gains.synchronous] if gains else [])]
     until_s = max(each.time_s for each in shown)
     caption = (
         "Each row is a slot of an engine, each bar a sample, coloured by the age of its first "
@@ -126,10 +126,10 @@ def _timeline(run: RunFiles, prediction: Prediction | None) -> Iterator[str]:
             spec=timeline_spec(timeline, until_s=until_s),
         )
     )
-    if prediction is None:
+    if gains is None:
         return
-    idle = 1 - busy_frac(prediction.synchronous)
-    scaled = " Simulated smaller than the run, with the times of the run." * prediction.is_scaled
+    idle = 1 - busy_frac(gains.synchronous)
+    scaled = " Simulated smaller than the run, with the times of the run." * gains.is_scaled
     yield html.chart_block(
         Chart(
             id="synchronous",
@@ -137,7 +137,7 @@ def _timeline(run: RunFiles, prediction: Prediction | None) -> Iterator[str]:
             caption=f"Simulated on the lengths and the engine cost of this run: all samples of a "
             f"step start together, and its end waits for the longest. Slots are idle "
             f"{percent(idle)} of the time.{scaled}",
-            spec=timeline_spec(prediction.synchronous, until_s=until_s, height=280),
+            spec=timeline_spec(gains.synchronous, until_s=until_s, height=280),
         )
     )
 

@@ -8,12 +8,12 @@ could be entered here, so the distributions below are assumptions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from april_rl.lab.simulator.length_distributions import Lognormal, median_for
+from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode, Prediction, predict
 from april_rl.lab.simulator.presets import PRESETS
-from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.lab.simulator.simulation import Scenario
 
 MAX_RESPONSE_TOKENS = 16384
 NO_SIGNAL_FRAC = 0.4  # of groups under the filter
@@ -74,37 +74,36 @@ _MODELS = ("qwen3_4b", "qwen3_8b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """A simulated cell beside the paper's figure; gains are in trained samples per second."""
+    """A simulated cell beside the paper's figure; gains are over the synchronous loop."""
 
     case: PaperCase
-    synchronous: Outcome
-    one_shot: Outcome  # α = 2 without refill: the paper's scheme
-    refill: Outcome  # α = 2 with refill: ours
-    kept: Outcome  # and parked samples keep their KV cache
+    synchronous: Prediction
+    one_shot: Prediction  # α = 2 without refill: the paper's scheme
+    refill: Prediction  # α = 2 with refill: ours
+    kept: Prediction  # and parked samples keep their KV cache
 
-    def gain(self, outcome: Outcome) -> float:
-        """Return the gain over the synchronous loop."""
-        return outcome.trained_samples_per_s / self.synchronous.trained_samples_per_s
+    def figures(self) -> dict[str, object]:
+        """Return the case and the simulated gains by name."""
+        return {
+            **asdict(self.case),
+            "one_shot_gain": self.one_shot.gain,
+            "refill_gain": self.refill.gain,
+            "refill_kept_gain": self.kept.gain,
+            "synchronous_step_s": self.synchronous.outcome.step_s,
+        }
 
 
 def simulate_case(case: PaperCase) -> PaperRow:
     """Simulate a cell with the synchronous loop, the paper's scheme and ours."""
-    scenario = case.scenario()
-    kept = replace(scenario, keeps_parked=True)
+    scenario, refill = case.scenario(), Mode(2.0, refill=True)
+    modes = [SYNCHRONOUS, Mode(2.0, refill=False), refill]
+    synchronous, one_shot, refilled = _predicted(scenario, modes)
+    # Without over-sampling nothing is parked: the synchronous loop is the same.
+    _, kept = _predicted(replace(scenario, keeps_parked=True), [SYNCHRONOUS, refill])
     return PaperRow(
-        case=case,
-        synchronous=_run(scenario, factor=1.0, refill=False),
-        one_shot=_run(scenario, factor=2.0, refill=False),
-        refill=_run(scenario, factor=2.0, refill=True),
-        kept=_run(kept, factor=2.0, refill=True),
+        case=case, synchronous=synchronous, one_shot=one_shot, refill=refilled, kept=kept
     )
 
 
-def _run(scenario: Scenario, *, factor: float, refill: bool) -> Outcome:
-    return simulate(
-        scenario,
-        over_sampling=FixedFactor(factor),
-        refill=refill,
-        num_steps=_NUM_STEPS,
-        warmup_steps=_WARMUP_STEPS,
-    )
+def _predicted(scenario: Scenario, modes: list[Mode]) -> Iterator[Prediction]:
+    return predict(scenario, modes, num_steps=_NUM_STEPS, warmup_steps=_WARMUP_STEPS)

@@ -7,9 +7,11 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from random import Random
 from statistics import NormalDist
 
+import numpy as np
+
+from april_rl.rollout.length_bias import survival
 from april_rl.types import SampleId
 
 LengthDistribution = Callable[[SampleId], int]
@@ -60,28 +62,24 @@ class Recorded:
 
 
 def finished_lengths(
-    lengths: Sequence[int], is_finished: Sequence[bool], *, rng: Random
+    lengths: Sequence[int], is_finished: Sequence[bool], *, rng: np.random.Generator
 ) -> list[int]:
-    """Return the lengths in tokens [n], those of unfinished samples drawn from what longer ones
-    have.
+    """Return the lengths in tokens [n], those of unfinished samples drawn from what the
+    product-limit estimate says of longer ones.
 
-    From the longest to the shortest, each unfinished sample becomes as long as a random one of
-    those that got further: the redistribution to the right that gives the product-limit estimate
-    (Efron 1967; Kaplan and Meier 1958). Where no finished one got further, the rest is exponential
-    with the maximum-likelihood mean, tokens seen ÷ samples finished.
+    Where no finished one got further, the rest is exponential with the maximum-likelihood mean,
+    tokens seen ÷ samples finished.
     """
-    mean = max(1.0, sum(lengths) / max(1, sum(is_finished)))
-    whole = list(lengths)
-    longer: list[int] = []
-    is_any_finished = False
-    # Unfinished samples come first among equal lengths, because they are longer in the end.
-    for place in sorted(range(len(whole)), key=lambda i: (-lengths[i], is_finished[i])):
-        if not is_finished[place]:
-            rest = math.ceil(rng.expovariate(1 / mean))
-            whole[place] = rng.choice(longer) if is_any_finished else whole[place] + rest
-        is_any_finished |= is_finished[place]
-        longer.append(whole[place])
-    return whole
+    tokens, has_ended = np.array(lengths), np.array(is_finished, bool)
+    cuts = tokens[~has_ended]
+    ends, longer = survival(tokens[has_ended], cuts)
+    longer_than_cut = np.concatenate([[1.0], longer])[np.searchsorted(ends, cuts, "right")]
+    places = np.searchsorted(-longer, -longer_than_cut * rng.uniform(size=len(cuts)))
+    mean = max(1.0, tokens.sum() / max(1, has_ended.sum()))
+    beyond = np.maximum(cuts, max(ends, default=0)) + np.ceil(rng.exponential(mean, len(cuts)))
+    for row, place, longest in zip(np.flatnonzero(~has_ended), places, beyond, strict=True):
+        tokens[row] = ends[place] if place < len(ends) else longest
+    return [int(count) for count in tokens]
 
 
 def uniform(seed: int, prompt_id: int, index: int) -> float:

@@ -1,18 +1,15 @@
-"""The response lengths of a policy before training, and what over-sampling would gain with them."""
+"""The response lengths of a policy before training, and what they call for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 
-from april_rl.lab.simulator.scaled_down import scaled_down
-from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.lab.simulator.prediction import Prediction
 
-_NUM_STEPS, _WARMUP_STEPS = 12, 6
 _NUM_BINS, _BAR = 12, 40  # rows of the histogram, characters of its longest bar
 _WORTH_IT = 1.05  # a gain in samples per second
 _ALMOST_BEST = 0.97  # of the largest gain: a smaller α is fresher
@@ -48,38 +45,9 @@ class Profile:
         ]
 
 
-def predicted(
-    profile: Profile, scenario: Scenario, *, refill: bool, factors: Sequence[float]
-) -> list[dict[str, object]]:
-    """Simulate training on such lengths, synchronous and with each α; return a row for each:
-    `Outcome.figures` with its `mode`, and its `gain` in samples/s over the synchronous loop.
-
-    `scenario` is the run with the engine's real cost; a large one is simulated in small.
-    """
-    small = scaled_down(scenario, profile.lengths).scenario
-    modes = [("synchronous", 1.0, False)]
-    modes += [("refill" if refill else "one-shot", α, refill) for α in factors if α > 1]
-    outcomes = [
-        simulate(
-            small,
-            over_sampling=FixedFactor(factor),
-            refill=with_refill,
-            num_steps=_NUM_STEPS,
-            warmup_steps=_WARMUP_STEPS,
-        )
-        for _, factor, with_refill in modes
-    ]
-    base = outcomes[0].trained_samples_per_s
-    return [
-        {"mode": mode, **outcome.figures(), "gain": outcome.trained_samples_per_s / base}
-        for (mode, _, _), outcome in zip(modes, outcomes, strict=True)
-    ]
-
-
-def advice(profile: Profile, rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return what to set, in words; `rows` are those of `predicted`."""
-    gains = {float(str(row["over_sampling_factor"])): float(str(row["gain"])) for row in rows[1:]}
-    best = max(gains.values(), default=1.0)
+def advice(profile: Profile, predictions: Sequence[Prediction]) -> list[str]:
+    """Return what to set, in words; the first of the predictions is the synchronous loop."""
+    best = max((each.gain for each in predictions[1:]), default=1.0)
     found = []
     if best < _WORTH_IT:
         found.append(
@@ -87,11 +55,11 @@ def advice(profile: Profile, rows: Sequence[Mapping[str, object]]) -> list[str]:
             f"rollout.refill=false lose at most {max(0.0, best - 1):.0%}, and every token is fresh."
         )
     else:
-        chosen = min(factor for factor, gain in gains.items() if gain >= _ALMOST_BEST * best)
-        row = next(row for row in rows[1:] if row["over_sampling_factor"] == chosen)
+        chosen = next(each for each in predictions[1:] if each.gain >= _ALMOST_BEST * best)
+        stale = chosen.outcome.off_policy_token_frac
         found.append(
-            f"rollout.over_sampling_factor={chosen:g}: {gains[chosen] - 1:+.0%} samples/s over the "
-            f"synchronous loop, {row['off_policy_token_frac']:.0%} of the trained tokens from an "
+            f"rollout.over_sampling_factor={chosen.mode.factor:g}: {chosen.gain - 1:+.0%} "
+            f"samples/s over the synchronous loop, {stale:.0%} of the trained tokens from an "
             "earlier policy."
         )
     if profile.truncated_frac > _TRUNCATED:

@@ -1,14 +1,18 @@
-"""Read from a run directory what the simulator needs: lengths, rewards and engine cost."""
+"""The scenario that a run directory describes: its settings, lengths, rewards and engine cost."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
+from april_rl.config import TrainConfig
 from april_rl.errors import RunError
 from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
+from april_rl.lab.simulator.length_distributions import Recorded
+from april_rl.lab.simulator.scenarios import scenario_of
+from april_rl.lab.simulator.simulation import Scenario
 from april_rl.rollout.ticks import TickWork
 from april_rl.tracking.metrics_file import read_metrics
 from april_rl.tracking.timeline_file import read_timeline
@@ -20,23 +24,15 @@ class RecordedRunError(RunError):
     """A run directory lacks what a simulation needs; the message says what and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRun:
-    """Lengths and times of a run. Times are from its second half, where caches are warm."""
+def recorded_scenario(
+    run_dir: Path, config: TrainConfig, *, num_files: int | None = None
+) -> Scenario:
+    """Return the run in `run_dir`, which had this configuration, as a scenario: its lengths,
+    rewards and engine cost.
 
-    lengths: tuple[tuple[int, ...], ...]  # response tokens of each recorded group
-    cost: EngineCost
-    no_signal_frac: float  # share of complete groups with equal rewards, rejected ones included
-    prompt_tokens: int  # mean
-    keeps_parked: bool  # whether parked samples kept their KV cache
-    rest_s: float  # mean seconds of a step outside the rollout
-
-
-def read_recorded_run(run_dir: Path, *, num_files: int | None = None) -> RecordedRun:
-    """Read a run directory, with lengths and cost from its last `num_files` files of samples and
-    timelines, or from all.
-
-    Raise RecordedRunError if it is not a run directory, or no samples or timelines were saved.
+    Lengths and cost are from its last `num_files` files of samples and timelines, or from all;
+    times are from its second half, where caches are warm. Raise RecordedRunError if it is not a
+    run directory, or no samples or timelines were saved.
     """
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
@@ -47,14 +43,18 @@ def read_recorded_run(run_dir: Path, *, num_files: int | None = None) -> Recorde
         raise RecordedRunError(str(error)) from error
     steps = [row for row in rows if row.get("rollout/time_s") is not None]
     late = steps[len(steps) // 2 :]
-    return RecordedRun(
-        lengths=_lengths(run_dir, num_files=num_files),
+    scenario = scenario_of(
+        config,
+        num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
+        length_of=Recorded(groups=_lengths(run_dir, num_files=num_files), seed=config.seed),
         cost=read_cost(run_dir, num_files=num_files),
-        no_signal_frac=_mean(rows, "reward/no_signal_frac"),
-        prompt_tokens=max(1, round(_mean(late, "rollout/prompt_tokens_mean"))),
+        # An engine that sleeps keeps nothing, whatever the setting says.
         keeps_parked=_mean(rows, "rollout/kept_samples") > 0,
-        rest_s=max(0.0, _mean(late, "time/step_s") - _mean(late, "rollout/time_s")),
+        prompt_tokens=_mean(late, "rollout/prompt_tokens_mean"),
+        no_signal_frac=_mean(rows, "reward/no_signal_frac"),
     )
+    rest_s = _mean(late, "time/step_s") - _mean(late, "rollout/time_s")
+    return replace(scenario, rest_s=max(0.0, rest_s))
 
 
 def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:

@@ -14,7 +14,6 @@ from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.simulated_engine import BLOCK_TOKENS, SimulatedEngine
 from april_rl.lab.simulator.world import (
     DelayedScorer,
-    InProcessEngine,
     NumberedPrompts,
     ParallelEngines,
     VirtualClock,
@@ -23,11 +22,19 @@ from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.length_bias import dispersion
 from april_rl.rollout.over_sampling import OverSampling
-from april_rl.rollout.ports import Engines
 from april_rl.rollout.step import StepRules
 from april_rl.types import ScoredGroup
 
 _FOREVER_S = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How many real tokens, groups and engines each simulated one stands for."""
+
+    tokens: float = 1.0
+    groups: float = 1.0
+    engines: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +59,7 @@ class Scenario:
     score_s: float = 0.0  # from a sample's end to its reward
     rest_s: float = 0.0  # of a step besides the rollout: update and weight sync
     seed: int = 0
-    in_process: bool = False  # one engine inside the controller, as in the rollout benchmark
-    controller_s: float = 0.0  # of a tick, while an engine inside the controller waits
+    scale: Scale = Scale()  # what the simulated work stands for
 
     def __post_init__(self) -> None:
         """Raise ValueError for a scenario that cannot be simulated."""
@@ -64,35 +70,52 @@ class Scenario:
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
-        if min(self.max_staleness, self.score_s, self.rest_s, self.controller_s) < 0:
-            raise ValueError("max_staleness, score_s, rest_s and controller_s must be >= 0")
+        if min(self.max_staleness, self.score_s, self.rest_s) < 0:
+            raise ValueError("max_staleness, score_s and rest_s must be >= 0")
         if not 0 <= self.no_signal_frac < 1:
             raise ValueError(f"no_signal_frac must be in [0, 1), got {self.no_signal_frac:g}")
-        if self.in_process and self.num_engines > 1:
-            raise ValueError("in_process is for one engine")
         cost = self.cost
         if cost.step_s + cost.sample_s + cost.context_token_s <= 0:
             raise ValueError("an engine step must cost something; the engine's cost is all zero")
 
+    def rules(self, *, refill: bool) -> StepRules:
+        """Return the collector's rules for this work; nothing times out."""
+        return StepRules(
+            num_groups=self.num_groups,
+            group_size=self.group_size,
+            refill=refill,
+            max_staleness=self.max_staleness,
+            finish_stale=self.finish_stale,
+            max_rejected_groups=0,
+            abort_timeout_s=_FOREVER_S,
+            tick_timeout_s=_FOREVER_S,
+            deterministic=False,
+            requests=RequestRules(
+                tick_steps=self.tick_steps,
+                max_response_tokens=self.max_response_tokens,
+                seed=self.seed,
+            ),
+        )
+
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """Totals over the counted steps of a simulated run."""
+    """Totals over the counted steps of a simulated run, in real samples and tokens."""
 
     num_steps: int = 0
     rollout_s: float = 0.0  # of all steps
     rest_s: float = 0.0  # of all steps
-    trained_samples: int = 0
-    finished_samples: int = 0
-    generated_tokens: int = 0
-    reprefill_tokens: int = 0
-    rejected_groups: int = 0
+    trained_samples: float = 0.0
+    finished_samples: float = 0.0
+    generated_tokens: float = 0.0
+    reprefill_tokens: float = 0.0
+    rejected_groups: float = 0.0
     peak_kv_tokens: int = 0  # most tokens that one engine held, running and kept
     peak_parked_tokens: int = 0  # most response tokens that the buffer held between two steps
     slot_s: float = 0.0  # Σ over steps of slots times seconds
     busy_slot_s: float = 0.0  # of these, with a request
     factor: float = 1.0  # α of the last step
-    tokens_by_age: Counter[int] = field(default_factory=Counter)  # trained tokens
+    tokens_by_age: Counter[int] = field(default_factory=Counter)  # trained ones, as simulated
     # Of each step the mean response length of each trained group.
     group_lengths: list[list[float]] = field(default_factory=list)
 
@@ -129,20 +152,15 @@ class Outcome:
         return self.reprefill_tokens / max(1, self.generated_tokens)
 
     @property
-    def trained_tokens(self) -> int:
-        """Return the response tokens of the trained groups."""
-        return self.tokens_by_age.total()
-
-    @property
     def off_policy_token_frac(self) -> float:
         """Return the share of trained tokens that an earlier policy sampled."""
-        return 1 - self.tokens_by_age[0] / max(1, self.trained_tokens)
+        return 1 - self.tokens_by_age[0] / max(1, self.tokens_by_age.total())
 
     @property
     def age_mean(self) -> float:
         """Return the mean age of the trained tokens, in policy versions."""
         total = sum(age * count for age, count in self.tokens_by_age.items())
-        return total / max(1, self.trained_tokens)
+        return total / max(1, self.tokens_by_age.total())
 
     @property
     def age_max(self) -> int:
@@ -171,21 +189,22 @@ class Outcome:
             **({} if (found := dispersion(self.group_lengths)) is None else {"dispersion": found}),
         }
 
-    def add(self, collection: Collection, *, policy_version: int, parked_tokens: int) -> None:
+    def add(self, collection: Collection, *, policy_version: int, scale: Scale) -> None:
         """Count one step that collected with `policy_version`."""
         record = collection.record
         self.num_steps += 1
         self.rollout_s += record.time_s
-        self.finished_samples += record.finished_samples
-        self.generated_tokens += record.generated_tokens
-        self.reprefill_tokens += record.reprefill_tokens
-        self.rejected_groups += record.groups.lost.rejected
-        self.peak_parked_tokens = max(self.peak_parked_tokens, parked_tokens)
+        self.finished_samples += scale.groups * record.finished_samples
+        self.generated_tokens += scale.groups * scale.tokens * record.generated_tokens
+        self.reprefill_tokens += scale.groups * scale.tokens * record.reprefill_tokens
+        self.rejected_groups += scale.groups * record.groups.lost.rejected
+        self.slot_s += record.num_slots * record.time_s
+        self.busy_slot_s += record.in_flight_mean * record.time_s
         self.group_lengths.append(
             [fmean(s.num_tokens for s in scored.group.samples) for scored in collection.groups]
         )
         for scored in collection.groups:
-            self.trained_samples += len(scored.group.samples)
+            self.trained_samples += scale.groups * len(scored.group.samples)
             for completion in (c for s in scored.group.samples for c in s.completions):
                 age = policy_version - completion.policy_version
                 self.tokens_by_age[age] += len(completion.token_ids)
@@ -205,7 +224,7 @@ def simulate(
     The outcome depends on the arguments only, including seeds. `on_step` is called with every step.
     """
     run = _Run(scenario, over_sampling=over_sampling, refill=refill)
-    outcome = Outcome()
+    outcome, scale = Outcome(), scenario.scale
     for version in range(warmup_steps + num_steps):
         collection = run.step(version)
         outcome.factor = over_sampling.factor
@@ -213,12 +232,12 @@ def simulate(
             on_step(version, collection)
         if version < warmup_steps:
             continue
-        outcome.add(collection, policy_version=version, parked_tokens=run.parked_tokens)
+        outcome.add(collection, policy_version=version, scale=scale)
         outcome.rest_s += scenario.rest_s
-        record = collection.record
-        outcome.slot_s += record.num_slots * record.time_s
-        outcome.busy_slot_s += record.in_flight_mean * record.time_s
-    outcome.peak_kv_tokens = run.peak_kv_tokens
+        parked = round(scale.groups * scale.tokens * run.parked_tokens)
+        outcome.peak_parked_tokens = max(outcome.peak_parked_tokens, parked)
+    of_an_engine = scale.groups * scale.tokens / scale.engines
+    outcome.peak_kv_tokens = round(of_an_engine * run.peak_kv_tokens)
     return outcome
 
 
@@ -243,31 +262,11 @@ class _Run:
             seed=scenario.seed,
             clock=self._clock,
         )
-        engines: Engines = (
-            InProcessEngine(self._engines[0], clock=self._clock, controller_s=scenario.controller_s)
-            if scenario.in_process
-            else ParallelEngines(self._engines, clock=self._clock)
-        )
         self._collector = Collector(
-            engines,
+            ParallelEngines(self._engines, clock=self._clock),
             scorer,
             NumberedPrompts(scenario.prompt_tokens),
-            StepRules(
-                num_groups=scenario.num_groups,
-                group_size=scenario.group_size,
-                refill=refill,
-                max_staleness=scenario.max_staleness,
-                finish_stale=scenario.finish_stale,
-                max_rejected_groups=0,
-                abort_timeout_s=_FOREVER_S,
-                tick_timeout_s=_FOREVER_S,
-                deterministic=False,
-                requests=RequestRules(
-                    tick_steps=scenario.tick_steps,
-                    max_response_tokens=scenario.max_response_tokens,
-                    seed=scenario.seed,
-                ),
-            ),
+            scenario.rules(refill=refill),
             over_sampling=over_sampling,
             keep=_has_signal if scenario.is_filtered else _any,
             clock=self._clock,

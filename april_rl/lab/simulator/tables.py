@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 
 from april_rl.lab.simulator.april_paper import PaperRow
+from april_rl.lab.simulator.prediction import Prediction
 
 _GIB = 1 << 30
 
 
 def comparison_table(
-    rows: Sequence[Mapping[str, object]], *, title: str, kv_bytes_per_token: int | None
+    predictions: Sequence[Prediction], *, title: str, kv_bytes_per_token: int | None
 ) -> Table:
-    """Return a table with a row for every over-sampling factor; a row is `Outcome.figures` with
-    `mode` and `gain`.
+    """Return a table with a row for every over-sampling factor.
 
     Memory is that of the engine that held most, in GiB where the size of a token is known.
     """
@@ -23,25 +23,25 @@ def comparison_table(
     heads = ("α", "step s", "samples/s", "gain", "occupied", "off-policy", "age mean", "max")
     for head in ("mode", *heads, "re-prefill", "peak KV"):
         table.add_column(head, justify="left" if head == "mode" else "right", no_wrap=True)
-    for row in rows:
+    for each in predictions:
+        outcome = each.outcome
         table.add_row(
-            str(row["mode"]),
-            f"{row['over_sampling_factor']:g}",
-            f"{row['step_s']:.3g}",
-            f"{row['trained_samples_per_s']:.3g}",
-            f"{row['gain']:.2f}",
-            f"{row['occupancy']:.2f}",
-            f"{row['off_policy_token_frac']:.2f}",
-            f"{row['age_mean']:.2f}",
-            f"{row['age_max']}",
-            f"{row['reprefill_per_generated_token']:.2f}",
-            _memory(row["peak_kv_tokens"], kv_bytes_per_token),
+            each.mode.name,
+            f"{outcome.factor:g}",
+            f"{outcome.step_s:.3g}",
+            f"{outcome.trained_samples_per_s:.3g}",
+            f"{each.gain:.2f}",
+            f"{outcome.occupancy:.2f}",
+            f"{outcome.off_policy_token_frac:.2f}",
+            f"{outcome.age_mean:.2f}",
+            f"{outcome.age_max}",
+            f"{outcome.reprefill_per_generated_token:.2f}",
+            _memory(outcome.peak_kv_tokens, kv_bytes_per_token),
         )
     return table
 
 
-def _memory(num_tokens: object, bytes_per_token: int | None) -> str:
-    assert isinstance(num_tokens, int)
+def _memory(num_tokens: int, bytes_per_token: int | None) -> str:
     if bytes_per_token is None:
         return f"{num_tokens:,} tokens"
     return f"{num_tokens * bytes_per_token / _GIB:.1f} GiB"
@@ -56,7 +56,7 @@ def paper_table(rows: Sequence[PaperRow]) -> Table:
         table.add_column(head, justify="left" if head in ("data set", "model") else "right")
     for row in rows:
         case = row.case
-        gains = (case.paper_gain, *(row.gain(o) for o in (row.one_shot, row.refill, row.kept)))
+        gains = (case.paper_gain, row.one_shot.gain, row.refill.gain, row.kept.gain)
         cells = (f"{100 * (gain - 1):+.0f} %" for gain in gains)
         table.add_row(case.data_set, case.model, "on" if case.is_filtered else "off", *cells)
     return table

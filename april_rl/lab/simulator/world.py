@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from april_rl.lab.simulator.length_distributions import uniform
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
-from april_rl.rollout.in_process import SerialEngines
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick
@@ -108,26 +107,6 @@ class ParallelEngines:
         end_s, tick = self._begun.pop(engine)
         self._clock.move_to(end_s)
         return tick.finished
-
-
-class InProcessEngine(SerialEngines):
-    """One engine in the controller's process, which computes only while `wait` is called."""
-
-    def __init__(
-        self, engine: SimulatedEngine, *, clock: VirtualClock, controller_s: float
-    ) -> None:
-        """Use this engine; the controller takes `controller_s` a tick, in which the engine is
-        idle.
-        """
-        super().__init__([engine])
-        self._clock, self._controller_s = clock, controller_s
-
-    def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
-        """Compute the oldest launched tick, and move the clock by the time it took."""
-        ended = super().wait(timeout_s, gather_s=gather_s)
-        spent_s = sum(tick.elapsed_s + self._controller_s for _, tick in ended)
-        self._clock.move_to(self._clock() + spent_s)
-        return ended
 
 
 class NumberedPrompts:

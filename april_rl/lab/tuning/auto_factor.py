@@ -15,9 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from april_rl.lab.simulator.prediction import Prediction
 from april_rl.lab.simulator.simulation import Scenario
+from april_rl.lab.tuning.comparison import Comparison
 from april_rl.lab.tuning.evidence import Evidence
-from april_rl.lab.tuning.prediction import Comparison, Prediction
 from april_rl.rollout.codec import Plain
 from april_rl.rollout.over_sampling import LARGEST_FACTOR, largest_factor
 from april_rl.rollout.record import StepRecord
@@ -37,23 +38,24 @@ class Budgets:
     """Limits on the choice of α, besides the staleness cap that the collector enforces."""
 
     max_off_policy_frac: float  # share of the trained tokens; 1: no limit
-    kv_cache_tokens: int  # total over all engines
+    kv_cache_tokens: float  # of one engine
 
     def broken_by(self, found: Prediction, *, room: float = 1.0) -> str:
         """Return a message for the budget that `found` exceeds, or an empty string.
 
         Only the fraction `room` of each budget may be used.
         """
-        share, held = found.off_policy_frac, _PEAK * found.kv_tokens
+        factor, outcome = found.mode.factor, found.outcome
+        share, held = outcome.off_policy_token_frac, _PEAK * outcome.peak_kv_tokens
         if self.max_off_policy_frac < 1 and share > room * self.max_off_policy_frac:
             return (
-                f"at {found.factor:g} the off-policy share is {share:.2f}, "
+                f"at {factor:g} the off-policy share is {share:.2f}, "
                 f"rollout.max_off_policy_frac={self.max_off_policy_frac:g}"
             )
         if held > room * self.kv_cache_tokens:
             return (
-                f"at {found.factor:g} up to {held:.0f} tokens are in flight, the KV cache holds "
-                f"{self.kv_cache_tokens}"
+                f"at {factor:g} an engine holds up to {held:.0f} tokens, its KV cache has room for "
+                f"{self.kv_cache_tokens:.0f}"
             )
         return ""
 
@@ -104,7 +106,7 @@ class AutoFactor:
         comparison, self._pending = self._pending, None
         error = comparison.exception()
         if error is None:
-            return self._follow({found.factor: found for found in comparison.result()})
+            return self._follow({found.mode.factor: found for found in comparison.result()})
         self._has_failed = True
         return (
             f"rollout.over_sampling_factor=auto stays at {self.factor:g}: its simulation failed "
@@ -151,10 +153,10 @@ class AutoFactor:
 
     def _mean_gain(self, low: Prediction, high: Prediction) -> float:
         """Return the relative gain of the larger α in throughput, averaged over comparisons."""
-        mean, count = self._gains.get((low.factor, high.factor), _UNDECIDED)
-        latest = high.tokens_per_s / low.tokens_per_s - 1
+        mean, count = self._gains.get((low.mode.factor, high.mode.factor), _UNDECIDED)
+        latest = high.outcome.generated_tokens_per_s / low.outcome.generated_tokens_per_s - 1
         mean += max(1 / (count + 1), _WEIGHT) * (latest - mean)
-        self._gains[low.factor, high.factor] = mean, count + 1
+        self._gains[low.mode.factor, high.mode.factor] = mean, count + 1
         return mean
 
     def _move(self, factor: float, reason: str) -> str | None:

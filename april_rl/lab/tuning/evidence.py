@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
+
 from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
-from april_rl.lab.simulator.length_distributions import finished_lengths
+from april_rl.lab.simulator.length_distributions import Recorded, finished_lengths
+from april_rl.lab.simulator.prediction import Mode
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.lab.tuning.prediction import Comparison
+from april_rl.lab.tuning.comparison import Comparison
 from april_rl.rollout.codec import Plain
 from april_rl.rollout.record import StepRecord
 from april_rl.rollout.ticks import TickWork
@@ -85,20 +87,20 @@ class Evidence:
         lengths = finished_lengths(
             [each.tokens for each in self._samples.values()],
             [each.is_finished for each in self._samples.values()],
-            rng=Random(seed),
+            rng=np.random.default_rng(seed),
         )
         groups: dict[int, list[int]] = {}
         for (prompt_id, _), tokens in zip(self._samples, lengths, strict=True):
             groups.setdefault(prompt_id, []).append(min(tokens, self._settings.max_response_tokens))
         scenario = replace(
             self._settings,
+            length_of=Recorded(groups=tuple(map(tuple, groups.values())), seed=seed),
             cost=cost if cost.step_s + cost.sample_s + cost.context_token_s else _ANY_COST,
             prompt_tokens=max(1, round(self._prompt_tokens)),
             no_signal_frac=min(self._rejected / max(1.0, self._trained + self._rejected), 0.95),
             seed=seed,
         )
-        lengths_of_groups = tuple(map(tuple, groups.values()))
-        return Comparison(scenario, lengths_of_groups, refill=self._refill, factors=tuple(factors))
+        return Comparison(scenario, tuple(Mode(f, refill=self._refill) for f in factors))
 
     def _all_ticks(self) -> list[TickWork]:
         return [tick for ticks in self._ticks.values() for tick in ticks]

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from april_rl.config import TrainConfig
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
-from april_rl.lab.simulator.of_config import scenario_of
+from april_rl.lab.simulator.scenarios import scenario_of
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.process import SimulationProcess
 
@@ -31,7 +31,8 @@ def auto_factor(
             keeps_parked=config.rollout.resume.keeps_caches,
         ),
         Budgets(
-            max_off_policy_frac=config.rollout.max_off_policy_frac, kv_cache_tokens=kv_cache_tokens
+            max_off_policy_frac=config.rollout.max_off_policy_frac,
+            kv_cache_tokens=kv_cache_tokens / num_engines,
         ),
         refill=config.rollout.refill,
         submit=process.submit,

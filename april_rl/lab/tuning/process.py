@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 
 from pebble import ProcessPool
 
-from april_rl.lab.tuning.prediction import Comparison, Prediction, predict
+from april_rl.lab.simulator.prediction import Prediction
+from april_rl.lab.tuning.comparison import Comparison
 from april_rl.rewards.child_process import die_with_controller, lifeline
 
 _NICENESS = 10  # yields to workers and rewards without starving on a small machine
@@ -29,7 +30,7 @@ class SimulationProcess:
 
     def submit(self, comparison: Comparison) -> Future[list[Prediction]]:
         """Start a simulation and return a future for its predictions or its error."""
-        predictions: Future[list[Prediction]] = self._pool.schedule(predict, args=[comparison])
+        predictions: Future[list[Prediction]] = self._pool.schedule(comparison.predictions)
         return predictions
 
     def close(self) -> None:

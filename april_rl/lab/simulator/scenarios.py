@@ -9,6 +9,8 @@ from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.simulation import Scenario
 
+_LARGEST_FRAC = 0.95  # of groups without signal: with more, the filter hardly finds any others
+
 
 def scenario_of(
     config: TrainConfig,
@@ -17,9 +19,12 @@ def scenario_of(
     cost: EngineCost,
     length_of: LengthDistribution,
     keeps_parked: bool,
+    prompt_tokens: float = 1.0,
+    no_signal_frac: float = 0.0,
 ) -> Scenario:
     """Return the run as a scenario to simulate, with what a configuration does not say: the number
-    of engines, their cost, the lengths, and whether parked samples keep their KV cache.
+    of engines, their cost, the lengths, whether parked samples keep their KV cache, the mean
+    tokens of a prompt and the share of groups whose rewards are all equal.
     """
     rollout = config.rollout
     return Scenario(
@@ -28,12 +33,14 @@ def scenario_of(
         num_groups=config.trainer.num_groups,
         group_size=rollout.group_size,
         max_response_tokens=rollout.max_response_tokens,
+        prompt_tokens=max(1, round(prompt_tokens)),
         num_engines=num_engines,
         tick_steps=tick_steps(config, num_engines=num_engines),
         max_batched_tokens=config.engine.max_batched_tokens,
         max_staleness=rollout.max_staleness,
         finish_stale=rollout.on_stale is OnStale.finish,
         keeps_parked=keeps_parked,
+        no_signal_frac=min(no_signal_frac, _LARGEST_FRAC),
         is_filtered=config.algorithm.dynamic_sampling,
         seed=config.seed,
     )

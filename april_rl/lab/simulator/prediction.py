@@ -1,0 +1,80 @@
+"""Predict what an over-sampling factor gains: one scenario, simulated in several modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.rollout.collector import Collection
+from april_rl.rollout.over_sampling import FixedFactor
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How many samples a step keeps in flight, and whether a free slot is filled at once."""
+
+    factor: float
+    refill: bool
+
+    @property
+    def name(self) -> str:
+        """Return the mode in a word."""
+        if self.refill:
+            return "refill"
+        return "synchronous" if self.factor == 1 else "one-shot"
+
+
+SYNCHRONOUS = Mode(1.0, refill=False)
+
+
+def modes_of(factors: Iterable[float], *, refill: bool) -> list[Mode]:
+    """Return the synchronous loop and then every other mode with these factors, rising."""
+    chosen = [Mode(factor, refill=refill) for factor in sorted(set(factors))]
+    return [SYNCHRONOUS, *(mode for mode in chosen if mode != SYNCHRONOUS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A simulated mode, and its gain over the first mode it is compared with."""
+
+    mode: Mode
+    outcome: Outcome
+    gain: float  # ratio of trained samples per second of rollout
+    step_gain: float  # the same, of whole steps
+
+    def figures(self) -> dict[str, object]:
+        """Return every figure by name."""
+        gains = {"gain": self.gain, "step_gain": self.step_gain}
+        return {"mode": self.mode.name, **self.outcome.figures(), **gains}
+
+
+def predict(
+    scenario: Scenario,
+    modes: Iterable[Mode],
+    *,
+    num_steps: int,
+    warmup_steps: int,
+    on_step: Callable[[Mode, Collection], None] = lambda mode, collection: None,  # noqa: ARG005
+) -> Iterator[Prediction]:
+    """Yield the prediction for each mode; all get the same prompts, lengths and rewards.
+
+    `on_step` is called with every step of every mode.
+    """
+    base: Outcome | None = None
+    for mode in modes:
+        outcome = simulate(
+            scenario,
+            over_sampling=FixedFactor(mode.factor),
+            refill=mode.refill,
+            num_steps=num_steps,
+            warmup_steps=warmup_steps,
+            on_step=lambda _, collection, mode=mode: on_step(mode, collection),  # type: ignore[misc]
+        )
+        base = base or outcome
+        yield Prediction(
+            mode=mode,
+            outcome=outcome,
+            gain=outcome.trained_samples_per_s / base.trained_samples_per_s,
+            step_gain=base.step_s / outcome.step_s,
+        )
