@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from light_samples import PROMPT, completion
 
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.codec import restore_open_group, save_open_group
 from april_rl.rollout.open_group import Failure, OpenGroup, SampleState, SampleStateError
-from april_rl.rollout.requests import Requests, request_seed
 from april_rl.types import Completion, Group, SampleId, Score
 
 
@@ -69,23 +65,6 @@ def test_a_sample_moves_only_where_it_may(now, to):
     with pytest.raises(SampleStateError, match=f"cannot go from {now.value} to {to.value}"):
         group.move(0, to)
     assert group.states == [now]
-
-
-@given(st.integers(1, 5), st.lists(st.integers(1, 9), max_size=3))
-def test_columns_are_the_requests_of_their_samples(count, lengths):
-    """Fails when a sample goes on elsewhere than where it ends, gets another budget, or the seed of
-    another sample or part.
-    """
-    parts = [tuple((n,) * n for n in lengths[: index % 4]) for index in range(count)]
-    prompts = [(1, 2, 3)[: 1 + index % 3] for index in range(count)]
-    columns = Requests(40, 11, [*range(7, 7 + count)], [*range(count)], prompts, parts)
-    requests = columns.each()
-    assert [request.sample_id for request in requests] == [(7 + i, i) for i in range(count)]
-    for index, request in enumerate(requests):
-        assert request.token_ids == [*prompts[index], *chain.from_iterable(parts[index])]
-        assert request.start + request.max_tokens == 40
-        assert request.num_tokens == len(request.token_ids)
-        assert request.seed == request_seed(11, request.sample_id, len(parts[index]))
 
 
 def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():

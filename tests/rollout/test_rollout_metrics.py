@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fake_engine import FakeEngines
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_runs import Run, Setup, constant
+from rollout_runs import Run, Setup
 from sent_samples import record
 
 from april_rl.rollout.record import EngineTick
-from april_rl.rollout.requests import Requests
 from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.ticks import Completions, Tick
-from april_rl.types import SampleId
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))
@@ -54,18 +51,6 @@ def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     slots.remove(0, tokens=4.0)
     assert slots.in_flight(0) == 1
     assert slots.choose(last_engine=None, siblings=None) == 0
-
-
-def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
-    """Fails when an abort forgets what is on its way to an engine."""
-    engines = FakeEngines(constant(5), num_engines=2, budget=8, computes_on=False)
-    engines.launch(0, Requests(8, 0, [0], [0], [(1,)], [()]), slots=1, max_steps=4)
-    engines.launch(1, Requests(8, 0, [1, 1], [0, 1], [(1,)] * 2, [()] * 2), slots=1, max_steps=4)
-    assert [engine for engine, _ in engines.wait(1.0)] == [0]
-    completions, stalled = engines.abort(1.0)
-    assert stalled == []
-    lengths = {c.sample_id: len(c.token_ids) for c in completions}
-    assert lengths == {SampleId(0, 0): 4, SampleId(1, 0): 0, SampleId(1, 1): 0}
 
 
 def test_step_statistics_count_what_the_engines_did():
