@@ -13,6 +13,7 @@ from operator import attrgetter
 
 import pytest
 from character_decoder import NeverLoads, printable, process_id
+from light_samples import whole_sample
 from tiny_task.tokenizer import build_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -24,7 +25,7 @@ from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.types import Completion, Prompt, Sample, SampleId
+from april_rl.types import Prompt, Sample
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each: é is two of them
 
@@ -71,17 +72,9 @@ def responses(loaded):
 
 
 def sample(number, token_ids, answer):
-    completion = Completion(
-        sample_id=SampleId(number, 0),
-        start=0,
-        policy_version=0,
-        context_version=0,
-        token_ids=array("i", token_ids),
-        logprobs=array("d", [-0.1] * len(token_ids)),
-        finish_reason="stop",
-    )
     prompt = Prompt(id=number, token_ids=(1,), text="1 + 1 = ", answer=answer, source="f:1")
-    return Sample(prompt=prompt, index=0, completions=(completion,))
+    logprobs = array("d", [-0.1] * len(token_ids))
+    return whole_sample(prompt, 0, array("i", token_ids), logprobs=logprobs)
 
 
 def pool(decode, function="reward_functions:exact"):

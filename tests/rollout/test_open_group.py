@@ -137,25 +137,6 @@ def test_fresh_samples_are_put_in_order_by_prompt_and_response():
     assert [sample.id for sample in fresh] == [(2, 0), (2, 1), (1, 0)]
 
 
-def test_a_restored_group_goes_on_as_the_saved_one():
-    """Fails when it is as old as the first token that is read back, a sample is longer or shorter,
-    or its state is another.
-    """
-    group = OpenGroup(PROMPT, 3)
-    grown(
-        group,
-        completion(1, start=0, num_tokens=3, version=2),
-        completion(0, start=0, num_tokens=4, version=4),
-        replace(completion(2, start=0, num_tokens=1, version=4), finish_reason="length"),
-    )
-    again = restored(group)
-    assert again.oldest_version == group.oldest_version == 2
-    assert again.lengths == group.lengths == [4, 3, 1]
-    assert again.states == group.states
-    assert again.engines == group.engines
-    assert [s.policy_versions for s in again.samples] == [s.policy_versions for s in group.samples]
-
-
 def test_a_group_that_failed_is_restored_as_failed():
     """Fails when a sample without value is read back as one with a value."""
     group = open_group(Buffer(2), None, None)
@@ -171,15 +152,8 @@ def test_a_response_that_the_engine_failed_has_no_reward_also_when_it_is_restore
     buffer = Buffer(2)
     group = buffer.open(PROMPT)
     group.move_all(SampleState.waiting, to=SampleState.running)
-    failed = Completion(
-        sample_id=SampleId(1, 1),
-        start=0,
-        policy_version=3,
-        context_version=3,
-        token_ids=(),
-        logprobs=(),
-        finish_reason="nan_logprobs",
-    )
+    empty = completion(1, start=0, num_tokens=0, version=3)
+    failed = replace(empty, finish_reason="nan_logprobs")
     assert group.extend(failed) is not None
     group.move_all(SampleState.running, to=SampleState.parked)
     for one in (group, restored(group)):
