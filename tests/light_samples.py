@@ -1,6 +1,11 @@
-"""A prompt, and completions of its samples with arbitrary tokens."""
+"""Samples with arbitrary tokens, completions of one, and a tick."""
 
-from april_rl.types import Completion, Prompt, SampleId
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from april_rl.rollout.ticks import Completions, Tick
+from april_rl.types import Completion, FinishReason, Prompt, Sample, SampleId
 
 PROMPT = Prompt(id=1, token_ids=(1, 2), text="", answer="", source="")
 
@@ -15,4 +20,48 @@ def completion(index: int, *, start: int, num_tokens: int, version: int) -> Comp
         token_ids=(7,) * num_tokens,
         logprobs=(-1.0,) * num_tokens,
         finish_reason=None,
+    )
+
+
+def whole_sample(
+    prompt: Prompt,
+    index: int,
+    token_ids: Sequence[int],
+    *,
+    version: int = 0,
+    logprobs: Sequence[float] | None = None,
+    finish_reason: FinishReason = "stop",
+) -> Sample:
+    """Return a finished sample whose response is one completion."""
+    whole = Completion(
+        sample_id=SampleId(prompt.id, index),
+        start=0,
+        policy_version=version,
+        context_version=version,
+        token_ids=token_ids,
+        logprobs=(-0.1,) * len(token_ids) if logprobs is None else logprobs,
+        finish_reason=finish_reason,
+    )
+    return Sample(prompt=prompt, index=index, completions=(whole,))
+
+
+def make_tick(
+    finished: Iterable[Completion] = (),
+    *,
+    num_running: int = 0,
+    engine_steps: int = 1,
+    slot_steps: int = 0,
+    elapsed_s: float = 0.0,
+) -> Tick:
+    """Return a tick that sampled a token in each slot step."""
+    return Tick(
+        finished=Completions(finished),
+        num_running=num_running,
+        num_queued=0,
+        engine_steps=engine_steps,
+        slot_steps=slot_steps,
+        context_token_steps=0,
+        generated_tokens=slot_steps,
+        prefilled_tokens=0,
+        elapsed_s=elapsed_s,
     )

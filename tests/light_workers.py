@@ -12,9 +12,10 @@ import time
 from datetime import timedelta
 
 import ray
+from light_samples import make_tick
 
 from april_rl.rollout.requests import Requests
-from april_rl.rollout.ticks import Completions, Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.runtime.process_setup import end_with_parent
 from april_rl.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 
@@ -64,17 +65,7 @@ class LightWorker:
     @records_activity
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """Return an empty tick at once."""
-        return Tick(
-            finished=Completions(),
-            num_running=len(submit.indices[:slots]),
-            num_queued=0,
-            engine_steps=0 * max_steps,
-            slot_steps=0,
-            context_token_steps=0,
-            generated_tokens=0,
-            prefilled_tokens=0,
-            elapsed_s=0.0,
-        )
+        return make_tick(num_running=len(submit.indices[:slots]), engine_steps=0 * max_steps)
 
     def _num_ranks(self) -> int:
         if not self._has_joined:

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 from character_decoder import characters
+from light_samples import whole_sample
 
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.builtin import code as code_module
@@ -18,7 +19,7 @@ from april_rl.rewards.code.sandbox import Finished, Level, Sandbox, SandboxError
 from april_rl.rewards.code.task_tests import Case, read_tests
 from april_rl.rewards.loading import Context, Reward
 from april_rl.rewards.pool import RewardPool
-from april_rl.types import Completion, Prompt, Sample, SampleId
+from april_rl.types import Prompt
 
 DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\n"
 HALF_RIGHT = "```python\ndef double(x):\n    return x * x\n```"
@@ -107,21 +108,12 @@ def test_a_right_program_passes_all_of_many_cases() -> None:
 
 def test_reward_processes_run_programs_with_many_cases() -> None:
     cases = [{"input": f"{number}", "output": f"{2 * number}"} for number in range(50)]
-    completion = Completion(
-        sample_id=SampleId(0, 0),
-        start=0,
-        policy_version=0,
-        context_version=0,
-        token_ids=tuple(map(ord, PROGRAM)),
-        logprobs=(-0.1,) * len(PROGRAM),
-        finish_reason="stop",
-    )
     prompt = Prompt(
         id=0, token_ids=(1,), text="", answer="", source="f:1", columns={"tests": cases}
     )
     reward = RewardConfig(function="code", args={"sandbox": "none"}, hard_timeout_s=60.0)
     with closing(RewardPool(reward, decode=characters)) as pool:
-        pool.submit(Sample(prompt=prompt, index=0, completions=(completion,)), group_size=1)
+        pool.submit(whole_sample(prompt, 0, tuple(map(ord, PROGRAM))), group_size=1)
         assert [score.value for score in pool.collect(60.0)] == [1.0], pool.last_failure
 
 

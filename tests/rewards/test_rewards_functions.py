@@ -6,13 +6,14 @@ from contextlib import closing
 
 import pytest
 from character_decoder import characters
+from light_samples import whole_sample
 
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.reward_metrics import reward_metrics
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+from april_rl.types import Group, Prompt, ScoredGroup
 
 
 def prompt(number=0, *, answer="2", dataset="", **columns):
@@ -28,16 +29,8 @@ def prompt(number=0, *, answer="2", dataset="", **columns):
 
 
 def sample(asked, index, response, *, finish_reason="stop"):
-    completion = Completion(
-        sample_id=SampleId(asked.id, index),
-        start=0,
-        policy_version=0,
-        context_version=0,
-        token_ids=tuple(map(ord, response)),
-        logprobs=(-0.1,) * len(response),
-        finish_reason=finish_reason,
-    )
-    return Sample(prompt=asked, index=index, completions=(completion,))
+    token_ids = tuple(map(ord, response))
+    return whole_sample(asked, index, token_ids, finish_reason=finish_reason)
 
 
 def pool(**settings):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from character_decoder import characters
+from light_samples import whole_sample
 from own_process import is_running, wait_until
 from source_tree import TESTS
 
@@ -19,23 +20,14 @@ from april_rl.config.task import RewardConfig
 from april_rl.rewards.check import check_reward, gold_response, rate
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.types import Completion, Prompt, Sample, SampleId
+from april_rl.types import Prompt
 
 TOLD = "reward_functions:told"
 
 
 def sample(number, response, answer="2"):
     prompt = Prompt(id=number, token_ids=(1,), text="1 + 1 = ", answer=answer, source="f:1")
-    completion = Completion(
-        sample_id=SampleId(number, 0),
-        start=0,
-        policy_version=0,
-        context_version=0,
-        token_ids=tuple(map(ord, response)),
-        logprobs=(-0.1,) * len(response),
-        finish_reason="stop",
-    )
-    return Sample(prompt=prompt, index=0, completions=(completion,))
+    return whole_sample(prompt, 0, tuple(map(ord, response)))
 
 
 def pool(function=TOLD, **changes):

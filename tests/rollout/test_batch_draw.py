@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from light_samples import whole_sample
 
 from april_rl.rollout.batch_draw import draw_batch
 from april_rl.rollout.length_bias import dispersion
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+from april_rl.types import Group, Prompt, ScoredGroup
 
 CAP, NOW, N = 3, 10, 4
 
@@ -19,17 +20,7 @@ CAP, NOW, N = 3, 10, 4
 def group(prompt_id: int, *, version: int) -> ScoredGroup:
     """Return a ready group of one sample whose tokens are of `version`."""
     prompt = Prompt(id=prompt_id, token_ids=(1,), text="", answer="", source="")
-    sample_id = SampleId(prompt_id, 0)
-    completion = Completion(
-        sample_id=sample_id,
-        start=0,
-        token_ids=(2,),
-        logprobs=(-1.0,),
-        policy_version=version,
-        context_version=version,
-        finish_reason="stop",
-    )
-    sample = Sample(prompt, 0, (completion,))
+    sample = whole_sample(prompt, 0, (2,), version=version)
     return ScoredGroup(group=Group(prompt=prompt, samples=(sample,)), rewards=(0.0,))
 
 

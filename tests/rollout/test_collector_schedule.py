@@ -148,14 +148,6 @@ def test_refill_keeps_every_slot_busy():
     assert min(busy) > 0.9
 
 
-@pytest.mark.parametrize("num_engines", [1, 2, 3])
-def test_exactly_c_requests_are_in_flight(num_engines):
-    """Fails when every engine's share is rounded up or down."""
-    run = Run(Setup(num_groups=7, group_size=1, alpha=1.0, num_engines=num_engines, tick_steps=1))
-    run.step()
-    assert run.fakes.most_running == 7
-
-
 def test_a_step_that_only_waits_for_stale_groups_opens_nothing():
     """Fails when prompts are opened while enough groups are ready: they would only grow stale."""
     setup = Setup(
@@ -173,26 +165,6 @@ def test_a_step_that_only_waits_for_stale_groups_opens_nothing():
     assert run.trained[-2].group.prompt.id == 0
     assert sum(tick.engine_steps for _, tick in record.ticks) > 200
     assert run.buffer.num_live <= 5
-
-
-def test_one_shot_starts_c_samples_and_no_more():
-    """Fails when a finished sample's slot is filled again."""
-    setup = Setup(num_groups=4, group_size=3, alpha=1.5, refill=False, num_engines=3)
-    run = Run(setup)
-    for _ in range(4):
-        before = sum(len(engine.requests) for engine in run.fakes.each)
-        run.step()
-        started = sum(len(engine.requests) for engine in run.fakes.each) - before
-        assert started <= setup.num_slots
-
-
-@pytest.mark.parametrize("refill", [True, False])
-def test_a_step_ends_with_more_engines_than_slots(refill):
-    """Fails when an engine without slots is given a request: it would never be computed."""
-    run = Run(Setup(num_groups=1, group_size=2, alpha=1.0, num_engines=3, refill=refill))
-    run.steps(5)
-    assert len(run.trained) == 5
-    assert not run.fakes.each[2].requests
 
 
 @pytest.mark.parametrize("num_engines", [1, 3])

@@ -12,7 +12,6 @@ from sent_samples import Sent
 
 from april_rl.rollout.buffer import LedgerError
 from april_rl.rollout.open_group import OpenGroup, SampleState
-from april_rl.rollout.record import GroupState
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, SampleId, Score
 
@@ -48,24 +47,6 @@ def test_a_sample_grows_only_by_completions_of_its_own_engine():
     assert group.oldest_version == 3
     assert [sample.completions for sample in group.samples] == [(part,), ()]
     sent.groups.park(stalled=())
-
-
-def test_samples_of_a_stalled_engine_are_parked_and_missing_samples_of_others_are_errors():
-    """Fails when what a stalled engine has counts as lost or stays with it, or what another engine
-    did not give back does not.
-    """
-    sent, group = sent_to(1)
-    sent.groups.park(stalled=[1])
-    assert sent.buffer.counts()[GroupState.parked] == 1
-    assert (group.states, group.engines) == ([PARKED] * 2, [1, 1])
-    part = completion(0, start=0, num_tokens=4, version=3)
-    assert sent.extend(part, engine=1) == []
-    assert sent.groups.resume() == [group]
-    assert group.states == [WAITING] * 2
-    group.assign(0, engine=0, expected_tokens=8.0)
-    assert sent.extend(part, engine=1) == []
-    with pytest.raises(LedgerError, match=r"did not give back samples \[.*index=0\)\]"):
-        sent.groups.park(stalled=[1])
 
 
 def test_a_response_that_ends_without_a_token_is_finished():

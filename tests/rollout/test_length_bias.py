@@ -26,7 +26,7 @@ from april_rl.types import SampleId
 BUDGET = 60
 SEEDS, STEPS = range(12), 36
 STEADY_FROM = 12  # two full cycles of the cap of five versions
-ALPHAS = [1.0, 1.5, 2.0, 3.0]
+ALPHAS = [1.0, 1.5, 3.0]
 
 
 def lognormal_of(seed: int) -> LengthDistribution:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from light_samples import PROMPT, completion
 
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.codec import restore_open_group, save_open_group
 from april_rl.rollout.open_group import Failure, OpenGroup, SampleState, SampleStateError
-from april_rl.rollout.requests import Requests, request_seed
 from april_rl.types import Completion, Group, SampleId, Score
 
 
@@ -69,23 +65,6 @@ def test_a_sample_moves_only_where_it_may(now, to):
     with pytest.raises(SampleStateError, match=f"cannot go from {now.value} to {to.value}"):
         group.move(0, to)
     assert group.states == [now]
-
-
-@given(st.integers(1, 5), st.lists(st.integers(1, 9), max_size=3))
-def test_columns_are_the_requests_of_their_samples(count, lengths):
-    """Fails when a sample goes on elsewhere than where it ends, gets another budget, or the seed of
-    another sample or part.
-    """
-    parts = [tuple((n,) * n for n in lengths[: index % 4]) for index in range(count)]
-    prompts = [(1, 2, 3)[: 1 + index % 3] for index in range(count)]
-    columns = Requests(40, 11, [*range(7, 7 + count)], [*range(count)], prompts, parts)
-    requests = columns.each()
-    assert [request.sample_id for request in requests] == [(7 + i, i) for i in range(count)]
-    for index, request in enumerate(requests):
-        assert request.token_ids == [*prompts[index], *chain.from_iterable(parts[index])]
-        assert request.start + request.max_tokens == 40
-        assert request.num_tokens == len(request.token_ids)
-        assert request.seed == request_seed(11, request.sample_id, len(parts[index]))
 
 
 def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
@@ -158,25 +137,6 @@ def test_fresh_samples_are_put_in_order_by_prompt_and_response():
     assert [sample.id for sample in fresh] == [(2, 0), (2, 1), (1, 0)]
 
 
-def test_a_restored_group_goes_on_as_the_saved_one():
-    """Fails when it is as old as the first token that is read back, a sample is longer or shorter,
-    or its state is another.
-    """
-    group = OpenGroup(PROMPT, 3)
-    grown(
-        group,
-        completion(1, start=0, num_tokens=3, version=2),
-        completion(0, start=0, num_tokens=4, version=4),
-        replace(completion(2, start=0, num_tokens=1, version=4), finish_reason="length"),
-    )
-    again = restored(group)
-    assert again.oldest_version == group.oldest_version == 2
-    assert again.lengths == group.lengths == [4, 3, 1]
-    assert again.states == group.states
-    assert again.engines == group.engines
-    assert [s.policy_versions for s in again.samples] == [s.policy_versions for s in group.samples]
-
-
 def test_a_group_that_failed_is_restored_as_failed():
     """Fails when a sample without value is read back as one with a value."""
     group = open_group(Buffer(2), None, None)
@@ -192,15 +152,8 @@ def test_a_response_that_the_engine_failed_has_no_reward_also_when_it_is_restore
     buffer = Buffer(2)
     group = buffer.open(PROMPT)
     group.move_all(SampleState.waiting, to=SampleState.running)
-    failed = Completion(
-        sample_id=SampleId(1, 1),
-        start=0,
-        policy_version=3,
-        context_version=3,
-        token_ids=(),
-        logprobs=(),
-        finish_reason="nan_logprobs",
-    )
+    empty = completion(1, start=0, num_tokens=0, version=3)
+    failed = replace(empty, finish_reason="nan_logprobs")
     assert group.extend(failed) is not None
     group.move_all(SampleState.running, to=SampleState.parked)
     for one in (group, restored(group)):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fake_engine import FakeEngines
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_runs import Run, Setup, constant
+from light_samples import make_tick
+from rollout_runs import Run, Setup
 from sent_samples import record
 
 from april_rl.rollout.record import EngineTick
-from april_rl.rollout.requests import Requests
 from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.slots import Slots
-from april_rl.rollout.ticks import Completions, Tick
-from april_rl.types import SampleId
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))
@@ -56,18 +53,6 @@ def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     assert slots.choose(last_engine=None, siblings=None) == 0
 
 
-def test_ticks_that_were_launched_and_never_computed_give_their_requests_back():
-    """Fails when an abort forgets what is on its way to an engine."""
-    engines = FakeEngines(constant(5), num_engines=2, budget=8, computes_on=False)
-    engines.launch(0, Requests(8, 0, [0], [0], [(1,)], [()]), slots=1, max_steps=4)
-    engines.launch(1, Requests(8, 0, [1, 1], [0, 1], [(1,)] * 2, [()] * 2), slots=1, max_steps=4)
-    assert [engine for engine, _ in engines.wait(1.0)] == [0]
-    completions, stalled = engines.abort(1.0)
-    assert stalled == []
-    lengths = {c.sample_id: len(c.token_ids) for c in completions}
-    assert lengths == {SampleId(0, 0): 4, SampleId(1, 0): 0, SampleId(1, 1): 0}
-
-
 def test_step_statistics_count_what_the_engines_did():
     """Fails when tokens of the abort, finished samples, resumed or truncated ones are left out."""
     run = Run(
@@ -105,20 +90,6 @@ def test_the_expected_length_is_the_running_mean_of_all_responses_that_finished(
     assert in_abort > 0
 
 
-def tick(*, engine_steps: int, slot_steps: int, elapsed_s: float) -> Tick:
-    return Tick(
-        finished=Completions(),
-        num_running=0,
-        num_queued=0,
-        engine_steps=engine_steps,
-        slot_steps=slot_steps,
-        context_token_steps=0,
-        generated_tokens=slot_steps,
-        prefilled_tokens=0,
-        elapsed_s=elapsed_s,
-    )
-
-
 def test_occupancy_is_slot_time_over_the_time_of_the_rollout():
     """Two engines with 8 slots each: one full for 6 s and half full, in slow steps, for 4 s; the
     other full for 2 s and then out of work; then both wait 10 s for scores. 6·8 + 4·4 + 2·8 = 80 of
@@ -127,10 +98,10 @@ def test_occupancy_is_slot_time_over_the_time_of_the_rollout():
     """
     step = record(num_slots=16)
     step.ticks = [
-        EngineTick(0, tick(engine_steps=60, slot_steps=480, elapsed_s=6.0)),
-        EngineTick(1, tick(engine_steps=20, slot_steps=160, elapsed_s=2.0)),
-        EngineTick(0, tick(engine_steps=10, slot_steps=40, elapsed_s=4.0)),
-        EngineTick(1, tick(engine_steps=0, slot_steps=0, elapsed_s=0.0)),
+        EngineTick(0, make_tick(engine_steps=60, slot_steps=480, elapsed_s=6.0)),
+        EngineTick(1, make_tick(engine_steps=20, slot_steps=160, elapsed_s=2.0)),
+        EngineTick(0, make_tick(engine_steps=10, slot_steps=40, elapsed_s=4.0)),
+        EngineTick(1, make_tick(engine_steps=0, slot_steps=0, elapsed_s=0.0)),
     ]
     step.time_s = 20.0
     assert step.in_flight_mean == pytest.approx(4.0)

@@ -10,23 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from light_samples import make_tick
 
 from april_rl.rollout.requests import Requests
-from april_rl.rollout.ticks import Completions, Tick
+from april_rl.rollout.ticks import Completions
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.lockstep import fingerprint
 
-TICK = Tick(
-    finished=Completions(),
-    num_running=0,
-    num_queued=0,
-    engine_steps=1,
-    slot_steps=0,
-    context_token_steps=0,
-    generated_tokens=0,
-    prefilled_tokens=0,
-    elapsed_s=0.0,
-)
+TICK = make_tick()
 
 
 class Method:

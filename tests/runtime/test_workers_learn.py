@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from forked_ranks import run_ranks
 from learner_setup import Example, group_of_one, make_examples, make_learner, write_model
+from light_samples import whole_sample
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from april_rl.algorithm.age import age_weights, decay
@@ -24,7 +25,7 @@ from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Packer
 from april_rl.config.choices import ComputeDtype
 from april_rl.metrics import Metrics, merge
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+from april_rl.types import Group, Prompt, Sample, ScoredGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 NUM_RANKS, NUM_UPDATES = 2, 3
@@ -35,16 +36,8 @@ LARGEST = 48_000 * 512  # parameters of the embedding of the model below
 
 def sample_of(example: Example, prompt: Prompt, index: int) -> Sample:
     response = example.token_ids[example.num_prompt :]
-    completion = Completion(
-        sample_id=SampleId(prompt.id, index),
-        start=0,
-        policy_version=0,
-        context_version=0,
-        token_ids=response,
-        logprobs=tuple(example.behaviour_logprobs.tolist()),
-        finish_reason="stop",
-    )
-    return Sample(prompt=prompt, index=index, completions=(completion,))
+    logprobs = tuple(example.behaviour_logprobs.tolist())
+    return whole_sample(prompt, index, response, logprobs=logprobs)
 
 
 def groups_of(examples: list[Example]) -> list[ScoredGroup]:

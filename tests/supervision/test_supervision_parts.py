@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import pytest
 from cluster_snapshots import process_of, status
+from light_samples import completion, make_tick
 
-from april_rl.rollout.ticks import Completions, Tick
+from april_rl.rollout.ticks import Tick
 from april_rl.runtime.engines import StepTimer
 from april_rl.supervision.failures import WorkerStalledError
 from april_rl.supervision.heartbeat import (
@@ -26,7 +27,6 @@ from april_rl.supervision.heartbeat import (
 from april_rl.supervision.node_monitor import NodeMonitor, ProcessStatus
 from april_rl.supervision.progress import ProgressTimer
 from april_rl.supervision.watchdog import Watchdog
-from april_rl.types import Completion, SampleId
 
 
 def update(
@@ -107,29 +107,9 @@ class Clock:
 
 
 def tick(*, num_finished: int, engine_steps: int) -> Tick:
-    finished = [
-        Completion(
-            sample_id=SampleId(7, index),
-            start=4,
-            policy_version=0,
-            context_version=0,
-            token_ids=(5,),
-            logprobs=(-0.5,),
-            finish_reason="stop",
-        )
-        for index in range(num_finished)
-    ]
-    return Tick(
-        finished=Completions(finished),
-        num_running=0,
-        num_queued=0,
-        engine_steps=engine_steps,
-        slot_steps=0,
-        context_token_steps=0,
-        generated_tokens=0,
-        prefilled_tokens=0,
-        elapsed_s=0.0,
-    )
+    ended = (completion(index, start=4, num_tokens=1, version=0) for index in range(num_finished))
+    finished = [replace(each, finish_reason="stop") for each in ended]
+    return make_tick(finished, engine_steps=engine_steps)
 
 
 def test_time_without_an_engine_step_counts_while_requests_are_in_flight():

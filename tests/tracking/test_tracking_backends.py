@@ -8,8 +8,8 @@ import pty
 import sqlite3
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_tracker import make_record, make_tracker
@@ -54,9 +54,15 @@ def recorded(tmp_path_factory) -> Path:
     return run_dir
 
 
-def test_wandb_holds_every_step_with_its_histogram(recorded):
+@pytest.fixture(scope="module")
+def records(recorded) -> list[dict[str, Any]]:
+    """What W&B has of it."""
+    return wandb_records(recorded)
+
+
+def test_wandb_holds_every_step_with_its_histogram(recorded, records):
     """Fails when a value is lost or a histogram is not drawn."""
-    items = [record["history"]["item"] for record in wandb_records(recorded) if "history" in record]
+    items = [record["history"]["item"] for record in records if "history" in record]
     rows = [item for item in items if "reward/mean" in item]
     assert [(row["step"], row["reward/mean"]) for row in rows] == [
         (step, step / 4) for step in range(4)
@@ -71,8 +77,8 @@ def test_wandb_holds_every_step_with_its_histogram(recorded):
     assert not any("histogram" in key for row in written for key in row)
 
 
-def test_wandb_axes_are_the_step_trained_tokens_and_time(recorded):
-    found = [record["metric"] for record in wandb_records(recorded) if "metric" in record]
+def test_wandb_axes_are_the_step_trained_tokens_and_time(recorded, records):
+    found = [record["metric"] for record in records if "metric" in record]
     axes = {one.get("name") or one["glob_name"]: one.get("step_metric") for one in found}
     assert axes == {"step": None, keys.TRAINED_TOKENS: "step", keys.RUN_TIME: "step", "*": "step"}
     rows = read_metrics(recorded / "metrics.jsonl")
@@ -82,8 +88,8 @@ def test_wandb_axes_are_the_step_trained_tokens_and_time(recorded):
     assert times[0] > 0
 
 
-def test_wandb_has_name_group_tags_settings_and_versions(recorded):
-    (run,) = [record["run"] for record in wandb_records(recorded) if "run" in record]
+def test_wandb_has_name_group_tags_settings_and_versions(records):
+    (run,) = [record["run"] for record in records if "run" in record]
     assert (run["display_name"], run["run_group"]) == (LABELS.name, LABELS.group)
     assert tuple(run["tags"]) == LABELS.tags
     config = run["config"]["update"]
@@ -113,30 +119,21 @@ def test_wandb_has_a_table_of_samples_when_it_is_due(recorded):
     }
 
 
-def test_wandb_says_nothing_while_it_records(tmp_path, capfd):
-    with make_tracker(tmp_path, backends=WANDB) as tracker:
-        log_steps(tracker)
-    out, err = capfd.readouterr()
-    title, run_directory, *lines = out.splitlines()
-    assert (title, run_directory) == ("trial: 4 steps of 16 groups", f"run directory: {tmp_path}")
-    assert [line.split()[0] for line in lines] == ["step", "age:", *"0123"]
-    assert err == ""
+def exit_code(records: list[dict[str, Any]]) -> int:
+    (record,) = [record["exit"] for record in records if "exit" in record]
+    return record.get("exit_code", 0)
 
 
-@pytest.mark.parametrize(
-    ("error", "exit_code"), [(None, 0), (ValueError("no"), 1), (KeyboardInterrupt(), 255)]
-)
-def test_wandb_marks_a_run_as_it_ended(tmp_path, error, exit_code):
-    """W&B calls runs with these codes finished, failed and killed. Fails when the tracker ends the
-    W&B run without the error that it was left with: code 0.
+@pytest.mark.parametrize(("error", "code"), [(ValueError("no"), 1), (KeyboardInterrupt(), 255)])
+def test_wandb_marks_a_run_as_it_ended(records, tmp_path, error, code):
+    """W&B calls runs with these codes failed and killed, and with 0 finished. Fails when the
+    tracker ends the W&B run without the error that it was left with: code 0.
     """
-    ending = nullcontext() if error is None else pytest.raises(type(error))
+    ending = pytest.raises(type(error))
     with ending, make_tracker(tmp_path, backends=WANDB) as tracker:
         tracker.log(1, Metrics({"reward/mean": 0.5}))
-        if error is not None:
-            raise error
-    (record,) = [r["exit"] for r in wandb_records(tmp_path) if "exit" in r]
-    assert record.get("exit_code", 0) == exit_code
+        raise error
+    assert (exit_code(wandb_records(tmp_path)), exit_code(records)) == (code, 0)
 
 
 def output_on_a_terminal(command: list[str], environment: dict[str, str]) -> str:
@@ -246,13 +243,19 @@ def test_tensorboard_holds_every_step_in_event_files(tmp_path):
     assert "19 ✓" in text.tensor_proto.string_val[0].decode()
 
 
-def test_a_tracker_that_fails_is_reported_once_and_the_run_goes_on(tmp_path, capsys):
-    """TensorBoard cannot write where a file stands; W&B and metrics.jsonl have every step."""
+def test_a_tracker_that_fails_is_reported_once_and_wandb_says_nothing_beside_it(tmp_path, capfd):
+    """TensorBoard cannot write where a file stands; W&B and metrics.jsonl have every step. Fails
+    when a line of a tracker's own is shown.
+    """
     (tmp_path / "tensorboard").write_text("in the way")
     with make_tracker(tmp_path, backends=[*TENSORBOARD, *WANDB]) as tracker:
         log_steps(tracker)
-    out = capsys.readouterr().out
-    assert out.count("tracking.backends: tensorboard failed (") == 1
+    out, err = capfd.readouterr()
+    title, run_directory, failed, *lines = out.splitlines()
+    assert (title, run_directory) == ("trial: 4 steps of 16 groups", f"run directory: {tmp_path}")
+    assert failed.startswith("tracking.backends: tensorboard failed (")
+    assert [line.split()[0] for line in lines] == ["step", "age:", *"0123"]
+    assert err == ""
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 4
     history = [r for r in wandb_records(tmp_path) if "history" in r]
     assert len(history) == 4
