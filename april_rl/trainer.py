@@ -258,9 +258,9 @@ class Trainer:
             "exported": self._exported,
             "counted": self._counted.save(),
             "row": row.save() if row else None,
-            "prompts": self._parts.prompts.state(),
+            "prompts": self._parts.prompts.save(),
             "collector": collector,
-            "updates": self._updates.state(),
+            "updates": self._updates.save(),
             "rewards": self._parts.rewards.save(),
             "wandb_id": self.tracker.wandb_id,
             "base": self._parts.model,
@@ -279,7 +279,7 @@ class Trainer:
         self.collector.restore(state["collector"])
         self._updates.restore(state["updates"])
         with view.phase("restoring the checkpoint"):
-            self.workers.restore(resumed.path.resolve() / LEARNER)
+            self.workers.load_state(resumed.path.resolve() / LEARNER)
         with view.phase("weight sync"):
             self.workers.sync_weights(self._version)
 

@@ -55,7 +55,7 @@ class Updates:
         self._num_bad = 0  # consecutive non-finite steps
         self._disagreed_in = 0  # step of the last disagreement; 0 once a comparison agreed
 
-    def state(self) -> dict[str, int]:
+    def save(self) -> dict[str, int]:
         """Return the count of consecutive non-finite steps and the step of a disagreement."""
         return {"num_bad": self._num_bad, "disagreed_in": self._disagreed_in}
 

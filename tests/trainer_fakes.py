@@ -36,10 +36,10 @@ class FakeWorkers:
         (folder / "rank_00000.safetensors").write_bytes(b"weights")
         return ["rank_00000.safetensors"]
 
-    def saved(self) -> Written:
+    def poll_save(self) -> Written:
         return Written(records={})
 
-    def restore(self, folder: Path) -> None:
+    def load_state(self, folder: Path) -> None:
         assert (folder / "rank_00000.safetensors").read_bytes() == b"weights"
 
     def export(self, path: Path) -> None:

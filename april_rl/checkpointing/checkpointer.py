@@ -43,7 +43,7 @@ class Savers(Protocol):
         the files there will be.
         """
 
-    def saved(self) -> Written | None:
+    def poll_save(self) -> Written | None:
         """Return the written files, or None while a worker is still writing. Never waits."""
 
 
@@ -147,7 +147,7 @@ class Checkpointer:
         under_way = self._under_way
         if under_way is None or under_way.thread.is_alive():
             return
-        written = self._workers.saved()
+        written = self._workers.poll_save()
         if written is None:
             return
         self._under_way = None

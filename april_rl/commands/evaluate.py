@@ -16,6 +16,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from april_rl.commands.arguments import Arguments
 from april_rl.config import TrainConfig, to_config
@@ -31,7 +33,7 @@ from april_rl.evaluation.report import (
     write_report,
 )
 from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
-from april_rl.tracking.evaluation_table import EvaluationRow, difference_lines, evaluation_table
+from april_rl.tracking.figures import compact, percent
 
 _DESCRIPTION = """\
 Samples every prompt of evaluation.sets k times with the engine of training, scores the responses
@@ -207,21 +209,27 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
 
 
 def _show(report: Report, model: str) -> None:
-    rows = [
-        EvaluationRow(
-            name=name,
-            num_prompts=of_set.num_prompts,
-            num_samples=of_set.sampling.num_samples,
-            temperature=of_set.sampling.temperature,
-            top_p=of_set.sampling.top_p,
-            estimates={key: str(found) for key, found in of_set.estimates.items()},
-            response_tokens_mean=of_set.response_tokens_mean,
-            truncated_frac=of_set.truncated_frac,
-            errors=of_set.errors,
+    """Print a row for every set: how it was sampled, the estimates with their intervals, and what
+    makes them doubtful.
+    """
+    table = Table("set", title=model)
+    heads = ("prompts", "k", "T", "top-p", "avg@k", "pass@k", "maj@k", "tokens", "cut off")
+    for head in (*heads, "errors"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, of_set in report.sets.items():
+        sampling, estimates = of_set.sampling, of_set.estimates
+        table.add_row(
+            Text(name, no_wrap=True),
+            str(of_set.num_prompts),
+            str(sampling.num_samples),
+            f"{sampling.temperature:g}",
+            f"{sampling.top_p:g}",
+            *(str(estimates.get(f"{kind}_at_k", "-")) for kind in ("avg", "pass", "maj")),
+            compact(of_set.response_tokens_mean),
+            percent(of_set.truncated_frac),
+            str(of_set.errors),
         )
-        for name, of_set in report.sets.items()
-    ]
-    Console(width=140).print(evaluation_table(rows, title=model))
+    Console(width=140).print(table)
 
 
 def _compare(other: Report, report: Report, folder: Path) -> None:
@@ -232,11 +240,12 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
         if name in other.sets
     }
     for name, found in differences.items():
-        changes = {key: _signed(change) for key, change in found.changes.items()}
-        for line in difference_lines(
-            name, num_prompts=found.num_prompts, changes=changes, notes=found.notes
-        ):
-            print(line)
+        changes = ", ".join(
+            f"{key.partition('_')[0]}@k {_signed(change)}" for key, change in found.changes.items()
+        )
+        print(f"{name}, {found.num_prompts} common prompts: {changes}")
+        if found.notes:
+            print(f"  not sampled alike: {', '.join(found.notes)}")
     try:
         print(f"written: {write_differences(differences, folder)}")
     except OSError as error:

@@ -123,10 +123,10 @@ class EvaluationRun:
         """Evaluate the sets one after another, and write the samples of each to
         samples/eval_NAME.jsonl.
         """
-        for place, (name, held_out) in enumerate(self._sets.items(), start=1):
+        for num_done, (name, held_out) in enumerate(self._sets.items(), start=1):
             evaluated = self._evaluate(held_out)
             _write_samples(evaluated, self._folder / "samples" / f"eval_{name}.jsonl")
-            self._view.step(place, evaluated.figures.metrics(name).read(), left_s=None)
+            self._view.evaluation(num_done, evaluated.figures.metrics(name).read())
             yield name, evaluated
 
     def _evaluate(self, held_out: HeldOut) -> Evaluated:

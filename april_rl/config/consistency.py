@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING
 
 from april_rl.config.checks import finite, require
 from april_rl.config.choices import (
@@ -19,9 +18,7 @@ from april_rl.config.choices import (
     Sleep,
     Speculation,
 )
-
-if TYPE_CHECKING:
-    from april_rl.config.schema import TrainConfig
+from april_rl.config.schema import TrainConfig
 
 
 def check_consistency(config: TrainConfig) -> None:
@@ -34,7 +31,7 @@ def check_consistency(config: TrainConfig) -> None:
     _check_lengths(config)
     _check_evaluation(config)
     _check_steps(config)
-    _check_workers(config)
+    check_layout(config)
     _check_engine(config)
     _check_reward_sources(config)
 
@@ -157,8 +154,16 @@ def _check_steps(config: TrainConfig) -> None:
     )
 
 
-def _check_workers(config: TrainConfig) -> None:
-    """Check how workers share weights and form engines, unless runtime.num_workers=auto."""
+def check_layout(config: TrainConfig) -> None:
+    """Check what depends on the device and the number of workers, unless they are auto: how workers
+    share weights and form engines, and whether engines that sleep can keep parked samples.
+    """
+    gives_up = config.engine.sleep is Sleep.always and config.runtime.device is Device.gpu
+    require(
+        not (gives_up and config.rollout.resume is Resume.keep),
+        "engine.sleep=always gives up the KV cache at every update, which rollout.resume=keep "
+        "needs: take engine.sleep=auto or never, or rollout.resume=reprefill",
+    )
     size, workers = config.learner.shard_size, config.runtime.num_workers
     if isinstance(workers, str):
         return
@@ -197,12 +202,6 @@ def _check_engine(config: TrainConfig) -> None:
         not (guesses and config.rollout.resume is Resume.keep),
         f"{setting} has guesses under way between two engine steps, which a sample that is "
         "parked with its KV cache cannot keep: take rollout.resume=reprefill",
-    )
-    gives_up = engine.sleep is Sleep.always and config.runtime.device is Device.gpu
-    require(
-        not (gives_up and config.rollout.resume is Resume.keep),
-        "engine.sleep=always gives up the KV cache at every update, which rollout.resume=keep "
-        "needs: take engine.sleep=auto or never, or rollout.resume=reprefill",
     )
 
 

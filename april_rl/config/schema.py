@@ -1,8 +1,9 @@
 """Every setting of a run: its default, its unit and its check.
 
 The description of a setting is the comment behind or above it. `slots=True` is required: it makes
-an unknown key an error. Checks that involve several sections are in `april_rl.config.consistency`;
-checks that need files, the model or the machine are in `april_rl.runtime.preflight`.
+an unknown key an error. Checks that involve several sections are in `april_rl.config.consistency`
+and run in `to_config`; checks that need files, the model or the machine are in
+`april_rl.runtime.preflight`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from april_rl.config.choices import (
     Resume,
     Schedule,
 )
-from april_rl.config.consistency import check_consistency
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.profiler import ProfilerConfig
@@ -181,4 +181,3 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require(self.resume != "", "resume must be auto, a path or null, got nothing")
-        check_consistency(self)

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
 from april_rl.config.wrong_settings import explained
@@ -216,6 +217,7 @@ def _checked(composed: DictConfig) -> TrainConfig:
         )
     config = OmegaConf.to_object(OmegaConf.merge(_schema(), _plain(composed)))
     assert isinstance(config, TrainConfig), type(config)
+    check_consistency(config)
     return config
 
 

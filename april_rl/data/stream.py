@@ -82,7 +82,7 @@ class PromptStream:
         self._cursor += 1
         return replace(prompt, id=position)
 
-    def state(self) -> dict[str, int | str]:
+    def save(self) -> dict[str, int | str]:
         """Return the position of the stream as plain data."""
         return {
             "seed": self._seed,
@@ -160,10 +160,10 @@ class MixedStream:
             key=lambda name: (self._streams[name].num_taken + 0.5) / self._weights[name],
         )
 
-    def state(self) -> dict[str, Any]:
+    def save(self) -> dict[str, Any]:
         """Return the position of each source's stream as plain data."""
         return {
-            name: {**stream.state(), "weight": self._weights[name]}
+            name: {**stream.save(), "weight": self._weights[name]}
             for name, stream in self._streams.items()
         }
 

@@ -189,9 +189,9 @@ class Learner:
         """Return a copy, on the host, of this rank's training state."""
         return self._state.snapshot()
 
-    def restore(self, folder: Path) -> None:
+    def load_state(self, folder: Path) -> None:
         """Continue from the snapshots that any number of ranks wrote; raise TrainingStateError."""
-        self._state.restore(folder)
+        self._state.load(folder)
         self._num_updates += 1  # the engine will get its weights by a sync, not from model.path
 
     def offload(self) -> None:

@@ -65,7 +65,7 @@ class StoredNames:
         self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
         self._splits = [c for c in conversions if isinstance(c, WeightConverter)]
 
-    def parts(self, name: str, shape: Size) -> tuple[Part, ...]:
+    def stored(self, name: str, shape: Size) -> tuple[Part, ...]:
         """Return the tensors on disk that make up the parameter `name`, expert after expert.
 
         Raises UnknownLayoutError when the parameter is stored neither as one tensor nor as rows of

@@ -96,7 +96,7 @@ class Optimizer:
         state = self._adamw.state.get(parameter)
         return (state["exp_avg"], state["exp_avg_sq"]) if state else None
 
-    def restore(self, num_steps: int) -> None:
+    def continue_after(self, num_steps: int) -> None:
         """Continue after `num_steps` steps; the caller fills the moments, which start at zero."""
         for parameter in self._parameters if num_steps else ():
             self._adamw.state[parameter] = {

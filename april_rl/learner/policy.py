@@ -128,7 +128,7 @@ class Policy(nn.Module):
     def stored(self) -> Iterator[tuple[Part, nn.Parameter]]:
         """Yield each tensor of a checkpoint of this model with the parameter that contains it."""
         for name, parameter in base_parameters(self):
-            for part in self._stored_names.parts(name, parameter.shape):
+            for part in self._stored_names.stored(name, parameter.shape):
                 yield part, parameter
 
     def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -141,7 +141,7 @@ class Policy(nn.Module):
         """
         self.reshard_all()
         for name, parameter in merged_parameters(self):
-            parts = self._stored_names.parts(name, parameter.shape)
+            parts = self._stored_names.stored(name, parameter.shape)
             shard = cast(DTensor, parameter.to(dtype, copy=True))
             yield from cut(shard.full_tensor(), parts)
 

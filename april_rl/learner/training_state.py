@@ -100,7 +100,7 @@ class TrainingState:
         shards = {name: shard for name, shard in shards.items() if shard.values.numel()}
         return Snapshot(dist.get_rank(), shards, self._optimizer.num_steps)
 
-    def restore(self, folder: Path) -> None:
+    def load(self, folder: Path) -> None:
         """Continue from the state in `folder`, which any number of ranks may have written.
 
         Raises TrainingStateError when the state belongs to another model or cannot be read.
@@ -115,7 +115,7 @@ class TrainingState:
         self._policy.reshard_all()
         self._masters.reload()
         self._moments.reload()
-        self._optimizer.restore(num_steps)
+        self._optimizer.continue_after(num_steps)
         shards = {
             name: Shard(*local_shard(tensor), tensor.shape) for name, tensor, _ in self._tensors()
         }

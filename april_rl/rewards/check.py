@@ -9,7 +9,6 @@ from april_rl.config.task import RewardConfig
 from april_rl.rewards.extraction import gold_answer
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.scorebook import total
 from april_rl.types import Prompt
 
 
@@ -41,16 +40,6 @@ def check_reward(
                 if functions[name].function in _READ_ANSWERS and value < 1
             ]
     return tuple(notes)
-
-
-def rate(
-    pool: RewardPool, prompts: Sequence[Prompt], responses: Sequence[str]
-) -> list[float | None]:
-    """Return the reward of each response to the prompt at the same position; None for no score.
-    Each response is its own group.
-    """
-    tried = (pool.try_on(p, [r])[0] for p, r in zip(prompts, responses, strict=True))
-    return [total(pool.functions, scores).value for scores in tried]
 
 
 def gold_response(answer: str, how: Extract) -> str:

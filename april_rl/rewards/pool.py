@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -39,15 +38,6 @@ MAX_RESTARTS = 3  # of all processes, without a score in between
 _CHARACTERS_PER_TOKEN = 4  # typical of English, for functions of the length
 
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(slots=True, kw_only=True)
-class Pending:
-    """A unit that was handed to the processes and has not come back."""
-
-    unit: Unit
-    attempt: int
-    future: Future[Result] | None = None  # of this attempt; None between two pools
 
 
 class RewardPool:
@@ -75,7 +65,7 @@ class RewardPool:
         self._book = Scorebook(self.functions)
         self._states = dict(states or {})  # JSON, by function: after the last score that came back
         self._num_units = 0
-        self._pending: dict[int, Pending] = {}  # by number, in the order of scheduling
+        self._pending: dict[int, Unit] = {}  # by number, in the order of scheduling
         self._ended: SimpleQueue[tuple[int, Future[Result]]] = SimpleQueue()
         self._counts: Counter[str] = Counter()
         self._restarts = 0
@@ -118,7 +108,7 @@ class RewardPool:
             if not self._pending:
                 self._last_ended_s = time.monotonic()
             number, self._num_units = self._num_units, self._num_units + 1
-            self._pending[number] = Pending(unit=unit, attempt=1)
+            self._pending[number] = unit
             self._schedule(number)
 
     def collect(self, timeout_s: float | None) -> list[Score]:
@@ -193,14 +183,14 @@ class RewardPool:
 
     def _schedule(self, number: int) -> None:
         """Hand a pending unit to the pool, or to a new one if it is broken."""
-        pending = self._pending[number]
-        limit_s = self._limit_s(pending.unit)
+        unit = self._pending[number]
+        limit_s = self._limit_s(unit)
         try:
-            future = self._pool.schedule(score, args=(pending.unit.job,), timeout=limit_s)
+            future = self._pool.schedule(score, args=(unit.job,), timeout=limit_s)
         except RuntimeError:  # pebble raises this when its processes are gone
             self._restart("all reward processes ended")
             return
-        pending.future = future
+        unit.future = future
         future.add_done_callback(lambda ended: self._ended.put((number, ended)))
 
     def _restart(self, reason: str) -> None:
@@ -214,8 +204,8 @@ class RewardPool:
         stop(self._pool)
         self._pool = self._new_pool()
         self._last_ended_s = time.monotonic()
-        for pending in self._pending.values():
-            pending.future = None
+        for unit in self._pending.values():
+            unit.future = None
         for number in sorted(self._pending):
             if number in self._pending and self._pending[number].future is None:
                 self._schedule(number)
@@ -233,7 +223,7 @@ class RewardPool:
         start_s = self._reward.start_timeout_s
         if not self._pending or time.monotonic() - self._last_ended_s < start_s:
             return
-        stalled_s = start_s + max(self._limit_s(p.unit) for p in self._pending.values())
+        stalled_s = start_s + max(self._limit_s(unit) for unit in self._pending.values())
         if time.monotonic() - self._last_ended_s > stalled_s:
             self._restart(
                 f"no response was scored for {stalled_s:g} s, of which a process may take "
@@ -242,8 +232,8 @@ class RewardPool:
 
     def _settle(self, number: int, future: Future[Result]) -> None:
         """Take the scores of an ended attempt, start another attempt, or end the run."""
-        pending = self._pending.get(number)
-        if pending is None or pending.future is not future:
+        unit = self._pending.get(number)
+        if unit is None or unit.future is not future:
             return  # it belongs to a pool that was replaced
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
@@ -253,7 +243,7 @@ class RewardPool:
             raise error
         self._last_ended_s = time.monotonic()
         if error is not None:
-            self._settle_scores(number, self._failed(pending.unit, error))
+            self._settle_scores(number, self._failed(unit, error))
             return
         self._restarts = 0
         result = future.result()
@@ -262,17 +252,17 @@ class RewardPool:
 
     def _settle_scores(self, number: int, scores: list[list[Score]]) -> None:
         """Record the scores of a unit, or have it scored once more."""
-        pending = self._pending[number]
+        unit = self._pending[number]
         failed = next((score for score in chain.from_iterable(scores) if score.value is None), None)
         if failed is not None:
-            self.last_failure = f"{pending.unit.names}: {failed.message}"
-            if pending.attempt < MAX_ATTEMPTS:
-                pending.attempt += 1
+            self.last_failure = f"{unit.names}: {failed.message}"
+            if unit.attempt < MAX_ATTEMPTS:
+                unit.attempt += 1
                 self._counts["retry"] += 1
                 self._schedule(number)
                 return
         del self._pending[number]
-        self._counts.update(score.outcome for score in self._book.settle(pending.unit, scores))
+        self._counts.update(score.outcome for score in self._book.settle(unit, scores))
 
     def _failed(self, unit: Unit, error: BaseException) -> list[list[Score]]:
         """Return the scores for an attempt that failed with the pool's `error`."""

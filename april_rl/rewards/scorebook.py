@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
 
 from april_rl.rewards.functions import RewardFunction, chosen_for
-from april_rl.rewards.jobs import Job, RewardPrompt
+from april_rl.rewards.jobs import Job, Result, RewardPrompt
 from april_rl.types import Sample, Score
 
 
 @dataclass(slots=True, kw_only=True)
 class Unit:
-    """What is scored in one call: a sample, or a whole group."""
+    """What is scored in one call, a sample or a whole group, and the attempt under way."""
 
     positions: tuple[int, ...]  # of the samples, in the order of submission [n]
     job: Job
     names: str  # of the samples, for messages
+    attempt: int = 1
+    future: Future[Result] | None = None  # of this attempt; None while no process has it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class _Group:
 
 
 @dataclass(slots=True, kw_only=True)
-class _PendingSample:
+class _OpenSample:
     """A sample that some functions have not scored yet."""
 
     num_missing: int  # units that have not come back
@@ -52,7 +55,7 @@ class Scorebook:
         """Start without samples; `functions` will score them."""
         self._functions = functions
         self._num_submitted = 0
-        self._open: dict[int, _PendingSample] = {}
+        self._open: dict[int, _OpenSample] = {}
         self._groups: dict[int, _Group] = {}  # by prompt id, while samples are missing
         self._known: dict[int, Score] = {}
 
@@ -73,7 +76,7 @@ class Scorebook:
         position, self._num_submitted = self._num_submitted, self._num_submitted + 1
         group = self._group_of(sample, group_size) if together else None
         num_missing = bool(alone) + bool(together)
-        self._open[position] = _PendingSample(num_missing=num_missing, group=group)
+        self._open[position] = _OpenSample(num_missing=num_missing, group=group)
         units = [_unit({position: sample}, whole_group=False)] if alone else []
         if group is not None:
             group.samples[position] = sample

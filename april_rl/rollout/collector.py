@@ -175,7 +175,7 @@ class Collector:
         """Wait for every outstanding score between two steps, so that the scorer is free; groups
         rejected by it count in the next step.
         """
-        self._groups.score(self._scorer.collect(None))
+        self._groups.take_scores(self._scorer.collect(None))
 
     def leftovers(self, *, under_way: Sequence[ScoredGroup]) -> Leftovers:
         """Return what was generated and not trained; `under_way` was collected for an update that

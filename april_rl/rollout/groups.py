@@ -105,7 +105,7 @@ class Groups:
             for index in group.indices(SampleState.finished):
                 self._scorer.submit(group.sample(index), group_size=num_unscored)
 
-    def score(self, scores: Iterable[Score]) -> int:
+    def take_scores(self, scores: Iterable[Score]) -> int:
         """Record scores, and settle the groups that they complete; return how many of these were
         rejected or dropped. Scores of groups that are not open any more are ignored.
         """
@@ -113,7 +113,7 @@ class Groups:
         for score in scores:
             group = self._buffer.group(score.sample_id.prompt_id)
             if group is not None:
-                group.score(score)
+                group.add_score(score)
                 if group.is_scored:
                     complete[group.prompt.id] = group
         return sum(not self._settle(group) for group in complete.values())

@@ -171,7 +171,7 @@ class OpenGroup:
             sample_id = SampleId(self.prompt.id, index)
             self.failure = Failure(sample_id, f"engine {reason}", ENGINE_FAULTS[reason])
 
-    def score(self, score: Score) -> None:
+    def add_score(self, score: Score) -> None:
         """Record the score of a finished sample; a second one changes nothing."""
         index = score.sample_id.index
         if self.states[index] is SampleState.scored:
@@ -216,7 +216,7 @@ class OpenGroup:
             )
             opened._note_fault(sample.index, sample.finish_reason)
         for score in scores:
-            opened.score(score)
+            opened.add_score(score)
         return opened
 
     def sample_ids(self, state: SampleState) -> list[SampleId]:

@@ -221,4 +221,4 @@ class Step:
         return self._scorer.collect(None if self._rules.deterministic else wait_s)
 
     def _take_scores(self, scores: Sequence[Score]) -> None:
-        self._allowance += self._rules.group_size * self._groups.score(scores)
+        self._allowance += self._rules.group_size * self._groups.take_scores(scores)

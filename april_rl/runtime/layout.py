@@ -16,6 +16,7 @@ from april_rl.config.choices import (
     Sleep,
     Speculation,
 )
+from april_rl.config.consistency import check_layout
 from april_rl.config.schema import LearnerConfig
 from april_rl.errors import RunError
 from april_rl.runtime.cluster import cluster_gpus
@@ -94,14 +95,15 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
             )
         workers = gpus if device == "cuda" else together
     name = Device.gpu if device == "cuda" else Device.cpu
+    found = replace(
+        config,
+        runtime=replace(runtime, num_workers=workers, device=name),
+        rollout=replace(config.rollout, resume=_resume(config, device)),
+        learner=_learner(config.learner, device),
+        engine=replace(config.engine, dtype=precision(config.engine.dtype, device)),
+    )
     try:
-        found = replace(
-            config,
-            runtime=replace(runtime, num_workers=workers, device=name),
-            rollout=replace(config.rollout, resume=_resume(config, device)),
-            learner=_learner(config.learner, device),
-            engine=replace(config.engine, dtype=precision(config.engine.dtype, device)),
-        )
+        check_layout(found)
     except ValueError as error:
         raise LayoutError(
             f"runtime.num_workers={runtime.num_workers}; {where} has {gpus} GPUs: {error}"

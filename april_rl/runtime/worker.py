@@ -223,15 +223,15 @@ class Worker:
         self._saving = BackgroundWrite(snapshot.write, folder)
         return snapshot.file_names
 
-    def saved(self) -> Written | None:
+    def poll_save(self) -> Written | None:
         """Return what was written since `start_saving`; None while it is being written."""
         return self._saving.outcome()
 
     @records_activity
-    def restore(self, folder: Path) -> None:
+    def load_state(self, folder: Path) -> None:
         """Have the learner go on from a checkpoint's files; a weight sync must follow."""
         self._engine.sleep()
-        self._learner.restore(folder)
+        self._learner.load_state(folder)
 
     def _send_weights(self, policy_version: int) -> int:
         """Wake the engine and load the learner's weights into it; return their bytes."""

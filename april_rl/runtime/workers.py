@@ -156,11 +156,11 @@ class Workers:
         """
         return [name for names in self._all("start_saving", folder) for name in names]
 
-    def saved(self) -> Written | None:
+    def poll_save(self) -> Written | None:
         """Return what all workers have written; None while one is still writing. Never waits: a
         worker that is busy answers later.
         """
-        self._answers = self._answers or [actor.saved.remote() for actor in self.actors]
+        self._answers = self._answers or [actor.poll_save.remote() for actor in self.actors]
         found = self.watchdog.results_within(self._answers, 0.0)
         if found is None:
             return None
@@ -171,9 +171,9 @@ class Workers:
         errors = [written.error for written in found if written.error]
         return Written(records=records, error=errors[0] if errors else "")
 
-    def restore(self, folder: Path) -> None:
+    def load_state(self, folder: Path) -> None:
         """Have the learners go on from a checkpoint's files; `sync_weights` must follow."""
-        self._all("restore", folder)
+        self._all("load_state", folder)
 
     def close(self) -> None:
         """End every worker, and Ray if it was started here, without waiting for a worker."""

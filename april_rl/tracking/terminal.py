@@ -1,21 +1,36 @@
-"""What a run shows while it runs, as a protocol: live on a terminal, plain lines elsewhere."""
+"""What a run prints while it runs: lines, and on a terminal a panel below them."""
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
+from april_rl.tracking import figures
+from april_rl.tracking.figures import duration
 from april_rl.tracking.samples_file import SampleRecord
 
-# Set by Jupyter for what a notebook starts. A notebook shows the pseudo-terminal of `!command`, but
-# moves no cursor.
+# Jupyter sets it for what a notebook starts. A notebook shows the pseudo-terminal of `!command`,
+# but moves no cursor.
 _NOTEBOOK = "JPY_PARENT_PID"
+_BARS = "▁▂▃▄▅▆▇█"
+_HEADING_EVERY = 20  # lines
+_REPEAT = 6  # a phase prints a line after `patience_s`, then every 6 · `patience_s`
+_LOG_WIDTH = 100  # columns of a sample in a log
+_PACE_STEPS = 20  # the time left follows the mean time of so many steps
 
 
 def can_redraw(console: Console) -> bool:
@@ -29,7 +44,7 @@ def can_redraw(console: Console) -> bool:
 
 @dataclass(slots=True)
 class Phase:
-    """A stretch of the run that takes time: loading, rollout; `total` None: no known end."""
+    """A part of the run that takes time, such as a rollout; `total` None: its end is unknown."""
 
     name: str
     total: int | None = None
@@ -38,30 +53,174 @@ class Phase:
     started_s: float = field(default_factory=time.monotonic)
 
     def advance(self, done: int, note: str = "") -> None:
-        """Say that `done` of `total` are there by now; `note` is shown beside it."""
+        """Show that `done` of `total` are there by now, with `note` beside it."""
         self.done = done
         self.note = note
 
     @property
-    def elapsed_s(self) -> float:
-        """Seconds since the phase began."""
-        return time.monotonic() - self.started_s
+    def time(self) -> str:
+        """Return the note and the time since the phase began."""
+        return (
+            f"{self.note + ', ' if self.note else ''}{duration(time.monotonic() - self.started_s)}"
+        )
 
 
-class View(Protocol):
-    """Where the figures of a run are shown."""
+class View:
+    """Prints steps, evaluations, messages and samples, a line each.
 
-    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[Phase]:
-        """The phase that is under way while the context is open; phases may nest."""
+    On a terminal, a panel below shows the phase under way and how the figures developed. In a log,
+    a phase that takes long prints a line now and then.
+    """
 
-    def step(self, step: int, values: Mapping[str, float], *, left_s: float | None) -> None:
-        """Show the metrics of a step; `left_s` is what the run still takes, None: unknown."""
+    def __init__(
+        self,
+        *,
+        title: str,
+        num_steps: int,
+        terminal: Console | None = None,
+        patience_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Show the title, and the panel on `terminal`; None: print plain lines to stdout."""
+        self._title, self._num_steps = title, num_steps
+        self._terminal = terminal
+        self._patience_s = patience_s
+        self._clock, self._started_s = clock, clock()
+        self._done, self._num_lines = 0, 0
+        self._times: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS + 1)  # (step, seconds)
+        self._ends_s: float | None = None  # on `clock`
+        self._phases: list[Phase] = []
+        self._courses: defaultdict[str, list[float]] = defaultdict(list)
+        self._live: Live | None = None
+        if terminal is None:
+            self._print(title)
+        else:
+            self._live = Live(console=terminal, get_renderable=self.panel, refresh_per_second=4)
+            self._live.start()
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        """Show the phase while the context is open; of nested phases the panel shows the inner."""
+        phase, is_over = Phase(name, total), threading.Event()
+        self._phases.append(phase)
+        if self._live is None:
+            threading.Thread(target=self._repeat, args=(phase, is_over), daemon=True).start()
+        try:
+            yield phase
+        finally:
+            is_over.set()
+            self._phases.remove(phase)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Print a line for the metrics of a step if it trained, and one for each evaluated set."""
+        self._remember(step, values)
+        if figures.is_trained(values):
+            if self._num_lines % _HEADING_EVERY == 0:
+                self._print(figures.HEADING, style="dim")
+            if self._num_lines == 0:
+                self._print(figures.LEGEND, style="dim")
+            self._num_lines += 1
+            left_s = self._left_s(step, values.get("time/step_s"))
+            self._print(figures.step_line(step, values, left_s=left_s))
+        for line in figures.evaluation_lines(values):
+            self._print(f"{step:>6}  {line}", style="green")
+
+    def evaluation(self, num_done: int, values: Mapping[str, float]) -> None:
+        """Print a line for each set that was evaluated outside training; `num_done` sets are."""
+        self._remember(num_done, values)
+        for line in figures.evaluation_lines(values):
+            self._print(line, style="green")
 
     def message(self, text: str) -> None:
-        """Show a line that concerns the person who runs this."""
+        """Print what the user should know."""
+        self._print(text, style="yellow")
 
     def samples(self, step: int, records: Sequence[SampleRecord]) -> None:
-        """Show these samples."""
+        """Print each sample as an indented block."""
+        width = self._terminal.width if self._terminal else _LOG_WIDTH
+        for record in records:
+            self._print(figures.sample_text(step, record, width=width))
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
+        """Leave the panel as it is and give the cursor back."""
+        if self._live is not None:
+            self._live.stop()
+
+    def panel(self) -> Panel:
+        """Return the panel as of now."""
+        grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_column(no_wrap=True, min_width=24)
+        for row in self._rows():
+            grid.add_row(*row)
+        title = Text(self._title, style="bold")
+        return Panel(grid, title=title, title_align="left", border_style="dim")
+
+    def _print(self, text: str, style: str = "") -> None:
+        if self._terminal is None:
+            # One write, so that lines of two threads do not mix.
+            print(text + "\n", end="", flush=True)
+        else:
+            self._terminal.print(Text(text, style=style))
+
+    def _repeat(self, phase: Phase, is_over: threading.Event) -> None:
+        """Print a line for the phase now and then, until it is over."""
+        wait_s = self._patience_s
+        while not is_over.wait(wait_s):
+            count = "" if phase.total is None else f"{phase.done} of {phase.total}, "
+            self._print(f"        {phase.name}: {count}{phase.time} so far")
+            wait_s = _REPEAT * self._patience_s
+
+    def _remember(self, done: int, values: Mapping[str, float]) -> None:
+        self._done = done
+        for label, value in figures.courses(values).items():
+            self._courses[label].append(value)
+
+    def _left_s(self, step: int, step_s: float | None) -> float | None:
+        """Return the seconds until the last step ends, by the clock between steps, which counts
+        evaluations and checkpoints too; before a second step by `step_s`.
+        """
+        self._times.append((step, self._clock()))
+        (first, first_s), (last, last_s) = self._times[0], self._times[-1]
+        pace_s = (last_s - first_s) / (last - first) if last > first else step_s
+        left_s = None if pace_s is None else pace_s * max(0, self._num_steps - step)
+        self._ends_s = None if left_s is None else last_s + left_s
+        return left_s
+
+    def _rows(self) -> Iterator[tuple[RenderableType, ...]]:
+        """Yield the rows of the panel: the inner phase, the run, and the course of its figures."""
+        for phase in self._phases[-1:]:
+            yield Text(phase.name, style="bold"), *_bar(phase.done, phase.total), phase.time
+        now_s = self._clock()
+        left = "" if self._ends_s is None else f", {duration(max(0, self._ends_s - now_s))} left"
+        time_s = duration(now_s - self._started_s)
+        yield "run", *_bar(self._done, self._num_steps), f"{time_s}{left}"
+        for label, course in self._courses.items():
+            yield Text(label), _Sparkline(course), f"{course[-1]:.3f}"
+
+
+def _bar(done: int, total: int | None) -> tuple[ProgressBar, str]:
+    """Return a bar and a count; the bar pulses when the end is unknown."""
+    bar = ProgressBar(total=total, completed=done, pulse=total is None)
+    return bar, "" if total is None else f"{done}/{total}"
+
+
+class _Sparkline(NamedTuple):
+    """Bars of the last values, as many as there is room for."""
+
+    values: Sequence[float]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(sparkline(self.values, options.max_width), style="cyan")
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return the last `width` finite values as bars from their smallest to their largest."""
+    shown = [value for value in values if math.isfinite(value)][-width:]
+    if not shown:
+        return ""
+    low, span = min(shown), max(shown) - min(shown)
+    top = len(_BARS) - 1
+    return "".join(_BARS[round((value - low) / span * top) if span > 0 else 0] for value in shown)

@@ -22,10 +22,7 @@ from april_rl.tracking.axes import Axes
 from april_rl.tracking.backend import BackendSettings
 from april_rl.tracking.backends import check_installed, start_backends
 from april_rl.tracking.labels import RunLabels
-from april_rl.tracking.live_view import LiveView
 from april_rl.tracking.metrics_file import MetricsFile
-from april_rl.tracking.pace import Pace
-from april_rl.tracking.plain_view import PlainView
 from april_rl.tracking.samples_file import (
     EvaluationRecord,
     SampleRecord,
@@ -97,7 +94,6 @@ class Tracker:
                 forget_steps(run_dir, first_step)
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
         self._axes = Axes(self._metrics_file.last_row)
-        self._pace = Pace(num_steps)
         self._signal, self._is_silence_told = SignalWatch(), False
         title = f"{name}: {num_steps} steps of {num_groups} groups"
         self._view = view or open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
@@ -140,8 +136,7 @@ class Tracker:
                 self._metrics_file.append(step, values)
             if step > self._metrics_file.forgotten_step:  # trackers have the others already
                 self._backends.log(step, values, metrics.histograms())
-            left_s = self._pace.left_s(step, step_s=values.get("time/step_s"))
-            self._view.step(step, values, left_s=left_s)
+            self._view.step(step, values)
         self._watch_signal(step, values.get("reward/no_signal_frac"))
 
     def _watch_signal(self, step: int, no_signal_frac: float | None) -> None:
@@ -163,7 +158,7 @@ class Tracker:
             with self._writing():
                 self._metrics_file.amend(step, values)
             self._backends.log(step, values, metrics.histograms())
-            self._view.step(step, values, left_s=None)
+            self._view.step(step, values)
 
     def wants_samples(self, step: int) -> bool:
         """Return whether `samples` of this step are written or shown; else spare their texts."""
@@ -275,8 +270,7 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def open_view(*, title: str, num_steps: int, is_terminal: bool | None = None) -> View:
-    """Return the live view on a terminal that can move its cursor, plain lines elsewhere."""
+    """Return a view with a panel on a terminal that can move its cursor, without one elsewhere."""
     console = Console()
-    if can_redraw(console) if is_terminal is None else is_terminal:
-        return LiveView(title=title, num_steps=num_steps, console=console)
-    return PlainView(title=title)
+    has_panel = can_redraw(console) if is_terminal is None else is_terminal
+    return View(title=title, num_steps=num_steps, terminal=console if has_panel else None)

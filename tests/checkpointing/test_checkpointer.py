@@ -31,7 +31,7 @@ class Workers:
         (folder / "rank_00000.safetensors").write_bytes(b"weights")
         return ["rank_00000.safetensors"]
 
-    def saved(self) -> Written | None:
+    def poll_save(self) -> Written | None:
         self.asked += 1
         if self.asked <= self.answers_after:
             return None
@@ -237,7 +237,9 @@ def test_a_folder_that_disappears_during_a_save_fails_only_that_checkpoint(setup
     run.checkpointer.start(2, {}, about={})
     for path in run.workers.folder.iterdir():
         path.unlink()
-    run.workers.saved = lambda: Written(records={"rank_00000.safetensors": record(Path(__file__))})
+    run.workers.poll_save = lambda: Written(
+        records={"rank_00000.safetensors": record(Path(__file__))}
+    )
     run.checkpointer.finish()
     assert "step 2 could not be written" in run.told[-1]
     assert latest(run.root) == run.root / "step_1"

@@ -9,6 +9,7 @@ import pytest
 from composed_config import SECTIONS, load
 
 from april_rl.config import TrainConfig
+from april_rl.config.consistency import check_consistency
 from april_rl.config.store import ConfigError
 from april_rl.config.task import EvaluationConfig, EvaluationSetConfig
 
@@ -34,7 +35,7 @@ def test_no_setting_accepts_nan_or_infinity(value: float) -> None:
             if not isinstance(getattr(section(), entry.name), float):
                 continue
             with suppress(ValueError):
-                TrainConfig(**{name: section(**{entry.name: value})})
+                check_consistency(TrainConfig(**{name: section(**{entry.name: value})}))
                 taken.append(f"{name}.{entry.name}")
     assert taken == []
 

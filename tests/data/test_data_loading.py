@@ -134,7 +134,7 @@ def test_a_file_that_has_changed_is_refused_when_a_run_goes_on(tmp_path, tokeniz
         return stream_of({"": load(path, tokenizer)}, {"": 1.0}, seed=0)
 
     path = jsonl(tmp_path / "data.jsonl", ROWS)
-    state = stream().state()
+    state = stream().save()
     stream().restore(state)
     jsonl(tmp_path / "data.jsonl", changed)
     with pytest.raises(DataError, match=rf"^data\.path={path} has changed .* gives 3 prompts, as"):

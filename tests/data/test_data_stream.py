@@ -46,7 +46,7 @@ def test_every_epoch_and_every_seed_has_a_different_order():
 def test_a_restored_stream_goes_on_exactly(num_prompts, before, elsewhere, seed):
     source = stream(num_prompts, seed)
     taken(source, before)
-    state = source.state()
+    state = source.save()
     other = stream(num_prompts, seed)
     taken(other, elsewhere)
     other.restore(state)
@@ -63,7 +63,7 @@ def test_the_order_of_a_seed_never_changes():
 )
 def test_a_state_of_another_stream_is_refused(changes, expected):
     with pytest.raises(DataError, match=expected):
-        stream(3).restore(stream(3).state() | changes)
+        stream(3).restore(stream(3).save() | changes)
 
 
 def numbered(name, count):
@@ -117,12 +117,12 @@ def test_a_restored_mixture_goes_on_exactly(before, elsewhere):
     source, other = mixture(sizes, weights), mixture(sizes, weights)
     taken(source, before)
     taken(other, elsewhere)
-    other.restore(source.state())
+    other.restore(source.save())
     assert taken(other, 40) == taken(source, 40)
 
 
 def test_a_state_of_another_mixture_is_refused():
-    state = mixture({"a": 4, "b": 9}, {"a": 2, "b": 1}).state()
+    state = mixture({"a": 4, "b": 9}, {"a": 2, "b": 1}).save()
     with pytest.raises(DataError, match=r"weights \{'a': 1, 'b': 1\} and .*\{'a': 2, 'b': 1\}"):
         mixture({"a": 4, "b": 9}, {"a": 1, "b": 1}).restore(state)
     with pytest.raises(DataError, match=r"data\.sources\.b\.path= gives 8 prompts"):
@@ -135,7 +135,7 @@ def test_a_source_of_a_mixture_that_has_changed_is_refused_by_its_path():
         sources = {name: numbered(name, 3) for name in "ab"}
         return MixedStream(sources, {"a": 1, "b": 1}, seed=0, origins=origins)
 
-    state = mixture_of("2").state()
+    state = mixture_of("2").save()
     mixture_of("2").restore(state)
     with pytest.raises(DataError, match=r"^data\.sources\.b\.path=b\.jsonl has changed since"):
         mixture_of("3").restore(state)

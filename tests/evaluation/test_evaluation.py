@@ -14,6 +14,7 @@ from rollout_runs import lognormal
 from april_rl.assembly.evaluation import held_out_sets
 from april_rl.assembly.workers import context_length
 from april_rl.config import TrainConfig
+from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import RolloutConfig
 from april_rl.config.task import (
     DataConfig,
@@ -279,7 +280,7 @@ def test_the_function_that_decides_is_the_named_one_or_the_first_that_scores_the
     assert the_set(named).function == "math"
     assert the_set(named).answer_of is not None
     with pytest.raises(ValueError, match=r"evaluation.function=maths is not a name"):
-        replace(config, evaluation=replace(config.evaluation, function="maths"))
+        check_consistency(replace(config, evaluation=replace(config.evaluation, function="maths")))
     sources = {"web": SourceConfig(path="web")}
     mixture = replace(config, data=DataConfig(path="", sources=sources))
     functions["form"].sources = ["web"]

@@ -227,7 +227,7 @@ def test_parts_are_what_transformers_would_save(family):
     found = {
         part.name: (part, tensor)
         for name, tensor in tensors.items()
-        for part in names.parts(name, tensor.shape)
+        for part in names.stored(name, tensor.shape)
     }
     assert found.keys() == expected.keys()
     for name, (part, tensor) in found.items():
@@ -241,7 +241,7 @@ def test_a_checkpoint_in_another_form_is_refused_by_its_names():
     names = StoredNames(model)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     with pytest.raises(UnknownLayoutError, match=r"model\.path: .*where the learner has"):
-        [names.parts(name, shape) for name, shape in shapes.items()]
+        [names.stored(name, shape) for name, shape in shapes.items()]
 
 
 def rewritten(path: str, target: Path, **changes: torch.Tensor | None) -> str:

@@ -60,7 +60,7 @@ def test_training_goes_on_to_the_last_bit(path, tmp_path, changes):
         expected = [update(learner, path, seed) for seed in range(3, 5)]
         snapshot.write(tmp_path)  # later: training does not change what was copied
         again = make_learner(path, **changes)
-        again.restore(tmp_path)
+        again.load_state(tmp_path)
         assert [update(again, path, seed) for seed in range(3, 5)] == expected
         found, wanted = whole(again), whole(learner)
     assert found.keys() == wanted.keys()
@@ -73,7 +73,7 @@ def _run_rank(rank: int, path: str, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     learner = make_learner(path)
-    learner.restore(Path(folder, "one"))
+    learner.load_state(Path(folder, "one"))
     loss = update(learner, path, 1)
     learner.snapshot().write(Path(folder, "two"))
     Path(folder, "loss").write_text(str(loss))
@@ -95,7 +95,7 @@ def test_the_number_of_ranks_may_change(path, tmp_path):
     assert len(list((tmp_path / "two").glob("rank_*.safetensors"))) == 2
     with group_of_one():
         again = make_learner(path)
-        again.restore(tmp_path / "two")
+        again.load_state(tmp_path / "two")
         losses = [float((tmp_path / "loss").read_text()), update(again, path, 2)]
     assert losses == pytest.approx(expected[1:], abs=1e-5)
 
@@ -115,7 +115,7 @@ def test_the_state_of_another_model_is_refused_by_name(saved, tmp_path_factory):
     _, folder = saved
     other = write_model(tmp_path_factory.mktemp("other") / "untied", tied=False)
     with pytest.raises(TrainingStateError, match=r"is of another model: .*lm_head\.weight"):
-        make_learner(other).restore(folder)
+        make_learner(other).load_state(folder)
 
 
 def test_a_missing_file_of_a_rank_is_found(saved):
@@ -131,7 +131,7 @@ def test_a_missing_file_of_a_rank_is_found(saved):
     shapes = {k: list(t.shape) for k, t in tensors.items()} | {key: [2 * half]}
     save_file(tensors, name, {"boxes": json.dumps(boxes), "shapes": json.dumps(shapes)})
     with pytest.raises(TrainingStateError, match=rf"{half} of the {2 * half} numbers of {key}"):
-        learner.restore(folder)
+        learner.load_state(folder)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_safetensors_is_named(saved, content):
     learner, folder = saved
     next(folder.glob("rank_*.safetensors")).write_bytes(content)
     with pytest.raises(TrainingStateError, match=r"rank_00000\.safetensors cannot be read"):
-        learner.restore(folder)
+        learner.load_state(folder)
 
 
 def test_damaged_counters_are_named(saved):
@@ -150,4 +150,4 @@ def test_damaged_counters_are_named(saved):
     learner, folder = saved
     (folder / "optimizer.json").write_text("[]")
     with pytest.raises(TrainingStateError, match=r"optimizer\.json cannot be read"):
-        learner.restore(folder)
+        learner.load_state(folder)

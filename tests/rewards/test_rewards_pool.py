@@ -17,7 +17,7 @@ from source_tree import TESTS
 
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
-from april_rl.rewards.check import check_reward, gold_response, rate
+from april_rl.rewards.check import check_reward, gold_response
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
@@ -42,7 +42,8 @@ def checked(function, **changes):
     reward = RewardConfig(function=function, **settings)
     with closing(RewardPool(reward, decode=characters)) as tried:
         check_reward(reward, tried, [sample(0, "").prompt])
-        return rate(tried, [sample(0, "").prompt], [gold_response("2", reward.extract)])[0]
+        (scores,) = tried.try_on(sample(0, "").prompt, [gold_response("2", reward.extract)])
+        return scores[0].value
 
 
 def outcomes(scores):

@@ -96,7 +96,7 @@ def save(run: Run) -> str:
     return json.dumps(
         {
             "collector": run.collector.save(),
-            "stream": run.prompts.real.state(),
+            "stream": run.prompts.real.save(),
             "version": run.version,
             "taken": run.prompts.taken,
         },

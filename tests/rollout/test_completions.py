@@ -58,7 +58,7 @@ def test_a_response_that_ends_without_a_token_is_finished():
     assert sent.record.finished_samples == 1
     other = replace(last, sample_id=SampleId(1, 1))
     assert sent.extend(other, engine=1) == [other]
-    sent.groups.score([Score(SampleId(1, index), float(index), "scored") for index in (0, 1)])
+    sent.groups.take_scores([Score(SampleId(1, index), float(index), "scored") for index in (0, 1)])
     assert sent.buffer.ready_versions() == {0: 1}, "as after it was saved"
 
 

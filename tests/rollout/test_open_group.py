@@ -74,9 +74,9 @@ def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
     group = open_group(Buffer(3), None, None, None)
     scores = [Score(SampleId(1, i), float(i), "scored") for i in range(3)]
     for index in (2, 2, 1):
-        group.score(scores[index])
+        group.add_score(scores[index])
         assert not group.is_scored
-    group.score(scores[0])
+    group.add_score(scores[0])
     assert group.is_scored
     scored = group.scored()
     assert scored.group == Group(prompt=PROMPT, samples=tuple(group.samples))
@@ -87,7 +87,7 @@ def test_a_group_with_failed_scores_has_the_first_failure_and_no_rewards():
     """Fails when a failed score is forgotten, or taken for a reward."""
     group = open_group(Buffer(2), None, None)
     for index in (1, 0):
-        group.score(Score(SampleId(1, index), None, "timeout", str(index)))
+        group.add_score(Score(SampleId(1, index), None, "timeout", str(index)))
     assert group.is_scored
     assert group.failure == ((1, 1), "reward timeout", "1")
     with pytest.raises(AssertionError):
@@ -141,7 +141,7 @@ def test_a_group_that_failed_is_restored_as_failed():
     """Fails when a sample without value is read back as one with a value."""
     group = open_group(Buffer(2), None, None)
     failed = Score(SampleId(1, 1), None, "crash", "died")
-    group.score(failed)
+    group.add_score(failed)
     again = restored(group)
     assert again.failure == (failed.sample_id, "reward crash", "died")
     assert again.indices(SampleState.scored) == [1]
@@ -157,7 +157,7 @@ def test_a_response_that_the_engine_failed_has_no_reward_also_when_it_is_restore
     assert group.extend(failed) is not None
     group.move_all(SampleState.running, to=SampleState.parked)
     for one in (group, restored(group)):
-        one.score(Score(SampleId(1, 1), 1.0, "scored"))
+        one.add_score(Score(SampleId(1, 1), 1.0, "scored"))
         assert one.failure == (
             SampleId(1, 1),
             "engine nan_logprobs",

@@ -1,4 +1,4 @@
-"""What a run shows: the live view at two widths, plain lines elsewhere, readable figures."""
+"""What a run prints: lines, and a panel below them on terminals of two widths."""
 
 import io
 import os
@@ -11,11 +11,8 @@ import pytest
 from rich.console import Console
 
 from april_rl.tracking import figures
-from april_rl.tracking.live_view import LiveView
-from april_rl.tracking.pace import Pace
-from april_rl.tracking.plain_view import PlainView
 from april_rl.tracking.samples_file import SampleRecord
-from april_rl.tracking.terminal import can_redraw
+from april_rl.tracking.terminal import View, can_redraw, sparkline
 
 VALUES = {
     "reward/mean": 0.4125,
@@ -49,65 +46,80 @@ def make_record(**changes: object) -> SampleRecord:
     return SampleRecord(**(fields | changes))
 
 
+class Clock:
+    """A clock that stands still between two steps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @contextmanager
-def live_view(width: int) -> Iterator[tuple[LiveView, Console]]:
+def view_of_terminal(width: int, clock: Clock | None = None) -> Iterator[tuple[View, Console]]:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=40)
-    view = LiveView(title="trial: 100 steps of 16 groups", num_steps=100, console=console)
+    title, clock = "trial [1]: 100 steps of 16 groups", clock or Clock()
+    view = View(title=title, num_steps=100, terminal=console, clock=clock)
     try:
         yield view, console
     finally:
         view.close()
 
 
-def panel_text(view: LiveView, width: int) -> str:
+def view_of_log(**changes: float) -> View:
+    return View(title="trial", num_steps=41, **changes)
+
+
+def panel_text(view: View, width: int) -> str:
     screen = Console(file=io.StringIO(), width=width)
     screen.print(view.panel())
     return screen.file.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_live_panel_shows_every_figure_whole_within_the_width(width: int) -> None:
-    with live_view(width) as (view, _):
-        view.step(0, EVALUATION, left_s=None)
-        for step in range(1, 61):
-            view.step(step, VALUES | {"reward/mean": 0.4125 * (step % 2)}, left_s=754.0)
-        view.step(61, VALUES, left_s=754.0)
-        with view.phase("rollout", 16) as phase:
+def test_the_panel_shows_phase_run_and_courses_within_the_width(width: int) -> None:
+    clock = Clock()
+    with view_of_terminal(width, clock) as (view, _):
+        view.step(0, EVALUATION)
+        for step in range(1, 62):
+            clock.now_s += 20.0
+            view.step(step, VALUES | {"reward/mean": 0.4125 * (step % 2)})
+        with view.phase("restoring the checkpoint", 16) as phase:
             phase.advance(11, "18,203 tokens/s")
             text = panel_text(view, width)
-    for wanted in [*SHOWN, "3%", "0.625", "held_out avg@k", "response tokens", "mismatch, nats"]:
+    for wanted in ["trial [1]", "restoring the checkpoint", "11/16", "18,203 tokens/s, 0s"]:
         assert wanted in text
-    for wanted in ["rollout", "11/16", "18,203 tokens/s", "61/100", "12m3", "left", "█▁█"]:
+    for wanted in ["61/100", "20m20s, 13m00s left", "0.412", "0.034", "held_out avg@k", "0.625"]:
         assert wanted in text
     assert {len(line) for line in text.splitlines()} == {width}
     assert "…" not in text
-    left, right = re.findall(
-        f"[{BARS}]+", next(line for line in text.splitlines() if "reward" in line)
-    )
-    assert len(left) == len(right) >= 8, "the right-hand sparkline is cut off"
+    (bars,) = re.findall(f"[{BARS}]+", next(line for line in text.splitlines() if "reward" in line))
+    assert len(bars) >= 8
+    assert bars.endswith("█▁█"), "the newest values are cut off"
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_finished_steps_scroll_above_the_live_panel(width: int) -> None:
-    with live_view(width) as (view, console):
+    with view_of_terminal(width) as (view, console):
         for step in (1, 2):
-            view.step(step, VALUES | EVALUATION, left_s=60.0)
+            view.step(step, VALUES | EVALUATION)
         view.message("saved")
         view.samples(2, [make_record()])
         text = console.file.getvalue()
-    assert figures.heading() in text
+    assert figures.HEADING in text
     shown = " ".join(re.sub(r"\x1b\[[\d;?]*\w", "", text).split())
     assert shown.count(figures.LEGEND) == 1, "explained once, below the first heading"
     assert shown.index(figures.LEGEND) < shown.index("0.412")
     for step in (1, 2):
-        assert figures.step_line(step, VALUES, left_s=60.0) in text
+        assert figures.step_line(step, VALUES, left_s=60.0)[:-8] in text
     assert "held_out: avg@k 0.625, pass@k 0.750" in text
     assert "saved" in text
     assert "prompt 7, sample 2: reward 1.00, advantage +0.87" in text
 
 
 def test_the_innermost_phase_is_shown_and_the_outer_one_again_after_it() -> None:
-    with live_view(80) as (view, _), view.phase("rollout", 16):
+    with view_of_terminal(80) as (view, _), view.phase("rollout", 16):
         with view.phase("evaluating"):
             assert "evaluating" in panel_text(view, 80)
         assert "rollout" in panel_text(view, 80)
@@ -116,25 +128,33 @@ def test_the_innermost_phase_is_shown_and_the_outer_one_again_after_it() -> None
 def test_plain_output_is_one_aligned_line_a_step_under_a_heading_every_twenty(
     capsys: pytest.CaptureFixture,
 ) -> None:
-    view = PlainView(title="trial")
+    clock = Clock()
+    view = view_of_log(clock=clock)
     for step in range(1, 42):
+        clock.now_s += 10.0
         with view.phase("rollout", 16):
-            view.step(step, VALUES, left_s=10.0 * (41 - step))
+            view.step(step, VALUES)
     view.close()
     title, *lines = capsys.readouterr().out.splitlines()
     assert title == "trial"
-    headings = [n for n, line in enumerate(lines) if line == figures.heading()]
+    headings = [n for n, line in enumerate(lines) if line == figures.HEADING]
     assert headings == [0, 22, 43]
     assert lines.pop(1) == figures.LEGEND, "explained once, below the first heading"
     assert len(lines) == 41 + 3
     assert {len(line) for line in lines} == {77}
-    assert lines[1].split() == ["1", *SHOWN, "6m40s"]
+    assert lines[1].split() == ["1", *SHOWN, "4m12s"]
 
 
 def test_a_plain_evaluation_is_a_line_of_its_own(capsys: pytest.CaptureFixture) -> None:
-    view = PlainView(title="trial")
-    view.step(0, EVALUATION, left_s=None)
+    view = view_of_log()
+    view.step(0, EVALUATION)
     assert capsys.readouterr().out == "trial\n     0  held_out: avg@k 0.625, pass@k 0.750\n"
+
+
+def test_an_evaluation_outside_training_has_no_step(capsys: pytest.CaptureFixture) -> None:
+    view = view_of_log()
+    view.evaluation(1, EVALUATION)
+    assert capsys.readouterr().out == "trial\nheld_out: avg@k 0.625, pass@k 0.750\n"
 
 
 def test_a_figure_of_an_evaluation_is_shown_with_its_interval(
@@ -142,15 +162,15 @@ def test_a_figure_of_an_evaluation_is_shown_with_its_interval(
 ) -> None:
     """Fails when 30 prompts look as sure as 30,000."""
     ends = {"eval/held_out/avg_at_k_low": 0.5, "eval/held_out/avg_at_k_high": 0.7}
-    view = PlainView(title="trial")
-    view.step(0, {**EVALUATION, **ends, "eval/held_out/maj_at_k": 0.7}, left_s=None)
+    view = view_of_log()
+    view.step(0, {**EVALUATION, **ends, "eval/held_out/maj_at_k": 0.7})
     assert (
         "held_out: avg@k 0.625 [0.500, 0.700], pass@k 0.750, maj@k 0.700" in capsys.readouterr().out
     )
 
 
 def test_a_long_phase_gets_one_line_and_a_short_one_none(capsys: pytest.CaptureFixture) -> None:
-    view = PlainView(title="trial", patience_s=0.2)
+    view = view_of_log(patience_s=0.2)
     with view.phase("sync"):
         pass
     with view.phase("rollout", 16) as phase:
@@ -161,14 +181,14 @@ def test_a_long_phase_gets_one_line_and_a_short_one_none(capsys: pytest.CaptureF
 
 
 def test_a_phase_ends_with_the_error_that_ended_it() -> None:
-    view = PlainView(title="trial")
+    view = view_of_log()
     with pytest.raises(RuntimeError, match="stalled"), view.phase("rollout", 16):
         raise RuntimeError("stalled")
 
 
 def test_missing_values_and_nan_are_shown_as_dashes() -> None:
-    line = figures.step_line(1, {"reward/mean": float("nan"), "time/step_s": 2.0}, left_s=None)
-    assert line.split() == ["1", "-", "-", "-", "-", "-", "-", "2.0", "-"]
+    line = figures.step_line(1, {"reward/mean": float("nan"), "time/step_s": 2.0}, left_s=5.0)
+    assert line.split() == ["1", "-", "-", "-", "-", "-", "-", "2.0", "5s"]
 
 
 @pytest.mark.parametrize(
@@ -195,9 +215,9 @@ def test_durations_have_two_units(seconds: float, text: str) -> None:
 
 
 def test_a_sparkline_shows_the_last_values_between_their_extremes() -> None:
-    assert figures.sparkline([9, 0, 1, float("nan"), 2], 3) == "▁▅█"
-    assert figures.sparkline([3, 3], 8) == "▁▁"
-    assert figures.sparkline([], 8) == ""
+    assert sparkline([9, 0, 1, float("nan"), 2], 3) == "▁▅█"
+    assert sparkline([3, 3], 8) == "▁▁"
+    assert sparkline([], 8) == ""
 
 
 def test_the_shown_samples_are_the_best_the_worst_and_the_longest_under_way() -> None:
@@ -219,20 +239,20 @@ def test_a_sample_is_readable_within_the_width_and_long_texts_lose_their_middle(
     assert "  response  first line\n            second line\n" in text
 
 
-def test_the_time_left_follows_the_clock_between_steps_not_the_step_time_alone() -> None:
-    times = iter([100.0, 103.0])
-    pace = Pace(10, clock=lambda: next(times))
-    assert pace.left_s(1, step_s=2.0) == pytest.approx(9 * 2.0)
-    assert pace.left_s(2, step_s=2.0) == pytest.approx(8 * 3.0)
-    assert Pace(10).left_s(0, step_s=None) is None
-
-
-def test_the_time_left_depends_on_recent_steps() -> None:
-    times = iter([0.0, *(1000.0 + step for step in range(25))])
-    pace = Pace(100, clock=lambda: next(times))
-    left = [pace.left_s(step, step_s=None) for step in range(26)]
-    assert left[1] == pytest.approx(99 * 1000.0)
-    assert left[25] == pytest.approx(75 * 1.0)
+def test_the_time_left_follows_the_clock_between_the_last_twenty_steps(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """Fails when evaluations and checkpoints between steps do not count, or a slow start counts."""
+    clock = Clock()
+    view = View(title="trial", num_steps=100, clock=clock)
+    clock.now_s = 1000.0
+    for step in range(1, 27):
+        view.step(step, {"time/step_s": 6.0})
+        clock.now_s += 1000.0 if step == 1 else 10.0
+    lines = {line.split()[0]: line.split()[-1] for line in capsys.readouterr().out.splitlines()}
+    assert lines["1"] == "9m54s", "99 steps of the 6 s that the first step says it took"
+    assert lines["2"] == "1d03h", "98 steps of 1000 s"
+    assert lines["26"] == "12m20s", "74 steps of 10 s"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_a_resume_that_the_workers_refuse_changes_nothing(tmp_path: Path, monkey
     def refuse(*_: object) -> None:
         raise RunError("the learner's files are of another model")
 
-    monkeypatch.setattr(FakeWorkers, "restore", refuse)
+    monkeypatch.setattr(FakeWorkers, "load_state", refuse)
     for resume in ("auto", str(tmp_path / CHECKPOINTS / "step_2")):
         with pytest.raises(RunError, match="of another model"):
             run(saving_each_step(9), tmp_path, resumed=load(resume, tmp_path))

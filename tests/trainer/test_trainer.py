@@ -33,7 +33,7 @@ from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
 from april_rl.metrics import Mean, Metrics, Sum
 from april_rl.tracking import keys
-from april_rl.tracking.plain_view import PlainView
+from april_rl.tracking.terminal import View
 from april_rl.tracking.timeline_file import read_timeline
 from april_rl.trainer import Trainer
 from april_rl.types import Prompt
@@ -113,7 +113,7 @@ def run(
     workers = FakeWorkers(engines, run_dir)
 
     def build(config, *, run_dir, plain, stack, resumed) -> Parts:
-        view = PlainView(title="")
+        view = View(title="", num_steps=1)
         quiet = replace(config.tracking, backends=[], print_samples_every=0)
         prompts = PromptStream([PROMPT], seed=0)
         if resumed is not None:

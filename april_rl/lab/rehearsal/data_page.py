@@ -21,8 +21,7 @@ from april_rl.data.prompts import PromptTable, load_prompts
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import UnwritableError, copy_rows
 from april_rl.lab.rehearsal.decontamination import Overlap, Passages
-from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, shortened, try_forms
-from april_rl.rewards.check import rate
+from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, shortened, try_forms
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from april_rl.lab.rehearsal.findings import Finding
 from april_rl.lab.rehearsal.forms import FORMS, another_answer, asked_form, stated
+from april_rl.rewards.pool import RewardPool
+from april_rl.rewards.scorebook import total
 from april_rl.types import Prompt
 
 _NUM_TRIED = 4  # prompts whose answers are rated
@@ -32,6 +34,16 @@ class FormsTried:
     def span(self) -> float:
         """Return the reward of a right answer in the best form less that of a wrong one."""
         return max(self.right.values()) - self.wrong
+
+
+def rate(
+    rewards: RewardPool, prompts: Sequence[Prompt], responses: Sequence[str]
+) -> list[float | None]:
+    """Return the reward of each response to the prompt at the same position; None for no score.
+    Each response is its own group.
+    """
+    tried = (rewards.try_on(p, [r])[0] for p, r in zip(prompts, responses, strict=True))
+    return [total(rewards.functions, scores).value for scores in tried]
 
 
 def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried:

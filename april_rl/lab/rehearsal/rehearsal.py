@@ -29,12 +29,11 @@ from april_rl.lab.rehearsal import findings as find
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import write_sampled_rows
 from april_rl.lab.rehearsal.findings import Finding
-from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, shown_set, try_forms
+from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, rate, shown_set, try_forms
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.learner.model_sizes import ModelSizes, model_sizes
-from april_rl.rewards.check import rate
 from april_rl.rewards.pool import RewardPool
 from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.preflight import (
