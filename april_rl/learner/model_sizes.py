@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -25,27 +24,10 @@ from april_rl.learner.architecture import (
     recompute_activations,
 )
 from april_rl.learner.lora import inject
+from april_rl.learner.sizes import ModelSizes
 
 _COUNTING = "april_rl_counting"  # name in transformers of an attention that computes nothing
 _TOKENS = 512  # of the row that is passed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """Sizes of a model, in numbers (parameters) unless a name says bytes."""
-
-    num_parameters: int
-    num_trained: int  # all of them, or those of its adapters
-    has_adapters: bool
-    num_layers: int
-    hidden_size: int
-    largest_tensor: int
-    layer_parameters: int  # of the largest layer, with all its experts
-    root_parameters: int  # of the FSDP unit that holds the output layer
-    embedding_unit: int  # parameters of an embedding that is a unit of its own; tied ones are not
-    kv_numbers: int  # keys and values of a token in all layers
-    activation_bytes: float  # that autograd keeps for a token, in bfloat16
-    checkpointed_bytes: float  # with checkpointing: kept, and of the layer computed again
 
 
 def model_sizes(model_path: str, lora: LoraConfig) -> ModelSizes:
@@ -128,23 +110,23 @@ class _Kept:
         self.of_layers[-1] += self.num_bytes
 
     def _attention(
-        self, _: nn.Module, query: Tensor, key: Tensor, value: Tensor, *__: object, **___: object
+        self, _: nn.Module, q: Tensor, k: Tensor, v: Tensor, *__: object, **___: object
     ) -> tuple[Tensor, None]:
         """Keep what FlashAttention keeps, and compute nothing."""
-        self.kv_numbers += sum(x.shape[1] * x.shape[3] for x in (key, value))
-        out = _FlashAttention.apply(query, key, value)  # type: ignore[no-untyped-call]
+        self.kv_numbers += sum(x.shape[1] * x.shape[3] for x in (k, v))
+        out = _FlashAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
         return cast("Tensor", out), None
 
 
 class _FlashAttention(torch.autograd.Function):
-    """Keeps queries, keys, values, the output and a number per query and head."""
+    """Keeps q, k, v, the output and a number for each token and head."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        batch, heads, tokens, _ = query.shape
-        out = query.new_empty(batch, tokens, heads, value.shape[3])
-        normaliser = query.new_empty(batch, heads, tokens, dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, out, normaliser)
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        batch, heads, tokens, _ = q.shape
+        out = q.new_empty(batch, tokens, heads, v.shape[3])
+        normaliser = q.new_empty(batch, heads, tokens, dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, normaliser)
         return out
 
 

@@ -1,4 +1,8 @@
-"""Sizes of what the learner holds at a time. Free of torch, because the memory plan counts them."""
+"""Sizes of what the learner holds. Free of torch, because the memory plan reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
 
 SHARD_BYTES = 2 * 2**30  # size of a file of an export, which rank 0 holds whole
 # Bytes of one block of float32 logits. On CPU a block that fits in the cache is fastest, as long as
@@ -6,3 +10,21 @@ SHARD_BYTES = 2 * 2**30  # size of a file of an export, which rank 0 holds whole
 CPU_BLOCK_BYTES = 8 * 2**20
 BLOCK_BYTES = 256 * 2**20
 MIN_BLOCK_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a model, in numbers (parameters) unless a name says bytes."""
+
+    num_parameters: int
+    num_trained: int  # all of them, or those of its adapters
+    has_adapters: bool
+    num_layers: int
+    hidden_size: int
+    largest_tensor: int
+    layer_parameters: int  # of the largest layer, with all its experts
+    root_parameters: int  # of the FSDP unit that holds the output layer
+    embedding_unit: int  # parameters of an embedding that is a unit of its own; tied ones are not
+    kv_numbers: int  # keys and values of a token in all layers
+    activation_bytes: float  # that autograd keeps for a token, in bfloat16
+    checkpointed_bytes: float  # with checkpointing: kept, and of the layer computed again

@@ -10,8 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from april_rl.config.choices import Offload
-from april_rl.learner.model_sizes import ModelSizes
-from april_rl.learner.sizes import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS, SHARD_BYTES
+from april_rl.learner.sizes import (
+    BLOCK_BYTES,
+    CPU_BLOCK_BYTES,
+    MIN_BLOCK_ROWS,
+    SHARD_BYTES,
+    ModelSizes,
+)
 from april_rl.memory.inputs import MemoryInputs
 
 GIB = 1 << 30

@@ -33,7 +33,8 @@ from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, rate, sho
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
-from april_rl.learner.model_sizes import ModelSizes, model_sizes
+from april_rl.learner.model_sizes import model_sizes
+from april_rl.learner.sizes import ModelSizes
 from april_rl.rewards.pool import RewardPool
 from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.preflight import (
