@@ -92,7 +92,7 @@ def test_workers_get_the_model_folder_as_an_absolute_path(task, tmp_path, monkey
     """Workers of a cluster start in another directory, where a relative path would be a hub id."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    write(tmp_path / "model" / "config.json", {"model_type": "gpt2"})
+    write(tmp_path / "model" / "config.json", {"model_type": "mamba"})
     assert f"model.path={tmp_path}/model: " in refused(task, tmp_path, "model.path=model")
 
 

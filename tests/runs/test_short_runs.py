@@ -37,7 +37,7 @@ def test_a_short_run_warns_of_its_prompts_and_shows_its_samples(tmp_path: Path) 
     assert "of these prompts are unknown to the model, which reads chats.jsonl:1 as" in done.stdout
     assert "'<unk>hat is 0 <unk>lus 2000<unk>'" in done.stdout
     lines = done.stdout.splitlines()
-    header = lines.index(figures.heading())
+    header = lines.index(figures.HEADING)
     assert lines[header + 1] == figures.LEGEND
     assert [line.split()[0] for line in lines[header + 2 : header + 5]] == ["1", "2", "3"]
     assert lines[header + 5].startswith("No group has a signal since step 1: ")

@@ -95,17 +95,17 @@ def test_a_refused_run_ends_no_other_of_the_sweep(tmp_path: Path) -> None:
 SIGNALLED = """
 import os, signal, sys
 from april_rl import command_line
-from april_rl.assembly import run as assembly
+from april_rl.assembly import decisions
 
 class Dropped:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
 
-def settled(config, settled=assembly.settled):
+def settled(config, settled=decisions.settled):
     Dropped()
     return settled(config)
 
-assembly.settled = settled
+decisions.settled = settled
 command_line.main()
 """
 
