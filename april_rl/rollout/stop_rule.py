@@ -80,7 +80,7 @@ def must_wait(
 
     `open_versions` and `ready_versions` count groups by the version of their oldest token. A group
     of `oldest_allowed` must be trained now, one of `oldest_allowed` + k within k more steps. A step
-    trains `num_groups` (N), oldest first, so at most k·N of those may be left (the condition of
+    trains `num_groups` (N), due ones first, so at most k·N of those may be left (the condition of
     earliest-due-date scheduling, Jackson 1955). Waiting for open groups helps while fewer than N of
     them are ready. It always succeeds if there are never more than N·(policy_version -
     oldest_allowed + 1) groups.
