@@ -335,20 +335,27 @@ def test_a_command_that_fails_is_shown_with_its_error(tmp_path, said, error, mes
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_a_part_that_fails_is_on_the_page_and_a_second_start_does_nothing(tmp_path, capsys):
-    (tmp_path / "path" / "vllm").mkdir(parents=True)
-    broken = tmp_path / "path" / "vllm" / "__init__.py"
+@pytest.mark.parametrize(
+    ("part", "library"),
+    [("learner", "hydra"), pytest.param("sync", "vllm", marks=pytest.mark.soak)],
+)
+def test_a_part_that_fails_is_on_the_page_and_a_second_start_does_nothing(
+    tmp_path, capsys, part, library
+):
+    """Fails when the message of a library that a part cannot import is not on the page."""
+    (tmp_path / "path" / library).mkdir(parents=True)
+    broken = tmp_path / "path" / library / "__init__.py"
     broken.write_text(f"raise ImportError({PLANTED!r})")
     folder = tmp_path / "out"
-    first = accept(folder, "parts=sync", path=tmp_path / "path")
+    first = accept(folder, f"parts={part}", path=tmp_path / "path")
     assert first.returncode == 1, first.stdout + first.stderr
-    expected = {"sync": "failed"}
+    expected = {part: "failed"}
     assert statuses(folder) == expected
     page = (folder / "acceptance.md").read_text()
     assert f"failed: ImportError: {PLANTED}" in page
     assert "output=" in first.stdout.splitlines()[-1]  # how to run it again
 
-    # A program that ran a part again would find vLLM whole now.
+    # A program that ran a part again would find the library whole now.
     only = ",".join(set(gpu_acceptance.NAMES) - set(expected))
     everything = json.loads((folder / "acceptance.json").read_text())
     skipped = {"status": "skipped", "took_s": 0.0, "reason": "not in this test"}

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import environment, write_task
+from command_line import environment, groups_of, write_task
 from source_tree import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
     tmp_path, num_kills, seed
 ):
-    """Fails when a checkpoint is half written, a step is there twice, a prompt is lost or trained
-    twice, or a process stays.
+    """The reward counts its calls. Fails when a checkpoint is half written, a step is there twice,
+    a prompt is lost or trained twice, a process stays, or the reward counts anew after a resume.
     """
     task = write_task(tmp_path)
     args = ["--kills", str(num_kills), "--seed", str(seed), "--output", str(tmp_path / "killed")]
@@ -30,7 +30,8 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
         f"model.path={task / 'model'}",
         f"data.path={task / 'sums.jsonl'}",
         "data.template=plain",
-        "reward.function=reward_functions:even_length",
+        "reward.function=reward_functions:Counter",
+        "reward.num_processes=1",
         "trainer.num_groups=4",
         "rollout.group_size=4",
     ]
@@ -45,3 +46,6 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.count(" s, step ") == num_kills
     assert f"{num_kills} kills, seed {seed}: 0 checks failed" in done.stdout
+    groups = groups_of(tmp_path / "killed" / "run")
+    rewards = [group[0]["reward"] for group in groups]
+    assert len(set(rewards)) == len(rewards) == 4 * 2 * num_kills
