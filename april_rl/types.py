@@ -88,7 +88,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine returns for one request: a whole response, or a part when `finish_reason` is
+    """The result of one request to an engine: a whole response, or a part when `finish_reason` is
     None.
 
     Engines return `array("i")` and `array("d")`: 12 or 13 bytes per token in memory and in transit,

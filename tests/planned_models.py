@@ -83,7 +83,7 @@ def changed(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
 
 @cache
 def sizes_of(name: str, *, rank: int = 0) -> ModelSizes:
-    """Of the model of `MODELS` by its size, or "R1-1.5B", with adapters of that rank."""
+    """Return the sizes of a model of `MODELS`, or of "R1-1.5B", with adapters of that rank."""
     with TemporaryDirectory() as folder:
         if name == "R1-1.5B":
             config: PreTrainedConfig = Qwen2Config(**R1_DISTILL)

@@ -1,4 +1,4 @@
-"""Which architectures the learner trains: every one that transformers has, tried at a tiny size.
+"""A table of the architectures that the learner trains: all of transformers, tried at a tiny size.
 
 python tools/models_table.py           # write docs/models.md; half a minute of CPU
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """How T tokens divide into S whole responses; a response is always in one row."""
+    """Division of T tokens into S whole responses; a response is always in one row."""
 
     lengths: Tensor  # [S], tokens
     index: Tensor  # [T], the response that a token belongs to

@@ -1,6 +1,4 @@
-"""What the settings of a run become on its machine: every `auto` is decided here, and the lines
-that the start prints say what and why.
-"""
+"""Decides every `auto` of a run for its machine; the lines of the start say what and why."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from april_rl.supervision.host_memory import WorkerMemory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """What is decided before a worker starts."""
+    """Decisions that are made before a worker starts."""
 
     config: TrainConfig  # rollout.resume may still be auto: `decide_memory`
     layout: Layout
@@ -31,7 +29,7 @@ class Decisions:
 
 
 class MemoryDecisions(NamedTuple):
-    """What is decided once the workers have told their memory."""
+    """Decisions that need the memory of the workers' machines."""
 
     config: TrainConfig
     engines_sleep: bool  # during updates
@@ -39,8 +37,8 @@ class MemoryDecisions(NamedTuple):
 
 
 def decide(requested: TrainConfig) -> Decisions:
-    """Decide layout and precision, and check that the machine and the model suffice. Raise RunError
-    with all that is missing, or UnsupportedModelError.
+    """Decide layout and precision. Raise RunError when machine and model do not suffice, or the
+    learner cannot compute the model.
     """
     config, layout = settled(requested)
     check_machine(config, layout)

@@ -1,4 +1,4 @@
-"""Whether a run can go on from a checkpoint, before anything in its directory is changed."""
+"""Checks that a run can go on from a checkpoint, before anything in its directory is changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from april_rl.errors import RunError
 from april_rl.learner.sizes import ModelSizes
 from april_rl.rollout.codec import check_state
 
-_SIZES = ("hidden_size", "num_layers", "num_parameters", "kv_numbers")
+_SIZES = ("hidden_size", "num_layers", "num_heads", "num_parameters")
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 8  # of each file of weights
 
@@ -55,7 +55,7 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
     )
     saved = state["base"]
     for name in _SIZES:
-        # A checkpoint of an earlier version does not hold every size.
+        # A checkpoint of an earlier version does not hold num_parameters.
         if saved.get(name, model[name]) != model[name]:
             raise OtherModelError(
                 f"model.path={config.model.path} has {name} {model[name]}, but the model of the "

@@ -21,7 +21,7 @@ from april_rl.tracking.tracker import Tracker, check_unused
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """What a run will write into its directory, and where it goes on."""
+    """The directory of a run, before and when the run takes it over."""
 
     path: Path
     config: TrainConfig

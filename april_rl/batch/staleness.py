@@ -1,4 +1,4 @@
-"""How old tokens are when they are trained."""
+"""Ages of tokens when they are trained."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _CORE, _LAB = __name__, "april_rl.lab.commands"
 
 
 class Command(NamedTuple):
-    """What a command does, in a line, and the folder of its module."""
+    """Summary of a command in a line, and the folder of its module."""
 
     summary: str
     folder: str = _LAB

@@ -9,7 +9,7 @@ from april_rl.config.checks import check_bounds, require, within
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointConfig:
-    """What a run writes to disk: checkpoints to resume from, exports to use.
+    """Settings of what a run writes to disk: checkpoints to resume from, exports to use.
 
     The last step always writes both.
     """

@@ -6,14 +6,14 @@ from enum import Enum
 
 
 class OnStale(Enum):
-    """What happens to a group that would pass `rollout.max_staleness`."""
+    """Treatment of a group that would pass `rollout.max_staleness`."""
 
     finish = "finish"  # the step waits for it
     mask = "mask"  # its tokens beyond the cap get no gradient
 
 
 class Resume(Enum):
-    """How a parked sample goes on in the next step."""
+    """Ways in which a parked sample continues in the next step."""
 
     auto = "auto"  # keep where engines stay awake (on a CPU always), otherwise reprefill
     keep = "keep"  # with the KV cache the older policies computed, where the engine still has it
@@ -27,7 +27,7 @@ class Resume(Enum):
 
 
 class Advantage(Enum):
-    """How rewards become advantages."""
+    """Formulas that turn rewards into advantages."""
 
     grpo = "grpo"  # (reward - group mean) / group standard deviation
     dr_grpo = "dr_grpo"  # reward - group mean
@@ -60,7 +60,7 @@ LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {
 
 
 class Aggregation(Enum):
-    """How the losses of a batch's tokens are averaged."""
+    """Averages over the losses of a batch's tokens."""
 
     token_mean = "token_mean"  # every token counts the same
     sequence_mean = "sequence_mean"  # every response counts the same
@@ -101,7 +101,7 @@ class Ratio(Enum):
 
 
 class Schedule(Enum):
-    """How the learning rate changes after the warm-up."""
+    """Courses of the learning rate after the warm-up."""
 
     constant = "constant"
     linear = "linear"
@@ -109,7 +109,7 @@ class Schedule(Enum):
 
 
 class Offload(Enum):
-    """Which part of the learner moves to host memory while the engine generates."""
+    """Part of the learner that moves to host memory while the engine generates."""
 
     none = "none"
     optimizer = "optimizer"  # optimizer state, 8 bytes a parameter, on the GPU for steps only
@@ -117,14 +117,14 @@ class Offload(Enum):
 
 
 class Template(Enum):
-    """How a prompt column becomes the text the model sees."""
+    """Ways to turn a prompt column into the text that the model sees."""
 
     chat = "chat"  # the tokenizer's chat template around one user message (or a list of messages)
     plain = "plain"  # data.plain_template with {prompt} replaced
 
 
 class Extract(Enum):
-    """Where in a response the answer is read; text before the end of thinking (`</think>`) is
+    """Part of a response that holds the answer; text before the end of thinking (`</think>`) is
     skipped.
     """
 
@@ -135,7 +135,7 @@ class Extract(Enum):
 
 
 class TrackingBackend(Enum):
-    """Where metrics go beside metrics.jsonl."""
+    """Trackers that get the metrics, beside metrics.jsonl."""
 
     wandb = "wandb"
     trackio = "trackio"
@@ -143,7 +143,7 @@ class TrackingBackend(Enum):
 
 
 class WandbMode(Enum):
-    """How Weights & Biases is used."""
+    """Modes of Weights & Biases."""
 
     online = "online"
     offline = "offline"
@@ -177,7 +177,7 @@ class KvCacheDtype(Enum):
 
 
 class Sleep(Enum):
-    """Whether engines on GPUs release their weights and KV cache while the learner updates."""
+    """Times at which engines on GPUs release weights and KV cache for the learner's update."""
 
     auto = "auto"  # they do, unless both fit with a tenth of the GPU to spare
     always = "always"  # the learner has the whole GPU; parked samples lose their KV cache
@@ -185,7 +185,7 @@ class Sleep(Enum):
 
 
 class Speculation(Enum):
-    """How the engine guesses tokens ahead.
+    """Ways in which the engine guesses tokens ahead.
 
     There is no draft model: it would have to follow the policy, and no weight sync updates it
     (docs/design.md says what that would take).

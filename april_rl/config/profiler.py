@@ -9,7 +9,7 @@ from april_rl.config.checks import check_bounds, within
 
 @dataclass(slots=True, kw_only=True)
 class ProfilerConfig:
-    """Which steps are traced: profile/step_N.trace.json.gz, for ui.perfetto.dev."""
+    """Steps to trace: profile/step_N.trace.json.gz, for ui.perfetto.dev."""
 
     # steps to trace, such as [5,6]; the first two are slower than others
     steps: list[int] = field(default_factory=list)

@@ -38,7 +38,7 @@ class ModelConfig:
 
 @dataclass(slots=True, kw_only=True)
 class PromptSetConfig:
-    """Where rows come from, and how they become prompts and answers."""
+    """Source of rows, and the settings that turn them into prompts and answers."""
 
     # .jsonl, .json or .parquet file, Hugging Face data set id (OWNER/NAME, or
     # OWNER/NAME:CONFIGURATION if there are several: openai/gsm8k:main), reasoning_gym:NAME, or
@@ -136,7 +136,7 @@ class RewardFunctionConfig:
 
 @dataclass(slots=True, kw_only=True)
 class RewardConfig:
-    """How a response is scored."""
+    """Settings of the reward."""
 
     # math_verify, exact, last_number, format, length, code, judge, reward_model, reasoning_gym; or
     # module:function, called with (prompts, responses, answers) and any data column it names

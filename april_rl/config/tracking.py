@@ -10,7 +10,7 @@ from april_rl.config.choices import TrackingBackend, WandbMode
 
 @dataclass(slots=True, kw_only=True)
 class TrackingConfig:
-    """What a run shows and leaves behind; metrics.jsonl is always written."""
+    """Settings of what a run shows and records; metrics.jsonl is always written."""
 
     # trackers beside metrics.jsonl: any of wandb, trackio and tensorboard; []: none
     backends: list[TrackingBackend] = field(default_factory=lambda: [TrackingBackend.wandb])

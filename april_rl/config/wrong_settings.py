@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf refuse, in our words: the key, what it takes, the nearest name."""
+"""Plain messages for settings that Hydra and OmegaConf refuse: key, values, nearest name."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def epoch_order(num_prompts: int, *, seed: int, epoch: int, name: str = "") -> N
 
 
 class Origin(NamedTuple):
-    """Where the prompts of a stream come from."""
+    """Source of the prompts of a stream."""
 
     path: str = ""  # as the settings name it
     fingerprint: str = ""  # of all prompts: another one means other prompts

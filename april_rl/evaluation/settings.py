@@ -1,4 +1,4 @@
-"""How each set of `evaluation.sets` is sampled, with defaults filled in."""
+"""Sampling settings of each set of `evaluation.sets`, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from april_rl.config.task import EvaluationSetConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetSampling:
-    """How responses to a held-out set are sampled; every figure depends on all of it."""
+    """Sampling settings of a held-out set; every figure depends on all of them."""
 
     num_samples: int  # k, of each prompt
     temperature: float

@@ -1,4 +1,4 @@
-"""What predicts, rehearses, compares and draws; training works without it.
+"""The lab predicts, rehearses, compares and draws; training works without it.
 
 The core, which trains, never imports the lab: `rollout.over_sampling_factor=auto` is found by name,
 as a reward is, and the command line `april_rl/train.py` writes the report at the end of a run.

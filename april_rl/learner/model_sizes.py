@@ -58,6 +58,7 @@ def model_sizes(model_path: str, lora: LoraConfig) -> ModelSizes:
         has_adapters=lora.rank > 0,
         num_layers=len(layers),
         hidden_size=embedding.get_parameter("weight").shape[1],
+        num_heads=kept.num_heads,
         largest_tensor=largest,
         layer_parameters=max(map(_count, layers)),
         root_parameters=num_parameters - in_layers - own_unit,
@@ -69,13 +70,13 @@ def model_sizes(model_path: str, lora: LoraConfig) -> ModelSizes:
 
 
 class _Kept:
-    """What a forward pass of a row of `_TOKENS` tokens keeps for the backward pass, parameters
-    apart, and for the KV cache.
+    """The tensors that a forward pass of `_TOKENS` tokens keeps for the backward pass, parameters
+    apart, and the numbers that it adds to the KV cache.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, layers: Sequence[nn.Module]) -> None:
         self.num_bytes, self.of_layers = 0, list[int]()  # bytes of the whole pass, of each layer
-        self.kv_numbers = 0  # keys and values of a token
+        self.kv_numbers = self.num_heads = 0  # keys and values of a token; heads of a layer
         self._model = causal_lm
         self._held = {p.untyped_storage()._cdata for p in causal_lm.parameters()}
         self._tensors: list[Tensor] = []  # alive, so that no address comes twice
@@ -113,6 +114,7 @@ class _Kept:
         self, _: nn.Module, q: Tensor, k: Tensor, v: Tensor, *__: object, **___: object
     ) -> tuple[Tensor, None]:
         """Keep what FlashAttention keeps, and compute nothing."""
+        self.num_heads = max(self.num_heads, q.shape[1])
         self.kv_numbers += sum(x.shape[1] * x.shape[3] for x in (k, v))
         out = _FlashAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
         return cast("Tensor", out), None

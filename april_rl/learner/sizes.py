@@ -21,6 +21,7 @@ class ModelSizes:
     has_adapters: bool
     num_layers: int
     hidden_size: int
+    num_heads: int  # of the queries of a layer
     largest_tensor: int
     layer_parameters: int  # of the largest layer, with all its experts
     root_parameters: int  # of the FSDP unit that holds the output layer

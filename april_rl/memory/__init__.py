@@ -1,1 +1,1 @@
-"""What fits the memory of GPUs and hosts, before anything is loaded."""
+"""The memory plan: whether a run fits GPUs and hosts, before anything is loaded."""

@@ -1,4 +1,4 @@
-"""Whether engines on GPUs sleep while the learner updates: engine.sleep=auto, decided by the memory
+"""Decides whether engines on GPUs sleep while the learner updates: engine.sleep=auto, by the memory
 plan.
 """
 

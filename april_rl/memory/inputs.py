@@ -1,4 +1,4 @@
-"""What the memory plan needs to know of a run."""
+"""The inputs of the memory plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BYTES = {ComputeDtype.bfloat16: 2, ComputeDtype.float32: 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryInputs:
-    """What the memory of a run depends on, beside the model: sections of the configuration as the
+    """Inputs of the memory plan beside the model: sections of the configuration as the
     run will have them, and facts that follow from others.
     """
 

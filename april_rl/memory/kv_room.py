@@ -1,4 +1,4 @@
-"""Whether the samples in flight fit an engine's KV cache: slots times expected length.
+"""Warns when the samples in flight may not fit an engine's KV cache: slots times expected length.
 
 When they do not, vLLM does not fail: it preempts the youngest sample and computes it again later,
 so the run is slower and rollout/occupancy counts slots that wait. All sizes are tokens of one

@@ -73,14 +73,14 @@ class DecodedJob:
 
 
 class About(NamedTuple):
-    """What the controller must know of a function that is loaded."""
+    """Facts of a loaded function that the controller needs."""
 
     columns: tuple[str, ...]  # data columns that it takes besides prompt and answer
     note: str  # for the user, for example which sandbox is used; may be empty
 
 
 class Result(NamedTuple):
-    """What comes back for a job."""
+    """Answer of a reward process to a job."""
 
     scores: list[list[Score]]  # by each function that was called, of each response [n]
     states: Mapping[str, str]  # JSON, by function: of those that were called and have one

@@ -25,7 +25,7 @@ NUM_LISTS = 3  # prompts, responses, answers: what every function gets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a reward may need from the run besides its own arguments."""
+    """Facts of the run that a reward may need besides its own arguments."""
 
     extract: str  # reward.extract
     soft_timeout_s: float

@@ -1,4 +1,4 @@
-"""Whether math-verify takes the answer of a response as equal to the data set's answer.
+"""Compares the answer of a response with the data set's answer by math-verify.
 
 The soft time limit is one alarm around everything. math-verify's own limit starts again for parsing
 and for each comparison, and turns a timeout into "wrong". Signals need the main thread, so this

@@ -21,7 +21,7 @@ from april_rl.types import Sample, Score
 
 @dataclass(slots=True, kw_only=True)
 class Unit:
-    """What is scored in one call, a sample or a whole group, and the attempt under way."""
+    """A sample or a whole group that is scored in one call, and the attempt under way."""
 
     positions: tuple[int, ...]  # of the samples, in the order of submission [n]
     job: Job

@@ -1,4 +1,4 @@
-"""What runs in a reward process: it loads the functions, decodes responses, calls the functions and
+"""The work of a reward process: it loads the functions, decodes responses, calls the functions and
 checks what they return. A RewardError raised here reaches the controller.
 """
 

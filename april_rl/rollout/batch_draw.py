@@ -1,4 +1,4 @@
-"""Which ready groups a step trains: those that must be trained now, and others by lot.
+"""Chooses the ready groups that a step trains: those that must be trained now, and others by lot.
 
 Short responses are ready first, and groups that become ready together are alike. Batches of the
 oldest groups would follow those waves: with α = 1.5 the mean response length of a batch deviated

@@ -55,7 +55,7 @@ _NUM_PROBES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """What a step has collected: at most N ready groups, and how it went."""
+    """The result of a step's rollout: at most N ready groups, and its record."""
 
     groups: tuple[ScoredGroup, ...]
     probes: Sequence[Sample]  # short samples that this step's weights sampled, trained or not

@@ -1,4 +1,4 @@
-"""How groups live: resumed, extended by completions, sent to be scored, settled, parked."""
+"""The life of groups: resumed, extended by completions, sent to be scored, settled, parked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from april_rl.types import Completion, Sample, Score, ScoredGroup
 
 
 class Groups:
-    """What happens to the groups of a buffer between their opening and their training."""
+    """The groups of a buffer, between their opening and their training."""
 
     def __init__(
         self,

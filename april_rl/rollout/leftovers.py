@@ -1,4 +1,4 @@
-"""What a run leaves untrained, written as lines with everything a sample has."""
+"""Samples that a run leaves untrained, written as lines with everything they have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many samples a step keeps in flight."""
+"""The number of samples that a step keeps in flight."""
 
 from __future__ import annotations
 

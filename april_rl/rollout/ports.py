@@ -1,4 +1,4 @@
-"""What the collector needs from outside, as protocols: engines, a scorer, prompts."""
+"""Protocols of what the collector needs from outside: engines, a scorer, prompts."""
 
 from __future__ import annotations
 

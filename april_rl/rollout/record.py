@@ -1,4 +1,4 @@
-"""What happened in one step's rollout. A step writes this and nothing else; metrics, the timeline,
+"""The record of one step's rollout. A step writes this and nothing else; metrics, the timeline,
 length bias and what `auto` learns from are functions of it.
 """
 
@@ -38,7 +38,7 @@ class Settled(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class GroupEvents:
-    """What became of groups since a step last trained some: also between two steps, and in a step
+    """Events of groups since a step last trained some: also between two steps, and in a step
     that was interrupted.
     """
 

@@ -1,4 +1,4 @@
-"""How many samples each engine holds, and which engine gets the next one."""
+"""Counts the samples of each engine, and chooses the engine of the next one."""
 
 from __future__ import annotations
 

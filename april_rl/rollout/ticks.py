@@ -1,4 +1,4 @@
-"""What engines send back: completions, and the counts of what an engine did in one call."""
+"""Results of engines: completions, and counts of what an engine did in one call."""
 
 from __future__ import annotations
 

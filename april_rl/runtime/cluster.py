@@ -48,7 +48,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLocation:
-    """Where Ray started a worker."""
+    """Node and process in which Ray started a worker."""
 
     node_ip: str
     node_id: str  # Ray's: two nodes may share a machine

@@ -1,4 +1,4 @@
-"""Which build of vLLM is installed, and whether it fits the device of the run."""
+"""The installed build of vLLM, compared with the device of the run."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class WeightVersionError(RunError):
 
 
 class StepTimer:
-    """How long no engine has made a step while requests were in flight."""
+    """Clock of the time in which no engine made a step while requests were in flight."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds."""

@@ -1,6 +1,4 @@
-"""How many workers a run has, on which device, and which of them form one engine; decided once,
-before anything starts.
-"""
+"""Number and device of the workers and their engines; decided once, before anything starts."""
 
 from __future__ import annotations
 

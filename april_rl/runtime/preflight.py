@@ -27,7 +27,7 @@ class PreflightError(RunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a model's config.json says of its limits."""
+    """Limits of a model, from its config.json."""
 
     window_tokens: int  # longest context, prompt and response
     num_heads: int  # of attention

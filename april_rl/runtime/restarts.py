@@ -15,7 +15,7 @@ from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError
 
 
 class Run(Protocol):
-    """What a restart needs to know of the run that failed."""
+    """A run, as a restart needs it."""
 
     @property
     def version(self) -> int:

@@ -1,4 +1,4 @@
-"""What a worker holds, built from the run's configuration: a rank of the learner and of an engine.
+"""The parts of a worker, built from the configuration: a rank of the learner and of an engine.
 
 Each library is imported where it is needed: a worker that only evaluates loads no learner, and a
 learner by itself needs no vLLM.

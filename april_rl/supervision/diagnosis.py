@@ -1,4 +1,4 @@
-"""Which worker is at fault when a run fails, and the error that names it."""
+"""Finds the worker that is at fault when a run fails, and names it in the error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
-    """What is known of every worker at one moment, by rank; empty before workers are watched."""
+    """State of every worker at one moment, by rank; empty before workers are watched."""
 
     processes: Sequence[WorkerProcess]
     statuses: Sequence[ProcessStatus]

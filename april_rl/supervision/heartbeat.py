@@ -37,7 +37,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProcess:
-    """Where a worker's process runs, and how to open its heartbeat and its stacks."""
+    """Address of a worker's process, with its heartbeat and its stacks."""
 
     node_id: str  # Ray's
     host: str

@@ -55,7 +55,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTrace:
-    """What the report shows of a worker's process."""
+    """Facts of a worker's process for the report."""
 
     stacks: str
     log_tail: str  # the last lines that the process wrote to stderr

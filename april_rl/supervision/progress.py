@@ -1,4 +1,4 @@
-"""How long each worker has made no progress, and how long it has been stopped."""
+"""Time for which each worker has made no progress, and for which it has been stopped."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class RayHead:
 
     @property
     def address(self) -> str:
-        """Where the head process listens, or did."""
+        """Return the address at which the head process listens, or did."""
         return self._find_address()
 
     @property

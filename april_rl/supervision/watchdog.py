@@ -40,7 +40,7 @@ _STACKS_S = 2.0
 
 
 class _Limit(NamedTuple):
-    """How long a worker may make no progress."""
+    """Longest time that a worker may make no progress, and its setting."""
 
     key: str
     timeout_s: float
@@ -213,7 +213,7 @@ class Watchdog:
         return [rank for rank in ranks if self._progress.no_progress_s(rank) >= limit.timeout_s]
 
     def _raise_no_progress(self, limit: _Limit) -> NoReturn:
-        """Of all workers without progress, blame the one that the others wait for."""
+        """Blame the worker that the others wait for, among all without progress."""
         snapshot = self._snapshot()
         ranks = self._ranks_without_progress(limit)
         blocking = set(ranks) & set(snapshot.blocking_ranks())

@@ -1,4 +1,4 @@
-"""How a run is labelled in a tracker: name, group and tags from its overrides, and its versions."""
+"""Labels of a run in a tracker: name, group and tags from its overrides, and its versions."""
 
 from __future__ import annotations
 

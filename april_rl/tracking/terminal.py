@@ -1,4 +1,4 @@
-"""What a run prints while it runs: lines, and on a terminal a panel below them."""
+"""The output of a run: lines, and on a terminal a panel below them."""
 
 from __future__ import annotations
 

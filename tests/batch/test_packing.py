@@ -267,7 +267,7 @@ def test_a_plan_holds_every_sequence_once_and_no_row_beyond_the_budget(lengths, 
 
 
 def pass_cost(bins: list[list[list[int]]], lengths: list[int]) -> float:
-    """What all ranks wait for: the costliest of the k-th micro-batches, over k."""
+    """Return the cost that all ranks wait for: the costliest of the k-th micro-batches, over k."""
     costs = [
         [sum(lengths[i] + lengths[i] ** 2 / 6144 for i in bin_) for bin_ in rank] for rank in bins
     ]

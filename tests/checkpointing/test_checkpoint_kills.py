@@ -23,7 +23,7 @@ from april_rl.checkpointing.manifest import verify
 
 
 class Killed(BaseException):
-    """What no handler of the code catches, as a kill."""
+    """A kill: no handler of the code catches it."""
 
 
 def kill_at_call(monkeypatch, number: int) -> None:

@@ -84,10 +84,19 @@ def test_other_adapters_are_refused_by_their_setting(tmp_path, changed, said):
         check(replace(config, lora=changed), state(config))
 
 
-def test_a_model_of_other_sizes_is_refused_before_it_is_loaded(tmp_path):
+@pytest.mark.parametrize("name", ["hidden_size", "num_layers", "num_heads", "num_parameters"])
+def test_a_model_of_other_sizes_is_refused_before_it_is_loaded(tmp_path, name):
+    """Other heads of the same total size load without an error, and compute something else."""
     full = TrainConfig(model=ModelConfig(path=model(tmp_path / "a", seed=0)))
-    with pytest.raises(OtherModelError, match="has num_layers 9, but the model of the checkpoint"):
-        check(full, state(full), num_layers=9)
+    with pytest.raises(OtherModelError, match=f"has {name} 9, but the model of the checkpoint"):
+        check(full, state(full), **{name: 9})
+
+
+def test_a_checkpoint_that_does_not_hold_the_number_of_parameters_is_read(tmp_path):
+    full = TrainConfig(model=ModelConfig(path=model(tmp_path / "a", seed=0)))
+    earlier = state(full)
+    del earlier["base"]["num_parameters"]
+    check(full, earlier)
 
 
 def test_the_reference_of_a_run_must_be_the_same_and_what_is_trained_need_not(tmp_path):

@@ -75,7 +75,7 @@ def no_locks(monkeypatch, number=errno.ENOSYS):
 
 
 def renews(path: Path, clock: Clock, by_ns: int = 0) -> Callable[[], None]:
-    """What an owner does whose clock is `by_ns` ahead."""
+    """Let an owner renew with a clock that is `by_ns` ahead."""
 
     def renew() -> None:
         now = int(clock.now // RENEW_S * RENEW_S * 10**9) + by_ns + 10**18
@@ -133,7 +133,7 @@ def test_a_process_that_outlives_the_owner_does_not_keep_the_directory(tmp_path)
 def test_an_owner_on_another_machine_is_refused_as_long_as_it_renews_its_file(
     clock, tmp_path, ahead_ns
 ):
-    """Whatever its clock says. Fails when a time of its clock is compared with one of ours."""
+    """Its clock does not matter. Fails when a time of its clock is compared with one of ours."""
     path = tmp_path / FILE
     path.write_text(json.dumps(ELSEWHERE))
     clock.meanwhile = renews(path, clock, ahead_ns)
@@ -186,7 +186,7 @@ def test_a_container_that_died_on_this_machine_leaves_the_directory_free(clock, 
 
 @pytest.mark.parametrize("kernel", ["another", socket.gethostname()])
 def test_a_lock_of_another_kernel_or_mount_is_not_seen_here(clock, tmp_path, kernel):
-    """Whatever its name. Fails when an owner counts as dead that may live."""
+    """Its name does not matter. Fails when an owner counts as dead that may live."""
     path = tmp_path / FILE
     with owned(tmp_path):
         mine = json.loads(path.read_text())

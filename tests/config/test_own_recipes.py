@@ -23,7 +23,7 @@ def only_the_shipped_recipes_afterwards():
 
 
 def composed(words: list[str], capsys, monkeypatch) -> DictConfig:
-    """What `--cfg job` prints."""
+    """Return the output of `--cfg job`."""
     monkeypatch.setattr(sys, "argv", ["april_rl.train", *words, "--cfg", "job"])
     main()
     config = OmegaConf.create(capsys.readouterr().out)

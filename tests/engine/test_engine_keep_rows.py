@@ -17,7 +17,7 @@ BUDGET = 10
 
 
 class Found(NamedTuple):
-    """How parked samples continued."""
+    """Counts of parked samples by the way they continued."""
 
     prefilled_tokens: int  # when they went on, with the same weights loaded again
     num_kept: int

@@ -171,7 +171,7 @@ def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator
 
 
 def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of every sampled token, engine - transformers in nats, and its log-probability plus the
+    """For every sampled token: engine - transformers in nats, and its log-probability plus the
     entropy it was drawn with: zero on average where tokens have the distribution of the model.
     """
     mismatches, surprises = [], []

@@ -85,7 +85,7 @@ def _records(collection: Collection, version: int) -> list[SampleRecord]:
 
 
 def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
-    """What `--json` wrote."""
+    """Return the rows that `--json` wrote."""
     path = tmp_path / "rows.json"
     assert main([*arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())

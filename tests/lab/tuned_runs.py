@@ -216,7 +216,7 @@ class Tuned:
 
     @property
     def num_turns(self) -> int:
-        """How often α changed its direction, after the first try of a larger batch."""
+        """Return how often α changed its direction, after the first try of a larger batch."""
         signs = np.sign(np.diff([self.factors[i] for i in [0, *self.changed_at]]))[1:]
         return int((np.diff(signs) != 0).sum())
 

@@ -45,7 +45,7 @@ DEALT = {
 
 
 class World(NamedTuple):
-    """How many ranks there are, and how many of them share a copy of the weights."""
+    """A world: its ranks, and how many of them share a copy of the weights."""
 
     num_ranks: int
     shard_size: int
@@ -96,7 +96,7 @@ def save_examples(path: str, seed: int, examples: list[Example]) -> None:
 
 
 def saved_examples(path: str, seed: int) -> list[Example]:
-    """What every rank takes its part of."""
+    """Return the examples of which every rank takes its part."""
     found: list[Example] = pickle.loads(Path(path, f"examples{seed}.pkl").read_bytes())
     return found
 
@@ -157,7 +157,7 @@ def run(path: str, world: World) -> dict[str, Any]:
 
 
 def mismatch_of(learner: Learner, micro_batches: list[MicroBatch]) -> str:
-    """What an update says that compares tokens of other weights."""
+    """Return the error of an update that compares tokens of other weights."""
     with pytest.raises(MismatchError) as caught:
         learner.update([micro_batches])
     return str(caught.value)

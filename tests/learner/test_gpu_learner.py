@@ -94,7 +94,7 @@ def build(folder: Path, device: torch.device, *, offload: Offload) -> Learner:
 
 
 def rows() -> list[Example]:
-    """As many full micro-batches as NUM_ROWS says."""
+    """Return NUM_ROWS full micro-batches."""
     rng = np.random.default_rng(0)
     return [
         Example(
@@ -142,8 +142,8 @@ def planned(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def test_the_plan_of_the_backward_pass_is_its_measured_peak(tmp_path):
-    """Of the second update, when the moments are there. The plan may be a quarter too careful,
-    never too small.
+    """In the second update, when there are moments. The plan may be a quarter too careful, never
+    too small.
     """
     learner = build(tmp_path, this_device(), offload=Offload.none)
     minibatch = pack_minibatch([[example] for example in rows()])

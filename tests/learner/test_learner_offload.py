@@ -42,7 +42,7 @@ def update(learner: Learner, examples: list[Example]) -> dict[str, float]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Of the memory behind them on this rank."""
+    """Return the bytes of the memory behind them on this rank."""
     locals_ = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
     return sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t in locals_)}.values())
 

@@ -85,9 +85,9 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients_are_those_of_plain_torch_and_of_one_rank(seen, case):
-    """Of every parameter on every rank, before each of three optimizer steps; up to the rounding of
-    float32, which plain torch adds up in another order. Fails when the loss is scaled by another
-    number of ranks than gradients are averaged over, or a row is left out.
+    """Every rank has those of every parameter, before each of three optimizer steps; up to the
+    rounding of float32, which plain torch adds up in another order. Fails when the loss is scaled
+    by another number of ranks than gradients are averaged over, or a row is left out.
     """
     _, found, plain = seen
     [one] = found[case._replace(world=RUNS[0][0])]

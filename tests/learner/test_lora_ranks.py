@@ -48,7 +48,7 @@ def uneven(path: str, *, noise: float, age: int, rank: int) -> list[MicroBatch]:
 
 
 def gradients(learner: Learner, path: str, *, rank: int) -> dict[str, torch.Tensor]:
-    """Of Σ advantage · logprob over the examples of both ranks."""
+    """Return the gradients of Σ advantage · logprob over the examples of both ranks."""
     rows = uneven(path, noise=0.0, age=0, rank=rank)
     for number, micro_batch in enumerate(rows, start=1):
         learner._policy.set_last_backward(number == len(rows))

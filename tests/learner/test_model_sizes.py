@@ -73,6 +73,7 @@ def test_adapters_are_counted_apart(tmp_path):
 def test_the_kv_cache_has_keys_and_values_of_every_layer(tmp_path):
     found = sizes_of(Qwen3Config(**SIZES, head_dim=48), tmp_path)
     assert found.kv_numbers == 6 * 2 * (2 * 48)
+    assert found.num_heads == 4
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -91,8 +92,8 @@ def test_activations_are_what_autograd_keeps_of_a_real_model(tmp_path, name):
 
 
 def kept_bytes(config: PreTrainedConfig, *, is_checkpointed: bool, num_tokens: int = 512) -> float:
-    """Of all tensors that a forward pass keeps for the backward pass, parameters apart; per
-    token.
+    """Return the bytes per token of all tensors that a forward pass keeps for the backward pass,
+    parameters apart.
     """
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     allocate_attention(model)

@@ -245,7 +245,7 @@ def test_a_module_with_a_syntax_error_names_file_and_line(tmp_path, monkeypatch)
     ("function", "value"), [("math_verify", 1.0), ("reward_functions:exact", 0.0)]
 )
 def test_a_good_function_passes_the_check_with_its_own_value(function, value):
-    """Of the answer in a box, which is not the bare answer. Fails when nothing is called."""
+    """The example answers in a box, which is not the bare answer. Fails when nothing is called."""
     assert checked(function) == value
 
 

@@ -111,7 +111,7 @@ def test_lengths_are_those_of_the_open_groups_samples():
 
 
 def test_fresh_samples_are_the_shortest_of_those_with_tokens_of_this_version():
-    """Of equal ones the first. Fails when a sample without tokens or one of an earlier version is
+    """The first of equal ones wins. Fails when a sample without tokens or of an earlier version is
     taken, or the version of a sample's first part stands for its last.
     """
     buffer = Buffer(6)

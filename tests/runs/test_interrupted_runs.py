@@ -134,7 +134,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
 
 
 def refused(task: Path, run_dir: Path, *overrides: str) -> str:
-    """What a run says that ends before it begins."""
+    """Return the output of a run that ends before it begins."""
     line = command(task, run_dir, *overrides)
     ran = subprocess.run(
         line, env=environment(), cwd=task, text=True, capture_output=True, check=False

@@ -132,7 +132,7 @@ for group in (dist.group.WORLD, dist.new_group([0])):
 
 
 def test_no_collective_gives_up_before_the_watchdog():
-    """Of the process group of all ranks, and of one that somebody makes later. Fails when torch's
+    """The process group of all ranks has it, and one that is made later. Fails when torch's
     own limit of half an hour ends a worker that waits for a slow one.
     """
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}

@@ -161,7 +161,7 @@ def run_stream(rank: int, folder: str) -> None:
 
 @pytest.mark.soak
 def test_streamed_weights_never_need_three_times_the_largest_tensor(tmp_path: Path) -> None:
-    """Of a model more than six times its embedding, over two ranks. Fails when the stream keeps
+    """With a model more than six times its embedding, over two ranks. Fails when the stream keeps
     what it has given, or casts after the gather instead of before it.
     """
     config = Qwen3Config(

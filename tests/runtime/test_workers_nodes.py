@@ -20,7 +20,7 @@ CPUS = 3  # of each node: room for three workers, or one engine of two
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster that was started by somebody else."""
+    """Ray's address of a cluster that was started by somebody else."""
     options = {"num_cpus": CPUS, "object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=options)
     cluster.add_node(num_cpus=CPUS, object_store_memory=80 << 20)

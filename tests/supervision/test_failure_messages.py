@@ -92,7 +92,7 @@ def test_rays_guesses_about_a_death_are_left_out_and_its_facts_are_shown():
 
 
 def test_messages_of_every_allocator_are_read_as_lack_of_memory():
-    """Of torch on CUDA and CPU, and of Python. Fails when only one exception class is known."""
+    """From torch on CUDA and CPU, and from Python. Fails when only one of the classes is known."""
     for cause in (
         MemoryError(),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),

@@ -56,7 +56,7 @@ def recorded(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(recorded) -> list[dict[str, Any]]:
-    """What W&B has of it."""
+    """Return the record of W&B."""
     return wandb_records(recorded)
 
 

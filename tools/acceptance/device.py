@@ -1,4 +1,4 @@
-"""What this machine has: the device, its speeds, the hub, and a random model to measure with."""
+"""Facts of this machine: the device, its speeds, the hub, and a random model to measure with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all parts share: the machine, the output folder, and commands in processes of their own."""
+"""Shared by all parts: the machine, the output folder, commands in processes of their own."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What `device.probe` finds."""
+    """Findings of `device.probe`."""
 
     device: str  # cpu or gpu
     name: str

@@ -1,1 +1,1 @@
-"""What `tools/kill_anywhere.py` does to a run, and what must hold afterwards."""
+"""The kills of `tools/kill_anywhere.py`, and the checks afterwards."""

@@ -1,4 +1,4 @@
-"""What must hold after each life of a run, and at its end."""
+"""Checks after each life of a run, and at its end."""
 
 from __future__ import annotations
 

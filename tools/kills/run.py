@@ -39,7 +39,7 @@ class Run:
         self._began_at = 0  # of the present life's output, in bytes
 
     def begin_life(self) -> None:
-        """What is started from now on belongs to the next life."""
+        """Start the next life: processes started from now on belong to it."""
         self.num_lives += 1
         self._began_at = self.log.stat().st_size if self.log.exists() else 0
 

@@ -1,1 +1,1 @@
-"""What `tools/tiny_policy.py` makes: sums with worked solutions, a tokenizer, a policy."""
+"""The parts of `tools/tiny_policy.py`: sums with worked solutions, a tokenizer, a policy."""

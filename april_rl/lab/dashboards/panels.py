@@ -1,4 +1,4 @@
-"""What the dashboards show: sections of panels, and the metrics that no panel has, with the reason.
+"""Contents of the dashboards: sections of panels, and metrics without a panel, with the reason.
 
 A key with a `*` stands for all metrics of its family (april_rl/tracking/keys.py).
 """

@@ -1,4 +1,4 @@
-"""What a data set looks like: rows, duplicates, lengths, prompts, overlap, and what is kept."""
+"""The page of a data set: rows, duplicates, lengths, prompts, overlap, and what is kept."""
 
 from __future__ import annotations
 

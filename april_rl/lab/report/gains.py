@@ -1,4 +1,4 @@
-"""What other over-sampling factors would have gained with a run's lengths and engine cost."""
+"""Simulated gains of other over-sampling factors with a run's lengths and engine cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_FILES = 4  # of samples and timelines: samples of a large model take hundred
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gains:
-    """What the simulator says of a run: one synchronous step, and the gain of each α over it."""
+    """Simulation of a run: one synchronous step, and the gain of each α over it."""
 
     synchronous: Timeline
     by_factor: dict[float, float]  # samples/s of a step ÷ those of the synchronous loop

@@ -12,7 +12,7 @@ from april_rl.rollout.over_sampling import FixedFactor
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How many samples a step keeps in flight, and whether a free slot is filled at once."""
+    """A mode of the rollout: its α, and whether a free slot is filled at once."""
 
     factor: float
     refill: bool

@@ -30,7 +30,7 @@ _FOREVER_S = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How many real tokens, groups and engines each simulated one stands for."""
+    """Numbers of real tokens, groups and engines for each simulated one."""
 
     tokens: float = 1.0
     groups: float = 1.0

@@ -1,4 +1,4 @@
-"""What `auto` asks: the current run, simulated with several over-sampling factors."""
+"""The question of `auto`: the current run, simulated with several over-sampling factors."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RulesetAttributes(ctypes.Structure):
-    """What a rule set restricts: everything that no rule allows again is forbidden."""
+    """Access that a rule set restricts: everything that no rule allows again is forbidden."""
 
     _fields_ = (
         ("files", ctypes.c_uint64),
@@ -32,7 +32,7 @@ class RulesetAttributes(ctypes.Structure):
 
 
 class PathAttributes(ctypes.Structure):
-    """What is allowed below a path."""
+    """Access that is allowed below a path."""
 
     _pack_ = 1
     _layout_ = "ms"

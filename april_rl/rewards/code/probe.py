@@ -62,7 +62,7 @@ print({tried!r})
 
 
 class Threat(StrEnum):
-    """What code might do that its task does not need."""
+    """Actions that code might take and its task does not need."""
 
     WRITES = "writing files"
     READS = "reading files"
@@ -76,7 +76,7 @@ class Threat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """What a sandbox stopped in its self-test."""
+    """Actions that a sandbox stopped in its self-test."""
 
     sandbox: Sandbox
     stopped: frozenset[Threat]

@@ -51,7 +51,7 @@ class SandboxError(RunError, RuntimeError):
 
 
 class Level(StrEnum):
-    """How code is isolated."""
+    """Isolation of the code that is run."""
 
     LANDLOCK = "landlock"
     NONE = "none"
