@@ -10,7 +10,9 @@ from safetensors.torch import load_file
 from small_engine import small_engine
 from tiny_models import write_tiny_qwen3
 
+from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
+from april_rl.learner.model_sizes import model_sizes
 from april_rl.types import Completion, Request, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -18,6 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 BUDGET = 60
 WINDOW = 160
 SLOTS = 8
+KV_CACHE_GIB = 0.002
+BLOCK = 32  # tokens
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def only_engine(folders: dict[str, Path]) -> VllmEngine:
         max_model_len=WINDOW,
         max_num_seqs=SLOTS,
         max_batched_tokens=64,
-        kv_cache_gib=0.002,
+        kv_cache_gib=KV_CACHE_GIB,
         keeps_parked=True,
         stop_tokens=(),
     )
@@ -162,6 +166,15 @@ def test_a_sample_that_goes_on_elsewhere_is_prefilled(engine):
     assert not completion.is_kept
 
 
+def test_the_cache_holds_as_many_tokens_as_the_memory_plan_counts(engine, folders):
+    """In float32, up to a block. Fails when keys or values, or a layer, are counted once too
+    often.
+    """
+    sizes = model_sizes(str(folders["now"]), LoraConfig())
+    expected = KV_CACHE_GIB * 2**30 / (4 * sizes.kv_numbers)
+    assert engine.kv_cache_tokens == pytest.approx(expected, abs=BLOCK)
+
+
 @pytest.mark.parametrize("others", [[], [9]])
 def test_state_is_given_up_when_only_others_are_asked_for(engine, others):
     """A step that asks for nothing keeps all. Fails when samples that moved to another engine hold
@@ -183,6 +196,10 @@ def test_parked_samples_give_way_when_their_memory_is_needed(engine, folders):
         parts = {c.sample_id.prompt_id: c.token_ids for c in engine.abort() if c.token_ids}
         held += [request(i, ids, length=90) for i, ids in parts.items()]
     assert sum(len(r.token_ids) for r in held) > 1.5 * engine.kv_cache_tokens
+    engine._parked.make_room()
+    manager = engine._scheduler.kv_cache_manager
+    others = max(SLOTS, manager.watermark_blocks)  # the next block of each slot, or the headroom
+    assert manager.block_pool.get_num_free_blocks() >= others + WINDOW // BLOCK
     load(engine, folders["now"])
     assert len(whole(engine, [request(1000 + i, length=90) for i in range(20)])) == 20
     tick = engine.advance(held, slots=SLOTS, max_steps=10_000)

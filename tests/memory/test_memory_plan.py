@@ -11,7 +11,7 @@ from planned_models import GPU, INPUTS, LAYERS, MODELS, changed, sizes_of, worke
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from april_rl.config.choices import Offload
+from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.learner.model_sizes import model_sizes
 from april_rl.learner.sizes import ModelSizes
 from april_rl.memory.check import Room, check_memory, check_plan
@@ -87,6 +87,13 @@ def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each():
         assert half.items[name] == 2 * whole.items[name]
     message = refused(sizes_of("32B"), shard_size=4, num_workers=8)
     assert "learner.shard_size=0 lowers it to" in message
+
+
+def test_activations_in_float32_are_at_most_twice_those_in_bfloat16():
+    """Twice is what is planned. Fails when the precision of computation is left out."""
+    half = phase(sizes_of("8B"), "backward").items["activations"]
+    whole = phase(sizes_of("8B"), "backward", compute_dtype=ComputeDtype.float32)
+    assert whole.items["activations"] == 2 * half
 
 
 def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computation():
