@@ -237,6 +237,7 @@ class FakeScorer:
         self._now = 0
         self._pending: list[tuple[int, SampleId]] = []
         self.submitted: list[SampleId] = []
+        self.collected: list[SampleId] = []
         self.num_waits = 0
 
     def submit(self, sample: Sample, *, group_size: int) -> None:
@@ -248,7 +249,7 @@ class FakeScorer:
         group = self._groups.setdefault(sample.prompt.id, [])
         group.append(sample.id)
         if not self._by_group or len(group) == group_size:
-            self._pending += [(self._now + lag, sample_id) for sample_id in group]
+            self._pending += [(self._now + lag, sample_id) for sample_id in sorted(group)]
             del self._groups[sample.prompt.id]
 
     def collect(self, timeout_s: float | None) -> list[Score]:
@@ -263,6 +264,7 @@ class FakeScorer:
             self._now = max(self._now, min((due for due, _ in possible), default=self._now))
         known = [entry for entry in possible if entry[0] <= self._now]
         self._pending = [entry for entry in self._pending if entry not in known]
+        self.collected += [sample_id for _, sample_id in known]
         return [self._score(sample_id) for _, sample_id in known]
 
     def _score(self, sample_id: SampleId) -> Score:

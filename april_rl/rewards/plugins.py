@@ -18,10 +18,19 @@ GIB = 1 << 30
 def import_function(function: str) -> Callable[..., Any]:
     """Import the function that `module:function` names.
 
-    Raise TypeError when the module has no such function; errors of the import itself pass through.
+    Raise ModuleNotFoundError when there is no such module, TypeError when it has no such function;
+    errors of the import itself pass through.
     """
     module, _, name = function.partition(":")
-    found = vars(importlib.import_module(module)).get(name)
+    try:
+        found = vars(importlib.import_module(module)).get(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the user's module imports something that is missing
+        raise ModuleNotFoundError(
+            f"there is no module {error.name} in the folder of the command, on PYTHONPATH or "
+            "among the installed packages"
+        ) from None
     if not callable(found):
         raise TypeError(f"module {module} has no function {name!r}")
     return cast(Callable[..., Any], found)

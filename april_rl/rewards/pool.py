@@ -64,6 +64,7 @@ class RewardPool:
         self._decoder = pickle.dumps(decode)  # pickled once: a vocabulary has megabytes
         self._book = Scorebook(self.functions)
         self._states = dict(states or {})  # JSON, by function: after the last score that came back
+        self._saved = dict(self._states)  # after the last score that was collected
         self._num_units = 0
         self._pending: dict[int, Unit] = {}  # by number, in the order of scheduling
         self._ended: SimpleQueue[tuple[int, Future[Result]]] = SimpleQueue()
@@ -126,6 +127,8 @@ class RewardPool:
             if left_s <= 0:
                 break
             self._take_ended(wait_s=min(left_s, 1.0))
+        if not self._book.has_incomplete:
+            self._saved = dict(self._states)
         return self._book.take()
 
     def metrics(self) -> Metrics:
@@ -143,8 +146,10 @@ class RewardPool:
         )
 
     def save(self) -> dict[str, str]:
-        """Return the states of the rewards that have one, after the scores collected so far."""
-        return dict(self._states)
+        """Return the states of the rewards that have one, after the scores collected so far; if the
+        scores of a group are not complete, those from before it: it will be scored again.
+        """
+        return dict(self._saved)
 
     def close(self) -> None:
         """End every process; scores that were not collected are lost."""

@@ -58,6 +58,12 @@ class Scorebook:
         self._open: dict[int, _OpenSample] = {}
         self._groups: dict[int, _Group] = {}  # by prompt id, while samples are missing
         self._known: dict[int, Score] = {}
+        self._incomplete: set[int] = set()  # prompt ids: scored together, one by one not all
+
+    @property
+    def has_incomplete(self) -> bool:
+        """Return whether a group was scored as a whole, but some of its samples not one by one."""
+        return bool(self._incomplete)
 
     @property
     def has_known(self) -> bool:
@@ -95,7 +101,10 @@ class Scorebook:
             sample = self._open[position]
             sample.scores += of_sample
             sample.num_missing -= 1
-            if not sample.num_missing:
+            if sample.num_missing:
+                if unit.job.whole_group:
+                    self._incomplete.add(unit.job.sample_ids[0].prompt_id)
+            else:
                 score = total(self._functions, sample.scores)
                 settled.append(score)
                 del self._open[position]
@@ -127,6 +136,7 @@ class Scorebook:
         group.scores[position] = score
         if len(group.scores) == group.size:
             self._known |= group.scores
+            self._incomplete.discard(score.sample_id.prompt_id)
 
 
 def total(functions: Sequence[RewardFunction], scores: Sequence[Score]) -> Score:

@@ -92,9 +92,13 @@ class Groups:
         return expected
 
     def send_to_scorer(self) -> None:
-        """Send the samples that finished since the last call to the scorer. Separate from `extend`
-        because the scorer may raise: everything that engines gave back is in its group by then.
+        """Send the samples that finished since the last call to the scorer, by prompt, as
+        `send_again` does: a reward with a state sees them in the same order in a resumed run.
+
+        Separate from `extend` because the scorer may raise: everything that engines gave back is in
+        its group by then.
         """
+        self._unscored = deque(sorted(self._unscored, key=lambda sample: sample.id))
         while self._unscored:
             self._scorer.submit(self._unscored.popleft(), group_size=self._buffer.group_size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import wait
 from contextlib import closing
 
 import pytest
@@ -10,7 +11,7 @@ from character_decoder import characters
 from source_tree import ROOT
 from test_rewards_functions import prompt, sample
 
-from april_rl.config.task import RewardConfig
+from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
@@ -54,6 +55,28 @@ def test_a_process_that_replaces_a_dead_one_continues_from_the_last_state():
         assert [value(scorer, "a") for _ in range(2)] == [1.0, 2.0]
         assert value(scorer, "exit") is None
         assert value(scorer, "a") == 3.0
+
+
+def test_the_state_of_a_group_that_is_scored_in_part_is_not_saved():
+    """A resumed run scores such a group again, and must not count it twice."""
+    reward = RewardConfig(
+        functions={
+            "told": RewardFunctionConfig(function="exact"),
+            "count": RewardFunctionConfig(function=COUNTER),
+        },
+        num_processes=1,
+    )
+    with closing(RewardPool(reward, decode=characters)) as scorer:
+        scorer.submit(sample(prompt(), 0, r"\boxed{2}"), group_size=1)
+        (alone, together) = scorer._pending.values()
+        wait([alone.future, together.future])
+        first, second = scorer._ended.get(), scorer._ended.get()
+        scorer._ended.put(max(first, second, key=lambda ended: ended[0]))  # as after a retry
+        assert scorer.collect(0) == []
+        assert scorer.save() == {}
+        scorer._ended.put(min(first, second, key=lambda ended: ended[0]))
+        assert [score.value for score in scorer.collect(None)] == [2.0]
+        assert scorer.save() == {"count": '{"num_calls": 1}'}
 
 
 FAULTS = {

@@ -29,7 +29,7 @@ from rollout_runs import (
 from april_rl.data.stream import PromptStream
 from april_rl.rollout.codec import StateError
 from april_rl.rollout.ticks import Tick
-from april_rl.types import Completion, Prompt, Request
+from april_rl.types import Completion, Prompt, Request, SampleId
 
 NUM_PROMPTS = 7  # of the data: a run goes through it several times
 PROMPTS = [
@@ -179,24 +179,28 @@ def test_a_run_killed_at_any_point_goes_on_from_its_last_save_with_nothing_lost(
 @example(replace(LONG, num_engines=3, delay=3), 8)
 def test_a_run_restored_before_every_step_equals_the_uninterrupted_one(setup, steps):
     """The same groups, and the same requests with the same seeds to the same engines in the same
-    order. Fails when versions, the parts of a sample, scores so far, a group's age, the expected
-    length or the engine a sample was on are not restored.
+    order; rewards see the same samples in the same order. Fails when versions, the parts of a
+    sample, scores so far, a group's age, the expected length or the engine a sample was on are not
+    restored, or when what finished at the abort is scored in the order in which it finished.
     """
     setup = replace(setup, keeps=False, deterministic=True)  # a new engine keeps nothing
     whole, run = start(setup), start(setup)
     asked: list[list[Request]] = [[] for _ in range(setup.num_engines)]
+    scored: list[SampleId] = []
     for _ in range(steps):
         uninterrupted = whole.step()
         run = revived(run)
         again = run.step()
         for requests, engine in zip(asked, run.fakes.each, strict=True):
             requests += engine.requests
+        scored += run.scorer.collected
         assert run.trained == whole.trained
         assert run.alive == whole.alive
         assert again.metrics == uninterrupted.metrics
         assert run.buffer.drop_reasons == whole.buffer.drop_reasons
     assert asked == [engine.requests for engine in whole.fakes.each]
     assert run.prompts.taken == whole.prompts.taken
+    assert scored == whole.scorer.collected
 
 
 def test_a_saved_state_is_json_and_saving_what_was_restored_gives_the_same():
