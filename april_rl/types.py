@@ -1,4 +1,4 @@
-"""The types that cross module boundaries: prompt, request, completion, sample, group, score.
+"""The types that cross module boundaries: prompt, completion, observation, sample, group, score.
 
 Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are those
 of the sampled token, in nats, at the sampling temperature, as the engine reported them when it
@@ -16,13 +16,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "nan_logprobs", "no_tokens", "engine_error"]
+FinishReason = Literal[
+    "stop", "length", "nan_logprobs", "no_tokens", "engine_error", "environment_failed"
+]
 # The finish reasons of a response that the engine failed to sample, in words. It has no reward.
 ENGINE_FAULTS: Mapping[str, str] = {
     "nan_logprobs": "the engine's log-probabilities are not finite",
     "no_tokens": "the engine ended the response without a token",
     "engine_error": "the engine ended the request with an error",
 }
+FAULTS = {*ENGINE_FAULTS, "environment_failed"}
 ScoreOutcome = Literal["scored", "soft_timeout", "no_score", "timeout", "crash"]
 Parts = tuple[tuple[str, float], ...]  # (name of the reward function, its unweighted value)
 
@@ -52,51 +55,20 @@ class Prompt:
     source: str  # file:line or data set:row, for messages
     dataset: str = ""  # name in data.sources; empty when there is one data set
     columns: Mapping[str, object] = field(default_factory=dict)  # for the reward functions
-
-
-class Sampling(NamedTuple):
-    """Sampling parameters of a request that differ from training."""
-
-    temperature: float
-    top_p: float  # nucleus sampling (Holtzman et al. 2020); 1 draws from all tokens
-
-
-class Request(NamedTuple):
-    """Request to an engine: continue `token_ids` for at most `max_tokens` tokens.
-
-    The tokens stay in separate parts, so that only the engine concatenates them.
-    """
-
-    sample_id: SampleId
-    prompt_token_ids: tuple[int, ...]  # [P]
-    start: int  # response tokens the sample already has
-    max_tokens: int  # what remains of the response budget
-    seed: int
-    parts: tuple[Sequence[int], ...] = ()  # tokens of each completion so far; [start] in total
-    sampling: Sampling | None = None  # None: the engine's temperature and all tokens
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Return the prompt and the response so far [P + start] as a new list."""
-        return list(chain(self.prompt_token_ids, *self.parts))
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of tokens of the prompt and the response so far, P + start."""
-        return len(self.prompt_token_ids) + self.start
+    has_environment: bool = False  # turns are answered by one; else a response is a single turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The result of one request to an engine: a whole response, or a part when `finish_reason` is
-    None.
+    """The result of one request to an engine: a whole turn, or a part when `finish_reason` is None.
+    Without an environment a response is one turn.
 
     Engines return `array("i")` and `array("d")`: 12 or 13 bytes per token in memory and in transit,
     where Python numbers take 70 and are pickled one by one. Neither loses precision.
     """
 
     sample_id: SampleId
-    start: int  # response tokens the sample had when the request was made
+    start: int  # tokens that the sample had behind its prompt when the request was made
     policy_version: int
     context_version: int  # the oldest policy that computed part of the KV cache used
     token_ids: Sequence[int]  # [R of this completion]
@@ -122,33 +94,72 @@ class Completion:
             )
 
 
+class Observation(NamedTuple):
+    """What an environment adds to a sample before its first turn or after one: tokens that the
+    policy reads and that are never trained.
+    """
+
+    token_ids: Sequence[int]
+    is_final: bool = False  # no turn follows
+    reward: float = 0.0  # of the turn before it
+    failure: str = ""  # why the environment has failed; it is final then
+
+
+Span = Completion | Observation
+
+
 @dataclass(slots=True, init=False)
 class Sample:
-    """One response to a prompt, made of completions; unfinished while its last completion is a
-    part.
+    """One response to a prompt: completions, and between the turns what an environment said.
+
+    Response tokens are those that were sampled. A sample is unfinished while its last span is a
+    part of a turn, and, with an environment, until that says that no turn follows.
     """
 
     prompt: Prompt
     index: int
-    completions: tuple[Completion, ...]
+    spans: tuple[Span, ...]
     id: SampleId = field(init=False, repr=False)  # stored because every event uses it
     num_tokens: int = field(init=False)  # response tokens so far, R
+    end: int = field(init=False)  # tokens of all spans: where the next one starts
     finish_reason: FinishReason | None = field(init=False)  # None while the sample is unfinished
 
-    def __init__(
-        self, prompt: Prompt, index: int, completions: tuple[Completion, ...] = ()
-    ) -> None:
+    def __init__(self, prompt: Prompt, index: int, spans: tuple[Span, ...] = ()) -> None:
         """Set the fields by hand; a dataclass's own method with `__post_init__` takes twice as
         long.
         """
-        self.prompt, self.index, self.completions = prompt, index, completions
-        if not completions:
-            self.id, self.num_tokens, self.finish_reason = SampleId(prompt.id, index), 0, None
-            return
-        last = completions[-1]
-        self.id = last.sample_id
-        self.num_tokens = last.start + len(last.token_ids)
-        self.finish_reason = last.finish_reason
+        self.prompt, self.index, self.spans = prompt, index, spans
+        self.id = SampleId(prompt.id, index)
+        self.num_tokens = self.end = 0
+        for span in spans:
+            self.end += len(span.token_ids)
+            if isinstance(span, Completion):
+                self.num_tokens += len(span.token_ids)
+        self.finish_reason = _finish_reason(spans, has_environment=prompt.has_environment)
+
+    @property
+    def completions(self) -> tuple[Completion, ...]:
+        """Return what engines sampled, in order."""
+        return tuple(span for span in self.spans if isinstance(span, Completion))
+
+    @property
+    def environment_reward(self) -> float:
+        """Return the sum of the environment's own rewards."""
+        return sum(span.reward for span in self.spans if isinstance(span, Observation))
+
+    @property
+    def sequence(self) -> array[int]:
+        """Return the prompt and all spans [P + end] as a new array."""
+        sequence = array("i", self.prompt.token_ids)
+        for span in self.spans:
+            sequence.extend(span.token_ids)
+        return sequence
+
+    @property
+    def is_sampled(self) -> bytes:
+        """Return for each token of `sequence` whether the policy sampled it [P + end], 0 or 1."""
+        parts = (bytes([isinstance(s, Completion)]) * len(s.token_ids) for s in self.spans)
+        return bytes(len(self.prompt.token_ids)) + b"".join(parts)
 
     @property
     def token_ids(self) -> array[int]:
@@ -175,32 +186,45 @@ class Sample:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the engine ended the response or its token budget is used up."""
+        """Return whether nothing is added to the sample any more."""
         return self.finish_reason is not None
 
     @property
+    def is_acting(self) -> bool:
+        """Return whether the environment has not answered the last turn, or has not begun."""
+        if self.is_finished or not self.prompt.has_environment:
+            return False
+        last = self.spans[-1] if self.spans else None
+        return last is None or (isinstance(last, Completion) and last.finish_reason is not None)
+
+    @property
     def is_failed(self) -> bool:
-        """Return whether the engine has given up on the response: it must not be rewarded."""
-        return self.finish_reason in ENGINE_FAULTS
+        """Return whether engine or environment has given up on it: it must not be rewarded."""
+        return self.finish_reason in FAULTS
 
     @property
     def oldest_version(self) -> int | None:
         """Return the version that sampled the first token, or None before there is one."""
         return next((c.policy_version for c in self.completions if c.token_ids), None)
 
-    def extended(self, completion: Completion) -> Sample:
-        """Return the sample with one more completion.
+    def extended(self, span: Span) -> Sample:
+        """Return the sample with one more span.
 
-        The sample must be unfinished, and the completion must start where the sample ends.
+        The sample must be unfinished, and a completion must start where the sample ends.
         """
-        assert completion.sample_id == self.id, (completion.sample_id, self.id)
-        assert self.finish_reason is None, (
-            f"sample {self.id} is finished but got another completion"
-        )
-        assert completion.start == self.num_tokens, (self.id, completion.start, self.num_tokens)
-        return Sample(
-            prompt=self.prompt, index=self.index, completions=(*self.completions, completion)
-        )
+        assert self.finish_reason is None, f"sample {self.id} is finished but got another span"
+        if isinstance(span, Completion):
+            assert span.sample_id == self.id, (span.sample_id, self.id)
+            assert span.start == self.end, (self.id, span.start, self.end)
+        return Sample(prompt=self.prompt, index=self.index, spans=(*self.spans, span))
+
+
+class Reply(NamedTuple):
+    """The observation with which an environment answers the last turn of a sample."""
+
+    sample_id: SampleId
+    start: int  # tokens that the sample had behind its prompt when the environment was asked
+    observation: Observation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,3 +274,17 @@ class ScoredGroup:
         zero.
         """
         return max(self.rewards) != min(self.rewards)
+
+
+def _finish_reason(spans: Sequence[Span], *, has_environment: bool) -> FinishReason | None:
+    """Return why a sample of these spans is finished; None while it is unfinished."""
+    last = spans[-1] if spans else None
+    if isinstance(last, Completion):
+        return None if has_environment else last.finish_reason
+    if last is None or not last.is_final:
+        return None
+    if last.failure:
+        return "environment_failed"
+    return next(
+        (span.finish_reason for span in reversed(spans) if isinstance(span, Completion)), "stop"
+    )

@@ -1,23 +1,23 @@
-"""Fakes of engines, scorer and prompts, without model, process or clock: calls count as time."""
+"""Fakes of engines, without model, process or clock: calls count as time."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.in_process import SerialEngines
-from april_rl.rollout.requests import Requests
+from april_rl.rollout.requests import Request, Requests
 from april_rl.rollout.ticks import Completions, Tick
-from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Score
+from april_rl.types import Completion, SampleId
 
-LengthDistribution = Callable[[SampleId], int]  # a sample's response length without a budget
+LengthDistribution = Callable[[SampleId], int]  # the length of a sample's turns without a budget
+SAID = 0  # every token of an environment; engines sample others
 MAX_TICKS = 5_000  # more than any test needs: ends endless loops
 
 
 def token(sample_id: SampleId, position: int) -> int:
-    """Return the token at `position` of a sample's response, the same for all engines and parts."""
+    """Return the token sampled at `position` behind a sample's prompt, the same for all engines."""
     return 1 + (sample_id.prompt_id * 7919 + sample_id.index * 104729 + position * 31) % 9973
 
 
@@ -26,27 +26,9 @@ def logprob(sample_id: SampleId, position: int, policy_version: int) -> float:
     return -(token(sample_id, position) + policy_version / 16) / 1024
 
 
-def reward(sample_id: SampleId) -> float:
-    """Return the reward of a sample, different for each."""
-    return sample_id.prompt_id + sample_id.index / 64
-
-
-class FakePrompts:
-    """Prompts 0, 1, 2 … of one to three tokens."""
-
-    def __init__(self) -> None:
-        self.taken: list[int] = []
-
-    def take(self) -> Prompt:
-        prompt_id = len(self.taken)
-        self.taken.append(prompt_id)
-        token_ids = (prompt_id + 1,) * (1 + prompt_id % 3)
-        return Prompt(id=prompt_id, token_ids=token_ids, text="", answer="", source="fake")
-
-
 @dataclass(slots=True, kw_only=True)
 class FakeEngine:
-    """A `SingleEngine` that ends each sample at the length of `length_of` or at its budget.
+    """A `SingleEngine` that ends each turn at the length of `length_of` or at the sample's budget.
 
     It refuses a request that starts at a wrong position or has a wrong token budget.
     """
@@ -122,7 +104,7 @@ class FakeEngine:
 
     def _completion(self, request: Request, tokens: list[int]) -> Completion:
         sample_id, start, end = request.sample_id, request.start, request.start + len(tokens)
-        is_stop = tokens and end >= self.length_of(sample_id)
+        is_stop = tokens and end - _turn_start(request) >= self.length_of(sample_id)
         return Completion(
             sample_id=sample_id,
             start=start,
@@ -132,18 +114,33 @@ class FakeEngine:
             logprobs=array(
                 "d", (logprob(sample_id, p, self.policy_version) for p in range(start, end))
             ),
-            finish_reason="stop" if is_stop else "length" if end == self.budget else None,
+            finish_reason="stop"
+            if is_stop
+            else "length"
+            if len(tokens) == request.max_tokens
+            else None,
         )
 
     def _check(self, request: Request) -> None:
         sample_id, start = request.sample_id, request.start
-        assert start + request.max_tokens == self.budget, request
-        assert start < min(self.length_of(sample_id), self.budget), request
-        assert request.token_ids[len(request.prompt_token_ids) :] == [
-            token(sample_id, p) for p in range(start)
-        ], request
+        said = request.token_ids[len(request.prompt_token_ids) :]
+        assert len(said) == start, request
+        assert sum(each != SAID for each in said) + request.max_tokens == self.budget, request
+        assert request.max_tokens > 0, request
+        assert start - _turn_start(request) < self.length_of(sample_id), request
+        assert all(t in (SAID, token(sample_id, p)) for p, t in enumerate(said)), request
         assert sample_id not in self.running, request
         assert sample_id not in {queued.sample_id for queued in self.queue}, request
+
+
+def _turn_start(request: Request) -> int:
+    """Return where the turn begins that a request goes on with."""
+    start = request.start
+    for part in reversed(request.parts):
+        if SAID in part:
+            break
+        start -= len(part)
+    return start
 
 
 class FakeEngines(SerialEngines):
@@ -215,78 +212,3 @@ class FakeEngines(SerialEngines):
         assert len(engine.running) <= slots
         assert len(engine.running) + len(engine.queue) <= slots + max(1, (slots + 1) // 4)
         self.most_running = max(self.most_running, sum(len(e.running) for e in self.each))
-
-
-class FakeScorer:
-    """A scorer whose scores arrive some calls of `collect` after their submission, out of order."""
-
-    def __init__(
-        self,
-        *,
-        delay: int = 0,
-        failing: Container[int] = (),
-        stuck: Container[int] = (),
-        by_group: bool = False,
-    ) -> None:
-        """`delay`: calls that a score takes at most; `failing`, `stuck`: prompts whose first sample
-        has no value, or never a score; `by_group`: scores whole groups only.
-        """
-        self._by_group = by_group
-        self._groups: dict[int, list[SampleId]] = {}  # by prompt, those that wait for siblings
-        self._delay, self._failing, self._stuck = delay, failing, stuck
-        self._now = 0
-        self._pending: list[tuple[int, SampleId]] = []
-        self.submitted: list[SampleId] = []
-        self.collected: list[SampleId] = []
-        self.num_waits = 0
-
-    def submit(self, sample: Sample, *, group_size: int) -> None:
-        assert sample.is_finished
-        assert group_size >= 1
-        assert sample.id not in self.submitted
-        self.submitted.append(sample.id)
-        lag = (sample.id.prompt_id * 5 + sample.id.index * 3) % (self._delay + 1)
-        group = self._groups.setdefault(sample.prompt.id, [])
-        group.append(sample.id)
-        if not self._by_group or len(group) == group_size:
-            self._pending += [(self._now + lag, sample_id) for sample_id in sorted(group)]
-            del self._groups[sample.prompt.id]
-
-    def collect(self, timeout_s: float | None) -> list[Score]:
-        self._now += 1
-        possible = [(due, s) for due, s in self._pending if s.prompt_id not in self._stuck]
-        if timeout_s is None:
-            assert len(possible) == len(self._pending), "waits for a score that never comes"
-            self._now = max([self._now, *(due for due, _ in possible)])
-        elif timeout_s > 0:
-            self.num_waits += 1
-            assert possible or self.num_waits < 100, "the collector loops for ever"
-            self._now = max(self._now, min((due for due, _ in possible), default=self._now))
-        known = [entry for entry in possible if entry[0] <= self._now]
-        self._pending = [entry for entry in self._pending if entry not in known]
-        self.collected += [sample_id for _, sample_id in known]
-        return [self._score(sample_id) for _, sample_id in known]
-
-    def _score(self, sample_id: SampleId) -> Score:
-        is_lost = sample_id.prompt_id in self._failing and sample_id.index == 0
-        return Score(
-            sample_id=sample_id,
-            value=None if is_lost else reward(sample_id),
-            outcome="crash" if is_lost else "scored",
-            message=f"no value for {sample_id}" if is_lost else "",
-            parts=() if is_lost else (("a", reward(sample_id)), ("b", 0.0)),
-        )
-
-
-class CountingScorer(FakeScorer):
-    """Counts what it scored; `parts` of several functions beside the value."""
-
-    parts: tuple[str, ...] = ()
-
-    def metrics(self) -> Metrics:
-        return Metrics({"reward/retries": Sum(7)})
-
-    def collect(self, timeout_s: float | None) -> list[Score]:
-        scores = super().collect(timeout_s)
-        named = [tuple((name, score.value + 100) for name in self.parts) for score in scores]
-        return [s._replace(parts=parts) for s, parts in zip(scores, named, strict=True)]

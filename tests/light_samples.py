@@ -42,7 +42,7 @@ def whole_sample(
         logprobs=(-0.1,) * len(token_ids) if logprobs is None else logprobs,
         finish_reason=finish_reason,
     )
-    return Sample(prompt=prompt, index=index, completions=(whole,))
+    return Sample(prompt=prompt, index=index, spans=(whole,))
 
 
 def make_tick(

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-from fake_engine import (
-    FakeEngines,
-    FakePrompts,
-    FakeScorer,
-    LengthDistribution,
-    logprob,
-    reward,
-    token,
-)
+from fake_engine import SAID, FakeEngines, LengthDistribution, logprob, token
+from fake_outside import FakePrompts, FakeScorer, num_turns, reward
 from hypothesis import strategies as st
 
 from april_rl.algorithm.age import age_weights, decay
@@ -75,6 +68,8 @@ class Setup:
     seed: int = 0
     keeps: bool = False  # engines hold the state of what they abort
     computes_on: bool = True  # the engines, before they abort
+    turns: int = 0  # at most, of a sample with an environment; 0: none has one
+    broken: frozenset[int] = frozenset()  # prompts whose environment fails
 
     @property
     def num_slots(self) -> int:
@@ -105,8 +100,11 @@ class Run:
             failing=setup.failing,
             stuck=setup.stuck,
             by_group=setup.by_group,
+            turns=setup.turns,
+            broken=setup.broken,
+            budget=setup.budget,
         )
-        self.prompts = prompts or FakePrompts()
+        self.prompts = prompts or FakePrompts(turns=setup.turns)
         self.version = 0
         self.trained: list[ScoredGroup] = []
         self.rejected: list[ScoredGroup] = []
@@ -160,7 +158,7 @@ class Run:
 
     def pack(self, groups: tuple[ScoredGroup, ...]) -> Batch:
         """Pack the groups of the last step for two ranks."""
-        longest = 3 + self.setup.budget
+        longest = 3 + self.setup.budget + 2 + 3 * self.setup.turns
         packer = Packer(
             num_ranks=2,
             max_tokens=2 * longest,
@@ -186,7 +184,7 @@ class Run:
         """Opened prompts that are nowhere else; they must be those whose reward fails."""
         gone = set(self.prompts.taken) - {sample.prompt.id for sample in self.alive}
         gone -= {scored.group.prompt.id for scored in self.trained + self.rejected}
-        assert gone <= self.setup.failing, f"prompts {gone} vanished"
+        assert gone <= self.setup.failing | self.setup.broken, f"prompts {gone} vanished"
         return len(gone)
 
     def num_tokens_held(self) -> int:
@@ -194,13 +192,21 @@ class Run:
         groups = [scored.group for scored in self.trained + self.rejected]
         held = self.alive + [sample for group in groups for sample in group.samples]
         known = {sample.prompt.id for sample in held}
-        length_of, budget = self.setup.length_of, self.setup.budget
         dropped = sum(
-            min(length_of(SampleId(prompt_id, index)), budget)
+            num_sampled(SampleId(prompt_id, index), self.setup)
             for prompt_id in set(self.prompts.taken) - known
             for index in range(self.setup.group_size)
         )
         return dropped + sum(sample.num_tokens for sample in held)
+
+
+def num_sampled(sample_id: SampleId, setup: Setup) -> int:
+    """Return the tokens of a whole response."""
+    turns = 1
+    if setup.turns and sample_id.prompt_id % 2 == 0:
+        is_broken = sample_id.prompt_id in setup.broken and sample_id.index == 0
+        turns = 1 if is_broken else num_turns(sample_id, setup.turns)
+    return min(turns * setup.length_of(sample_id), setup.budget)
 
 
 def check_counts(run: Run) -> None:
@@ -221,8 +227,11 @@ def check_sample(sample: Sample) -> None:
     versions = sample.policy_versions
     count = len(sample.token_ids)
     assert len(sample.behaviour_logprobs) == len(versions) == sample.num_tokens == count
-    assert sample.token_ids.tolist() == [token(sample.id, p) for p in range(count)]
-    expected = [logprob(sample.id, p, v) for p, v in enumerate(versions)]
+    response = sample.sequence[len(sample.prompt.token_ids) :]
+    places = [place for place, each in enumerate(response) if each != SAID]
+    assert len(response) == sample.end
+    assert sample.token_ids.tolist() == [token(sample.id, place) for place in places]
+    expected = [logprob(sample.id, p, v) for p, v in zip(places, versions, strict=True)]
     assert sample.behaviour_logprobs.tolist() == expected
     assert list(versions) == sorted(versions)
 
@@ -233,9 +242,12 @@ def check_trainable(scored: ScoredGroup, setup: Setup) -> None:
     assert [sample.index for sample in group.samples] == list(range(setup.group_size))
     for sample in group.samples:
         assert sample.prompt is group.prompt
-        natural = setup.length_of(sample.id)
-        assert sample.num_tokens == min(natural, setup.budget)
-        assert sample.finish_reason == ("stop" if natural <= setup.budget else "length")
+        assert sample.num_tokens == num_sampled(sample.id, setup)
+        natural = num_sampled(sample.id, replace(setup, budget=10**12))
+        is_whole = natural <= setup.budget or setup.budget % setup.length_of(sample.id) == 0
+        assert sample.finish_reason == ("stop" if is_whole else "length")
+        turns = sum(completion.finish_reason is not None for completion in sample.completions)
+        assert sample.environment_reward == (turns if sample.prompt.has_environment else 0)
     assert scored.rewards == tuple(reward(sample.id) for sample in group.samples)
     assert scored.parts == tuple((("a", value), ("b", 0.0)) for value in scored.rewards)
 
@@ -274,4 +286,6 @@ SETUPS = st.builds(
     deterministic=st.booleans(),
     keeps=st.booleans(),
     computes_on=st.booleans(),
+    turns=st.integers(0, 4),
+    broken=st.sampled_from([frozenset(), frozenset({0, 8, 10})]),
 )

@@ -11,7 +11,7 @@ from april_rl.rewards.plugins import import_function
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules, auto_tick_steps
 from april_rl.rollout.over_sampling import FixedFactor, OverSampling, largest_factor
-from april_rl.rollout.ports import Engines, PromptSource, Scorer
+from april_rl.rollout.ports import Engines, Outside, PromptSource
 from april_rl.rollout.step import StepRules
 from april_rl.types import ScoredGroup
 
@@ -42,7 +42,7 @@ def tick_steps(config: TrainConfig, *, num_engines: int) -> int:
 def build_collector(
     config: TrainConfig,
     engines: Engines,
-    scorer: Scorer,
+    outside: Outside,
     *,
     prompts: PromptSource,
     kv_cache_tokens: int,
@@ -61,7 +61,7 @@ def build_collector(
     )
     return Collector(
         engines,
-        scorer,
+        outside,
         prompts,
         StepRules(
             num_groups=config.trainer.num_groups,

@@ -10,7 +10,7 @@ from april_rl.config.prompt_sets import evaluation_set
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
 from april_rl.data.prompts import PromptTable
-from april_rl.evaluation.evaluator import CountingScorer, Evaluator
+from april_rl.evaluation.evaluator import CountingOutside, Evaluator
 from april_rl.evaluation.held_out import AnswerOf, HeldOut
 from april_rl.evaluation.settings import set_sampling
 from april_rl.rewards.extraction import extract_answer, normalised
@@ -60,7 +60,7 @@ def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
 
 
 def build_evaluator(
-    config: TrainConfig, engines: Engines, rewards: CountingScorer, *, num_slots: int
+    config: TrainConfig, engines: Engines, rewards: CountingOutside, *, num_slots: int
 ) -> Evaluator:
     """Return the evaluator; `num_slots` is the total number of requests computed together."""
     return Evaluator(

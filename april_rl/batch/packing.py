@@ -4,7 +4,7 @@ ranks.
 Legend: [T] positions of a packed row, [R] response tokens of a sample. Rows are aligned to the
 *predicting* position: position t carries what belongs to the token at t + 1 of the same sequence,
 so a sequence of P + R tokens has its response at positions P - 1 … P + R - 2 and nothing at its
-last one.
+last one. What an environment says between the turns is in the sequence, and in no mask.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Row:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.sample.prompt.token_ids) + len(self.ages)
+        return len(self.sample.prompt.token_ids) + self.sample.end
 
 
 class _Weighed(NamedTuple):
@@ -230,18 +230,17 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
     logprobs, advantages, weights = (np.zeros(size, np.float32) for _ in range(3))
     start = 0
     for row, loss_weights in weighed:
-        prompt, response = row.sample.prompt.token_ids, row.sample.token_ids
-        token_ids[start : start + len(prompt)] = prompt
-        token_ids[start + len(prompt) : start + row.num_tokens] = response
-        predicting = slice(start + len(prompt) - 1, start + row.num_tokens - 1)
-        labels[predicting] = response
+        end = start + row.num_tokens
+        token_ids[start:end] = row.sample.sequence
+        predicting = start - 1 + np.flatnonzero(np.frombuffer(row.sample.is_sampled, np.uint8))
+        labels[predicting] = row.sample.token_ids
         mask[predicting] = True
         ages[predicting] = row.ages
         is_comparable[predicting] = row.comparable
         logprobs[predicting] = row.sample.behaviour_logprobs
         advantages[predicting] = row.advantage
         weights[predicting] = loss_weights
-        start += row.num_tokens
+        start = end
     return MicroBatch(
         lengths=lengths,
         response_lengths=tuple(len(row.ages) for row, _ in weighed) or (0,),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as EndOfRequest
 
-from april_rl.types import Completion, FinishReason, Request
+from april_rl.rollout.requests import Request
+from april_rl.types import Completion, FinishReason
 
 _ENDS: dict[EndOfRequest, FinishReason] = {EndOfRequest.STOP: "stop", EndOfRequest.LENGTH: "length"}
 

@@ -24,7 +24,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from april_rl.types import Sampling
+from april_rl.rollout.requests import Sampling
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014, fig. 17.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)

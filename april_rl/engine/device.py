@@ -18,7 +18,7 @@ from april_rl.engine.cpu import (
     keep_plain_weights,
 )
 from april_rl.engine.cpu_norms import PRIORITY, register_norms
-from april_rl.types import Request
+from april_rl.rollout.requests import Request
 
 
 class Device(Protocol):

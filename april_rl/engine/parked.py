@@ -17,7 +17,8 @@ from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.request import RequestStatus
 
 from april_rl.engine.attempt import Attempt
-from april_rl.types import Request, SampleId
+from april_rl.rollout.requests import Request
+from april_rl.types import SampleId
 
 
 class Parked:

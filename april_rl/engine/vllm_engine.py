@@ -18,8 +18,9 @@ from april_rl.engine.device import this_device
 from april_rl.engine.options import engine_args, stop_token_ids
 from april_rl.engine.parked import Parked
 from april_rl.engine.scheduler import CountingScheduler
+from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Completions, Tick, TickCounts
-from april_rl.types import ENGINE_FAULTS, Completion, Request, SampleId
+from april_rl.types import ENGINE_FAULTS, Completion, SampleId
 
 _MAX_ATTEMPTS = 3  # of a request, when the engine fails it
 

@@ -15,15 +15,16 @@ from april_rl.metrics import Metrics
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength, RequestRules
 from april_rl.rollout.groups import Groups
-from april_rl.rollout.ports import Engines, Scorer
+from april_rl.rollout.ports import Engines, Outside
 from april_rl.rollout.record import StepRecord
+from april_rl.rollout.requests import Sampling
 from april_rl.rollout.step import Step, StepRules
 from april_rl.rollout.ticks import TickWork
-from april_rl.types import Prompt, Sampling, ScoredGroup
+from april_rl.types import Prompt, ScoredGroup
 
 
-class CountingScorer(Scorer, Protocol):
-    """A scorer that also counts failures."""
+class CountingOutside(Outside, Protocol):
+    """What scores and answers, and also counts failures."""
 
     def metrics(self) -> Metrics:
         """Return `reward/*`, counted since the last call."""
@@ -37,7 +38,7 @@ class Evaluator:
     def __init__(
         self,
         engines: Engines,
-        scorer: CountingScorer,
+        outside: CountingOutside,
         *,
         temperature: float,
         num_slots: int,
@@ -48,10 +49,10 @@ class Evaluator:
         """Store the settings.
 
         `temperature` is the engines' own; `num_slots` is the number of requests computed together
-        over all engines. Engines and scorer must be idle at each call, and the scorer's counts
-        already taken.
+        over all engines. Engines and `outside` must be idle at each call, and its counts already
+        taken.
         """
-        self._engines, self._scorer = engines, scorer
+        self._engines, self._outside = engines, outside
         self._temperature = temperature
         self._num_slots = num_slots
         self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
@@ -63,7 +64,7 @@ class Evaluator:
         complete and scored groups.
 
         Seeds are the same every time, so two evaluations differ by the policy alone. Where the
-        reward or the engine failed, it is NaN; the scorer's other counts are in the result, not
+        reward or the engine failed, it is NaN; the other counts are in the result, not
         in the next training step. Raises EvaluationError when samples are missing.
         """
         groups = self._groups(held_out, on_progress)
@@ -73,7 +74,7 @@ class Evaluator:
             held_out=held_out,
             samples=tuple(sample for scored in groups for sample in scored.group.samples),
             rewards=np.array(rewards).reshape(-1, held_out.sampling.num_samples),
-            counts=self._scorer.metrics(),
+            counts=self._outside.metrics(),
         )
 
     def _groups(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> list[ScoredGroup]:
@@ -101,8 +102,8 @@ class Evaluator:
             record,
             dispatch=dispatch,
             buffer=buffer,
-            groups=Groups(buffer, self._scorer, keep=lambda _: True, failed=math.nan),
-            scorer=self._scorer,
+            groups=Groups(buffer, self._outside, keep=lambda _: True, failed=math.nan),
+            outside=self._outside,
             prompts=_InOrder(prompts),
             may_open=True,
         )

@@ -41,7 +41,7 @@ _Answer = TypeVar("_Answer")
 
 
 class RewardPool:
-    """A `rollout.ports.Scorer` over a pool of processes, for one thread."""
+    """A `rollout.ports.Outside` without environments, over a pool of processes, for one thread."""
 
     def __init__(
         self,
@@ -111,6 +111,10 @@ class RewardPool:
             number, self._num_units = self._num_units, self._num_units + 1
             self._pending[number] = unit
             self._schedule(number)
+
+    def act(self, sample: Sample) -> None:
+        """Refuse: there are rewards here, and no environments."""
+        raise AssertionError(f"prompt {sample.prompt.id} has an environment, and there is none")
 
     def collect(self, timeout_s: float | None) -> list[Score]:
         """Return the scores that have become known, in the order of submission; late ones hold no

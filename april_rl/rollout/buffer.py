@@ -20,7 +20,7 @@ from april_rl.rollout.codec import (
 from april_rl.rollout.open_group import Failure, OpenGroup, SampleState
 from april_rl.rollout.record import GroupEvents, GroupState, Settled
 from april_rl.rollout.stop_rule import Lost
-from april_rl.types import Prompt, Sample, ScoredGroup
+from april_rl.types import Completion, Prompt, Sample, ScoredGroup, Span
 
 _FINAL = (GroupState.trained, GroupState.rejected, GroupState.dropped)
 _TOKEN_BYTES = 12  # int32 of the token id and float64 of its log-probability
@@ -42,18 +42,18 @@ class Buffer:
         self.events = GroupEvents()  # since groups were trained last
         self._open: dict[int, OpenGroup] = {}  # in the order they were opened: oldest prompt first
         self._ready: dict[int, ScoredGroup] = {}
-        self._is_step_under_way = False
+        self.is_step_under_way = False
         self._opened = 0
         self._ended: Counter[GroupState] = Counter()
         self._drop_reasons: Counter[str] = Counter()
 
     def begin_step(self) -> None:
         """Put the parked groups in flight."""
-        self._is_step_under_way = True
+        self.is_step_under_way = True
 
     def end_step(self) -> None:
         """Park the groups in flight."""
-        self._is_step_under_way = False
+        self.is_step_under_way = False
 
     def open(self, prompt: Prompt) -> OpenGroup:
         """Add a new group, whose samples all wait; raise LedgerError if its prompt has one."""
@@ -114,7 +114,7 @@ class Buffer:
 
     def counts(self) -> dict[GroupState, int]:
         """Return how many groups are in each state."""
-        num_open, is_under_way = len(self._open), self._is_step_under_way
+        num_open, is_under_way = len(self._open), self.is_step_under_way
         return {
             GroupState.in_flight: num_open if is_under_way else 0,
             GroupState.parked: 0 if is_under_way else num_open,
@@ -143,9 +143,17 @@ class Buffer:
         return sum(sum(group.lengths) for group in self._open.values())
 
     @property
-    def has_unscored(self) -> bool:
-        """Return whether a complete group waits for scores."""
-        return any(group.is_complete for group in self._open.values())
+    def has_unanswered(self) -> bool:
+        """Return whether a complete group waits for scores, or a sample for its environment."""
+        return any(
+            group.is_complete or SampleState.acting in group.states for group in self._open.values()
+        )
+
+    @property
+    def num_beginning(self) -> int:
+        """Return how many samples wait for the first words of their environment."""
+        groups = (group for group in self._open.values() if group.prompt.has_environment)
+        return sum(group.spans.count(()) for group in groups)
 
     def group(self, prompt_id: int) -> OpenGroup | None:
         """Return the open group of a prompt; None when there is none."""
@@ -177,12 +185,10 @@ class Buffer:
         by `policy_version` on a KV cache of the same version.
         """
         fresh = [
-            (len(group.prompt.token_ids) + length, prompt_id, index)
+            (len(group.prompt.token_ids) + end, prompt_id, index)
             for prompt_id, group in self._open.items()
-            for index, (length, completions) in enumerate(
-                zip(group.lengths, group.completions, strict=True)
-            )
-            if completions and completions[-1].context_version == policy_version
+            for index, (end, spans) in enumerate(zip(group.ends, group.spans, strict=True))
+            if _is_fresh(spans, policy_version)
         ]
         opened = [
             self._open[prompt_id].sample(index)
@@ -192,7 +198,7 @@ class Buffer:
             sample
             for scored in self.ready_groups()
             for sample in scored.group.samples
-            if sample.completions[-1].context_version == policy_version
+            if _is_fresh(sample.spans, policy_version)
         ]
         return heapq.nsmallest(limit, [*opened, *ready], key=_sequence_length)
 
@@ -214,14 +220,14 @@ class Buffer:
         what the buffer holds.
         """
         ready = [scored.group for scored in self._ready.values()]
-        open_tokens = self.open_tokens
-        ready_tokens = sum(sample.num_tokens for group in ready for sample in group.samples)
+        held = sum(sum(group.ends) for group in self._open.values())
+        held += sum(sample.end for group in ready for sample in group.samples)
         return Metrics(
             {
                 "rollout/parked_groups": Sum(len(self._open)),
-                "rollout/parked_tokens": Sum(open_tokens),
+                "rollout/parked_tokens": Sum(self.open_tokens),
                 "rollout/ready_groups": Sum(len(self._ready)),
-                "memory/buffer_bytes": Sum(_TOKEN_BYTES * (open_tokens + ready_tokens)),
+                "memory/buffer_bytes": Sum(_TOKEN_BYTES * held),
                 "ledger/opened": Sum(self._opened),
                 **{f"ledger/{state.value}": Sum(n) for state, n in self.counts().items()},
             }
@@ -229,7 +235,7 @@ class Buffer:
 
     def save(self) -> Plain:
         """Return everything as plain data; only between steps."""
-        assert not self._is_step_under_way, "a buffer is saved between steps"
+        assert not self.is_step_under_way, "a buffer is saved between steps"
         counts = {state.value: number for state, number in self.counts().items()}
         return {
             "ledger": {"opened": self._opened, **counts},
@@ -284,5 +290,11 @@ def _age_order(scored: ScoredGroup) -> tuple[int, int]:
     return scored.group.oldest_version or 0, scored.group.prompt.id
 
 
+def _is_fresh(spans: Sequence[Span], policy_version: int) -> bool:
+    """Return whether the last tokens that were sampled have a KV cache of this version alone."""
+    last = next((span for span in reversed(spans) if isinstance(span, Completion)), None)
+    return last is not None and last.context_version == policy_version
+
+
 def _sequence_length(sample: Sample) -> int:
-    return len(sample.prompt.token_ids) + sample.num_tokens
+    return len(sample.prompt.token_ids) + sample.end

@@ -5,15 +5,25 @@ for tokens and log-probabilities (`checkpointing/columns.py` writes them).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from april_rl.errors import RunError
 from april_rl.rollout.open_group import OpenGroup
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, Score, ScoredGroup
+from april_rl.types import (
+    Completion,
+    Group,
+    Observation,
+    Prompt,
+    Sample,
+    SampleId,
+    Score,
+    ScoredGroup,
+    Span,
+)
 
-FORMAT = 7  # of what Collector.save returns
+FORMAT = 8  # of what Collector.save returns
 
 Plain = dict[str, Any]  # string keys
 
@@ -48,7 +58,7 @@ def check_state(
             f"rollout.group_size={group_size}, but the saved groups have {saved} samples: resume "
             "with the same"
         )
-    longest = max(map(_unfinished_tokens, _all_samples(state)), default=0)
+    longest = max(map(_unfinished_tokens, state["buffer"]["open"]), default=0)
     if longest >= max_response_tokens:
         raise StateError(
             f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
@@ -56,16 +66,10 @@ def check_state(
         )
 
 
-def _all_samples(state: Plain) -> Iterator[list[Plain]]:
-    """Yield the completions of each sample of the open groups."""
-    return (sample for group in state["buffer"]["open"] for sample in group["samples"])
-
-
-def _unfinished_tokens(completions: list[Plain]) -> int:
-    """Return the tokens of a sample that has not finished, else 0."""
-    if completions and completions[-1]["finish_reason"] is not None:
-        return 0
-    return sum(len(completion["token_ids"]) for completion in completions)
+def _unfinished_tokens(group: Plain) -> int:
+    """Return the response tokens of the longest sample of a group that needs more, else 0."""
+    parked = (s for s in _restore_group(group).samples if not (s.is_finished or s.is_acting))
+    return max((sample.num_tokens for sample in parked), default=0)
 
 
 def save_open_group(group: OpenGroup) -> Plain:
@@ -134,34 +138,31 @@ def restore_prompt(state: Plain) -> Prompt:
 
 
 def save_sample(sample: Sample) -> list[Plain]:
-    """Return a sample's completions in order; its group has prompt and index."""
-    return [
-        {
-            "policy_version": completion.policy_version,
-            "context_version": completion.context_version,
-            "token_ids": _array("i", completion.token_ids),
-            "logprobs": _array("d", completion.logprobs),
-            "finish_reason": completion.finish_reason,
-        }
-        for completion in sample.completions
-    ]
+    """Return a sample's spans in order; its group has prompt and index."""
+    return [_save_span(span) for span in sample.spans]
+
+
+def _save_span(span: Span) -> Plain:
+    if isinstance(span, Observation):
+        return {**span._asdict(), "token_ids": _array("i", span.token_ids)}
+    return {
+        "policy_version": span.policy_version,
+        "context_version": span.context_version,
+        "token_ids": _array("i", span.token_ids),
+        "logprobs": _array("d", span.logprobs),
+        "finish_reason": span.finish_reason,
+    }
 
 
 def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
     """Return the sample that `save_sample` was given."""
     sample = Sample(prompt=prompt, index=index)
-    for completion in state:
-        sample = sample.extended(
-            Completion(
-                sample_id=sample.id,
-                start=sample.num_tokens,
-                policy_version=completion["policy_version"],
-                context_version=completion["context_version"],
-                token_ids=completion["token_ids"],
-                logprobs=completion["logprobs"],
-                finish_reason=completion["finish_reason"],
-            )
-        )
+    for span in state:
+        if "logprobs" in span:
+            completion = Completion(sample_id=sample.id, start=sample.end, **span)
+            sample = sample.extended(completion)
+        else:
+            sample = sample.extended(Observation(**span))
     return sample
 
 

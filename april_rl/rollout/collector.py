@@ -43,11 +43,11 @@ from april_rl.rollout.groups import Groups
 from april_rl.rollout.leftovers import Leftovers
 from april_rl.rollout.length_bias import LengthBias
 from april_rl.rollout.over_sampling import OverSampling
-from april_rl.rollout.ports import Engines, EngineStalledError, PromptSource, Scorer
+from april_rl.rollout.ports import Engines, EngineStalledError, Outside, PromptSource
 from april_rl.rollout.record import StepRecord
 from april_rl.rollout.step import Step, StepRules
 from april_rl.rollout.stop_rule import lost_groups_notes
-from april_rl.types import Sample, ScoredGroup
+from april_rl.types import Reply, Sample, Score, ScoredGroup
 
 # Short samples of this version that the learner compares with the engine, if the batch has none.
 _NUM_PROBES = 4
@@ -70,7 +70,7 @@ class Collector:
     def __init__(
         self,
         engines: Engines,
-        scorer: Scorer,
+        outside: Outside,
         prompts: PromptSource,
         rules: StepRules,
         *,
@@ -80,13 +80,13 @@ class Collector:
     ) -> None:
         """`keep` is the filter, True for groups worth training; `clock` reads seconds."""
         self._engines = engines
-        self._scorer = scorer
+        self._outside = outside
         self._prompts = prompts
         self._rules = rules
         self._over_sampling = over_sampling
         self._clock = clock
         self._buffer = Buffer(rules.group_size)
-        self._groups = Groups(self._buffer, scorer, keep=keep)
+        self._groups = Groups(self._buffer, outside, keep=keep)
         self._length_bias = LengthBias(rules.group_size)
         self._expected_length = ExpectedLength()
 
@@ -133,7 +133,7 @@ class Collector:
             dispatch=Dispatch(self._engines, self._rules.requests, self._expected_length, record),
             buffer=self._buffer,
             groups=self._groups,
-            scorer=self._scorer,
+            outside=self._outside,
             prompts=self._prompts,
             may_open=may_open,
         )
@@ -172,10 +172,13 @@ class Collector:
         return tuple(groups)
 
     def settle_scores(self) -> None:
-        """Wait for every outstanding score between two steps, so that the scorer is free; groups
-        rejected by it count in the next step.
+        """Wait between two steps for every outstanding score and reply, so that what scores and
+        answers is free; groups rejected by it count in the next step.
         """
-        self._groups.take_scores(self._scorer.collect(None))
+        while answers := self._outside.collect(None):
+            self._groups.take_scores(answer for answer in answers if isinstance(answer, Score))
+            self._groups.take_replies(answer for answer in answers if isinstance(answer, Reply))
+            self._groups.send()
 
     def leftovers(self, *, under_way: Sequence[ScoredGroup]) -> Leftovers:
         """Return what was generated and not trained; `under_way` was collected for an update that

@@ -11,10 +11,10 @@ from statistics import fmean
 from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.record import StepRecord
-from april_rl.rollout.requests import Requests
+from april_rl.rollout.requests import Requests, Sampling
 from april_rl.rollout.slots import Slots
 from april_rl.rollout.ticks import Tick
-from april_rl.types import Completion, SampleId, Sampling
+from april_rl.types import Completion, SampleId
 
 # Two ticks are under way on each engine: one runs while the controller prepares the next, so that
 # engines do not wait for the controller.
@@ -45,12 +45,12 @@ def auto_tick_steps(*, num_engines: int, max_response_tokens: int) -> int:
 
 @dataclass(slots=True)
 class ExpectedLength:
-    """Running mean of the lengths of finished responses, in tokens."""
+    """Running mean of the lengths of turns, in tokens; without an environment, of responses."""
 
     tokens: float = 1.0
 
     def observe(self, num_tokens: int) -> None:
-        """Add the length of a response that has just finished."""
+        """Add the length of a turn that has just ended."""
         self.tokens += _MEAN_WEIGHT * (num_tokens - self.tokens)
 
 
@@ -114,6 +114,12 @@ class Dispatch:
         if num_waiting:
             self._waiting.append(group)
             self._num_waiting += num_waiting
+
+    def add_turn(self, group: OpenGroup) -> None:
+        """Queue a sample that waits for its next turn, before those that have not begun."""
+        self._num_waiting += 1
+        if group not in self._waiting:
+            self._waiting.appendleft(group)
 
     def return_to_engines(self, *, limit: float) -> int:
         """Assign waiting samples to the engines that had them last, while those have free slots;
@@ -198,9 +204,9 @@ class Dispatch:
             prompt_ids=[group.prompt.id for group, _ in samples],
             indices=[index for _, index in samples],
             prompt_token_ids=[group.prompt.token_ids for group, _ in samples],
+            num_sampled=[group.lengths[index] for group, index in samples],
             parts=[
-                tuple(completion.token_ids for completion in group.completions[index])
-                for group, index in samples
+                tuple(span.token_ids for span in group.spans[index]) for group, index in samples
             ],
             sampling=self._rules.sampling,
         )
@@ -223,15 +229,15 @@ class Dispatch:
         return ended
 
     def take_back(self, group: OpenGroup, completion: Completion) -> None:
-        """Release the room of a request that came back, and learn from the length of a finished
-        response.
+        """Release the room of a request that came back, and learn from the length of a turn that
+        ended.
         """
         index = completion.sample_id.index
         engine = group.engines[index]
         assert engine is not None, completion.sample_id
         self.slots.remove(engine, tokens=group.outstanding_tokens[index])
         if completion.finish_reason is not None and not completion.is_failed:
-            self._expected.observe(completion.start + len(completion.token_ids))
+            self._expected.observe(group.turn_tokens(index))
 
     def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:
         """Stop everything; return what the engines give back, and the engines that did not answer.

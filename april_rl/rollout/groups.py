@@ -1,4 +1,6 @@
-"""The life of groups: resumed, extended by completions, sent to be scored, settled, parked."""
+"""The life of groups: begun, resumed, extended by completions, sent to environments and to be
+scored, answered, settled, parked.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from collections.abc import Callable, Container, Iterable
 
 from april_rl.rollout.buffer import Buffer, LedgerError
 from april_rl.rollout.open_group import OpenGroup, SampleState
-from april_rl.rollout.ports import Scorer
-from april_rl.types import Completion, Sample, Score, ScoredGroup
+from april_rl.rollout.ports import Outside
+from april_rl.types import Completion, Prompt, Reply, Sample, Score, ScoredGroup
 
 
 class Groups:
@@ -17,7 +19,7 @@ class Groups:
     def __init__(
         self,
         buffer: Buffer,
-        scorer: Scorer,
+        outside: Outside,
         *,
         keep: Callable[[ScoredGroup], bool],
         failed: float | None = None,
@@ -26,10 +28,16 @@ class Groups:
         samples that their engine or their reward failed; None: their group is dropped.
         """
         self._buffer = buffer
-        self._scorer = scorer
+        self._outside = outside
         self._keep = keep
         self._failed = failed
-        self._unscored: deque[Sample] = deque()  # finished, not yet sent to the scorer
+        self._unsent: deque[Sample] = deque()  # acting or finished, not yet sent outside
+
+    def open(self, prompt: Prompt) -> OpenGroup:
+        """Open a group for a prompt; its environment, if it has one, begins."""
+        group = self._buffer.open(prompt)
+        self._unsent += map(group.sample, group.indices(SampleState.acting))
+        return group
 
     def resume(self) -> list[OpenGroup]:
         """Begin a step: parked groups are in flight again, and their unfinished samples wait.
@@ -73,8 +81,8 @@ class Groups:
 
         Late completions are ignored: of an earlier version than the step's, for a sample that does
         not end where they start, or from another engine than the one that has the sample (with
-        `engine` None, any engine may have it). Call `send_to_scorer` to have finished samples
-        scored.
+        `engine` None, any engine may have it). Call `send` to have turns that ended answered, and
+        finished samples scored.
         """
         expected = []
         for completion in completions:
@@ -86,28 +94,57 @@ class Groups:
             ):
                 continue
             expected.append((group, completion))
-            sample = group.extend(completion)
-            if sample is not None:
-                self._unscored.append(sample)
+            if group.extend(completion):
+                self._unsent.append(group.sample(completion.sample_id.index))
         return expected
 
-    def send_to_scorer(self) -> None:
-        """Send the samples that finished since the last call to the scorer, by prompt, as
-        `send_again` does: a reward with a state sees them in the same order in a resumed run.
+    def send(self) -> None:
+        """Send what begins, ended a turn or finished since the last call to environments and to be
+        scored, by prompt, as `send_again` does: a reward with a state sees samples in the same
+        order in a resumed run.
 
-        Separate from `extend` because the scorer may raise: everything that engines gave back is in
-        its group by then.
+        Separate from `extend` because it may raise: everything that engines gave back is in its
+        group by then.
         """
-        self._unscored = deque(sorted(self._unscored, key=lambda sample: sample.id))
-        while self._unscored:
-            self._scorer.submit(self._unscored.popleft(), group_size=self._buffer.group_size)
+        self._unsent = deque(sorted(self._unsent, key=lambda sample: sample.id))
+        while self._unsent:
+            self._send(self._unsent.popleft(), group_size=self._buffer.group_size)
 
     def send_again(self) -> None:
-        """Send the finished samples of a restored buffer that have no score to the scorer."""
+        """Send the samples of a restored buffer that their environment has not answered, and the
+        finished ones that have no score.
+        """
         for group in self._buffer.open_groups():
             num_unscored = len(group.states) - len(group.indices(SampleState.scored))
-            for index in group.indices(SampleState.finished):
-                self._scorer.submit(group.sample(index), group_size=num_unscored)
+            for index, state in enumerate(group.states):
+                if state in (SampleState.acting, SampleState.finished):
+                    self._send(group.sample(index), group_size=num_unscored)
+
+    def _send(self, sample: Sample, *, group_size: int) -> None:
+        if sample.is_finished:
+            self._outside.submit(sample, group_size=group_size)
+        else:
+            self._outside.act(sample)
+
+    def take_replies(self, replies: Iterable[Reply]) -> list[tuple[OpenGroup, int]]:
+        """Add what environments say to their samples; return those that a turn follows, as group
+        and index. An answer to another turn than a sample's last one is ignored. Call `send` to
+        have finished samples scored.
+        """
+        is_in_step = self._buffer.is_step_under_way
+        unfinished = SampleState.waiting if is_in_step else SampleState.parked
+        going_on = []
+        for reply in replies:
+            prompt_id, index = reply.sample_id
+            group = self._buffer.group(prompt_id)
+            if group is None or not group.expects_reply(reply):
+                continue
+            group.answer(index, reply.observation, unfinished=unfinished)
+            if reply.observation.is_final:
+                self._unsent.append(group.sample(index))
+            else:
+                going_on.append((group, index))
+        return going_on
 
     def take_scores(self, scores: Iterable[Score]) -> int:
         """Record scores, and settle the groups that they complete; return how many of these were

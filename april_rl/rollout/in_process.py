@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from april_rl.rollout.requests import Requests
+from april_rl.rollout.requests import Request, Requests
 from april_rl.rollout.ticks import Completions, Tick
-from april_rl.types import Completion, Request
+from april_rl.types import Completion
 
 
 class SingleEngine(Protocol):

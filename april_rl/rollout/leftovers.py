@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from april_rl.types import Sample
+from april_rl.types import Observation, Sample, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,9 @@ class Leftovers:
             file.writelines(f"{line}\n" for line in self.lines())
 
     def lines(self) -> Iterator[str]:
-        """Yield a JSON object for every sample. `state` is collected, ready or parked; completions
-        have token ids, behaviour log-probabilities and versions.
+        """Yield a JSON object for every sample. `state` is collected, ready or parked; `spans` are
+        completions, which have token ids, behaviour log-probabilities and versions, and what an
+        environment said.
         """
         for state, groups in (
             ("collected", self.collected),
@@ -61,8 +62,11 @@ def _plain(sample: Sample) -> dict[str, object]:
         "index": sample.index,
         "prompt": sample.prompt.text,
         "source": sample.prompt.source,
-        "completions": [
-            {key: value for key, value in asdict(c).items() if key != "sample_id"}
-            for c in sample.completions
-        ],
+        "spans": [_plain_span(span) for span in sample.spans],
     }
+
+
+def _plain_span(span: Span) -> dict[str, object]:
+    if isinstance(span, Observation):
+        return span._asdict()
+    return {key: value for key, value in asdict(span).items() if key != "sample_id"}

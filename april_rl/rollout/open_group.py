@@ -5,9 +5,12 @@
                   │       ▼   ▼
     next step ────┴────── parked ◀──── end of the step
 
+    with an environment: opened ──▶ acting ──▶ waiting ──▶ running ──▶ acting ──▶ … ──▶ finished
+
 A sample takes part in a step as *waiting* (no engine has it), *running* (an engine computes it, or
-has it in its queue), *finished* (its response ended) or *scored*. Between two steps an unfinished
-sample is *parked*, with every token it has.
+has it in its queue), *acting* (its environment has it), *finished* (its response ended) or
+*scored*. Between two steps an unfinished sample is *parked*, with every token it has. One that acts
+goes on acting: a call of a tool belongs to no policy version.
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ from typing import NamedTuple
 from april_rl.types import (
     ENGINE_FAULTS,
     Completion,
-    FinishReason,
     Group,
+    Observation,
     Prompt,
+    Reply,
     Sample,
     SampleId,
     Score,
     ScoredGroup,
+    Span,
 )
 
 
@@ -34,6 +39,7 @@ class SampleState(Enum):
 
     waiting = "waiting"  # needs tokens; no engine has it
     running = "running"  # an engine computes it, or has it in its queue
+    acting = "acting"  # its environment answers its last turn, or begins
     parked = "parked"  # unfinished, between two steps
     finished = "finished"  # the response ended; not scored yet
     scored = "scored"  # its score is known, or its reward failed
@@ -41,7 +47,8 @@ class SampleState(Enum):
 
 _MOVES = {
     SampleState.waiting: {SampleState.running, SampleState.parked},
-    SampleState.running: {SampleState.finished, SampleState.parked},
+    SampleState.running: {SampleState.acting, SampleState.finished, SampleState.parked},
+    SampleState.acting: {SampleState.waiting, SampleState.parked, SampleState.finished},
     SampleState.parked: {SampleState.waiting},
     SampleState.finished: {SampleState.scored},
     SampleState.scored: set[SampleState](),
@@ -68,9 +75,11 @@ class OpenGroup:
 
     def __init__(self, prompt: Prompt, group_size: int) -> None:
         self.prompt = prompt
-        self.states = [SampleState.waiting] * group_size  # [G]; changed by `move` alone
-        self.completions: list[tuple[Completion, ...]] = [()] * group_size  # [G], each in order
+        first = SampleState.acting if prompt.has_environment else SampleState.waiting
+        self.states = [first] * group_size  # [G]; changed by `move` alone
+        self.spans: list[tuple[Span, ...]] = [()] * group_size  # [G], each in order
         self.lengths = [0] * group_size  # response tokens so far [G]
+        self.ends = [0] * group_size  # tokens of all spans: where the next one starts [G]
         # Preferred engine: it has the sample, or had it last and may keep its KV cache [G].
         self.engines: list[int | None] = [None] * group_size
         self.outstanding_tokens = [0.0] * group_size  # that its engine is expected to compute [G]
@@ -100,13 +109,13 @@ class OpenGroup:
         """Return the response tokens of each unfinished sample."""
         return [
             length
-            for length, completions in zip(self.lengths, self.completions, strict=True)
-            if not completions or completions[-1].finish_reason is None
+            for length, state in zip(self.lengths, self.states, strict=True)
+            if state is not SampleState.finished and state is not SampleState.scored
         ]
 
     def sample(self, index: int) -> Sample:
         """Return the sample at `index` as it is now."""
-        return Sample(self.prompt, index, self.completions[index])
+        return Sample(self.prompt, index, self.spans[index])
 
     def indices(self, state: SampleState) -> list[int]:
         """Return the indices of the samples in `state`."""
@@ -133,7 +142,7 @@ class OpenGroup:
         """
         self.move(index, SampleState.running)
         self.engines[index] = engine
-        tokens = len(self.prompt.token_ids) + self.lengths[index] + expected_tokens
+        tokens = len(self.prompt.token_ids) + self.ends[index] + expected_tokens
         self.outstanding_tokens[index] = tokens
         return tokens
 
@@ -144,31 +153,79 @@ class OpenGroup:
         index = completion.sample_id.index
         return (
             self.states[index] is SampleState.running
-            and completion.start == self.lengths[index]
+            and completion.start == self.ends[index]
             and engine in (None, self.engines[index])
         )
 
-    def extend(self, completion: Completion) -> Sample | None:
-        """Append a completion to a running sample; return the sample if that finishes it."""
-        index = completion.sample_id.index
-        is_finished = completion.finish_reason is not None
-        self.move(index, SampleState.finished if is_finished else SampleState.parked)
-        self._append(completion)
-        return self.sample(index) if is_finished else None
+    def expects_reply(self, reply: Reply) -> bool:
+        """Return whether a reply answers the sample's last turn."""
+        index = reply.sample_id.index
+        return self.states[index] is SampleState.acting and reply.start == self.ends[index]
 
-    def _append(self, completion: Completion) -> None:
+    def extend(self, completion: Completion) -> bool:
+        """Append a completion to a running sample; return whether that ends its turn. The sample
+        is finished then, or acts if it has an environment.
+        """
         index = completion.sample_id.index
-        if completion.finish_reason is None and not completion.token_ids:
-            return  # the request never had a slot
-        self._note_fault(index, completion.finish_reason)
-        self.completions[index] += (completion,)
-        self.lengths[index] += len(completion.token_ids)
-        if self.oldest_version is None and completion.token_ids:
-            self.oldest_version = completion.policy_version  # later ones are not older
+        is_turn_over = completion.finish_reason is not None
+        if not is_turn_over:
+            self.move(index, SampleState.parked)
+        elif self.prompt.has_environment:
+            self.move(index, SampleState.acting)
+        else:
+            self.move(index, SampleState.finished)
+        if completion.token_ids or is_turn_over:  # else the request never had a slot
+            self._append(index, completion)
+        return is_turn_over
 
-    def _note_fault(self, index: int, reason: FinishReason | None) -> None:
-        if reason is not None and reason in ENGINE_FAULTS and self.failure is None:
-            sample_id = SampleId(self.prompt.id, index)
+    def answer(self, index: int, observation: Observation, *, unfinished: SampleState) -> None:
+        """Append what the environment says to an acting sample: it is finished, or `unfinished`,
+        which is `waiting` in a step and `parked` between two.
+        """
+        self.move(index, SampleState.finished if observation.is_final else unfinished)
+        self._append(index, observation)
+
+    def turn_tokens(self, index: int) -> int:
+        """Return the response tokens of a sample's last turn so far."""
+        spans, num_tokens = self.spans[index], 0
+        for span in reversed(spans):
+            if isinstance(span, Observation):
+                break
+            num_tokens += len(span.token_ids)
+        return num_tokens
+
+    def first_version(self, index: int) -> int | None:
+        """Return the policy version that sampled a sample's first token; None before there is
+        one.
+        """
+        return self.sample(index).oldest_version
+
+    def last_version(self, index: int) -> int | None:
+        """Return the policy version that sampled a sample's last token; None before there is
+        one.
+        """
+        completions = self.sample(index).completions
+        return completions[-1].policy_version if completions else None
+
+    def _append(self, index: int, span: Span) -> None:
+        self.spans[index] += (span,)
+        self.ends[index] += len(span.token_ids)
+        if isinstance(span, Completion):
+            self.lengths[index] += len(span.token_ids)
+            if self.oldest_version is None and span.token_ids:
+                self.oldest_version = span.policy_version  # later ones are not older
+        self._note_fault(index)
+
+    def _note_fault(self, index: int) -> None:
+        """Remember why the group cannot be trained if engine or environment failed the sample."""
+        if self.failure is not None or not self.spans[index]:
+            return
+        sample_id, last = SampleId(self.prompt.id, index), self.spans[index][-1]
+        if isinstance(last, Observation):
+            if last.failure:
+                self.failure = Failure(sample_id, "environment", last.failure)
+        elif last.finish_reason is not None and last.is_failed:
+            reason = last.finish_reason
             self.failure = Failure(sample_id, f"engine {reason}", ENGINE_FAULTS[reason])
 
     def add_score(self, score: Score) -> None:
@@ -209,12 +266,10 @@ class OpenGroup:
         opened.engines = list(engines)
         opened.oldest_version = group.oldest_version
         for sample in group.samples:
-            opened.completions[sample.index] = sample.completions
-            opened.lengths[sample.index] = sample.num_tokens
-            opened.states[sample.index] = (
-                SampleState.finished if sample.is_finished else SampleState.parked
-            )
-            opened._note_fault(sample.index, sample.finish_reason)
+            opened.spans[sample.index] = sample.spans
+            opened.lengths[sample.index], opened.ends[sample.index] = sample.num_tokens, sample.end
+            opened.states[sample.index] = _state_between_steps(sample)
+            opened._note_fault(sample.index)
         for score in scores:
             opened.add_score(score)
         return opened
@@ -222,3 +277,9 @@ class OpenGroup:
     def sample_ids(self, state: SampleState) -> list[SampleId]:
         """Return the ids of the samples in `state`."""
         return [SampleId(self.prompt.id, index) for index in self.indices(state)]
+
+
+def _state_between_steps(sample: Sample) -> SampleState:
+    if sample.is_finished:
+        return SampleState.finished
+    return SampleState.acting if sample.is_acting else SampleState.parked

@@ -1,4 +1,4 @@
-"""Protocols of what the collector needs from outside: engines, a scorer, prompts."""
+"""Protocols of what the collector needs: engines, rewards and environments, prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from april_rl.errors import RunError
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Tick
-from april_rl.types import Completion, Prompt, Sample, Score
+from april_rl.types import Completion, Prompt, Reply, Sample, Score
 
 
 class EngineStalledError(RunError):
@@ -50,20 +50,26 @@ class Engines(Protocol):
         """
 
 
-class Scorer(Protocol):
-    """Rewards, computed elsewhere while generation goes on."""
+class Outside(Protocol):
+    """Rewards and environments, which compute elsewhere while generation goes on."""
 
     def submit(self, sample: Sample, *, group_size: int) -> None:
         """Score a finished sample of a group of `group_size`; return at once. Once all samples of
         its group are submitted, every sample gets a score, which may say that its reward failed.
         """
 
-    def collect(self, timeout_s: float | None) -> list[Score]:
-        """Return the scores that have become known, in the order of submission.
+    def act(self, sample: Sample) -> None:
+        """Let the environment of an unfinished sample answer its last turn, or begin if there is
+        none; return at once. It gets one reply, which may say that the environment has failed.
+        """
+
+    def collect(self, timeout_s: float | None) -> Sequence[Score | Reply]:
+        """Return the scores and replies that have become known, each kind in the order in which
+        they were asked for.
 
         With `timeout_s` 0 return what is there now; with a positive one wait that long for at least
-        one; with None wait for all submitted samples, except those that can only be scored together
-        with siblings that are not submitted yet. Scores of such a group become known together.
+        one; with None wait for all, except scores of samples that can only be scored together with
+        siblings that are not submitted yet. Scores of such a group become known together.
         """
 
 

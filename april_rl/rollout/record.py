@@ -70,15 +70,16 @@ class Returned(NamedTuple):
     sample_id: SampleId
     at_s: float
     prompt_tokens: int
-    start: int  # response tokens that it had before
+    start: int  # tokens that it had before, behind its prompt
     tokens: int  # response tokens generated in this step
     age: int  # steps since its first token
     finish_reason: FinishReason | None  # None: aborted
+    is_resumed: bool  # in the middle of a turn
     is_kept: bool  # it went on with the KV cache that it had
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the response is complete."""
+        """Return whether its turn is complete."""
         return self.finish_reason is not None and self.finish_reason not in ENGINE_FAULTS
 
 
@@ -133,7 +134,8 @@ class StepRecord:
         num_tokens = len(completion.token_ids)
         if not num_tokens and completion.finish_reason is None:
             return
-        first = group.completions[completion.sample_id.index][0]
+        index = completion.sample_id.index
+        first_version, spans = group.first_version(index), group.spans[index]
         self.returned.append(
             Returned(
                 sample_id=completion.sample_id,
@@ -141,8 +143,9 @@ class StepRecord:
                 prompt_tokens=len(group.prompt.token_ids),
                 start=completion.start,
                 tokens=num_tokens,
-                age=completion.policy_version - first.policy_version,
+                age=0 if first_version is None else completion.policy_version - first_version,
                 finish_reason=completion.finish_reason,
+                is_resumed=len(spans) > 1 and isinstance(spans[-2], Completion),
                 is_kept=completion.is_kept,
             )
         )
@@ -174,7 +177,7 @@ class StepRecord:
     @property
     def reprefill_tokens(self) -> int:
         """Return the tokens that engines computed again because samples were resumed."""
-        resumed = (each for each in self.returned if each.start and not each.is_kept)
+        resumed = (each for each in self.returned if each.is_resumed and not each.is_kept)
         return sum(each.prompt_tokens + each.start for each in resumed)
 
     @property

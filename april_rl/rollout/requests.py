@@ -1,15 +1,48 @@
-"""Requests in transit to an engine, and the seed of each."""
+"""Requests to an engine, many in transit, and the seed of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import chain
 from struct import Struct
 from typing import NamedTuple
 
-from april_rl.types import Request, SampleId, Sampling
+from april_rl.types import SampleId
 
 _FOUR_NUMBERS = Struct("<qqqq")
+
+
+class Sampling(NamedTuple):
+    """Sampling parameters of a request that differ from training."""
+
+    temperature: float
+    top_p: float  # nucleus sampling (Holtzman et al. 2020); 1 draws from all tokens
+
+
+class Request(NamedTuple):
+    """Request to an engine: continue `token_ids` for at most `max_tokens` tokens.
+
+    The tokens stay in separate parts, so that only the engine concatenates them.
+    """
+
+    sample_id: SampleId
+    prompt_token_ids: tuple[int, ...]  # [P]
+    start: int  # tokens that the sample has behind its prompt
+    max_tokens: int  # what remains of the response budget
+    seed: int
+    parts: tuple[Sequence[int], ...] = ()  # tokens of each span so far; [start] in total
+    sampling: Sampling | None = None  # None: the engine's temperature and all tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Return the prompt and the response so far [P + start] as a new list."""
+        return list(chain(self.prompt_token_ids, *self.parts))
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens of the prompt and the response so far, P + start."""
+        return len(self.prompt_token_ids) + self.start
 
 
 class Requests(NamedTuple):
@@ -24,33 +57,39 @@ class Requests(NamedTuple):
     indices: Sequence[int] = ()  # of each sample in its group [n]
     # [n][P]; siblings share one tuple, and pickle writes shared objects once.
     prompt_token_ids: Sequence[tuple[int, ...]] = ()
-    parts: Sequence[
-        tuple[Sequence[int], ...]
-    ] = ()  # response tokens of each sample, by completion [n]
+    num_sampled: Sequence[int] = ()  # response tokens that each sample has [n]
+    parts: Sequence[tuple[Sequence[int], ...]] = ()  # tokens of each sample, by span [n]
     sampling: Sampling | None = None  # for all of them; None: as in training
 
     def each(self) -> list[Request]:
         """Return a request for each sample, in their order."""
-        samples = zip(self.prompt_ids, self.indices, self.prompt_token_ids, self.parts, strict=True)
+        samples = zip(
+            self.prompt_ids,
+            self.indices,
+            self.prompt_token_ids,
+            self.num_sampled,
+            self.parts,
+            strict=True,
+        )
         return [
             Request(
                 sample_id=(sample_id := SampleId(prompt_id, index)),
                 prompt_token_ids=prompt_token_ids,
-                start=(start := sum(map(len, parts))),
-                max_tokens=self.max_response_tokens - start,
+                start=sum(map(len, parts)),
+                max_tokens=self.max_response_tokens - num_sampled,
                 seed=request_seed(self.run_seed, sample_id, len(parts)),
                 parts=parts,
                 sampling=self.sampling,
             )
-            for prompt_id, index, prompt_token_ids, parts in samples
+            for prompt_id, index, prompt_token_ids, num_sampled, parts in samples
         ]
 
 
-def request_seed(run_seed: int, sample_id: SampleId, num_completions: int) -> int:
+def request_seed(run_seed: int, sample_id: SampleId, num_spans: int) -> int:
     """Return a seed in [0, 2^63) that depends on nothing but these four numbers.
 
     A sample's tokens therefore depend neither on the engine that computes it nor on its neighbours
     in the batch, and a resumed sample does not repeat the random numbers of its first part.
     """
-    packed = _FOUR_NUMBERS.pack(run_seed, *sample_id, num_completions)
+    packed = _FOUR_NUMBERS.pack(run_seed, *sample_id, num_spans)
     return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") >> 1

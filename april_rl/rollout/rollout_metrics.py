@@ -14,7 +14,7 @@ from april_rl.types import ScoredGroup
 
 def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
     """Return `rollout/*` and its times; `num_needed` is N·G, the samples that a step needs."""
-    resumed = [each for each in record.returned if each.start]
+    resumed = [each for each in record.returned if each.is_resumed]
     ticks = [tick for _, tick in record.ticks]
     worked_s: defaultdict[int, float] = defaultdict(float)
     for engine, tick in record.ticks:

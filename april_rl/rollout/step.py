@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.dispatch import Dispatch, RequestRules
 from april_rl.rollout.groups import Groups
-from april_rl.rollout.ports import EngineStalledError, PromptSource, Scorer
+from april_rl.rollout.open_group import SampleState
+from april_rl.rollout.ports import EngineStalledError, Outside, PromptSource
 from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
-from april_rl.types import Completion, Score
+from april_rl.types import Completion, Reply, Score
 
 # With fewer, long groups wait in so many places that slots stay empty (docs/experiments.md).
 _FEWEST_LIVE, _FEWEST_LIVE_BATCHES = 40, 3
@@ -53,7 +54,7 @@ class Step:
     """The rollout of one step, and everything that lives only that long.
 
     It loops over: open groups and assign samples (`_launch`), take in what engines finished
-    (`_advance`), take in scores, until the stop rule holds (`_is_enough`).
+    (`_advance`), take in replies and scores, until the stop rule holds (`_is_enough`).
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Step:
         dispatch: Dispatch,
         buffer: Buffer,
         groups: Groups,
-        scorer: Scorer,
+        outside: Outside,
         prompts: PromptSource,
         may_open: bool,
     ) -> None:
@@ -76,7 +77,7 @@ class Step:
         self._dispatch = dispatch
         self._buffer = buffer
         self._groups = groups
-        self._scorer = scorer
+        self._outside = outside
         self._prompts = prompts
         self._may_open = may_open
         # Samples that the step may still start; a lost group gives its samples back.
@@ -93,7 +94,7 @@ class Step:
             self._launch()
             if not (self._dispatch.is_idle or self._has_lost_samples):
                 self._advance()
-            elif not (self._await_scores() or self._start_more()):
+            elif not (self._await_answers() or self._start_more()):
                 break
             if on_progress is not None:
                 speed = self._generated_tokens / max(self._record.now_s, 1e-9)
@@ -108,7 +109,7 @@ class Step:
             completions, stalled = self._dispatch.abort(timeout_s)
         self._extend(completions)
         self._groups.park(stalled=stalled)
-        self._groups.send_to_scorer()
+        self._groups.send()
         self._record.stop_s = self._record.now_s - began_s
         if stalled:
             raise EngineStalledError(
@@ -156,9 +157,15 @@ class Step:
         self._dispatch.launch()
 
     def _open_until(self, num_samples: float) -> None:
-        """Open groups, as far as allowed, until enough samples wait for an engine."""
-        while self._dispatch.num_waiting < num_samples and self._may_open_another():
-            self._dispatch.add(self._buffer.open(self._prompts.take()))
+        """Open groups, as far as allowed, until enough samples wait for an engine, or for the first
+        words of their environment.
+        """
+        num_beginning = self._buffer.num_beginning
+        while self._dispatch.num_waiting + num_beginning < num_samples and self._may_open_another():
+            group = self._groups.open(self._prompts.take())
+            self._dispatch.add(group)
+            num_beginning += len(group.indices(SampleState.acting))
+        self._groups.send()
 
     def _may_open_another(self) -> bool:
         buffer, rules = self._buffer, self._rules
@@ -177,8 +184,8 @@ class Step:
             self._num_idle_ticks = 0 if tick.engine_steps else self._num_idle_ticks + 1
             self._record.ticks.append(EngineTick(engine, tick))
             self._extend(tick.finished, engine=engine)
-        self._groups.send_to_scorer()
-        self._take_scores(self._known_scores(wait_s=0.0))
+        self._groups.send()
+        self._take_answers(wait_s=0.0)
 
     def _extend(self, completions: Sequence[Completion], *, engine: int | None = None) -> None:
         """Add completions to their samples, and free their slots."""
@@ -197,13 +204,14 @@ class Step:
         """
         return self._num_idle_ticks >= _MANY_IDLE_TICKS * self._dispatch.num_engines
 
-    def _await_scores(self) -> bool:
-        """Wait for scores when nothing is left to generate; return False when none is missing."""
-        if not self._buffer.has_unscored:
+    def _await_answers(self) -> bool:
+        """Wait for scores and replies when nothing is left to generate; return False when none is
+        missing.
+        """
+        if not self._buffer.has_unanswered:
             return False
         with self._record.waiting("scores"):
-            scores = self._known_scores(wait_s=1.0)
-        self._take_scores(scores)
+            self._take_answers(wait_s=1.0)
         return True
 
     def _start_more(self) -> bool:
@@ -214,11 +222,23 @@ class Step:
         self._open_until(1)
         return self._dispatch.num_waiting > 0 and not self._has_lost_samples
 
-    def _known_scores(self, *, wait_s: float) -> list[Score]:
-        """Return what the scorer knows after `wait_s`; with `deterministic`, everything
-        submitted.
+    def _take_answers(self, *, wait_s: float) -> None:
+        """Take in the scores and replies known after `wait_s`; with `deterministic`, those to
+        everything that was sent, and to what is sent because of them.
         """
-        return self._scorer.collect(None if self._rules.deterministic else wait_s)
+        if not self._rules.deterministic:
+            self._settle(self._outside.collect(wait_s))
+            return
+        while answers := self._outside.collect(None):
+            self._settle(answers)
 
-    def _take_scores(self, scores: Sequence[Score]) -> None:
+    def _settle(self, answers: Sequence[Score | Reply]) -> None:
+        """Take in scores, which settle groups, and replies, whose samples finish or go on."""
+        scores = [answer for answer in answers if isinstance(answer, Score)]
         self._allowance += self._rules.group_size * self._groups.take_scores(scores)
+        replies = [answer for answer in answers if isinstance(answer, Reply)]
+        for group, index in self._groups.take_replies(replies):
+            self._dispatch.add_turn(group)
+            # A sample that had a turn in this step is not another one that the step starts.
+            self._allowance += group.last_version(index) == self._record.policy_version
+        self._groups.send()

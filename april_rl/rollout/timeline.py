@@ -17,7 +17,7 @@ from april_rl.rollout.ticks import TickWork
 _MAX_TICKS = 256  # of a step, evenly spread
 
 
-class Span(NamedTuple):
+class Stay(NamedTuple):
     """One sample's stay on an engine during one step."""
 
     prompt_id: int
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 class Bar(NamedTuple):
     """A span and the engine slot that computed it."""
 
-    span: Span
+    span: Stay
     slot: int  # from 0, over all engines
     begun_s: float  # when it left the engine's queue
 
@@ -47,7 +47,7 @@ class Timeline:
     time_s: float  # duration of the whole rollout
     stop_s: float  # the part at its end that aborting and parking took
     slots: Mapping[int, int]  # engine: its number of slots
-    spans: tuple[Span, ...]  # in the order they were sent
+    spans: tuple[Stay, ...]  # in the order they were sent
     ticks: tuple[TickWork, ...]  # ticks that computed something, at most _MAX_TICKS
 
     def plain(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Timeline:
         ]
         ticks = [(*tick[:-1], round(tick.elapsed_s, 6)) for tick in self.ticks]
         fields = asdict(self) | {"slots": {str(e): n for e, n in self.slots.items()}}
-        fields |= {"columns": Span._fields, "tick_columns": TickWork._fields}
+        fields |= {"columns": Stay._fields, "tick_columns": TickWork._fields}
         return fields | {"spans": spans, "ticks": ticks}
 
     @classmethod
@@ -74,7 +74,7 @@ class Timeline:
             time_s=float(plain["time_s"]),
             stop_s=float(plain["stop_s"]),
             slots={int(engine): int(n) for engine, n in plain["slots"].items()},
-            spans=tuple(Span(*values) for values in plain["spans"]),
+            spans=tuple(Stay(*values) for values in plain["spans"]),
             ticks=tuple(TickWork(*values) for values in plain.get("ticks", ())),  # older: none
         )
 
@@ -105,7 +105,7 @@ def timeline_of(record: StepRecord) -> Timeline:
             if (found := returned.get(sample_id)) is None:
                 continue  # it never had a slot, or its engine hung
             spans.append(
-                Span(
+                Stay(
                     *sample_id,
                     engine=sent.engine,
                     sent_s=sent.at_s,

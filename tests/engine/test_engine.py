@@ -15,7 +15,8 @@ from tiny_models import EOS_ID, write_tiny_qwen3
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from april_rl.engine.vllm_engine import VllmEngine
-from april_rl.types import Completion, Prompt, Request, Sample, SampleId, Sampling
+from april_rl.rollout.requests import Request, Sampling
+from april_rl.types import Completion, Prompt, Sample, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 

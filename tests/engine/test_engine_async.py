@@ -12,7 +12,8 @@ from tiny_models import write_tiny_qwen3
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.engine.vllm_engine import VllmEngine
-from april_rl.types import Completion, Request, SampleId
+from april_rl.rollout.requests import Request
+from april_rl.types import Completion, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 

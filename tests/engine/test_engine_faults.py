@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch.distributed as dist
-from fake_engine import CountingScorer
+from fake_outside import CountingScorer
 from rollout_runs import Run, Setup
 from safetensors.torch import load_file
 from small_engine import small_engine
@@ -24,8 +24,9 @@ from april_rl.evaluation.settings import SetSampling
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.in_process import SerialEngines
 from april_rl.rollout.record import GroupState
+from april_rl.rollout.requests import Request
 from april_rl.rollout.stop_rule import NoSignalError
-from april_rl.types import Prompt, Request, SampleId
+from april_rl.types import Prompt, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 

@@ -22,8 +22,9 @@ from april_rl.config.choices import ComputeDtype, KvCacheDtype, Speculation
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.device import AcceleratorDevice
 from april_rl.engine.options import engine_args
+from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Tick
-from april_rl.types import Completion, Request, SampleId
+from april_rl.types import Completion, SampleId
 
 if TYPE_CHECKING:
     from vllm import EngineArgs

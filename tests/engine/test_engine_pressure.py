@@ -13,8 +13,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.engine.vllm_engine import VllmEngine
+from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Tick
-from april_rl.types import Completion, Request, SampleId
+from april_rl.types import Completion, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 

@@ -10,7 +10,7 @@ import torch
 from test_engine_noise import assert_chi_square
 
 from april_rl.engine.cpu import SAMPLING, SEED, CounterSampler, nucleus
-from april_rl.types import Sampling
+from april_rl.rollout.requests import Sampling
 
 pytestmark = pytest.mark.slow  # imports vllm
 

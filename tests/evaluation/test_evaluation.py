@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_engine import CountingScorer, FakeEngines, FakeScorer, reward
+from fake_engine import FakeEngines
+from fake_outside import CountingScorer, FakeScorer, reward
 from rollout_runs import lognormal
 
 from april_rl.assembly.evaluation import held_out_sets
@@ -30,9 +31,9 @@ from april_rl.evaluation.evaluate import evaluate
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import EvaluationError, HeldOut
 from april_rl.evaluation.settings import SetSampling, longest_response, set_sampling
-from april_rl.rollout.requests import request_seed
+from april_rl.rollout.requests import Sampling, request_seed
 from april_rl.rollout.ticks import Completions
-from april_rl.types import Prompt, SampleId, Sampling
+from april_rl.types import Prompt, SampleId
 
 BUDGET, NUM_PROMPTS, K = 40, 4, 3
 LENGTH_OF = lognormal(9, 0.9)

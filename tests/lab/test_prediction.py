@@ -172,6 +172,7 @@ def step(*returned: tuple[SampleId, int, bool]) -> StepRecord:
             tokens=num_tokens - 1,
             age=0,
             finish_reason="stop" if is_finished else None,
+            is_resumed=True,
             is_kept=False,
         )
         for sample_id, num_tokens, is_finished in returned

@@ -17,7 +17,7 @@ from april_rl.rollout.collector import Collection
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.rollout.rollout_metrics import rollout_metrics
-from april_rl.rollout.timeline import Span, Timeline, timeline_of
+from april_rl.rollout.timeline import Stay, Timeline, timeline_of
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.timeline_file import read_timeline, write_timeline
 from april_rl.types import Group, Sample, ScoredGroup
@@ -103,7 +103,7 @@ def test_a_timeline_survives_its_file(tmp_path: Path) -> None:
     timeline = STEPS_SEEN[1][1]
     path = write_timeline(tmp_path / "timeline", 2, timeline)
     assert path.name == "step_00002.json"
-    assert json.loads(path.read_text())["columns"] == list(Span._fields)
+    assert json.loads(path.read_text())["columns"] == list(Stay._fields)
     found = read_timeline(path)
     assert found.slots == timeline.slots
     assert [tick[:-1] for tick in found.ticks] == [tick[:-1] for tick in timeline.ticks]

@@ -152,7 +152,7 @@ def test_responses_travel_as_arrays_however_many_parts_they_have():
     first = replace(whole.completions[0], finish_reason=None)
     rest = replace(first, start=2, token_ids=(70,), logprobs=(-0.1,), finish_reason="stop")
     prompt = Prompt(id=0, token_ids=(1,), text="1 + 1 = ", answer="i", source="f:1")
-    parted = Sample(prompt=prompt, index=0, completions=(first, rest))
+    parted = Sample(prompt=prompt, index=0, spans=(first, rest))
     with pool(attrgetter("typecode")) as scorer:
         scorer.submit(whole, group_size=1)
         scorer.submit(parted, group_size=1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fake_engine import FakeEngines, FakeScorer
+from fake_engine import FakeEngines
+from fake_outside import FakeScorer
 from light_samples import PROMPT
 from rollout_runs import lognormal
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from fake_engine import SAID
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rollout_runs import (
@@ -58,8 +59,11 @@ def test_every_request_asks_for_the_rest_of_its_token_budget(setup, steps):
     """Invariant 2. Fails when a resumed sample gets the whole budget again."""
     run = Run(setup)
     run.steps(steps)
-    requests = [request for engine in run.fakes.each for request in engine.requests]
-    assert {request.start + request.max_tokens for request in requests} == {setup.budget}
+    for engine in run.fakes.each:
+        for request in engine.requests:
+            response = request.token_ids[len(request.prompt_token_ids) :]
+            num_sampled = sum(token_id != SAID for token_id in response)
+            assert num_sampled + request.max_tokens == setup.budget
 
 
 @quick
@@ -179,8 +183,10 @@ def test_a_run_that_opens_no_more_prompts_trains_everything_and_ends(setup, step
 @quick
 @given(SETUPS, STEPS)
 def test_parked_samples_are_submitted_before_new_prompts_the_oldest_first(setup, steps):
-    """Fails when new prompts are opened first, or parked groups are resumed newest first."""
-    run = Run(setup)
+    """Fails when new prompts are opened first, or parked groups are resumed newest first. A sample
+    whose environment has answered goes first, so here is none.
+    """
+    run = Run(replace(setup, turns=0))
     run.steps(steps)
     parked = [sample.id for sample in run.alive if not sample.is_finished]
     before = [len(engine.requests) for engine in run.fakes.each]

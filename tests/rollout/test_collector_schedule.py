@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from fake_engine import FakePrompts, logprob, reward, token
+from fake_engine import logprob, token
+from fake_outside import FakePrompts, reward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_runs import LENGTH_DISTRIBUTIONS, Run, Setup, constant, extreme, lognormal
@@ -209,4 +210,4 @@ def test_scores_can_be_settled_before_the_first_step_and_between_steps():
     for _ in range(4):
         run.step()
         run.collector.settle_scores()
-        assert not run.buffer.has_unscored
+        assert not run.buffer.has_unanswered

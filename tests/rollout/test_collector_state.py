@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngines, FakePrompts
+from fake_engine import FakeEngines
+from fake_outside import FakePrompts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rollout_runs import (
@@ -28,13 +29,13 @@ from rollout_runs import (
 
 from april_rl.data.stream import PromptStream
 from april_rl.rollout.codec import StateError
+from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Tick
-from april_rl.types import Completion, Prompt, Request, SampleId
+from april_rl.types import Completion, Prompt, SampleId
 
-NUM_PROMPTS = 7  # of the data: a run goes through it several times
-PROMPTS = [
+PROMPTS = [  # a run goes through them several times
     Prompt(id=i, token_ids=(i + 1,) * (1 + i % 3), text=f"{i}?", answer=f"{i}", source=f"{i}")
-    for i in range(NUM_PROMPTS)
+    for i in range(7)
 ]
 LONG = Setup(num_groups=3, group_size=3, alpha=2.5, num_engines=2, length_of=lognormal(12, 0.8))
 
@@ -46,12 +47,13 @@ class KilledError(Exception):
 class Stream(FakePrompts):
     """The real stream, with a record of the prompts taken."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, turns: int) -> None:
+        super().__init__(turns=turns)
         self.real = PromptStream(PROMPTS, seed=3)
 
     def take(self) -> Prompt:
         prompt = self.real.take()
+        prompt = replace(prompt, has_environment=self.turns > 0 and prompt.id % 2 == 0)
         self.taken.append(prompt.id)
         return prompt
 
@@ -85,7 +87,7 @@ class MortalEngines(FakeEngines):
 
 def start(setup: Setup) -> Run:
     engines = MortalEngines(setup)
-    run = Run(setup, engines, prompts=Stream())
+    run = Run(setup, engines, prompts=Stream(turns=setup.turns))
     run.fakes = engines
     return run
 
@@ -106,7 +108,6 @@ def save(run: Run) -> str:
 
 
 def load(saved: str) -> dict[str, Any]:
-    """Return the saved state, with its arrays."""
     return json.loads(
         saved, object_hook=lambda of: array(of["array"], of["of"]) if "array" in of else of
     )
@@ -126,7 +127,6 @@ def restore(saved: str, before: Run, *, trained: int, rejected: int) -> Run:
 
 
 def revived(run: Run) -> Run:
-    """Save and restore at once."""
     return restore(save(run), run, trained=len(run.trained), rejected=len(run.rejected))
 
 
@@ -244,7 +244,7 @@ def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
 def test_a_state_of_another_format_is_refused_by_name():
     """Fails when the format is not looked at."""
     run = start(LONG)
-    with pytest.raises(StateError, match=r"has format 1, .* reads format 7"):
+    with pytest.raises(StateError, match=r"has format 1, .* reads format 8"):
         run.collector.restore({**run.collector.save(), "format": 1})
     with pytest.raises(StateError, match="has format None"):
         run.collector.restore({})

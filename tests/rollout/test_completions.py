@@ -65,8 +65,8 @@ def test_a_response_that_ends_without_a_token_is_finished():
 def test_resumed_samples_and_their_prefilled_tokens_are_counted():
     """Fails when the prompt or the response so far is left out."""
     sent, group = sent_to(1)
-    group.lengths = [0, 5]
-    group.completions[1] = (completion(1, start=0, num_tokens=5, version=1),)
+    group.lengths = group.ends = [0, 5]
+    group.spans[1] = (completion(1, start=0, num_tokens=5, version=1),)
     assert sent.extend(completion(1, start=5, num_tokens=1, version=3), engine=1)
     [back] = sent.record.returned
     assert (back.start, back.age, sent.record.reprefill_tokens) == (5, 2, 2 + 5)

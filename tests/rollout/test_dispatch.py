@@ -32,7 +32,7 @@ def test_a_sent_sample_no_longer_waits_and_adds_its_outstanding_tokens():
     """
     sent = Sent(group_size=4)
     group = sent.open(1)
-    group.lengths = [5, 0, 0, 7]
+    group.ends = [5, 0, 0, 7]
     sent.dispatch.add(group)
     assert sent.dispatch.assign(limit=2) == 2
     assert sent.dispatch.num_waiting == 2
@@ -206,7 +206,7 @@ def test_outstanding_tokens_return_to_zero_when_samples_end():
     """
     sent = Sent(group_size=2, num_slots=4)
     group = sent.open(1, engines=[1, 0])
-    group.lengths = [20, 0]
+    group.ends = [20, 0]
     sent.dispatch.add(group)
     sent.dispatch.return_to_engines(limit=1000)
     slots = sent.dispatch.slots

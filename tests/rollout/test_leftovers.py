@@ -16,8 +16,6 @@ def test_every_token_that_was_generated_and_not_trained_is_in_the_lines():
     lines = [json.loads(line) for line in run.collector.leftovers(under_way=under_way).lines()]
     assert {line["state"] for line in lines} == {"collected", "ready", "parked"}
     trained = [s for scored in run.trained[: -len(under_way)] for s in scored.group.samples]
-    tokens = sum(len(c["token_ids"]) for line in lines for c in line["completions"])
+    tokens = sum(len(c["token_ids"]) for line in lines for c in line["spans"])
     assert tokens == run.fakes.generated - sum(sample.num_tokens for sample in trained)
-    assert all(
-        len(c["logprobs"]) == len(c["token_ids"]) for line in lines for c in line["completions"]
-    )
+    assert all(len(c["logprobs"]) == len(c["token_ids"]) for line in lines for c in line["spans"])

@@ -10,7 +10,8 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 import pytest
-from fake_engine import LengthDistribution, reward
+from fake_engine import LengthDistribution
+from fake_outside import reward
 from hypothesis import given
 from hypothesis import strategies as st
 from light_samples import PROMPT

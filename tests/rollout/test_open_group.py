@@ -45,7 +45,11 @@ def restored(group: OpenGroup) -> OpenGroup:
 MOVES = {
     ("waiting", "running"),
     ("waiting", "parked"),
+    ("running", "acting"),
     ("running", "finished"),
+    ("acting", "waiting"),
+    ("acting", "parked"),
+    ("acting", "finished"),
     ("running", "parked"),
     ("parked", "waiting"),
     ("finished", "scored"),

@@ -87,7 +87,7 @@ def test_a_saved_sample_comes_back_to_the_last_bit_and_as_small(tmp_path):
     logprobs = array("d", (-1 / 3, -5e-324, -1.7976931348623157e308, -0.0, -0.1))
     first = replace(PART, token_ids=array("i", (0, 1, 2, 3, 2**31 - 1)), logprobs=logprobs)
     rest = replace(drawn(2_700), start=5, policy_version=4, finish_reason="length")
-    sample = Sample(prompt=PROMPT, index=0, completions=(first, rest))
+    sample = Sample(prompt=PROMPT, index=0, spans=(first, rest))
     write_state(save_sample(sample), tmp_path, "sample")
     restored = restore_sample(read_state(tmp_path, "sample"), prompt=PROMPT, index=0)
     assert restored == sample

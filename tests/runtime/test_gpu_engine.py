@@ -24,7 +24,8 @@ from april_rl.batch.packing import Packer
 from april_rl.config.choices import ComputeDtype, Offload, Speculation
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
-from april_rl.types import Request, SampleId, ScoredGroup
+from april_rl.rollout.requests import Request
+from april_rl.types import SampleId, ScoredGroup
 
 pytestmark = [
     pytest.mark.gpu,

@@ -20,7 +20,8 @@ from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
 from april_rl.learner.update_errors import MismatchError
-from april_rl.types import Group, Prompt, Request, Sample, SampleId, ScoredGroup
+from april_rl.rollout.requests import Request
+from april_rl.types import Group, Prompt, Sample, SampleId, ScoredGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 GROUP_SIZE = 4
@@ -87,7 +88,7 @@ def generate(engine: VllmEngine, step: int) -> list[ScoredGroup]:
             group=Group(
                 prompt=prompt,
                 samples=tuple(
-                    Sample(prompt=prompt, index=j, completions=(done[SampleId(prompt.id, j)],))
+                    Sample(prompt=prompt, index=j, spans=(done[SampleId(prompt.id, j)],))
                     for j in range(GROUP_SIZE)
                 ),
             ),

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import ray
 
-from april_rl.rollout.requests import Requests
+from april_rl.rollout.requests import Request, Requests
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines, WeightVersionError
 from april_rl.runtime.lockstep import Fingerprint, LockstepError, fingerprint
 from april_rl.supervision.watchdog import Watchdog
-from april_rl.types import Completion, Request, SampleId
+from april_rl.types import Completion, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 NUM_RANKS, SIZE = 4, 2  # two engines of two workers
@@ -102,7 +102,7 @@ def engines_of(folder: Path, *tokens: int, policy_version: int = 0) -> RayEngine
 
 def of_prompt(prompt_id: int, *indices: int) -> Requests:
     count = len(indices)
-    return Requests(4, 0, [prompt_id] * count, indices, [(1, 2)] * count, [()] * count)
+    return Requests(4, 0, [prompt_id] * count, indices, [(1, 2)] * count, [0] * count, [()] * count)
 
 
 @pytest.mark.usefixtures("_cluster")

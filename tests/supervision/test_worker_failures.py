@@ -104,7 +104,7 @@ def test_ticks_that_return_without_an_engine_step_are_a_stall(shared_group, tmp_
     watchdog = GroupWatchdog(shared_group, tmp_path)
     workers = EngineGroup(engines=[shared_group.actors[:1]], policy_version=0, watchdog=watchdog)
     engines = RayEngines(workers, deterministic=True)
-    request = Requests(4, 0, [7], [2], [(1, 2, 3)], [()])
+    request = Requests(4, 0, [7], [2], [(1, 2, 3)], [0], [()])
     engines.launch(0, request, slots=1, max_steps=8)
     with pytest.raises(EngineStalledError, match=r"no engine has made a step .* in flight: 1"):
         keep_ticking(engines)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fake_engine import FakeEngines, FakeScorer
+from fake_engine import FakeEngines
+from fake_outside import FakeScorer
 from rollout_runs import lognormal
 from trainer_fakes import FakeTokenizer, FakeWorkers, NoInterrupts, rows_of
 
@@ -70,7 +71,7 @@ class CountingScorer(FakeScorer):
         failed = [score.sample_id.prompt_id for score in scores if score.value is None]
         self.counts["errors"] += len(failed)
         self.failed += failed
-        if timeout_s is None and all(score.sample_id.prompt_id >= 0 for score in scores):
+        if timeout_s is None and scores and all(score.sample_id.prompt_id >= 0 for score in scores):
             self.settled.append(len(failed))
         return scores
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from fake_engine import reward
+from fake_outside import reward
 from test_trainer import HELD_OUT, rows_of, run, settings
 
 from april_rl.config.schema import TrackingConfig

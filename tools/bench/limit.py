@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from april_rl.rollout.requests import request_seed
+from april_rl.rollout.requests import Request, request_seed
 from april_rl.rollout.ticks import Tick
-from april_rl.types import Request, Sample, SampleId
+from april_rl.types import Sample, SampleId
 from bench.modes import DrawnLengthsEngine, KeepingEngine, Prompts, Slice, lengths_of
 
 _PREFILL_STEPS = 12  # enough to put every sample of the limit back before the clock starts

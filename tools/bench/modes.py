@@ -21,8 +21,9 @@ from april_rl.rollout.collector import Collector
 from april_rl.rollout.in_process import SerialEngines, SingleEngine
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.record import StepRecord
+from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Completions, Tick, TickWork
-from april_rl.types import Completion, Prompt, Request
+from april_rl.types import Completion, Prompt
 
 PROMPT_TOKENS = 12
 MAX_BATCHED_TOKENS = 1024  # on CPU, short parts of a prefill stay in the cache

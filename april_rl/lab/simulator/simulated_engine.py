@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
+from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Completions, Tick, TickCounts
-from april_rl.types import Completion, FinishReason, Request, SampleId
+from april_rl.types import Completion, FinishReason, SampleId
 
 BLOCK_TOKENS = 16  # of vLLM's prefix cache: siblings share whole blocks of their prompt
 

@@ -139,6 +139,10 @@ class DelayedScorer:
         """Queue the sample's reward, known after `score_s`."""
         self._pending.append((self._clock() + self._score_s, sample.id))
 
+    def act(self, sample: Sample) -> None:
+        """Refuse: simulated prompts have no environment."""
+        raise AssertionError(f"simulated prompt {sample.prompt.id} has no environment")
+
     def collect(self, timeout_s: float | None) -> list[Score]:
         """Return the rewards known by now; with a timeout, wait until some or all are known."""
         if self._pending and timeout_s != 0:
