@@ -78,8 +78,9 @@ def played(scenario: Scenario, factor: float, *, num_steps: int, refill: bool = 
 def test_a_scaled_down_scenario_takes_the_same_time(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Throughput within 6 %, the off-policy share within 0.04, the KV cache within 15 %, of steps
-    that cost a part of the work. Fails when a term of the cost is not scaled.
+    """Throughput within 6 %, the off-policy share within 0.04, the KV cache within 25 % (a peak,
+    here of fewer samples), of steps that cost a part of the work. Fails when a term of the cost is
+    not scaled.
     """
     if scenario.num_engines == 3:
         monkeypatch.setattr("april_rl.lab.simulator.scaled_down._MAX_SAMPLES", 32)
@@ -90,7 +91,7 @@ def test_a_scaled_down_scenario_takes_the_same_time(
     assert found.trained_samples_per_s == pytest.approx(real.trained_samples_per_s, rel=0.06)
     assert found.generated_tokens_per_s == pytest.approx(real.generated_tokens_per_s, rel=0.06)
     assert found.off_policy_token_frac == pytest.approx(real.off_policy_token_frac, abs=0.04)
-    assert found.peak_kv_tokens == pytest.approx(real.peak_kv_tokens, rel=0.15)
+    assert found.peak_kv_tokens == pytest.approx(real.peak_kv_tokens, rel=0.25)
     assert small.scale.tokens * small.scale.groups > 10
 
 

@@ -145,6 +145,19 @@ def test_a_long_prefill_shares_its_steps_with_the_samples_that_decode():
     assert (third.generated_tokens, third.prefilled_tokens) == (6, 0)
 
 
+def test_samples_that_wait_for_their_prefill_are_not_part_of_a_step():
+    """Three prompts of twenty tokens, twenty tokens a step: the steps have one, two, three and
+    three samples. Fails when a sample costs time before its prefill begins, as it does not in vLLM.
+    """
+    engine = SimulatedEngine(
+        length_of=by_index([9]), cost=COST, keeps_parked=False, max_batched_tokens=20
+    )
+    tick = engine.advance([request(i) for i in range(3)], slots=3, max_steps=4)
+    assert (tick.prefilled_tokens, tick.generated_tokens) == (60, 7)
+    assert tick.slot_steps == 1 + 2 + 3 + 3
+    assert tick.context_token_steps == 20 + (21 + 20) + (22 + 20 + 20) + (23 + 21 + 20)
+
+
 def test_the_collector_does_on_simulated_engines_what_it_does_on_the_fake_ones():
     """The same groups with the same versions, token by token. Fails when a kept sample waits a step
     before it goes on, or an ended one leaves its slot a step late.

@@ -73,7 +73,7 @@ class SimulatedEngine:
         self._prefixes: set[int] = set()  # prompts that the prefix cache holds
         self._step = 0
         self._order = 0
-        self._context_tokens = 0  # of the running ones
+        self._context_tokens = 0  # of those that sample tokens
         self.now_s = 0.0  # busy seconds so far
         self.peak_kv_tokens = 0  # most tokens ever held, running and kept
 
@@ -165,7 +165,6 @@ class SimulatedEngine:
         )
         self._order += 1
         self._running[request.sample_id] = running
-        self._context_tokens += request.num_tokens
         if kept:
             self._begin_decoding(running)
         else:
@@ -183,6 +182,7 @@ class SimulatedEngine:
     def _begin_decoding(self, running: _Running) -> None:
         """Sample one token per step from the next step on."""
         running.before = self._step
+        self._context_tokens += running.request.num_tokens
         end = self._step + running.end - running.request.start
         heapq.heappush(self._ends, (end, running.order, running.request.sample_id))
 
@@ -202,10 +202,10 @@ class SimulatedEngine:
 
     def _prefill_step(self, counts: TickCounts) -> None:
         """Run one step in which decoding samples come first and prefills share the remaining
-        tokens.
+        tokens; samples for which none remain are not part of it, as in vLLM.
         """
         counts.engine_steps += 1
-        counts.slot_steps += len(self._running)
+        counts.slot_steps += len(self._ends)
         counts.context_token_steps += self._context_tokens
         budget = max(1, self._max_batched_tokens - len(self._ends))
         while self._prefills and budget:
@@ -214,6 +214,8 @@ class SimulatedEngine:
             head.prefill_left -= part
             budget -= part
             counts.prefilled_tokens += part
+            counts.slot_steps += 1
+            counts.context_token_steps += head.request.num_tokens
             if not head.prefill_left:
                 self._prefills.popleft()
                 self._begin_decoding(head)  # the step that ends a prefill samples a token
