@@ -95,8 +95,8 @@ class Completion:
 
 
 class Observation(NamedTuple):
-    """What an environment adds to a sample before its first turn or after one: tokens that the
-    policy reads and that are never trained.
+    """Tokens that an environment adds to a sample before its first turn or after one; the policy
+    reads them, and they are never trained.
     """
 
     token_ids: Sequence[int]
@@ -113,7 +113,7 @@ class Sample:
     """One response to a prompt: completions, and between the turns what an environment said.
 
     Response tokens are those that were sampled. A sample is unfinished while its last span is a
-    part of a turn, and, with an environment, until that says that no turn follows.
+    part of a turn and, with an environment, until the environment says that no turn follows.
     """
 
     prompt: Prompt
@@ -141,11 +141,6 @@ class Sample:
     def completions(self) -> tuple[Completion, ...]:
         """Return what engines sampled, in order."""
         return tuple(span for span in self.spans if isinstance(span, Completion))
-
-    @property
-    def environment_reward(self) -> float:
-        """Return the sum of the environment's own rewards."""
-        return sum(span.reward for span in self.spans if isinstance(span, Observation))
 
     @property
     def sequence(self) -> array[int]:
@@ -280,7 +275,8 @@ def _finish_reason(spans: Sequence[Span], *, has_environment: bool) -> FinishRea
     """Return why a sample of these spans is finished; None while it is unfinished."""
     last = spans[-1] if spans else None
     if isinstance(last, Completion):
-        return None if has_environment else last.finish_reason
+        is_answered = has_environment and not last.is_failed
+        return None if is_answered else last.finish_reason
     if last is None or not last.is_final:
         return None
     if last.failure:

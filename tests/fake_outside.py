@@ -65,6 +65,7 @@ class FakeScorer:
         """
         self._turns, self._broken, self._budget = turns, broken, budget
         self._acting: list[tuple[int, Reply]] = []
+        self._num_empty = 0  # calls of `collect` in a row with nothing to answer
         self.acted: list[tuple[SampleId, int]] = []  # a sample and where it ended
         self._by_group = by_group
         self._groups: dict[int, list[SampleId]] = {}  # by prompt, those that wait for siblings
@@ -111,6 +112,8 @@ class FakeScorer:
 
     def collect(self, timeout_s: float | None) -> list[Score | Reply]:
         self._now += 1
+        self._num_empty = 0 if self._pending or self._acting else self._num_empty + 1
+        assert self._num_empty < 1_000, "the collector waits for an answer that nobody owes"
         possible = [(due, s) for due, s in self._pending if s.prompt_id not in self._stuck]
         if timeout_s is None:
             assert len(possible) == len(self._pending), "waits for a score that never comes"

@@ -20,7 +20,7 @@ from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.record import GroupState
 from april_rl.rollout.step import StepRules
-from april_rl.types import Group, Sample, SampleId, ScoredGroup
+from april_rl.types import Group, Observation, Sample, SampleId, ScoredGroup
 
 
 def constant(length: int) -> LengthDistribution:
@@ -247,7 +247,8 @@ def check_trainable(scored: ScoredGroup, setup: Setup) -> None:
         is_whole = natural <= setup.budget or setup.budget % setup.length_of(sample.id) == 0
         assert sample.finish_reason == ("stop" if is_whole else "length")
         turns = sum(completion.finish_reason is not None for completion in sample.completions)
-        assert sample.environment_reward == (turns if sample.prompt.has_environment else 0)
+        said = [span for span in sample.spans if isinstance(span, Observation)]
+        assert sum(each.reward for each in said) == (turns if sample.prompt.has_environment else 0)
     assert scored.rewards == tuple(reward(sample.id) for sample in group.samples)
     assert scored.parts == tuple((("a", value), ("b", 0.0)) for value in scored.rewards)
 

@@ -83,7 +83,9 @@ def files_loaded_by(path: Path) -> set[Path]:
 
 
 def top_level_imports(path: Path) -> list[str]:
-    """What a file imports when it is loaded: nothing within functions or for type checkers."""
+    """Return the modules that a file imports when it is loaded, not within functions or for type
+    checkers.
+    """
     found = []
     for node in tree_of(path).body:
         if isinstance(node, ast.Import):

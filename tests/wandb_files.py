@@ -1,4 +1,4 @@
-"""What W&B has recorded offline, read back from its files."""
+"""W&B's offline records, read back from its files."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class ProfilerConfig:
     steps: list[int] = field(default_factory=list)
     # engine ticks of a step with torch's operators and kernels; all others are ranges without them
     num_ticks: int = within(">= 0", 4)
-    num_workers: int = within(">= 1", 1)  # so many workers are traced, from rank 0 on
+    num_workers: int = within(">= 1", 1)  # number of workers that are traced, from rank 0 on
 
     def __post_init__(self) -> None:
         check_bounds("profiler", self)

@@ -24,7 +24,7 @@ from april_rl.types import Prompt, ScoredGroup
 
 
 class CountingOutside(Outside, Protocol):
-    """What scores and answers, and also counts failures."""
+    """Rewards and environments that also count their failures."""
 
     def metrics(self) -> Metrics:
         """Return `reward/*`, counted since the last call."""

@@ -36,8 +36,9 @@ def check_state(
     state: Plain, *, num_groups: int, group_size: int, max_staleness: int, max_response_tokens: int
 ) -> None:
     """Raise StateError unless a run with these settings can go on from what `Collector.save`
-    returned: in the format that is read here, with groups of the same size, no more groups a step,
-    no older ones, and no unfinished sample that has used up its budget.
+    returned: its format is the one that is read here, its groups have the same size, it trained no
+    more groups in a step and none older than these settings allow, and no sample that needs more
+    tokens has used up its budget.
     """
     if state.get("format") != FORMAT:
         raise StateError(

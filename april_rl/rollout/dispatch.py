@@ -118,8 +118,7 @@ class Dispatch:
     def add_turn(self, group: OpenGroup) -> None:
         """Queue a sample that waits for its next turn, before those that have not begun."""
         self._num_waiting += 1
-        if group not in self._waiting:
-            self._waiting.appendleft(group)
+        self._waiting.appendleft(group)
 
     def return_to_engines(self, *, limit: float) -> int:
         """Assign waiting samples to the engines that had them last, while those have free slots;

@@ -1,6 +1,4 @@
-"""The life of groups: begun, resumed, extended by completions, sent to environments and to be
-scored, answered, settled, parked.
-"""
+"""The life of groups: opened, resumed, extended by completions and replies, settled, parked."""
 
 from __future__ import annotations
 
@@ -99,9 +97,9 @@ class Groups:
         return expected
 
     def send(self) -> None:
-        """Send what begins, ended a turn or finished since the last call to environments and to be
-        scored, by prompt, as `send_again` does: a reward with a state sees samples in the same
-        order in a resumed run.
+        """Ask environments and rewards about the samples that began, ended a turn or finished since
+        the last call. They are asked by prompt, as in `send_again`, so that a reward with a state
+        sees samples in the same order in a resumed run.
 
         Separate from `extend` because it may raise: everything that engines gave back is in its
         group by then.

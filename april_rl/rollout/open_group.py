@@ -164,13 +164,13 @@ class OpenGroup:
 
     def extend(self, completion: Completion) -> bool:
         """Append a completion to a running sample; return whether that ends its turn. The sample
-        is finished then, or acts if it has an environment.
+        is finished then, or acts if it has an environment and the engine has not given up on it.
         """
         index = completion.sample_id.index
         is_turn_over = completion.finish_reason is not None
         if not is_turn_over:
             self.move(index, SampleState.parked)
-        elif self.prompt.has_environment:
+        elif self.prompt.has_environment and not completion.is_failed:
             self.move(index, SampleState.acting)
         else:
             self.move(index, SampleState.finished)
@@ -193,19 +193,6 @@ class OpenGroup:
                 break
             num_tokens += len(span.token_ids)
         return num_tokens
-
-    def first_version(self, index: int) -> int | None:
-        """Return the policy version that sampled a sample's first token; None before there is
-        one.
-        """
-        return self.sample(index).oldest_version
-
-    def last_version(self, index: int) -> int | None:
-        """Return the policy version that sampled a sample's last token; None before there is
-        one.
-        """
-        completions = self.sample(index).completions
-        return completions[-1].policy_version if completions else None
 
     def _append(self, index: int, span: Span) -> None:
         self.spans[index] += (span,)

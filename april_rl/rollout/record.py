@@ -135,7 +135,7 @@ class StepRecord:
         if not num_tokens and completion.finish_reason is None:
             return
         index = completion.sample_id.index
-        first_version, spans = group.first_version(index), group.spans[index]
+        oldest, spans = group.sample(index).oldest_version, group.spans[index]
         self.returned.append(
             Returned(
                 sample_id=completion.sample_id,
@@ -143,7 +143,7 @@ class StepRecord:
                 prompt_tokens=len(group.prompt.token_ids),
                 start=completion.start,
                 tokens=num_tokens,
-                age=0 if first_version is None else completion.policy_version - first_version,
+                age=0 if oldest is None else completion.policy_version - oldest,
                 finish_reason=completion.finish_reason,
                 is_resumed=len(spans) > 1 and isinstance(spans[-2], Completion),
                 is_kept=completion.is_kept,

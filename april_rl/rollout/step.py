@@ -239,6 +239,7 @@ class Step:
         replies = [answer for answer in answers if isinstance(answer, Reply)]
         for group, index in self._groups.take_replies(replies):
             self._dispatch.add_turn(group)
-            # A sample that had a turn in this step is not another one that the step starts.
-            self._allowance += group.last_version(index) == self._record.policy_version
+            turns = group.sample(index).completions
+            if turns and turns[-1].policy_version == self._record.policy_version:
+                self._allowance += 1  # the step has started this sample already
         self._groups.send()

@@ -32,9 +32,9 @@ class Stay(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A span and the engine slot that computed it."""
+    """A stay and the engine slot that computed it."""
 
-    span: Stay
+    stay: Stay
     slot: int  # from 0, over all engines
     begun_s: float  # when it left the engine's queue
 
@@ -47,21 +47,21 @@ class Timeline:
     time_s: float  # duration of the whole rollout
     stop_s: float  # the part at its end that aborting and parking took
     slots: Mapping[int, int]  # engine: its number of slots
-    spans: tuple[Stay, ...]  # in the order they were sent
+    stays: tuple[Stay, ...]  # in the order they were sent
     ticks: tuple[TickWork, ...]  # ticks that computed something, at most _MAX_TICKS
 
     def plain(self) -> dict[str, Any]:
         """Return the timeline as plain data for JSON, with times rounded to 0.1 ms, and those of
         ticks to 1 µs.
         """
-        spans = [
-            (*span[:3], round(span.sent_s, 4), round(span.ended_s, 4), *span[5:])
-            for span in self.spans
+        stays = [
+            (*stay[:3], round(stay.sent_s, 4), round(stay.ended_s, 4), *stay[5:])
+            for stay in self.stays
         ]
         ticks = [(*tick[:-1], round(tick.elapsed_s, 6)) for tick in self.ticks]
         fields = asdict(self) | {"slots": {str(e): n for e, n in self.slots.items()}}
         fields |= {"columns": Stay._fields, "tick_columns": TickWork._fields}
-        return fields | {"spans": spans, "ticks": ticks}
+        return fields | {"stays": stays, "ticks": ticks}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
@@ -74,12 +74,12 @@ class Timeline:
             time_s=float(plain["time_s"]),
             stop_s=float(plain["stop_s"]),
             slots={int(engine): int(n) for engine, n in plain["slots"].items()},
-            spans=tuple(Stay(*values) for values in plain["spans"]),
+            stays=tuple(Stay(*values) for values in plain["stays"]),
             ticks=tuple(TickWork(*values) for values in plain.get("ticks", ())),  # older: none
         )
 
     def bars(self) -> Iterator[Bar]:
-        """Yield every span with its slot.
+        """Yield every stay with its slot.
 
         Engines compute requests in the order they arrive: a request waits in the queue of its
         engine and takes the slot that becomes free first.
@@ -88,23 +88,23 @@ class Timeline:
         for engine, count in sorted(self.slots.items()):
             free[engine] = [(0.0, first + slot) for slot in range(count)]
             first += count
-        # Queued requests that were aborted before they ran have no span; the others ran in order.
-        for span in self.spans:
-            free_s, slot = heapq.heappop(free[span.engine])
-            begun_s = min(max(span.sent_s, free_s), span.ended_s)
-            heapq.heappush(free[span.engine], (span.ended_s, slot))
-            yield Bar(span, slot, begun_s)
+        # Queued requests that were aborted before they ran have no stay; the others ran in order.
+        for stay in self.stays:
+            free_s, slot = heapq.heappop(free[stay.engine])
+            begun_s = min(max(stay.sent_s, free_s), stay.ended_s)
+            heapq.heappush(free[stay.engine], (stay.ended_s, slot))
+            yield Bar(stay, slot, begun_s)
 
 
 def timeline_of(record: StepRecord) -> Timeline:
     """Return the timeline of a step that has ended."""
     returned = {each.sample_id: each for each in record.returned}
-    spans = []
+    stays = []
     for sent in record.sent:
         for sample_id in sorted(sent.sample_ids):
             if (found := returned.get(sample_id)) is None:
                 continue  # it never had a slot, or its engine hung
-            spans.append(
+            stays.append(
                 Stay(
                     *sample_id,
                     engine=sent.engine,
@@ -122,6 +122,6 @@ def timeline_of(record: StepRecord) -> Timeline:
         time_s=record.time_s,
         stop_s=record.stop_s,
         slots={sent.engine: sent.slots for sent in record.sent},
-        spans=tuple(spans),
+        stays=tuple(stays),
         ticks=tuple(ticks[:: -(-len(ticks) // _MAX_TICKS) or 1]),
     )

@@ -140,7 +140,7 @@ def test_a_smooth_loss_passes_autograds_own_check(name):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_row_without_response_tokens_has_an_empty_loss(name):
-    """What a rank computes that has nothing left."""
+    """A rank without responses has a loss of zero, with gradients."""
     empty = torch.zeros(0)
     inputs = LossInputs(
         logprobs=empty, anchor_logprobs=empty, advantages=empty, responses=Responses.of([])

@@ -1,4 +1,4 @@
-"""What a run says of its model before anything is started."""
+"""A run describes its model before anything is started."""
 
 from __future__ import annotations
 

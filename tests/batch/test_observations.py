@@ -1,4 +1,4 @@
-"""What an environment says, in packed rows."""
+"""Observations of an environment in packed rows."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def samples_of(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def check_difference(printed: str, before: SetReport, after: Path) -> None:
-    """What is printed and written is what the samples of the same prompts say."""
+    """The figures printed and written are those of the samples of the same prompts."""
     by_prompt: dict[str, list[float]] = {}
     for record in samples_of(after, "plain"):
         by_prompt.setdefault(record["prompt"], []).append(record["reward"])

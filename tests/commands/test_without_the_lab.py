@@ -1,4 +1,4 @@
-"""What trains stands without the lab: a run and an evaluation end well where it is missing."""
+"""A run and an evaluation end well where the lab is missing."""
 
 from __future__ import annotations
 

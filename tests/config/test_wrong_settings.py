@@ -1,4 +1,4 @@
-"""What a person sees who has mistyped a setting: one message, in our words, for each of forty
+"""A mistyped setting gives one message, in our words, for each of forty
 commands. Each runs as the command line does, up to the first thing that is wrong.
 """
 

@@ -123,7 +123,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
 
 
 def sampled(folder: Path, **settings: Any) -> tuple[Tick, Tick]:
-    """What an engine with these settings says to the same requests, twice."""
+    """Return the completions of an engine with these settings for the same requests, twice."""
     engine = small_engine(
         folder,
         max_model_len=192,

@@ -1,4 +1,4 @@
-"""How `rollout.over_sampling_factor=auto` decides on predictions, and what it saves."""
+"""`rollout.over_sampling_factor=auto` decides on predictions, and saves its state."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `auto` predicts with: the lengths and the cost a run has shown, and a simulation of it that
-is scaled down.
+"""The basis of predictions of `auto`: the lengths and the cost a run has shown, and a simulation of
+it that is scaled down.
 """
 
 from __future__ import annotations

@@ -142,11 +142,11 @@ def test_a_chrome_trace_of_the_timeline_is_written_beside_it(run_dir: Path, run:
     trace = json.loads((run_dir / "timeline" / "step_00006.trace.json").read_text())
     step, timeline = run.timeline
     assert (step, timeline is not None) == (6, True)
-    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert len(spans) == len(timeline.spans)
-    assert all(event["ts"] >= 0 and event["dur"] > 0 for event in spans)
-    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(1e6 * timeline.time_s, rel=0.01)
-    assert {event["cat"] for event in spans} == {"finished", "parked"}
+    stays = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(stays) == len(timeline.stays)
+    assert all(event["ts"] >= 0 and event["dur"] > 0 for event in stays)
+    assert max(e["ts"] + e["dur"] for e in stays) == pytest.approx(1e6 * timeline.time_s, rel=0.01)
+    assert {event["cat"] for event in stays} == {"finished", "parked"}
 
 
 def test_the_synchronous_step_beside_it_is_longer_and_starts_all_samples_at_once(
@@ -154,7 +154,7 @@ def test_the_synchronous_step_beside_it_is_longer_and_starts_all_samples_at_once
 ) -> None:
     found = simulated_gains(run)
     assert found is not None
-    assert {span.sent_s for span in found.synchronous.spans} == {0.0}
+    assert {stay.sent_s for stay in found.synchronous.stays} == {0.0}
     waiting, samples = found.tail
     assert 0 < samples < waiting < 1
     assert found.by_factor[2.0] > 1, "over-sampling gains with lognormal lengths"
@@ -202,13 +202,13 @@ def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunF
     assert "α = 2, as run, gives +20%" in text
     assert "α = 3 would give +50% over this run" in text
     assert "What small batches cost is a guess there" in text
-    short = told(run, replace(found, synchronous=replace(found.synchronous, spans=_equal(found))))
+    short = told(run, replace(found, synchronous=replace(found.synchronous, stays=_equal(found))))
     assert "hardly a tail" in short
 
 
 def _equal(found: Gains) -> tuple:
     ended_s = found.synchronous.time_s
-    return tuple(span._replace(ended_s=ended_s) for span in found.synchronous.spans)
+    return tuple(stay._replace(ended_s=ended_s) for stay in found.synchronous.stays)
 
 
 # The command, and the end of a run.

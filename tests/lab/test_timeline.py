@@ -57,24 +57,24 @@ def test_every_generated_token_and_finished_sample_is_in_the_timeline(number: in
     """Fails when a launch, a tick or the abort is forgotten."""
     collection, timeline = STEPS_SEEN[number]
     record = collection.record
-    assert sum(span.tokens for span in timeline.spans) == record.generated_tokens > 0
-    assert sum(span.is_finished for span in timeline.spans) == record.finished_samples > 0
+    assert sum(stay.tokens for stay in timeline.stays) == record.generated_tokens > 0
+    assert sum(stay.is_finished for stay in timeline.stays) == record.finished_samples > 0
     read = rollout_metrics(record, num_needed=GROUPS * SIZE).read()
-    assert sum(span.start > 0 for span in timeline.spans) == read["rollout/resumed_samples"]
+    assert sum(stay.start > 0 for stay in timeline.stays) == read["rollout/resumed_samples"]
     assert timeline.time_s == record.time_s
     assert sum(timeline.slots.values()) == record.num_slots
 
 
 def test_parked_samples_go_on_where_they_stopped_with_their_age() -> None:
     """Fails when ages are taken from the wrong completion, or a parked sample looks finished."""
-    before = {(s.prompt_id, s.sample): s for s in STEPS_SEEN[0][1].spans}
-    resumed = [s for s in STEPS_SEEN[1][1].spans if s.start]
+    before = {(s.prompt_id, s.sample): s for s in STEPS_SEEN[0][1].stays}
+    resumed = [s for s in STEPS_SEEN[1][1].stays if s.start]
     assert resumed
-    for span in resumed:
-        earlier = before[span.prompt_id, span.sample]
+    for stay in resumed:
+        earlier = before[stay.prompt_id, stay.sample]
         assert not earlier.is_finished
-        assert (span.start, span.age, earlier.age) == (earlier.start + earlier.tokens, 1, 0)
-    assert max(span.age for span in STEPS_SEEN[2][1].spans) == 2
+        assert (stay.start, stay.age, earlier.age) == (earlier.start + earlier.tokens, 1, 0)
+    assert max(stay.age for stay in STEPS_SEEN[2][1].stays) == 2
 
 
 @pytest.mark.parametrize("number", range(STEPS))
@@ -84,8 +84,8 @@ def test_bars_of_a_slot_do_not_overlap_and_lie_within_the_rollout(number: int) -
     slots: dict[int, list[tuple[float, float]]] = {}
     engines: dict[int, set[int]] = {}
     for bar in timeline.bars():
-        slots.setdefault(bar.slot, []).append((bar.begun_s, bar.span.ended_s))
-        engines.setdefault(bar.slot, set()).add(bar.span.engine)
+        slots.setdefault(bar.slot, []).append((bar.begun_s, bar.stay.ended_s))
+        engines.setdefault(bar.slot, set()).add(bar.stay.engine)
     assert all(len(found) == 1 for found in engines.values())
     assert 0.7 * 2 * GROUPS * SIZE <= len(slots) <= 2 * GROUPS * SIZE
     for bars in slots.values():
@@ -95,8 +95,8 @@ def test_bars_of_a_slot_do_not_overlap_and_lie_within_the_rollout(number: int) -
 
 def test_the_synchronous_step_starts_everything_at_once_and_parks_nothing() -> None:
     timeline = run(1.0)[0][1]
-    assert len(timeline.spans) == GROUPS * SIZE
-    assert all(span.is_finished and span.sent_s == 0 for span in timeline.spans)
+    assert len(timeline.stays) == GROUPS * SIZE
+    assert all(stay.is_finished and stay.sent_s == 0 for stay in timeline.stays)
 
 
 def test_a_timeline_survives_its_file(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_a_timeline_survives_its_file(tmp_path: Path) -> None:
     assert [t.elapsed_s for t in found.ticks] == pytest.approx(
         [t.elapsed_s for t in timeline.ticks]
     )
-    assert [s._replace(sent_s=0, ended_s=0) for s in found.spans] == [
-        s._replace(sent_s=0, ended_s=0) for s in timeline.spans
+    assert [s._replace(sent_s=0, ended_s=0) for s in found.stays] == [
+        s._replace(sent_s=0, ended_s=0) for s in timeline.stays
     ]
-    assert [s.ended_s for s in found.spans] == pytest.approx(
-        [s.ended_s for s in timeline.spans], abs=1e-4
+    assert [s.ended_s for s in found.stays] == pytest.approx(
+        [s.ended_s for s in timeline.stays], abs=1e-4
     )
 
 

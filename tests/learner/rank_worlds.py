@@ -1,4 +1,4 @@
-"""What ranks do in the tests of `test_learner_ranks`: four processes that are two worlds of two
+"""The work of ranks in the tests of `test_learner_ranks`: four processes that are two worlds of two
 first, then one of four, and leave what they saw in files.
 """
 
@@ -115,7 +115,7 @@ def own_batch(path: str, seed: int) -> list[MicroBatch]:
 
 
 def train(path: str, case: Case) -> dict[str, Any]:
-    """What a rank sees of three updates; with copies of the weights also with everything offloaded
+    """Three updates on one rank; with copies of the weights also with everything offloaded
     between them.
     """
     learner = make_learner(
@@ -137,7 +137,7 @@ def train(path: str, case: Case) -> dict[str, Any]:
 
 
 def run(path: str, world: World) -> dict[str, Any]:
-    """What a rank sees of a run with a frozen reference and a mask over responses, that writes a
+    """A run on one rank with a frozen reference and a mask over responses, that writes a
     checkpoint and ends with a mismatch.
     """
     algorithm = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1, geometric_mask=[0.9, 1.07])

@@ -60,7 +60,7 @@ def gradients(learner: Learner, path: str, *, rank: int) -> dict[str, torch.Tens
 
 
 def run(path: str, settings: dict[str, Any], *, rank: int, target: Path) -> dict[str, Any]:
-    """What a rank sees of an update, and of the gradients after it."""
+    """An update on one rank, and the gradients after it."""
     learner = make_learner(path, algorithm=KL, **settings)
     start = matrices(learner)
     learner.update([uneven(path, noise=0.3, age=1, rank=rank)])

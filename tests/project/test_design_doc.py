@@ -65,7 +65,7 @@ class Row(NamedTuple):
     cells: list[str]
 
     def names(self, column: int) -> list[str]:
-        """What stands in backticks in a cell."""
+        """Return the words in backticks of a cell."""
         return re.findall(r"`([^`]+)`", self.cells[column])
 
 

@@ -1,4 +1,4 @@
-"""What the built-in reward functions give, and what they do with what they cannot read."""
+"""The values of the built-in reward functions, also for responses that they cannot read."""
 
 from __future__ import annotations
 

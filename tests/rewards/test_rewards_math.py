@@ -1,4 +1,4 @@
-"""What counts as a right answer."""
+"""Right and wrong answers to mathematical questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the collector does when engines hang or answer late, and when rewards fail, hang or are all
+"""The collector when engines hang or answer late, and when rewards fail, hang or are all
 equal.
 """
 

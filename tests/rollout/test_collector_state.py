@@ -267,7 +267,7 @@ def test_settings_with_which_a_saved_run_cannot_go_on_are_refused(changes, messa
 
 
 def test_a_run_goes_on_with_fewer_engines_than_it_was_saved_with():
-    """Fails when a sample is sent to the engine it was on, which is no more."""
+    """Fails when a sample is sent to the engine it was on, which does not exist any more."""
     run = start(replace(LONG, num_engines=3))
     run.steps(3)
     saved = save(run)

@@ -1,4 +1,4 @@
-"""How samples are sent to engines: which engine gets them, and when."""
+"""Samples are sent to engines: which engine gets them, and when."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def lognormal_of(seed: int) -> LengthDistribution:
 
 @dataclass
 class Trial:
-    """What a run opened and trained, by step: response lengths."""
+    """Lengths of the responses that a run opened and trained, by step."""
 
     run: Run
     opened: list[list[int]] = field(default_factory=list)

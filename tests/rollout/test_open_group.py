@@ -10,7 +10,7 @@ from light_samples import PROMPT, completion
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.codec import restore_open_group, save_open_group
 from april_rl.rollout.open_group import Failure, OpenGroup, SampleState, SampleStateError
-from april_rl.types import Completion, Group, SampleId, Score
+from april_rl.types import Completion, Group, Observation, SampleId, Score
 
 
 def grown(group: OpenGroup, *completions: Completion) -> OpenGroup:
@@ -96,6 +96,19 @@ def test_a_group_with_failed_scores_has_the_first_failure_and_no_rewards():
     assert group.failure == ((1, 1), "reward timeout", "1")
     with pytest.raises(AssertionError):
         group.scored()
+
+
+def test_a_turn_that_the_engine_failed_is_not_answered():
+    """Fails when the environment is asked about a turn that is none, or its fault is forgotten."""
+    group = OpenGroup(replace(PROMPT, has_environment=True), 1)
+    group.answer(0, Observation(()), unfinished=SampleState.waiting)
+    group.assign(0, engine=0, expected_tokens=1.0)
+    failed = replace(completion(0, start=0, num_tokens=2, version=3), finish_reason="nan_logprobs")
+    assert group.extend(failed)
+    assert group.states == [SampleState.finished]
+    assert group.failure is not None
+    assert group.failure.reason == "engine nan_logprobs"
+    assert (group.sample(0).is_finished, group.sample(0).is_failed) == (True, True)
 
 
 def test_lengths_are_those_of_the_open_groups_samples():

@@ -1,4 +1,4 @@
-"""What an export of adapters must be."""
+"""Check an export of adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trace of a step must show."""
+"""Check the trace of a step."""
 
 from __future__ import annotations
 

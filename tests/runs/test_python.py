@@ -16,7 +16,7 @@ from april_rl.errors import RunError
 
 
 def ran(code: str, folder: Path, *, is_script: bool) -> str:
-    """What code prints that is run in `folder`, as a script or as a notebook, which has no file."""
+    """Run code in `folder`, as a script or as a notebook, which has no file; return its output."""
     (folder / "script.py").write_text(code)
     done = subprocess.run(
         [sys.executable, *(["script.py"] if is_script else ["-c", code])],

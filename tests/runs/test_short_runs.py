@@ -1,4 +1,4 @@
-"""What a run of few steps shows, on a set of messages that the policy cannot read."""
+"""Runs of few steps, on a set of messages that the policy cannot read."""
 
 from __future__ import annotations
 

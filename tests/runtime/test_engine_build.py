@@ -72,7 +72,7 @@ def test_make_train_runs_the_recipe_of_the_device(device, recipe):
 
 
 def test_a_function_runs_in_a_process_of_its_own_and_its_error_comes_back():
-    """What keeps a process to one sleeping engine. Fails when processes are used again."""
+    """A process builds one sleeping engine. Fails when a process is used again."""
     pids = {os.getpid(), in_own_process(os.getpid), in_own_process(os.getpid)}
     assert len(pids) == 3
     with pytest.raises(ZeroDivisionError):

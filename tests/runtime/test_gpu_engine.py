@@ -110,7 +110,7 @@ def request(prompt_id: int, so_far: Sequence[int] = ()) -> Request:
 
 
 class Kept(NamedTuple):
-    """What came of samples that were parked while the learner updated beside their KV cache."""
+    """Samples that were parked while the learner updated beside their KV cache, and went on."""
 
     num_parked: int
     prefilled_tokens: int  # when they went on

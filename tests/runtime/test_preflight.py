@@ -1,4 +1,4 @@
-"""What is found out about the model before anything is started."""
+"""Facts of the model that are read before anything is started."""
 
 from __future__ import annotations
 

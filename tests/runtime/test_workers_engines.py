@@ -74,7 +74,7 @@ class Rank:
 
 @dataclass(kw_only=True)
 class Group:
-    """What `RayEngines` asks of the workers."""
+    """The part of `Workers` that `RayEngines` uses."""
 
     engines: list[list[Any]]
     policy_version: int

@@ -1,4 +1,4 @@
-"""What the number of workers must not change, and what a weight sync may cost in memory."""
+"""One worker and several learn the same; a weight sync stays within its memory."""
 
 from __future__ import annotations
 

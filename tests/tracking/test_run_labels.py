@@ -1,4 +1,4 @@
-"""How a run is named, grouped and tagged in a tracker, and the axes it is compared over."""
+"""A run's name, group and tags in a tracker, and the axes it is compared over."""
 
 from __future__ import annotations
 

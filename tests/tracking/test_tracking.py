@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics, samples, configuration, the W&B record, clear errors."""
+"""A run leaves metrics, samples, its configuration, the W&B record and clear errors."""
 
 import json
 import math

@@ -134,7 +134,7 @@ def test_wandb_marks_a_run_as_it_ended(records, tmp_path, error, code):
 
 
 def output_on_a_terminal(command: list[str], environment: dict[str, str]) -> str:
-    """What the command prints when its stdin, stdout and stderr are a terminal."""
+    """Return what the command prints when stdin, stdout and stderr are a terminal."""
     ours, theirs = pty.openpty()
     ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     ran = subprocess.run(command, env=environment, timeout=180, check=True, **ends)

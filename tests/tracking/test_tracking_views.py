@@ -1,4 +1,4 @@
-"""What a run prints: lines, and a panel below them on terminals of two widths."""
+"""A run prints lines, and a panel below them on terminals of two widths."""
 
 import io
 import os

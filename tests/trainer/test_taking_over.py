@@ -1,4 +1,4 @@
-"""What a resume changes in a run's directory: everything at once when it goes on, else nothing."""
+"""A resume changes a run's directory all at once when it goes on, and else not at all."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Gains:
         """Return (w, p): the share w of the synchronous rollout waits for the last share p of its
         samples, at the bend of the curve, where w − p is largest.
         """
-        ended = sorted(span.ended_s for span in self.synchronous.spans)
+        ended = sorted(stay.ended_s for stay in self.synchronous.stays)
         shares = (
             (1 - at_s / self.synchronous.time_s, 1 - number / len(ended))
             for number, at_s in enumerate(ended, start=1)

@@ -108,7 +108,7 @@ def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
 def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
     """Yield the last saved step, and beside it a simulated synchronous one on the same scale."""
     step, timeline = run.timeline
-    if timeline is None or not timeline.spans:
+    if timeline is None or not timeline.stays:
         return
     shown = [timeline, *([gains.synchronous] if gains else [])]
     until_s = max(each.time_s for each in shown)
@@ -150,7 +150,7 @@ def _occupancy(run: RunFiles, step: int) -> float:
 
 
 def _counts(timeline: Timeline) -> str:
-    finished = sum(span.is_finished for span in timeline.spans)
-    resumed = sum(span.start > 0 for span in timeline.spans)
-    parked = len(timeline.spans) - finished
+    finished = sum(stay.is_finished for stay in timeline.stays)
+    resumed = sum(stay.start > 0 for stay in timeline.stays)
+    parked = len(timeline.stays) - finished
     return f"{finished} samples finished, {parked} were parked, {resumed} were resumed."

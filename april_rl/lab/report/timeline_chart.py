@@ -15,14 +15,14 @@ _STATES = {"finished": "#2a9d5c", "parked": "#e0115f", "resumed": "#00a6b4"}  # 
 
 def busy_frac(timeline: Timeline) -> float:
     """Return the share of slot time in which a request was computed."""
-    busy_s = sum(bar.span.ended_s - bar.begun_s for bar in timeline.bars())
+    busy_s = sum(bar.stay.ended_s - bar.begun_s for bar in timeline.bars())
     return busy_s / (sum(timeline.slots.values()) * timeline.time_s)
 
 
 def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> Spec:
     """Return the chart of a step; `until_s` ends the time axis, so that two can be compared."""
     bars = _drawn(list(timeline.bars()), num_slots=sum(timeline.slots.values()))
-    ages = [f"age {age}" for age in range(1 + max((b.span.age for b in bars), default=0))]
+    ages = [f"age {age}" for age in range(1 + max((b.stay.age for b in bars), default=0))]
     values = [_value(bar) for bar in bars]
     engines = len(timeline.slots)
     slot = f"slot, over {engines} engines" if engines > 1 else "slot"
@@ -59,8 +59,8 @@ def _marks(bars: Sequence[Bar], y: Spec, *, size: float) -> Spec:
         {"at": round(at_s, 4), "middle": bar.slot + 0.45, "state": state}
         for bar in bars
         for at_s, state in (
-            (bar.span.ended_s, "finished" if bar.span.is_finished else "parked"),
-            (bar.begun_s, "resumed" if bar.span.start else ""),
+            (bar.stay.ended_s, "finished" if bar.stay.is_finished else "parked"),
+            (bar.begun_s, "resumed" if bar.stay.start else ""),
         )
         if state
     ]
@@ -78,17 +78,17 @@ def _marks(bars: Sequence[Bar], y: Spec, *, size: float) -> Spec:
 
 
 def _value(bar: Bar) -> dict[str, Any]:
-    span = bar.span
+    stay = bar.stay
     return {
         "slot": bar.slot,
         "below": bar.slot + 0.9,
         "begin": round(bar.begun_s, 4),
-        "end": round(span.ended_s, 4),
-        "age": f"age {span.age}",
-        "outcome": "finished" if span.is_finished else "parked",
-        "sample": f"{span.prompt_id}.{span.sample}",
-        "tokens": f"{span.start} + {span.tokens}",
-        "engine": span.engine,
+        "end": round(stay.ended_s, 4),
+        "age": f"age {stay.age}",
+        "outcome": "finished" if stay.is_finished else "parked",
+        "sample": f"{stay.prompt_id}.{stay.sample}",
+        "tokens": f"{stay.start} + {stay.tokens}",
+        "engine": stay.engine,
     }
 
 
@@ -107,22 +107,22 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
         for engine in sorted(timeline.slots)
     ]
     for bar in timeline.bars():
-        span = bar.span
+        stay = bar.stay
         events.append(
             {
                 "ph": "X",
-                "name": f"prompt {span.prompt_id} sample {span.sample}",
-                "cat": "finished" if span.is_finished else "parked",
-                "pid": span.engine,
+                "name": f"prompt {stay.prompt_id} sample {stay.sample}",
+                "cat": "finished" if stay.is_finished else "parked",
+                "pid": stay.engine,
                 "tid": bar.slot,
                 "ts": round(1e6 * bar.begun_s),
-                "dur": max(1, round(1e6 * (span.ended_s - bar.begun_s))),
+                "dur": max(1, round(1e6 * (stay.ended_s - bar.begun_s))),
                 "args": {
-                    "age": span.age,
-                    "tokens_before": span.start,
-                    "tokens": span.tokens,
-                    "is_finished": span.is_finished,
-                    "sent_s": round(span.sent_s, 4),
+                    "age": stay.age,
+                    "tokens_before": stay.start,
+                    "tokens": stay.tokens,
+                    "is_finished": stay.is_finished,
+                    "sent_s": round(stay.sent_s, 4),
                 },
             }
         )

@@ -1,0 +1,87 @@
+"""Samples whose environment answers: turns in a step, and what a step starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from light_samples import PROMPT, completion
+from rollout_runs import Run, Setup, constant
+from sent_samples import Sent
+
+from april_rl.rollout.buffer import Buffer
+from april_rl.rollout.open_group import OpenGroup, SampleState
+from april_rl.types import Completion, Observation, Reply, SampleId
+
+ASKED = replace(PROMPT, has_environment=True)
+TURN = replace(completion(0, start=1, num_tokens=5, version=3), finish_reason="stop")
+SAID = Observation((9, 9))
+
+
+def begun(sent: Sent) -> OpenGroup:
+    """A group of one sample that engine 0 has, behind one token of its environment."""
+    group = sent.groups.open(ASKED)
+    sent.groups.resume()
+    sent.groups.take_replies([Reply(SampleId(1, 0), 0, Observation((9,)))])
+    sent.dispatch.add(group)
+    sent.dispatch.assign(limit=1)
+    return group
+
+
+def take_turn(sent: Sent, group: OpenGroup, turn: Completion) -> None:
+    assert sent.extend(turn) == [turn]
+    sent.dispatch.take_back(group, turn)
+
+
+def test_a_reply_counts_once_and_for_the_turn_it_answers():
+    """Fails when one counts that comes a second time, or answers an earlier turn."""
+    sent = Sent(group_size=1)
+    group = begun(sent)
+    take_turn(sent, group, TURN)
+    assert group.states == [SampleState.acting]
+    assert sent.groups.take_replies([Reply(TURN.sample_id, 1, SAID)]) == []
+    answer = Reply(TURN.sample_id, 6, SAID)
+    assert sent.groups.take_replies([answer, answer]) == [(group, 0)]
+    assert sent.groups.take_replies([Reply(TURN.sample_id, 8, SAID)]) == [], "it does not act"
+    assert [span.token_ids for span in group.spans[0]] == [(9,), (7,) * 5, (9, 9)]
+    assert (group.ends, group.lengths) == ([8], [5])
+
+
+def test_another_turn_is_not_a_resumed_sample_and_the_length_of_a_turn_is_learned():
+    """Fails when its context counts as prefilled again, or lengths learn contexts."""
+    sent = Sent(group_size=1)
+    group = begun(sent)
+    take_turn(sent, group, TURN)
+    sent.groups.take_replies([Reply(TURN.sample_id, 6, SAID)])
+    sent.dispatch.add_turn(group)
+    assert sent.dispatch.num_waiting == 1
+    assert sent.dispatch.assign(limit=1) == 1
+    before = sent.dispatch._expected.tokens
+    second = replace(completion(0, start=8, num_tokens=1, version=3), finish_reason="stop")
+    take_turn(sent, group, second)
+    assert sent.dispatch._expected.tokens < before, "the mean moves towards one token"
+    assert [back.is_resumed for back in sent.record.returned] == [False, False]
+    assert sent.record.reprefill_tokens == 0
+
+
+def test_a_synchronous_step_starts_its_own_samples_whatever_their_turns():
+    """Fails when another turn counts as another sample: then other prompts are opened for it."""
+    setup = Setup(
+        num_groups=4, group_size=2, alpha=1.0, refill=False, turns=3, length_of=constant(2)
+    )
+    run = Run(setup)
+    for step in range(1, 4):
+        assert len(run.step().groups) == 4
+        assert len(run.prompts.taken) == 4 * step
+        assert run.alive == []
+
+
+def test_samples_that_begin_count_as_waiting_for_an_engine():
+    """Fails when prompts are opened without end while their environments begin."""
+    buffer = Buffer(2)
+    buffer.open(ASKED)
+    buffer.open(replace(PROMPT, id=2))
+    assert buffer.num_beginning == 2
+    setup = Setup(num_groups=2, group_size=2, alpha=1.0, turns=1, delay=6, length_of=constant(9))
+    run = Run(setup)
+    run.step()
+    assert len(run.prompts.taken) <= 6
