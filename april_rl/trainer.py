@@ -222,7 +222,7 @@ class Trainer:
     def _reward_metrics(self, collection: Collection) -> Metrics:
         flat = sum(not group.has_signal for group in collection.groups)
         rejected = collection.record.groups.lost.rejected
-        counted = merge([self._counted, self._parts.rewards.metrics()])
+        counted = merge([self._counted, self._parts.outside.metrics()])
         self._counted = Metrics()
         return Metrics(
             {
@@ -261,7 +261,7 @@ class Trainer:
             "prompts": self._parts.prompts.save(),
             "collector": collector,
             "updates": self._updates.save(),
-            "rewards": self._parts.rewards.save(),
+            "rewards": self._parts.outside.save(),
             "wandb_id": self.tracker.wandb_id,
             "base": self._parts.model,
         }
@@ -286,7 +286,7 @@ class Trainer:
     def _evaluate(self) -> Metrics:
         # Training shares the reward pool's counters with evaluation: take its counts out first.
         self.collector.settle_scores()
-        self._counted = merge([self._counted, self._parts.rewards.metrics()])
+        self._counted = merge([self._counted, self._parts.outside.metrics()])
         metrics = evaluate_all(
             self._parts.held_out.values(),
             self._parts.evaluator,

@@ -10,11 +10,12 @@ every sample or group are not frozen dataclasses, because those take four times 
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal[
     "stop", "length", "nan_logprobs", "no_tokens", "engine_error", "environment_failed"
@@ -27,6 +28,7 @@ ENGINE_FAULTS: Mapping[str, str] = {
 }
 FAULTS = {*ENGINE_FAULTS, "environment_failed"}
 ScoreOutcome = Literal["scored", "soft_timeout", "no_score", "timeout", "crash"]
+Message = Mapping[str, Any]  # of a chat: role and content, and what else its template reads
 Parts = tuple[tuple[str, float], ...]  # (name of the reward function, its unweighted value)
 
 
@@ -171,6 +173,11 @@ class Sample:
         for completion in self.completions:
             response.extend(completion.logprobs)
         return response
+
+    @property
+    def environment_reward(self) -> float:
+        """Return what the environment gave, added up over the turns."""
+        return math.fsum(span.reward for span in self.spans if isinstance(span, Observation))
 
     @property
     def policy_versions(self) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 
 if TYPE_CHECKING:
-    from april_rl.engine.vllm_engine import VllmEngine
+    from april_rl.data.tokenizer import stop_token_ids
+from april_rl.engine.vllm_engine import VllmEngine
 
 SMALL = {
     "max_batched_tokens": 1024,
@@ -44,5 +45,5 @@ def small_engine(
         max_num_seqs=max_num_seqs,
         keeps_parked=keeps_parked,
         sleeps=sleeps,
-        stop_tokens=stop_tokens,
+        stop_tokens=stop_token_ids(str(folder)) if stop_tokens is None else stop_tokens,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import OnStale
+from april_rl.config.choices import OnRestart, OnStale
 from april_rl.rewards.plugins import import_function
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules, auto_tick_steps
@@ -87,6 +87,7 @@ def build_collector(
             stack=stack,
         ),
         keep=keep,
+        begins_anew=config.environment.on_restart is OnRestart.again,
     )
 
 

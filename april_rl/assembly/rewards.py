@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from april_rl.assembly.environments import columns_of_environment
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import training_sets
 from april_rl.data.tokenizer import Tokenizer
@@ -22,7 +23,8 @@ def build_rewards(
     stack: ExitStack,
     states: Mapping[str, str] | None = None,
 ) -> tuple[RewardPool, dict[str, tuple[str, ...]]]:
-    """Return the reward pool, and the data columns that the reward functions use, by data set.
+    """Return the reward pool, and the data columns that the reward functions and the environment
+    use, by data set.
 
     `folder` is the run directory; rewards with a state continue from `states`; closing `stack` ends
     the processes. Raise RewardError when a function cannot be loaded.
@@ -30,7 +32,10 @@ def build_rewards(
     rewards = RewardPool(config.reward, decode=tokenizer.decoder(), folder=folder, states=states)
     stack.callback(rewards.close)
     names = [*training_sets(config.data), *config.evaluation.sets]
-    return rewards, {name: rewards.columns_of(name) for name in names}
+    of_environment = columns_of_environment(config)
+    return rewards, {
+        name: (*rewards.columns_of(name), *of_environment.get(name, ())) for name in names
+    }
 
 
 def try_rewards(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
 from april_rl.assembly.collector import build_collector, num_slots
 from april_rl.assembly.decisions import decide, decide_memory
+from april_rl.assembly.environments import with_environments
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
@@ -25,6 +26,7 @@ from april_rl.data.prompts import PromptTable
 from april_rl.data.sets import PromptSets
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
+from april_rl.environments.outside import RewardsAndEnvironments
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.memory.kv_room import kv_demand, kv_warning
@@ -47,7 +49,7 @@ class Parts:
     view: View
     directory: RunDirectory  # not yet taken over
     tokenizer: Tokenizer
-    rewards: RewardPool
+    outside: RewardPool | RewardsAndEnvironments
     workers: Workers
     engines: RayEngines
     prompts: PromptStream | MixedStream
@@ -95,11 +97,13 @@ def assemble(
     _tell_all(decisions.lines, tell)
     folder, identity = run_dir.resolve(), model_identity(config, model)
     data = _read_data(config, view, folder=folder, stack=stack, resumed=resumed)
-    rewards = data.rewards
     if resumed is not None:
         check_resume(config, resumed.state, model=identity)
     with view.phase("trying the reward"):
-        try_rewards(config, rewards, data.examples, tell=tell)
+        try_rewards(config, data.rewards, data.examples, tell=tell)
+        outside = with_environments(
+            config, data.rewards, data.tokenizer, examples=data.examples, stack=stack
+        )
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     config, engines_sleep, lines = decide_memory(decisions, workers.memory())
@@ -113,17 +117,17 @@ def assemble(
         view=view,
         directory=directory,
         tokenizer=data.tokenizer,
-        rewards=rewards,
+        outside=outside,
         workers=workers,
         engines=engines,
         prompts=data.prompts,
         model=identity,
         checkpointer=_checkpointer(config, directory, plain, workers, tell=tell),
         collector=build_collector(
-            config, engines, rewards, prompts=data.prompts, kv_cache_tokens=kv_tokens, stack=stack
+            config, engines, outside, prompts=data.prompts, kv_cache_tokens=kv_tokens, stack=stack
         ),
         packer=packer,
-        evaluator=build_evaluator(config, engines, rewards, num_slots=num_slots(config)),
+        evaluator=build_evaluator(config, engines, outside, num_slots=num_slots(config)),
         held_out=data.held_out,
         advantages=ADVANTAGES[config.algorithm.advantage],
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig
+from april_rl.data.tokenizer import stop_token_ids
 from april_rl.errors import RunError
 from april_rl.evaluation.settings import longest_response
 from april_rl.runtime.cluster import TOKEN_BYTES
@@ -35,6 +36,9 @@ def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[in
     """
     budget, key = longest_response(config, is_training=is_training)
     longest, key = config.data.max_prompt_tokens + budget, f"data.max_prompt_tokens + {key}"
+    if config.observation_tokens:
+        longest += config.observation_tokens
+        key += " + environment.max_observation_tokens"
     given = config.engine.max_model_len
     if 0 < given < longest:
         raise RunError(f"engine.max_model_len must be 0 or >= {key} = {longest}, got {given}")
@@ -100,6 +104,7 @@ def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) ->
         threads=threads if layout.device == "cpu" else 0,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
+        stop_tokens=tuple(stop_token_ids(config.model.path)),
     )
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from april_rl.assembly.environments import with_environments
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.rewards import build_rewards, try_rewards
 from april_rl.assembly.workers import EngineSizes, build_workers, check_machine, context_length
@@ -74,6 +75,9 @@ class EvaluationRun:
         with self._view.phase("trying the reward"):
             examples = [held_out.prompts[0] for held_out in self._sets.values()]
             try_rewards(config, rewards, examples, tell=self._view.message)
+            outside = with_environments(
+                config, rewards, self._tokenizer, examples=examples, stack=stack
+            )
         num_seqs = _num_seqs(config, layout, self._sets)
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
         workers = build_workers(config, layout, run_dir=folder, sizes=sizes)
@@ -87,7 +91,7 @@ class EvaluationRun:
         engines = RayEngines(workers, deterministic=config.deterministic)
         self.num_engines = layout.num_engines
         num_slots = num_seqs * layout.num_engines
-        self._evaluator = build_evaluator(config, engines, rewards, num_slots=num_slots)
+        self._evaluator = build_evaluator(config, engines, outside, num_slots=num_slots)
 
     @property
     def work(self) -> Sequence[TickWork]:

@@ -26,6 +26,13 @@ class Resume(Enum):
         return self is Resume.keep
 
 
+class OnRestart(Enum):
+    """What becomes of an episode when its process ends or the run is resumed."""
+
+    replay = "replay"  # it is built again: `reset`, and `step` for every turn it had
+    again = "again"  # its group begins anew from the prompt in a resumed run, else is dropped
+
+
 class Advantage(Enum):
     """Formulas that turn rewards into advantages."""
 

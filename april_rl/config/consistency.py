@@ -29,6 +29,7 @@ def check_consistency(config: TrainConfig) -> None:
     _check_samples(config)
     _check_masked_tokens(config)
     _check_lengths(config)
+    _check_environment(config)
     _check_evaluation(config)
     _check_steps(config)
     check_layout(config)
@@ -96,16 +97,44 @@ def _check_samples(config: TrainConfig) -> None:
 
 
 def _check_lengths(config: TrainConfig) -> None:
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    longest, keys = longest_sequence(config)
     require(
         config.learner.max_tokens >= longest,
-        f"learner.max_tokens must hold the longest sequence, data.max_prompt_tokens + "
-        f"rollout.max_response_tokens = {longest}, got {config.learner.max_tokens}",
+        f"learner.max_tokens must hold the longest sequence, {keys} = {longest}, got "
+        f"{config.learner.max_tokens}",
     )
     require(
         config.engine.max_model_len == 0 or config.engine.max_model_len >= longest,
-        f"engine.max_model_len must be 0 or >= data.max_prompt_tokens + "
-        f"rollout.max_response_tokens = {longest}, got {config.engine.max_model_len}",
+        f"engine.max_model_len must be 0 or >= {keys} = {longest}, got "
+        f"{config.engine.max_model_len}",
+    )
+
+
+def longest_sequence(config: TrainConfig) -> tuple[int, str]:
+    """Return the tokens of the longest sequence that is trained, and the settings that add up to
+    it.
+    """
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    keys = "data.max_prompt_tokens + rollout.max_response_tokens"
+    if config.observation_tokens:
+        keys += " + environment.max_observation_tokens"
+    return longest + config.observation_tokens, keys
+
+
+def _check_environment(config: TrainConfig) -> None:
+    """Check that an environment is used where there is one, and only there."""
+    sets = {
+        "data": config.data.environment,
+        **{f"data.sources.{name}": each.environment for name, each in config.data.sources.items()},
+        **{f"evaluation.sets.{k}": each.environment for k, each in config.evaluation.sets.items()},
+    }
+    used = [f"{key}.environment=true" for key, is_used in sets.items() if is_used]
+    is_set = bool(config.environment.function)
+    require(is_set or not used, f"{' and '.join(used)} needs environment.function=module:Class")
+    require(
+        not is_set or bool(used),
+        f"environment.function={config.environment.function} has no effect: no data set has an "
+        "environment; set data.environment=true, or that of a source",
     )
 
 

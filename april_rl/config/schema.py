@@ -22,6 +22,7 @@ from april_rl.config.choices import (
     Schedule,
 )
 from april_rl.config.engine import EngineConfig
+from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.profiler import ProfilerConfig
 from april_rl.config.rehearsal import RehearsalConfig
@@ -172,6 +173,7 @@ class TrainConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -181,3 +183,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require(self.resume != "", "resume must be auto, a path or null, got nothing")
+
+    @property
+    def observation_tokens(self) -> int:
+        """Return the most tokens that an environment adds to a sample."""
+        return self.environment.max_observation_tokens if self.environment.function else 0

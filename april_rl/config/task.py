@@ -23,6 +23,7 @@ BUILTIN_REWARDS = (  # each is a module of `rewards/builtin/`
     "judge",
     "reward_model",
     "reasoning_gym",
+    "environment",
 )
 
 
@@ -61,6 +62,7 @@ class PromptSetConfig:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     # settings of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows
     args: dict[str, Any] = field(default_factory=dict)
+    environment: bool = False  # environment.function answers the turns; else a response is one turn
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class PromptSetOverrides:
     system_prompt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     args: dict[str, Any] | None = None  # null: as in `data` if the path is the same, otherwise none
+    environment: bool | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,8 +141,9 @@ class RewardFunctionConfig:
 class RewardConfig:
     """Settings of the reward."""
 
-    # math_verify, exact, last_number, format, length, code, judge, reward_model, reasoning_gym; or
-    # module:function, called with (prompts, responses, answers) and any data column it names
+    # math_verify, exact, last_number, format, length, code, judge, reward_model, reasoning_gym,
+    # environment (what it gave, added up over the turns); or module:function, called with (prompts,
+    # responses, answers) and any data column it names
     function: str = "math_verify"
     args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of `function`
     # name: {function: ..., weight: ...}, in place of `function`; the reward is their weighted sum

@@ -36,6 +36,7 @@ class PromptTable(Sequence[Prompt]):
         dataset: str,
         summary: str,
         warning: str,
+        has_environment: bool = False,
     ) -> None:
         """`places` [prompts] are row indices in the tokenized table; `path` is the source as the
         settings name it; `summary` is one line for people: how many rows were read and left out;
@@ -43,6 +44,7 @@ class PromptTable(Sequence[Prompt]):
         """
         self._tokenized, self._places = tokenized, places
         self.path, self.dataset, self.summary, self.warning = path, dataset, summary, warning
+        self._has_environment = has_environment
 
     @property
     def num_rows(self) -> int:
@@ -98,6 +100,7 @@ class PromptTable(Sequence[Prompt]):
                 dataset=self.dataset,
                 summary=self.summary,
                 warning=self.warning,
+                has_environment=self._has_environment,
             )
         row = self._tokenized.table[int(self._places[index])]
         return Prompt(
@@ -108,6 +111,7 @@ class PromptTable(Sequence[Prompt]):
             source=self._tokenized.names.name(row["place"]),
             dataset=self.dataset,
             columns={k.removeprefix(EXTRA): v for k, v in row.items() if k.startswith(EXTRA)},
+            has_environment=self._has_environment,
         )
 
 
@@ -161,6 +165,7 @@ def load_prompts(
         dataset=dataset,
         summary=f"{chosen.path}: {_counts(tokenized, len(places), limit=max_prompt_tokens)}",
         warning=_unknown_tokens(chosen.path, tokenized, tokenizer),
+        has_environment=chosen.environment,
     )
 
 

@@ -13,7 +13,8 @@ from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
 from april_rl.data.rows import Row, RowReader
 from april_rl.data.sources import RowNames
-from april_rl.data.tokenizer import Message, Tokenizer, TokenizerError
+from april_rl.data.tokenizer import Tokenizer, TokenizerError
+from april_rl.types import Message
 
 EXTRA = "column/"  # prefix of extra columns, so that they cannot clash with ours
 
@@ -28,6 +29,7 @@ class Renderer:
         self._tokenizer, self._names = tokenizer, names
         self._plain_template, self._system_prompt = chosen.plain_template, chosen.system_prompt
         self._instruction, self._variables = chosen.instruction, chosen.chat_template_kwargs
+        self._has_environment = chosen.environment
         self.is_chat = chosen.template is Template.chat
         if self.is_chat:
             tokenizer.check_chat(chosen.chat_template_kwargs)
@@ -43,11 +45,19 @@ class Renderer:
                 )
 
     def text(self, row: Row, place: int) -> str:
-        """Return the text the model gets for a row; raises DataError naming the row."""
+        """Return the text the model gets for a row; raises DataError naming the row. With an
+        environment, which may add to it, it does not begin the model's turn.
+        """
         if not self.is_chat:
             return self._plain_text(row, place)
+        messages, begins_turn = self._messages(row, place), not self._has_environment
+        if self._has_environment and messages[-1]["role"] != "user":
+            raise DataError(
+                f"{self._names.name(place)}: the last message is of the {messages[-1]['role']}; "
+                "with data.environment=true it must be of the user"
+            )
         try:
-            return self._tokenizer.chat_text(self._messages(row, place), self._variables)
+            return self._tokenizer.chat_text(messages, self._variables, begins_turn=begins_turn)
         except TokenizerError as error:
             raise DataError(f"{self._names.name(place)}: {error}") from error
 

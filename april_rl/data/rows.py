@@ -17,7 +17,7 @@ from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
 from april_rl.data.json_faults import shown
 from april_rl.data.sources import RawTable, RowNames, mapped_anew
-from april_rl.data.tokenizer import Message
+from april_rl.types import Message
 
 _BATCH_ROWS = 1000
 _MAPPED_ROWS = 100_000  # rows to read before the file is mapped again

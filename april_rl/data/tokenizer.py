@@ -10,12 +10,16 @@ from typing import Any
 import xxhash
 from jinja2 import TemplateError
 from tokenizers.models import BPE
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from april_rl.data.decoder import BackendDecoder
 from april_rl.errors import RunError
-
-Message = Mapping[str, str]  # a chat message: role and content
+from april_rl.types import Message
 
 
 class TokenizerError(RunError, ValueError):
@@ -59,9 +63,14 @@ class Tokenizer:
             )
 
     def chat_text(
-        self, messages: Sequence[Message], template_kwargs: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        begins_turn: bool = True,
     ) -> str:
-        """Return the messages as the model sees them, up to the start of its own turn.
+        """Return the messages as the model sees them, up to the start of its own turn, or without
+        that.
 
         `template_kwargs` are variables of the chat template. Raises TokenizerError when there is no
         chat template or it refuses these messages.
@@ -71,7 +80,7 @@ class Tokenizer:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=begins_turn,
                 **(template_kwargs or {}),
             )
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
@@ -165,3 +174,22 @@ def load_tokenizer(path: str) -> Tokenizer:
             f"model.path={path}: cannot load the tokenizer: {reason} (give a folder with a Hugging "
             "Face model, or a hub id that is reachable or cached)"
         ) from error
+
+
+def stop_token_ids(model_path: str) -> list[int]:
+    """Return the end tokens of the model's generation config, else its tokenizer's; sorted.
+
+    Raise ValueError when neither names one: every response would run to its token budget.
+    """
+    try:
+        named = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except OSError:  # no generation_config.json
+        named = None
+    if named is None:
+        named = AutoTokenizer.from_pretrained(model_path).eos_token_id
+    if named is None:
+        raise ValueError(
+            f"model.path: {model_path} names no end token, neither eos_token_id in "
+            "generation_config.json nor eos_token of the tokenizer; add one of them"
+        )
+    return sorted({named} if isinstance(named, int) else set(named))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
 from vllm import EngineArgs
 
 from april_rl.config.choices import ComputeDtype, Speculation
@@ -66,22 +65,3 @@ def speculative_config(config: EngineConfig) -> dict[str, Any] | None:
         "prompt_lookup_max": longest,
         "rejection_sample_method": "standard",
     }
-
-
-def stop_token_ids(model_path: str) -> list[int]:
-    """Return the end tokens of the model's generation config, else its tokenizer's; sorted.
-
-    Raise ValueError when neither names one: every response would run to its token budget.
-    """
-    try:
-        named = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:  # no generation_config.json
-        named = None
-    if named is None:
-        named = AutoTokenizer.from_pretrained(model_path).eos_token_id
-    if named is None:
-        raise ValueError(
-            f"model.path: {model_path} names no end token, neither eos_token_id in "
-            "generation_config.json nor eos_token of the tokenizer; add one of them"
-        )
-    return sorted({named} if isinstance(named, int) else set(named))

@@ -15,7 +15,7 @@ from april_rl.config.engine import EngineConfig
 from april_rl.engine.attempt import Attempt
 from april_rl.engine.core import drain, start_core
 from april_rl.engine.device import this_device
-from april_rl.engine.options import engine_args, stop_token_ids
+from april_rl.engine.options import engine_args
 from april_rl.engine.parked import Parked
 from april_rl.engine.scheduler import CountingScheduler
 from april_rl.rollout.requests import Request
@@ -48,16 +48,15 @@ class VllmEngine:
         max_num_seqs: int,
         keeps_parked: bool,
         sleeps: bool,
-        stop_tokens: Sequence[int] | None = None,
+        stop_tokens: Sequence[int],
     ) -> None:
         """Load the model from the folder `model_path`.
 
         `max_model_len` (tokens) and `max_num_seqs` replace the settings of the same names, which
         may be 0. Log-probabilities are taken at `temperature`. With `keeps_parked`, aborted samples
         keep their KV cache while memory allows. With `sleeps`, an accelerator frees its memory in
-        `sleep`, including that of parked samples. `stop_tokens` None means `stop_token_ids`. vLLM
-        seeds the whole process with `seed`. Raise EngineStartError when it does not fit into
-        memory.
+        `sleep`, including that of parked samples. `stop_tokens` end a turn. vLLM seeds the whole
+        process with `seed`. Raise EngineStartError when it does not fit into memory.
         """
         self._device = this_device(config, sleeps=sleeps)
         self._core = start_core(
@@ -77,7 +76,7 @@ class VllmEngine:
         self._parked = Parked(self._core, max_num_seqs=max_num_seqs)
         self._submitted: set[SampleId] = set()  # since the last abort
         self._temperature = temperature
-        self._stop_token_ids = stop_token_ids(model_path) if stop_tokens is None else [*stop_tokens]
+        self._stop_token_ids = [*stop_tokens]
         self._queue: deque[Request] = deque()
         self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
         self._num_attempts = 0

@@ -60,7 +60,11 @@ class Figures:
             "errors": float(self.errors),
             "left_out_prompts": float(self.num_left_out),
         }
-        counted = {f"{prefix}/{key.rpartition('/')[2]}": n for key, n in self.counts.items()}
+        counted = {
+            f"{prefix}/{count}": n
+            for key, n in self.counts.items()
+            if (count := key.removeprefix("reward/")) != key
+        }
         return Metrics({**counted, **{f"{prefix}/{key}": value for key, value in found.items()}})
 
 

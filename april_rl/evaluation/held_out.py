@@ -43,4 +43,4 @@ class Outcome:
     held_out: HeldOut
     samples: tuple[Sample, ...]  # [P · k], by prompt and index in the group
     rewards: NDArray[np.float64]  # [P, k]; NaN: the reward or the engine failed
-    counts: Metrics  # `reward/*`
+    counts: Metrics  # `reward/*`, `environment/*`

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl, KvCacheDtype, Resume, Sleep
+from april_rl.config.consistency import longest_sequence
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
@@ -69,6 +70,6 @@ def memory_inputs(config: TrainConfig, layout: Layout) -> MemoryInputs:
         lora=config.lora,
         engine=config.engine,
         has_reference=config.algorithm.kl is not Kl.none,
-        longest_tokens=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+        longest_tokens=longest_sequence(config)[0],
         keeps_parked=config.rollout.resume is Resume.keep,
     )

@@ -15,8 +15,9 @@ def lifeline() -> Connection:
     return _pipe()[0]
 
 
-def die_with_controller(lifeline: Connection) -> None:
-    """Have the kernel kill this process when the controller ends, however either of them ends.
+def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> None:
+    """Have the kernel kill this process when the controller ends, however either of them ends;
+    optionally with its process group, which it must lead.
 
     The hang-up of `lifeline` sends SIGKILL. A thread would not work, because this process may be in
     C code for long, nor would PR_SET_PDEATHSIG, because the parent may be the fork server, or a
@@ -26,7 +27,7 @@ def die_with_controller(lifeline: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Opened anew, because processes that share an open pipe share its owner, too.
     own = os.open(f"/proc/self/fd/{lifeline.fileno()}", os.O_RDONLY)
-    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpid() if with_group else os.getpid())
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
     if lifeline.poll():

@@ -44,6 +44,7 @@ class Job:
     sample_ids: tuple[SampleId, ...]  # [n]
     token_ids: tuple[array[int], ...]  # [n][R], C ints
     truncated: tuple[bool, ...]  # [n]
+    environment_rewards: tuple[float, ...]  # the sum over the turns of each [n]
     whole_group: bool  # for the functions that want whole groups, or for the others
 
 
@@ -56,13 +57,18 @@ class DecodedJob:
     texts: Sequence[str]  # [n]
     num_tokens: Sequence[int]  # [n]
     truncated: Sequence[bool]  # [n]
+    environment_rewards: Sequence[float]  # [n]
 
     def argument(self, name: str) -> list[object]:
         """Return the value of the argument `name` of a function: one value per response [n].
 
         Raise LookupError when the data has no such column.
         """
-        reserved = {"num_tokens": self.num_tokens, "truncated": self.truncated}
+        reserved: Mapping[str, Sequence[object]] = {
+            "num_tokens": self.num_tokens,
+            "truncated": self.truncated,
+            "environment_rewards": self.environment_rewards,
+        }
         if name in reserved:
             return list(reserved[name])
         if name == "datasets":

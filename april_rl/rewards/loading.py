@@ -19,7 +19,7 @@ from april_rl.rewards.jobs import DecodedJob, RewardError
 from april_rl.rewards.plugins import Caught, import_function
 from april_rl.types import SampleId, Score
 
-RESERVED = ("num_tokens", "truncated", "datasets")
+RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 NUM_LISTS = 3  # prompts, responses, answers: what every function gets
 
 

@@ -80,6 +80,6 @@ def _place(error: BaseException, tb: TracebackType | None) -> str:
         return f" ({error.filename}:{error.lineno})"
     machinery = ("<frozen", importlib.__file__)
     frames = [f for f in traceback.extract_tb(tb) if not f.filename.startswith(machinery)]
-    if Path(frames[-1].filename).is_relative_to(Path(__file__).parent):
+    if Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1]):
         return ""
     return f" ({frames[-1].filename}:{frames[-1].lineno})"

@@ -10,16 +10,15 @@ something invalid (NaN, the wrong number of values) ends the run.
 
 from __future__ import annotations
 
-import math
 import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessPool
@@ -28,6 +27,7 @@ from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.rewards.functions import reward_functions
 from april_rl.rewards.jobs import DecodedJob, Result, RewardError, RewardPrompt
+from april_rl.rewards.mailbox import Mailbox
 from april_rl.rewards.processes import new_process_pool, stop
 from april_rl.rewards.scorebook import Scorebook, Unit
 from april_rl.rewards.worker import Decode, about_rewards, score, try_on
@@ -67,7 +67,7 @@ class RewardPool:
         self._saved = dict(self._states)  # after the last score that was collected
         self._num_units = 0
         self._pending: dict[int, Unit] = {}  # by number, in the order of scheduling
-        self._ended: SimpleQueue[tuple[int, Future[Result]]] = SimpleQueue()
+        self.mailbox = Mailbox()
         self._counts: Counter[str] = Counter()
         self._restarts = 0
         self._last_ended_s = time.monotonic()
@@ -100,6 +100,7 @@ class RewardPool:
             texts=tuple(responses),
             num_tokens=[1 + len(text) // _CHARACTERS_PER_TOKEN for text in responses],
             truncated=[False] * len(responses),
+            environment_rewards=[0.0] * len(responses),
         )
         return self._ask(try_on, job, limit_s=self._reward.hard_timeout_s * len(responses))
 
@@ -124,13 +125,20 @@ class RewardPool:
         one; with None wait for all submitted samples, except those whose siblings a reward function
         still waits for. Raise RewardError when a function is at fault.
         """
-        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        self._take_ended(wait_s=0.0)
-        while self._pending and (timeout_s is None or not self._book.has_known):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                break
-            self._take_ended(wait_s=min(left_s, 1.0))
+        return self.mailbox.collect((self,), timeout_s)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether a score is under way."""
+        return bool(self._pending)
+
+    @property
+    def has_known(self) -> bool:
+        """Return whether there is a score that has not been taken."""
+        return self._book.has_known
+
+    def take(self) -> list[Score]:
+        """Return the scores known by now, in the order of submission."""
         if not self._book.has_incomplete:
             self._saved = dict(self._states)
         return self._book.take()
@@ -200,7 +208,9 @@ class RewardPool:
             self._restart("all reward processes ended")
             return
         unit.future = future
-        future.add_done_callback(lambda ended: self._ended.put((number, ended)))
+        future.add_done_callback(
+            lambda ended: self.mailbox.put(partial(self._settle, number, ended))
+        )
 
     def _restart(self, reason: str) -> None:
         """Replace every process and schedule all pending units again."""
@@ -219,16 +229,8 @@ class RewardPool:
             if number in self._pending and self._pending[number].future is None:
                 self._schedule(number)
 
-    def _take_ended(self, *, wait_s: float) -> None:
-        """Settle the attempts that have ended, after waiting `wait_s` for the first; restart a pool
-        that is hung.
-        """
-        try:
-            self._settle(*self._ended.get(timeout=wait_s) if wait_s else self._ended.get_nowait())
-            while True:
-                self._settle(*self._ended.get_nowait())
-        except Empty:
-            pass
+    def check(self) -> None:
+        """Restart a pool that is hung."""
         start_s = self._reward.start_timeout_s
         if not self._pending or time.monotonic() - self._last_ended_s < start_s:
             return

@@ -170,6 +170,7 @@ def _unit(samples: dict[int, Sample], *, whole_group: bool) -> Unit:
             sample_ids=tuple(sample.id for sample in found),
             token_ids=tuple(sample.token_ids for sample in found),
             truncated=tuple(sample.finish_reason == "length" for sample in found),
+            environment_rewards=tuple(sample.environment_reward for sample in found),
             whole_group=whole_group,
         ),
     )

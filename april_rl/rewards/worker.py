@@ -66,6 +66,7 @@ def score(job: Job) -> Result:
         texts=texts,
         num_tokens=[len(token_ids) for token_ids in job.token_ids],
         truncated=job.truncated,
+        environment_rewards=job.environment_rewards,
     )
     return _result(ready, decoded, [job.whole_group])
 

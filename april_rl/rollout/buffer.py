@@ -254,13 +254,12 @@ class Buffer:
             },
         }
 
-    def restore(self, state: Plain, *, num_engines: int) -> None:
-        """Fill an empty buffer with what was saved, with `num_engines` engines now. Raise
-        LedgerError when the counts do not add up.
-        """
+    def restore(self, state: Plain, *, num_engines: int, begins_anew: bool = False) -> None:
+        """Fill an empty buffer by `restore_open_group`; raise LedgerError for wrong counts."""
         assert not self._opened, "a state is restored before the first step"
         opened = (
-            restore_open_group(group, num_engines=num_engines) for group in state["buffer"]["open"]
+            restore_open_group(group, num_engines=num_engines, begins_anew=begins_anew)
+            for group in state["buffer"]["open"]
         )
         self._open = {group.prompt.id: group for group in opened}
         ready = map(restore_ready_group, state["buffer"]["ready"])

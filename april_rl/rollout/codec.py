@@ -82,11 +82,13 @@ def save_open_group(group: OpenGroup) -> Plain:
     }
 
 
-def restore_open_group(state: Plain, *, num_engines: int) -> OpenGroup:
+def restore_open_group(state: Plain, *, num_engines: int, begins_anew: bool = False) -> OpenGroup:
     """Return the group that `save_open_group` was given; engines that are none of `num_engines` are
-    forgotten.
+    forgotten. With `begins_anew`, a group whose episodes are not all over has its prompt alone.
     """
     group = _restore_group(state)
+    if begins_anew and group.prompt.has_environment and not group.is_complete:
+        return OpenGroup(group.prompt, len(group.samples))
     return OpenGroup.restored(
         group,
         engines=[

@@ -76,14 +76,18 @@ class Collector:
         *,
         over_sampling: OverSampling,
         keep: Callable[[ScoredGroup], bool],
+        begins_anew: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`keep` is the filter, True for groups worth training; `clock` reads seconds."""
+        """`keep` is the filter, True for groups worth training; with `begins_anew`, groups whose
+        episodes were under way begin from their prompt after `restore`; `clock` reads seconds.
+        """
         self._engines = engines
         self._outside = outside
         self._prompts = prompts
         self._rules = rules
         self._over_sampling = over_sampling
+        self._begins_anew = begins_anew
         self._clock = clock
         self._buffer = Buffer(rules.group_size)
         self._groups = Groups(self._buffer, outside, keep=keep)
@@ -220,5 +224,7 @@ class Collector:
         self._expected_length.tokens = state["dispatch"]["expected_tokens"]
         self._over_sampling.restore(state["over_sampling"])
         self._length_bias.restore(state["length_bias"])
-        self._buffer.restore(state, num_engines=self._engines.num_engines)
+        self._buffer.restore(
+            state, num_engines=self._engines.num_engines, begins_anew=self._begins_anew
+        )
         self._groups.send_again()

@@ -1,4 +1,4 @@
-"""`rollout/*`: metrics of one step's rollout."""
+"""`rollout/*`: metrics of one step's rollout, and `environment/*` of its turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from april_rl.metrics import Histogram, Max, Metric, Metrics, Sum
+from april_rl.metrics import Histogram, Max, Mean, Metric, Metrics, Sum
 from april_rl.rollout.record import StepRecord
 from april_rl.types import ScoredGroup
 
@@ -43,6 +43,7 @@ def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
             "rollout/dropped_groups": Sum(lost.dropped),
             "rollout/over_sampling_factor": record.num_slots / num_needed,
             **_of_trained(record.groups.trained),
+            **_of_episodes(record.groups.trained),
             "rollout/engine_s": sum(worked_s.values()) / max(1, len(worked_s)),
         }
     )
@@ -66,4 +67,19 @@ def _of_trained(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
         "rollout/response_tokens_max": float(lengths.max()),
         "rollout/prompt_tokens_mean": float(np.mean(prompt_tokens)),
         "histogram/response_tokens": Histogram.of(lengths),
+    }
+
+
+def _of_episodes(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
+    """Return the turns of the groups that have an environment."""
+    having = (scored.group for scored in groups if scored.group.prompt.has_environment)
+    samples = [sample for group in having for sample in group.samples]
+    if not samples:
+        return {}
+    num_turns = sum(span.finish_reason is not None for s in samples for span in s.completions)
+    return {
+        "environment/turns_mean": Mean(num_turns, len(samples)),
+        "environment/observation_tokens_mean": Mean(
+            sum(sample.end - sample.num_tokens for sample in samples), len(samples)
+        ),
     }

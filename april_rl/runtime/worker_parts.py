@@ -28,6 +28,7 @@ class WorkerSettings:
     threads: int  # of torch; 0: as many as torch takes
     max_model_len: int  # tokens of a prompt and its response in the engine
     max_num_seqs: int  # requests that the engine computes together
+    stop_tokens: tuple[int, ...]  # that end a turn
 
 
 def build_learner(
@@ -71,4 +72,5 @@ def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
         max_num_seqs=settings.max_num_seqs,
         keeps_parked=config.rollout.resume is not Resume.reprefill,
         sleeps=sleeps,
+        stop_tokens=settings.stop_tokens,
     )

@@ -122,13 +122,15 @@ def _interval(values: Mapping[str, float], key: str) -> str:
 
 
 def telling(records: Sequence[SampleRecord]) -> list[SampleRecord]:
-    """Return the samples with the highest and the lowest reward and with the most completions."""
+    """Return the samples with the highest and the lowest reward and with the most turns and
+    completions.
+    """
     if not records:
         return []
     picked = (
         max(records, key=lambda record: record.reward),
         min(records, key=lambda record: record.reward),
-        max(records, key=lambda record: (len(record.ages), record.num_tokens)),
+        max(records, key=lambda r: (len(r.conversation), len(r.ages), r.num_tokens)),
     )
     return list(dict.fromkeys(picked))
 
@@ -141,11 +143,13 @@ def sample_text(step: int, record: SampleRecord, *, width: int) -> str:
         f"reward {record.reward:.2f}, advantage {record.advantage:+.2f}, {record.finish_reason}, "
         f"{record.num_tokens} tokens ({ages})"
     )
-    texts = {"prompt": record.prompt, "response": record.response, "answer": record.answer}
+    said = record.conversation or (("response", record.response),)
+    texts = [("prompt", record.prompt), *said, ("answer", record.answer)]
     block = [textwrap.fill(title, width, subsequent_indent="  ")]
-    for label, text in texts.items():
-        for n, line in enumerate(_wrapped(cut(text), width=max(width - 12, 20))):
-            block.append(f"  {label if n == 0 else '':<10}{line}")
+    column = 2 + max(len(label) for label, _ in texts)
+    for label, text in texts:
+        for n, line in enumerate(_wrapped(cut(text), width=max(width - 2 - column, 20))):
+            block.append(f"  {label if n == 0 else '':<{column}}{line}")
     return "\n".join(block)
 
 

@@ -108,6 +108,22 @@ _REWARD = _stage(
     ),
 )
 
+_ENVIRONMENT = _stage(
+    "environment",
+    frozen=(),
+    more=(
+        "turns_mean | turns | mean turns of the trained samples that have an environment",
+        "observation_tokens_mean | tokens | mean of what environments added to these samples",
+        "step_s | s | mean time that an environment took to answer",
+        "errors | samples | environments that failed for good; their groups are dropped",
+        "timeouts | calls | calls that took longer than environment.step_timeout_s",
+        "deaths | processes | processes with environments that ended or were killed",
+        "retries | calls | calls that were tried again, with the episode built again",
+        "replays | episodes | built again after their process, or the run, had ended",
+        "out_of_room | samples | episodes that ended at environment.max_observation_tokens",
+    ),
+)
+
 _LOSS = _stage(
     "loss",
     frozen=(
@@ -269,7 +285,18 @@ FIRST_LOOK = (  # what a dashboard shows first
     *("mismatch/logprob_abs_mean", "loss/entropy", "time/step_s"),
 )
 
-KEYS = _ROLLOUT + _STALENESS + _REWARD + _LOSS + _MISMATCH + _LEDGER + _TIME + _OTHERS + _HISTOGRAMS
+KEYS = (
+    _ROLLOUT
+    + _STALENESS
+    + _REWARD
+    + _ENVIRONMENT
+    + _LOSS
+    + _MISMATCH
+    + _LEDGER
+    + _TIME
+    + _OTHERS
+    + _HISTOGRAMS
+)
 FROZEN_KEYS = tuple(key.key for key in KEYS if key.is_frozen)
 
 _FORM = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.\-]+)+")

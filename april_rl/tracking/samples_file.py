@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Self
 
-from april_rl.types import FinishReason, Parts, Sample, ScoredGroup
+from april_rl.types import Completion, FinishReason, Parts, Sample, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class SampleRecord:
     source: str
     reward_parts: Parts = ()  # of several reward functions
     ends: tuple[int, ...] = ()  # characters of the response at the end of each of `ages`
+    # With an environment: ("policy" or "environment", text) of each turn and what was said to it.
+    conversation: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(
@@ -43,6 +45,7 @@ class SampleRecord:
         policy_version: int,
         reward_parts: Parts = (),
         ends: tuple[int, ...] = (),
+        conversation: tuple[tuple[str, str], ...] = (),
     ) -> Self:
         """The record of a finished sample; `policy_version` is the version that trains it."""
         assert sample.finish_reason is not None, sample.id
@@ -63,6 +66,7 @@ class SampleRecord:
                 if completion.token_ids
             ),
             ends=ends,
+            conversation=conversation,
             source=sample.prompt.source,
         )
 
@@ -82,6 +86,7 @@ def records_of(
             sample,
             response=decode(sample.token_ids),
             ends=_ends(sample, decode),
+            conversation=conversation_of(sample, decode),
             reward=reward,
             reward_parts=parts,
             advantage=float(advantage),
@@ -96,6 +101,20 @@ def records_of(
             strict=True,
         )
     ]
+
+
+def conversation_of(
+    sample: Sample, decode: Callable[[Sequence[int]], str]
+) -> tuple[tuple[str, str], ...]:
+    """Return who said what, in order; nothing for a sample without an environment."""
+    if not sample.prompt.has_environment:
+        return ()
+    by_speaker = groupby(sample.spans, key=lambda span: isinstance(span, Completion))
+    said = (
+        ("policy" if is_sampled else "environment", [t for span in spans for t in span.token_ids])
+        for is_sampled, spans in by_speaker
+    )
+    return tuple((who, decode(token_ids)) for who, token_ids in said if token_ids)
 
 
 def _ends(sample: Sample, decode: Callable[[Sequence[int]], str]) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ import torch
 from small_engine import small_engine
 from tiny_models import EOS_ID, write_tiny_qwen3
 
+from april_rl.data.tokenizer import stop_token_ids
 from april_rl.engine.core import EngineStartError, lacks_memory
-from april_rl.engine.options import stop_token_ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 

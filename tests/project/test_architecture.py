@@ -35,7 +35,7 @@ CORE = (  # what trains: the floors, lowest first
     {"checkpointing", "algorithm", "rollout", "batch"},
     {"tracking"},
     {"data", "rewards", "engine", "learner", "evaluation", "supervision", "tiny"},
-    {"runtime"},
+    {"runtime", "environments"},
     {"memory"},
     {"assembly", "updates"},
     {"trainer"},

@@ -52,6 +52,7 @@ ALLOWED_WORDS = {
     ("surplus", "learner/checkpoint.py"): "parameters that a checkpoint has too many",
     ("pool", "engine/parked.py"): "block_pool is vLLM's name",
     ("pool", "rewards/"): "a pool of processes",
+    ("pool", "environments/"): "a pool of processes",
     ("pool", "lab/tuning/process.py"): "a pool of one process",
     ("overlong", ""): "DAPO's overlong penalty",
     ("actor", "runtime/"): "Ray's word for a process that is called",

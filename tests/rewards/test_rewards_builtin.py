@@ -114,6 +114,7 @@ def gym_value(task, response, **entry):
         sample_ids=[SampleId(0, 0)],
         texts=[response],
         num_tokens=[3],
+        environment_rewards=(0.0,),
         truncated=[False],
     )
     loaded = load_reward(function, CONTEXT)

@@ -23,7 +23,12 @@ from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.supervision.heartbeat import Heartbeat
 
 SETTINGS = WorkerSettings(
-    config=TrainConfig(), device="cpu", threads=1, max_model_len=16, max_num_seqs=2
+    config=TrainConfig(),
+    device="cpu",
+    threads=1,
+    max_model_len=16,
+    max_num_seqs=2,
+    stop_tokens=(1,),
 )
 
 
@@ -101,7 +106,7 @@ def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sl
     config = load("+recipe=tiny_cpu", "model.path=some/model", *overrides)
     worker = BareWorker(Log(policy_version=0))
     worker._settings = WorkerSettings(
-        config=config, device="cpu", threads=1, max_model_len=300, max_num_seqs=5
+        config=config, device="cpu", threads=1, max_model_len=300, max_num_seqs=5, stop_tokens=(1,)
     )
     worker.build_engine(sleeps=sleeps)
     [found] = built
@@ -114,6 +119,7 @@ def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sl
         "max_num_seqs": 5,
         "keeps_parked": resume is not Resume.reprefill,  # the engine drops it when it sleeps
         "sleeps": sleeps,
+        "stop_tokens": (1,),
     }
 
 

@@ -150,6 +150,7 @@ def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Pa
         "source": "sums.jsonl:8",
         "reward_parts": {"right": 1.0, "length": -0.5},
         "ends": [],
+        "conversation": [],
     }
     assert second["reward"] == 0.0
 

@@ -239,6 +239,13 @@ def test_a_sample_is_readable_within_the_width_and_long_texts_lose_their_middle(
     assert "  response  first line\n            second line\n" in text
 
 
+def test_a_sample_with_an_environment_is_shown_turn_by_turn() -> None:
+    said = (("environment", "guess"), ("policy", "one"), ("environment", "no"), ("policy", "two"))
+    lines = figures.sample_text(3, make_record(conversation=said), width=76).splitlines()
+    assert [line.split() for line in lines[-5:-1]] == [list(each) for each in said]
+    assert not any("response" in line for line in lines)
+
+
 def test_the_time_left_follows_the_clock_between_the_last_twenty_steps(
     capsys: pytest.CaptureFixture,
 ) -> None:

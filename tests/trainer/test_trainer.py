@@ -139,7 +139,7 @@ def run(
                 resumed=resumed.path if resumed else None,
             ),
             tokenizer=FakeTokenizer(),
-            rewards=scorer,
+            outside=scorer,
             workers=workers,
             engines=engines,
             collector=build_collector(

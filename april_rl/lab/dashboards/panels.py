@@ -130,6 +130,16 @@ SECTIONS = (
         ),
     ),
     PanelSection(
+        "environments",
+        (
+            Panel("turns of a sample", ("environment/turns_mean",)),
+            Panel("tokens said by environments", ("environment/observation_tokens_mean",)),
+            Panel("time of an answer", ("environment/step_s",)),
+            Panel("failures", _under("environment", "errors", "timeouts", "deaths")),
+            Panel("episodes built again or cut", _under("environment", "replays", "out_of_room")),
+        ),
+    ),
+    PanelSection(
         "ledger",
         (
             Panel("prompts opened and trained", _under("ledger", "opened", "trained")),
@@ -175,6 +185,7 @@ LEFT_OUT: Mapping[str, str] = {
     "rollout/ready_groups": "ledger/ready has it",
     "ledger/in_flight": "0 between steps",
     "reward/retries": "a retry that succeeds changes nothing; one that fails is in reward/errors",
+    "environment/retries": "as reward/retries, of environment/errors",
     "eval/*/*_low": "the ends of intervals; tables of an evaluation have them",
     "eval/*/*_high": "the ends of intervals; tables of an evaluation have them",
     "source/*/reward/*/mean": "one line per source and function is too many for a panel",

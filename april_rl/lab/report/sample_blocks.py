@@ -54,9 +54,21 @@ def _block(sample: Mapping[str, Any], *, is_open: bool) -> str:
     return (
         f"<details{' open' if is_open else ''}><summary>{escape(facts)}</summary>"
         f"<dl><dt>prompt</dt><dd><pre>{escape(_cut(sample['prompt']))}</pre></dd>"
-        f"<dt>response</dt><dd><pre>{_shaded(sample)}</pre></dd>"
+        f"{_said(sample)}"
         f"<dt>answer</dt><dd><pre>{escape(_cut(str(sample['answer'])))}</pre></dd>"
         f"<dt>tokens</dt><dd>{escape(ages)}</dd></dl></details>"
+    )
+
+
+def _said(sample: Mapping[str, Any]) -> str:
+    """Return the response; with an environment, each turn and what was said to it."""
+    said = sample.get("conversation")
+    if not said:
+        return f"<dt>response</dt><dd><pre>{_shaded(sample)}</pre></dd>"
+    room = _SHOWN_CHARACTERS // len(said)
+    return "".join(
+        f"<dt>{escape(who)}</dt><dd><pre>{escape(_cut(text, limit=room))}</pre></dd>"
+        for who, text in said
     )
 
 

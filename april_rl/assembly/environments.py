@@ -1,0 +1,73 @@
+"""Build the environments from a checked configuration, and try them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import Template
+from april_rl.config.prompt_sets import evaluation_set, training_sets
+from april_rl.data.tokenizer import Tokenizer, stop_token_ids
+from april_rl.environments.check import check_environment
+from april_rl.environments.dialogue import Dialogue
+from april_rl.environments.outside import RewardsAndEnvironments
+from april_rl.environments.pool import EnvironmentPool
+from april_rl.environments.turns import EpisodeRules
+from april_rl.evaluation.settings import set_sampling
+from april_rl.rewards.pool import RewardPool
+from april_rl.types import Prompt
+
+
+def with_environments(
+    config: TrainConfig,
+    rewards: RewardPool,
+    tokenizer: Tokenizer,
+    *,
+    examples: Iterable[Prompt],
+    stack: ExitStack,
+) -> RewardPool | RewardsAndEnvironments:
+    """Return the rewards, with the environments of the run if there are any; closing `stack` ends
+    the processes. Raise EnvironmentFailedError when one fails with an example.
+    """
+    if not config.environment.function:
+        return rewards
+    environments = EnvironmentPool(
+        config.environment,
+        _rules(config, tokenizer),
+        seed=config.seed,
+        mailbox=rewards.mailbox,
+    )
+    stack.callback(environments.close)
+    check_environment(environments, [each for each in examples if each.has_environment])
+    return RewardsAndEnvironments(rewards, environments)
+
+
+def columns_of_environment(config: TrainConfig) -> dict[str, tuple[str, ...]]:
+    """Return the data columns that the environment gets, by data set."""
+    chosen = training_sets(config.data)
+    chosen |= {k: evaluation_set(config.data, s) for k, s in config.evaluation.sets.items()}
+    names = [name for name, each in chosen.items() if each.environment]
+    return dict.fromkeys(names, tuple(config.environment.columns))
+
+
+def _rules(config: TrainConfig, tokenizer: Tokenizer) -> dict[str, EpisodeRules]:
+    budget = config.rollout.max_response_tokens
+    chosen = {name: (each, budget) for name, each in training_sets(config.data).items()}
+    for name, held_out in config.evaluation.sets.items():
+        sampling = set_sampling(config, held_out)
+        chosen[name] = (evaluation_set(config.data, held_out), sampling.max_response_tokens)
+    stop_ids = frozenset(stop_token_ids(config.model.path))
+    return {
+        name: EpisodeRules(
+            dialogue=Dialogue(
+                tokenizer=tokenizer,
+                is_chat=each.template is Template.chat,
+                variables=each.chat_template_kwargs,
+                stop_ids=stop_ids,
+            ),
+            max_response_tokens=most,
+        )
+        for name, (each, most) in chosen.items()
+        if each.environment
+    }

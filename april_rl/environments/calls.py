@@ -1,0 +1,128 @@
+"""Calls with a side effect, made once in the life of a sample: what was begun and what came back is
+written to a file, so that an episode that is built again does not call a second time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from april_rl.types import SampleId
+
+
+class Call(NamedTuple):
+    """Facts of a call for the function that is called, if it has a parameter `call`."""
+
+    key: str  # the same for every attempt at this call, and for no other: an idempotency key
+    attempt: int  # from 1; above it, an earlier one has begun and nobody knows whether it ended
+
+
+class CallError(RuntimeError):
+    """A call cannot be noted."""
+
+
+class Calls:
+    """The calls of one sample."""
+
+    def __init__(self, folder: Path, sample_id: SampleId) -> None:
+        """`folder` holds a file for each sample that makes calls."""
+        self._path = path_of(folder, sample_id)
+        self._name = f"{folder.resolve()}/{self._path.stem}"
+        self._begun: dict[str, int] = {}  # attempts by key
+        self._results: dict[str, Any] = {}  # by key
+        for line in _lines(self._path):
+            if "result" in line:
+                self._results[line["key"]] = line["result"]
+            else:
+                self._begun[line["key"]] = line["attempt"]
+        self._num_calls = 0
+        self.num_made, self.num_repeated = 0, 0  # since `take_counts`
+
+    def once(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Return what `function` returned for the sample's call of this number, function and
+        arguments; call it if it has not returned yet. The awaitable of it for a coroutine function.
+
+        Raise CallError for arguments or a result that JSON has no form for.
+        """
+        key = self._key(function, args, kwargs)
+        if inspect.iscoroutinefunction(function):
+            return self._awaited(key, function, args, kwargs)
+        if key in self._results:
+            return self._results[key]
+        return self._ended(key, function(*args, **self._begin(key, function, kwargs)))
+
+    async def _awaited(
+        self,
+        key: str,
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        if key in self._results:
+            return self._results[key]
+        return self._ended(key, await function(*args, **self._begin(key, function, kwargs)))
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return the calls made since the last time, and how many of them are further attempts."""
+        counts = self.num_made, self.num_repeated
+        self.num_made = self.num_repeated = 0
+        return counts
+
+    def _key(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
+        self._num_calls += 1
+        name = f"{function.__module__}.{function.__qualname__}"
+        try:
+            given = json.dumps([self._name, self._num_calls, name, args, kwargs], sort_keys=True)
+        except TypeError as error:
+            raise CallError(f"the arguments of {name} are no data for JSON: {error}") from error
+        return hashlib.blake2b(given.encode(), digest_size=16).hexdigest()
+
+    def _begin(
+        self, key: str, function: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Note that a call begins; return its keyword arguments."""
+        attempt = self._begun[key] = self._begun.get(key, 0) + 1
+        self.num_made += 1
+        self.num_repeated += attempt > 1
+        self._note({"key": key, "attempt": attempt})
+        if "call" not in inspect.signature(function).parameters:
+            return kwargs
+        return {**kwargs, "call": Call(key, attempt)}
+
+    def _ended(self, key: str, result: Any) -> Any:  # noqa: ANN401
+        """Note what a call returned; return it as it will be read again."""
+        try:
+            self._results[key] = json.loads(json.dumps(result))
+        except TypeError as error:
+            raise CallError(f"a call returned what is no data for JSON: {error}") from error
+        self._note({"key": key, "result": self._results[key]})
+        return self._results[key]
+
+    def _note(self, line: dict[str, Any]) -> None:
+        """Append a line, and have it on the disk before anything else happens."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def path_of(folder: Path, sample_id: SampleId) -> Path:
+    """Return the file with the calls of a sample."""
+    return folder / f"{sample_id.prompt_id}_{sample_id.index}.jsonl"
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of a file; the last one may have been cut off."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)

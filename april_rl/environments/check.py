@@ -1,0 +1,45 @@
+"""Tries an environment before training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from april_rl.environments.jobs import EnvironmentFailedError
+from april_rl.environments.pool import EnvironmentPool
+from april_rl.types import Completion, Observation, Prompt, Sample
+
+_TRIAL = -(1 << 40)  # id of a prompt that no run has
+
+
+def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None:
+    """Begin an episode for each example, a prompt of each data set, and have the data set's own
+    answer answered there. Raise EnvironmentFailedError when one fails.
+    """
+    for place, example in enumerate(examples):
+        begun = Sample(replace(example, id=_TRIAL - place), 0)
+        begun = begun.extended(_heard(pool, begun, "reset"))
+        token_ids = pool.rules[example.dataset].dialogue.answer(example.answer)
+        said = Completion(
+            sample_id=begun.id,
+            start=begun.end,
+            policy_version=0,
+            context_version=0,
+            token_ids=token_ids,
+            logprobs=[0.0] * len(token_ids),
+            finish_reason="stop",
+        )
+        _heard(pool, begun.extended(said), "step")
+        pool.let_go(begun.id)
+    pool.metrics()  # those of the trial do not count
+
+
+def _heard(pool: EnvironmentPool, sample: Sample, method: str) -> Observation:
+    pool.act(sample)
+    (reply,) = pool.mailbox.collect((pool,), None)
+    if reply.observation.failure:
+        raise EnvironmentFailedError(
+            f"environment.function={pool.function}: {reply.observation.failure}, when `{method}` "
+            f"was called as a test ({sample.prompt.source})"
+        )
+    return reply.observation

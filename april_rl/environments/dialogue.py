@@ -1,0 +1,93 @@
+"""Turns the messages of an environment into the tokens that follow a prompt or a turn.
+
+What was sampled is never decoded and encoded again. The tokens after it come from the chat template
+by difference: a stand-in conversation with a marker in the place of what is there already is
+rendered, and what follows the marker is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from april_rl.data.tokenizer import Tokenizer, TokenizerError
+from april_rl.environments.protocol import Turn
+from april_rl.types import Message
+
+_MARKER = "\N{BLACK DIAMOND}said\N{BLACK DIAMOND}"  # in no template
+_QUESTION: Message = {"role": "user", "content": _MARKER}
+_ASKED: Message = {"role": "user", "content": "?"}
+# For templates that refuse the answer of a tool unless a call stands before it.
+_CALL = {"type": "function", "function": {"name": "tool", "arguments": {}}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialogue:
+    """The form in which a data set's prompts and turns go on."""
+
+    tokenizer: Tokenizer
+    is_chat: bool  # else messages are plain text, one behind the other
+    variables: Mapping[str, Any]  # data.chat_template_kwargs
+    stop_ids: frozenset[int]  # tokens that end a turn
+
+    def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the tokens between a prompt, which ends with a message of the user, and the first
+        turn. Raise TokenizerError for messages that the template refuses.
+        """
+        if not self.is_chat:
+            return self._encoded(_plain(messages))
+        closing = self._after_marker([_QUESTION], begins_turn=False)
+        following = self._after_marker([_QUESTION, *messages], begins_turn=True)
+        if not following.startswith(closing):
+            raise TokenizerError(
+                "the chat template changes a message when another follows it, from "
+                f"{closing!r:.40} to {following!r:.40}: a conversation cannot be continued"
+            )
+        return self._encoded(following.removeprefix(closing))
+
+    def following(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the tokens between a turn that has ended with a stop token and the next turn.
+        Raise TokenizerError for messages that the template refuses.
+        """
+        if not self.is_chat:
+            return self._encoded(_plain(messages))
+        said: Message = {"role": "assistant", "content": _MARKER}
+        try:
+            text = self._after_marker([_ASKED, said, *messages], begins_turn=True)
+        except TokenizerError:
+            said = {**said, "tool_calls": [_CALL]}
+            text = self._after_marker([_ASKED, said, *messages], begins_turn=True)
+        token_ids = self._encoded(text)
+        ends = [place for place, token_id in enumerate(token_ids) if token_id in self.stop_ids]
+        if not ends:
+            raise TokenizerError(
+                f"the chat template writes {text!r:.60} after a turn, which holds none of the "
+                "tokens that end a turn (eos_token_id in generation_config.json): turns cannot be "
+                "told apart; add the token that the template writes there"
+            )
+        return token_ids[ends[0] + 1 :]
+
+    def answer(self, text: str) -> tuple[int, ...]:
+        """Return a turn in which the policy says `text`."""
+        return (*self._encoded(text), min(self.stop_ids))
+
+    def turn(self, token_ids: Sequence[int], *, is_truncated: bool) -> Turn:
+        """Return what the policy said as text."""
+        is_ended = bool(token_ids) and token_ids[-1] in self.stop_ids
+        return Turn(
+            text=self.tokenizer.decode(token_ids),
+            raw_text=self.tokenizer.text_seen(token_ids[:-1] if is_ended else token_ids),
+            is_truncated=is_truncated,
+        )
+
+    def _after_marker(self, messages: Sequence[Message], *, begins_turn: bool) -> str:
+        text = self.tokenizer.chat_text(messages, self.variables, begins_turn=begins_turn)
+        return text.rpartition(_MARKER)[2]
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        return self.tokenizer.encode([text], add_special_tokens=False)[0] if text else ()
+
+
+def _plain(messages: Sequence[Message]) -> str:
+    return "".join(str(message.get("content", "")) for message in messages)

@@ -1,0 +1,106 @@
+"""One episode in its process: calls the methods of an environment, with a time limit, and checks
+what they return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+
+from april_rl.environments.jobs import Answer, Ask, Outcome
+from april_rl.environments.protocol import Environment, StepResult
+from april_rl.rewards.plugins import Caught
+from april_rl.types import Message
+
+
+class GarbageError(TypeError):
+    """A method returned something that is no answer."""
+
+
+class _TooSlowError(Exception):
+    """A method has not returned in time."""
+
+
+class Episode:
+    """An environment, and what it has answered so far."""
+
+    def __init__(self, environment: Environment, *, limit_s: float) -> None:
+        """`limit_s` is the time that one call may take."""
+        self._environment = environment
+        self._limit_s = limit_s
+
+    async def answered(self, ask: Ask) -> Answer:
+        """Begin if the question says so, take its turns, and return every result; those before a
+        failure too.
+        """
+        results: list[StepResult] = []
+        outcome: Outcome = "answered"
+        began_s = time.monotonic()
+        with Caught() as caught:
+            try:
+                if ask.row is not None:
+                    returned = await self._timed(self._environment.reset, ask.row, ask.seed)
+                    results.append(_opening(returned))
+                for turn in ask.turns:
+                    began_s = time.monotonic()
+                    results.append(_result(await self._timed(self._environment.step, turn)))
+            except _TooSlowError:
+                outcome = "timeout"
+                raise
+        if caught.message and outcome == "answered":
+            outcome = "error"
+        return Answer(
+            number=ask.number,
+            results=tuple(results),
+            outcome=outcome,
+            message=caught.message,
+            elapsed_s=time.monotonic() - began_s,
+        )
+
+    async def _timed(self, method: Callable[..., object], *args: object) -> object:
+        """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it takes too
+        long. A thread goes on then, and its result is lost.
+        """
+        try:
+            async with asyncio.timeout(self._limit_s) as limit:
+                if inspect.iscoroutinefunction(method):
+                    return await method(*args)
+                returned = await asyncio.to_thread(method, *args)
+                return await returned if inspect.isawaitable(returned) else returned
+        except TimeoutError:
+            if not limit.expired():  # it is of the user's code
+                raise
+        raise _TooSlowError(f"no answer within environment.step_timeout_s = {self._limit_s:g}")
+
+
+def _opening(returned: object) -> StepResult:
+    return StepResult(messages=_messages("reset", [] if returned is None else returned))
+
+
+def _result(returned: object) -> StepResult:
+    """Return what `step` returned in one form; raise GarbageError if it has none."""
+    if not isinstance(returned, tuple) or len(returned) != len(StepResult._fields):
+        raise GarbageError(f"step returned {returned!r:.80}, expected a StepResult")
+    messages, reward, is_final = returned
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise GarbageError(f"step returned the reward {reward!r:.80}, expected a finite number")
+    return StepResult(_messages("step", messages), float(reward), bool(is_final))
+
+
+def _messages(method: str, returned: object) -> list[Message]:
+    """Return messages as a list; text is a message of the user."""
+    if isinstance(returned, str):
+        return [{"role": "user", "content": returned}] if returned else []
+    found: list[Message] = []
+    for message in returned if isinstance(returned, Sequence) else [returned]:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise GarbageError(
+                f"{method} returned {message!r:.80}, expected text, or a list of messages with "
+                "role and content"
+            )
+        found.append(dict(message))
+    return found

@@ -1,0 +1,81 @@
+"""A process with environments, as the controller sees it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from threading import Thread
+
+from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
+from april_rl.environments.process import ProcessSettings, run_process
+from april_rl.rewards.child_process import lifeline
+from april_rl.rewards.mailbox import Mailbox
+from april_rl.types import SampleId
+
+
+class Home:
+    """A running process; everything it says goes to a mailbox."""
+
+    def __init__(
+        self,
+        settings: ProcessSettings,
+        *,
+        mailbox: Mailbox,
+        arrived: Callable[[Home, Answer | str], None],
+    ) -> None:
+        """Start it. `arrived` is called by the mailbox with each answer, and at the end with what
+        happened to the process.
+        """
+        context = multiprocessing.get_context("forkserver")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=run_process, args=(theirs, settings, lifeline()))
+        self._process.start()
+        theirs.close()  # else its end would not be noticed
+        self._mailbox, self._arrived = mailbox, arrived
+        Thread(target=self._listen, daemon=True).start()
+
+    def ask(self, ask: Ask) -> None:
+        """Send a question; nothing happens if the process has ended, which `arrived` hears."""
+        with suppress(OSError):
+            self._connection.send(ask)
+
+    def let_go(self, sample_id: SampleId) -> None:
+        """Have the process forget an episode."""
+        with suppress(OSError):
+            self._connection.send(LetGo(sample_id))
+
+    def kill(self) -> None:
+        """End the process, and every program that it has started."""
+        assert self._process.pid is not None
+        with suppress(ProcessLookupError):  # it has ended, or does not lead its group yet
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+
+    def _listen(self) -> None:
+        message, error = self._received(), ""
+        while message is not None:
+            if isinstance(message, Ready):
+                error = message.error
+            else:
+                self._mailbox.put(partial(self._arrived, self, message))
+            message = self._received()
+        self._process.join()
+        ended = (
+            f"could not load it: {error}"
+            if error
+            else f"ended with exit code {self._process.exitcode}"
+        )
+        self._mailbox.put(partial(self._arrived, self, ended))
+
+    def _received(self) -> Answer | Ready | None:
+        """Return the next message; None when the process has ended."""
+        try:
+            message: Answer | Ready = self._connection.recv()
+        except (EOFError, OSError):
+            return None
+        return message

@@ -1,0 +1,73 @@
+"""The form of an environment: the class that a user writes, and what its methods get and return.
+
+A minimal one:
+
+    class Guess:
+        def reset(self, row, seed):
+            self.number = int(row["answer"])
+
+        async def step(self, turn):
+            if turn.text.strip() == str(self.number):
+                return StepResult(reward=1.0, is_final=True)
+            return StepResult("no, try again")
+
+There is one instance for each sample. It sees text and never tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from april_rl.types import Message, SampleId
+
+Messages = str | Sequence[Message]  # text stands for one message of the user
+
+
+class Turn(NamedTuple):
+    """What the policy said."""
+
+    text: str  # without special tokens
+    raw_text: str  # with special tokens, except the one that ended the turn
+    is_truncated: bool = False  # the response budget was used up within it
+
+
+class StepResult(NamedTuple):
+    """The answer of an environment to a turn."""
+
+    messages: Messages = ()  # what the policy reads next; not used when the episode is over
+    reward: float = 0.0  # of this turn; the reward function `environment` adds them up
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Facts of the episode that an environment may need."""
+
+    sample_id: SampleId  # the id of its prompt, and its index in the group
+    is_replay: bool  # the episode is built again, after its process or the run has ended
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode. Both methods may be coroutines; those that are not run in a thread of their own,
+    at the same time as methods of other instances.
+    """
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
+        """Begin. `row` has `prompt` (the text that the model sees), `answer`, `dataset` and
+        `environment.columns`; `seed` is the same for all samples of a prompt. Return what the
+        policy reads before its first turn, besides the prompt.
+        """
+
+    def step(self, turn: Turn) -> StepResult:
+        """Answer a turn."""
+
+
+@runtime_checkable
+class Loads(Protocol):
+    """An environment that prepares itself before `reset`."""
+
+    def load(self, context: Context) -> None:
+        """Get ready for `reset`."""

@@ -1,0 +1,51 @@
+"""What an environment is told of a sample: its row, its seed and its turns as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from april_rl.environments.dialogue import Dialogue
+from april_rl.environments.protocol import Turn
+from april_rl.types import Completion, Prompt, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRules:
+    """What an episode of a data set may take, and how it is written."""
+
+    dialogue: Dialogue
+    max_response_tokens: int
+
+
+def turns_of(sample: Sample, dialogue: Dialogue) -> tuple[Turn, ...]:
+    """Return the turns of a sample as text."""
+    turns: list[Turn] = []
+    said: list[int] = []
+    for span in sample.spans:
+        if isinstance(span, Completion):
+            said += span.token_ids
+            if span.finish_reason is not None:
+                is_truncated = span.finish_reason == "length"
+                turns.append(dialogue.turn(said, is_truncated=is_truncated))
+                said = []
+    return tuple(turns)
+
+
+def is_last_turn(sample: Sample, rules: EpisodeRules, *, max_turns: int) -> bool:
+    """Return whether no turn may follow the last one of a sample."""
+    ends = [span.finish_reason for span in sample.completions if span.finish_reason is not None]
+    is_used_up = sample.num_tokens >= rules.max_response_tokens
+    return bool(ends) and (len(ends) >= max_turns or ends[-1] == "length" or is_used_up)
+
+
+def row_of(prompt: Prompt) -> dict[str, object]:
+    """Return the part of a prompt that an environment may see."""
+    own = {"prompt": prompt.text, "answer": prompt.answer, "dataset": prompt.dataset}
+    return {**own, **prompt.columns}
+
+
+def episode_seed(run_seed: int, prompt_id: int) -> int:
+    """Return a seed in [0, 2^31), the same for all samples of a prompt."""
+    digest = blake2b(f"{run_seed} {prompt_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 33

@@ -1,0 +1,74 @@
+"""The one place where the controller waits for what other processes answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeVar
+
+_LONGEST_WAIT_S = 1.0  # between two looks at processes that may hang
+
+_Answer_co = TypeVar("_Answer_co", covariant=True)
+
+
+class Party(Protocol[_Answer_co]):
+    """Processes of one kind, behind a mailbox."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether an answer is under way."""
+
+    @property
+    def has_known(self) -> bool:
+        """Return whether there is an answer that has not been taken."""
+
+    def check(self) -> None:
+        """Act on processes that hang."""
+
+    def take(self) -> Sequence[_Answer_co]:
+        """Return the answers known by now, in the order of the questions."""
+
+
+class Mailbox:
+    """A queue of events: other threads put functions, the controller's thread calls them."""
+
+    def __init__(self) -> None:
+        """Start without events."""
+        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def put(self, event: Callable[[], None]) -> None:
+        """Have `event` called by the next `collect`; for any thread."""
+        self._events.put(event)
+
+    def collect(
+        self, parties: Sequence[Party[_Answer_co]], timeout_s: float | None
+    ) -> list[_Answer_co]:
+        """Return what each party knows, party by party.
+
+        With `timeout_s` 0 return what is there now; with a positive one wait that long for at least
+        one answer; with None wait until no party waits any more.
+        """
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        self._advance(parties, wait_s=0.0)
+        while any(party.is_waiting for party in parties):
+            left_s = deadline_s - time.monotonic()
+            has_known = any(party.has_known for party in parties)
+            if left_s <= 0 or (has_known and timeout_s is not None):
+                break
+            self._advance(parties, wait_s=min(left_s, _LONGEST_WAIT_S))
+        return [answer for party in parties for answer in party.take()]
+
+    def _advance(self, parties: Sequence[Party[_Answer_co]], *, wait_s: float) -> None:
+        """Call the events that are there, after waiting `wait_s` for the first; then have each
+        party look at its processes.
+        """
+        try:
+            (self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait())()
+            while True:
+                self._events.get_nowait()()
+        except Empty:
+            pass
+        for party in parties:
+            party.check()

@@ -1,0 +1,114 @@
+"""Environments for the tests of the pool; most of them fail in some way."""
+
+# ruff: noqa: ARG002 - a method has its arguments, whether it needs them or not
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from april_rl.environments.protocol import StepResult
+
+
+class Told:
+    """Does what the turn says; the answer of the data names a file that gets a line per call."""
+
+    def load(self, context):
+        self.context = context
+
+    def reset(self, row, seed):
+        self.row, self.turns = row, []
+        self.note(f"reset {seed}")
+        return row["prompt"].partition("|")[2]
+
+    async def step(self, turn):
+        self.turns.append(turn.text)
+        self.note(turn.text)
+        word, _, rest = turn.text.partition(" ")
+        if word == "end":
+            return StepResult(reward=float(rest or 1), is_final=True)
+        if word == "sleep":
+            await asyncio.sleep(float(rest))
+        if word == "raise":
+            raise KeyError("no such tool")
+        if word == "raiseonce" and not self.context.is_replay:
+            raise KeyError("not yet")
+        if word == "timeout":
+            raise TimeoutError("of a socket")
+        if word == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "dieonce" and not self.context.is_replay:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "block":
+            time.sleep(float(rest))
+        if word == "start":
+            program = subprocess.Popen(["sleep", "600"])
+            return StepResult(str(program.pid))
+        if word == "nan":
+            return StepResult(reward=float("nan"))
+        if word == "none":
+            return None
+        if word == "norole":
+            return StepResult([{"content": "1"}])
+        if word == "flood":
+            return StepResult("1" * int(rest))
+        if word == "pid":
+            return StepResult(str(os.getpid()))
+        return StepResult(f"{len(self.turns)}{turn.text}", reward=0.5)
+
+    def note(self, line):
+        if "/" in self.row["answer"]:
+            with Path(self.row["answer"]).open("a") as file:
+                file.write(f"{line}\n")
+
+
+class Forgetful:
+    """Says something else each time."""
+
+    num_made = 0
+
+    def reset(self, row, seed):
+        pass
+
+    def step(self, turn):
+        if turn.text == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return StepResult(str(time.monotonic_ns()))
+
+
+class Meeting:
+    """Two episodes in one process, neither of which goes on before the other is there."""
+
+    barrier = threading.Barrier(2)
+
+    def reset(self, row, seed):
+        pass
+
+    def step(self, turn):
+        self.barrier.wait(timeout=60)
+        return StepResult(is_final=True)
+
+
+class WithoutStep:
+    def reset(self, row, seed):
+        pass
+
+
+class NeedsArgument:
+    def __init__(self, size):
+        raise ValueError(f"size {size} is too small")
+
+    def reset(self, row, seed):
+        pass
+
+    def step(self, turn):
+        return StepResult()
+
+
+def no_class(row):
+    return row

@@ -1,0 +1,102 @@
+"""The tokens between turns, for templates of several kinds."""
+
+from __future__ import annotations
+
+import pytest
+from word_tokenizer import WORDS, hf_tokenizer, words
+
+from april_rl.data.tokenizer import Tokenizer, TokenizerError
+from april_rl.environments.dialogue import Dialogue
+
+EOS = WORDS.index("<eos>")
+GENERATION = "{% if add_generation_prompt %}assistant {% endif %}"
+EACH = "{% for m in messages %}"
+SAID = "{{ m.role }} {{ m.content }} <eos> "
+# As Qwen3: the last answer gets an empty thought, an earlier one none; a tool speaks as a user.
+THINKING = (
+    EACH + "{% if m.role == 'tool' %}user two {{ m.content }} <eos> "
+    "{% elif m.role == 'assistant' and loop.last %}assistant three {{ m.content }} <eos> "
+    "{% else %}" + SAID + "{% endif %}{% endfor %}" + GENERATION
+)
+# As Mistral: a tool speaks after a call only.
+STRICT = (
+    EACH + "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+    "{{ raise_exception('a tool was not called') }}{% endif %}" + SAID + "{% endfor %}" + GENERATION
+)
+
+
+def dialogue(template=EACH + SAID + "{% endfor %}" + GENERATION, *, is_chat=True):
+    tokenizer = Tokenizer(hf_tokenizer(template), path="words")
+    return Dialogue(tokenizer=tokenizer, is_chat=is_chat, variables={}, stop_ids=frozenset({EOS}))
+
+
+def message(content, role="user"):
+    return {"role": role, "content": content}
+
+
+def rendered(told, messages, *, begins_turn=True):
+    text = told.tokenizer.chat_text(messages, begins_turn=begins_turn)
+    return told.tokenizer.encode([text], add_special_tokens=False)[0]
+
+
+@pytest.mark.parametrize("opening", [[], [message("two")], [message("two"), message("three")]])
+def test_a_prompt_and_first_words_are_the_whole_conversation(opening):
+    told = dialogue()
+    asked = [message("one", "system"), message("one")]
+    prompt = rendered(told, asked, begins_turn=False)
+    assert prompt + told.opening(opening) == rendered(told, [*asked, *opening])
+
+
+def test_turns_and_what_follows_them_are_the_whole_conversation():
+    told = dialogue()
+    asked, said, more = message("one"), message("two", "assistant"), message("three")
+    prompt, turn = rendered(told, [asked]), told.answer("two")
+    assert prompt + turn + told.following([more]) == rendered(told, [asked, said, more])
+
+
+def test_a_thought_that_the_template_writes_or_drops_changes_nothing_behind_the_turn():
+    told = dialogue(THINKING)
+    assert words(told.following([message("one", "tool")])) == "user two one <eos> assistant"
+    assert words(told.following([message("one")])) == "user one <eos> assistant"
+    assert words(told.opening([])) == "assistant"
+
+
+def test_a_tool_speaks_although_the_template_wants_a_call_before_it():
+    assert (
+        words(dialogue(STRICT).following([message("one", "tool")])) == "<unk> one <eos> assistant"
+    )
+
+
+def test_text_without_a_template_follows_as_it_is():
+    told = dialogue(is_chat=False)
+    assert words(told.opening([message("one two")])) == "one two"
+    assert words(told.following([message("one"), message(" two")])) == "one two"
+    assert told.following([]) == ()
+
+
+def test_a_turn_is_text_with_and_without_special_tokens():
+    told = dialogue()
+    ids = [WORDS.index(word) for word in ("one", "<bos>", "two", "<eos>")]
+    turn = told.turn(ids, is_truncated=False)
+    assert (turn.text, turn.raw_text, turn.is_truncated) == ("one two", "one <bos> two", False)
+    assert told.turn(ids[:3], is_truncated=True).raw_text == "one <bos> two"
+
+
+REFUSED = {
+    "no stop": (EACH + "{{ m.role }} {{ m.content }} {% endfor %}" + GENERATION, "holds none of"),
+    "changed": (
+        EACH
+        + "{{ m.content }}{% if loop.last %} three{% else %} two{% endif %} <eos> {% endfor %}",
+        "changes a message when another follows it",
+    ),
+    "no tools": (EACH + "{{ raise_exception('no') }}{% endfor %}", "refuses the messages: no"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_template_that_cannot_go_on_is_refused_with_the_reason(kind):
+    template, reason = REFUSED[kind]
+    told = dialogue(template)
+    write = told.opening if kind == "changed" else told.following
+    with pytest.raises(TokenizerError, match=reason):
+        write([message("one")])

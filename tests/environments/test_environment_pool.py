@@ -1,0 +1,206 @@
+"""The pool of environments: real processes that hang, die or answer nonsense."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from episodes import answer, answers, fresh, heard, pool, said, text_of
+from own_process import is_running, wait_until
+
+from april_rl.config.choices import OnRestart
+from april_rl.environments.check import check_environment
+from april_rl.environments.jobs import EnvironmentFailedError
+
+
+def counts(environments):
+    return {
+        key.removeprefix("environment/"): value
+        for key, metric in environments.metrics().items()
+        if (value := metric.read()) and not key.endswith("_s")
+    }
+
+
+def test_an_episode_begins_and_goes_on_in_its_own_instance():
+    with pool() as environments:
+        first, second = (heard(environments, fresh(n, opening=str(n))) for n in (1, 2))
+        assert [text_of(each.spans[0]) for each in (first, second)] == ["1", "2"]
+        replies = answers(environments, said(first, "a"), said(second, "b"))
+        assert [text_of(reply.observation) for reply in replies] == ["1a", "1b"]
+        first = said(first, "a").extended(replies[0].observation)
+        assert text_of(answer(environments, said(first, "c"))) == "2c"
+        assert replies[0].observation.reward == 0.5
+
+
+def test_siblings_get_the_same_seed_and_other_prompts_another(tmp_path):
+    notes = tmp_path / "notes"
+    with pool() as environments:
+        for number, index in ((1, 0), (1, 1), (2, 0)):
+            heard(environments, fresh(number, index=index, notes=notes))
+    first, second, third = notes.read_text().splitlines()
+    assert first == second != third
+
+
+def test_a_waiting_episode_holds_no_other_up():
+    with pool("Meeting") as environments:
+        samples = [said(heard(environments, fresh(n)), "a") for n in range(2)]
+        assert all(reply.observation.is_final for reply in answers(environments, *samples))
+    with pool(num_processes=2) as environments:
+        slow, fast = (heard(environments, fresh(n)) for n in range(2))
+        environments.act(said(slow, "sleep 600"))
+        environments.act(said(fast, "a"))
+        (reply,) = environments.mailbox.collect((environments,), 60.0)
+        assert reply.sample_id == fast.id
+
+
+@pytest.mark.parametrize(
+    ("settings", "finish_reason", "is_final"),
+    [
+        ({}, "stop", False),
+        ({"max_turns": 1}, "stop", True),
+        ({"budget": 2}, "stop", True),
+        ({}, "length", True),
+        ({"max_observation_tokens": 1}, "stop", True),
+        ({"max_observation_tokens": 2}, "stop", False),
+    ],
+)
+def test_an_episode_ends_with_its_budgets(settings, finish_reason, is_final):
+    with pool(**settings) as environments:
+        sample = said(heard(environments, fresh()), "a", finish_reason=finish_reason)
+        observation = answer(environments, sample)
+    assert (observation.is_final, observation.reward) == (is_final, 0.5)
+    assert text_of(observation) == ("" if is_final else "1a")
+
+
+FAILURES = {
+    "raise": ({}, r"KeyError: 'no such tool' \(.*environment_classes.py:\d+\)"),
+    "timeout": ({}, r"TimeoutError: of a socket"),
+    "sleep 600": ({"step_timeout_s": 0.2}, r"no answer within environment.step_timeout_s = 0.2"),
+    "die": ({}, "its process ended with exit code -9"),
+    "nan": ({}, "step returned the reward nan, expected a finite number"),
+    "none": ({}, "step returned None, expected a StepResult"),
+    "norole": ({}, r"step returned \{'content': '1'\}, expected text, or a list of messages"),
+}
+
+
+@pytest.mark.parametrize("turn", FAILURES)
+def test_an_episode_that_fails_twice_is_given_up_with_its_reason(turn, tmp_path):
+    settings, message = FAILURES[turn]
+    notes = tmp_path / "notes"
+    with pool(**settings) as environments:
+        observation = answer(environments, said(heard(environments, fresh(notes=notes)), turn))
+        assert observation.is_final
+        assert observation.reward == 0
+        assert re.search(message, observation.failure), observation.failure
+        found = counts(environments)
+        assert (found["errors"], found["retries"]) == (1, 1)
+        # What went before it was done again, in a new instance, and the others are as they were.
+        calls = [line.split()[0] for line in notes.read_text().splitlines()]
+        assert calls == ["reset", turn.split()[0]] * 2
+        assert text_of(heard(environments, fresh(1, opening="z")).spans[0]) == "z"
+
+
+@pytest.mark.parametrize("turn", ["raiseonce", "dieonce"])
+def test_a_second_attempt_builds_the_episode_again(turn, tmp_path):
+    notes = tmp_path / "notes"
+    with pool() as environments:
+        sample = heard(environments, said(heard(environments, fresh(notes=notes)), "a"))
+        other = heard(environments, fresh(1))
+        assert text_of(answer(environments, said(sample, turn))) == f"2{turn}"
+        assert text_of(answer(environments, said(other, "b"))) == "1b"
+    lines = [line.split()[0] for line in notes.read_text().splitlines()]
+    assert lines == ["reset", "a", turn, "reset", "a", turn]
+
+
+def test_a_hung_process_is_killed_and_its_other_episodes_go_on_elsewhere():
+    with pool(step_timeout_s=0.2, start_timeout_s=3.0) as environments:
+        hung, other = (heard(environments, fresh(n)) for n in range(2))
+        observation = answer(environments, said(hung, "block 600"))
+        assert "did not answer in time and was killed" in observation.failure
+        assert text_of(answer(environments, said(other, "a"))) == "1a"
+        assert counts(environments)["deaths"] == 2
+
+
+def test_an_episode_goes_on_in_a_new_pool_as_after_a_resume(tmp_path):
+    notes = tmp_path / "notes"
+    with pool() as environments:
+        sample = heard(environments, said(heard(environments, fresh(notes=notes)), "a"))
+    with pool() as environments:
+        assert text_of(answer(environments, said(sample, "b"))) == "2b"
+        assert counts(environments) == {"replays": 1}
+    assert [line.split()[0] for line in notes.read_text().splitlines()] == [
+        *("reset", "a"),
+        *("reset", "a", "b"),
+    ]
+
+
+def test_an_episode_that_cannot_be_repeated_fails():
+    with pool("Forgetful") as environments:
+        sample = heard(environments, said(heard(environments, fresh()), "a"))
+        failure = answer(environments, said(sample, "die")).failure
+        assert "ended with exit code -9" in failure
+    with pool("Forgetful") as environments:
+        failure = answer(environments, said(sample, "a")).failure
+        assert "it said something else when it was built again, after turn 1" in failure
+        assert "environment.on_restart=again" in failure
+
+
+def test_with_again_nothing_is_built_a_second_time(tmp_path):
+    notes = tmp_path / "notes"
+    with pool(on_restart=OnRestart.again) as environments:
+        first, other = heard(environments, fresh(notes=notes)), heard(environments, fresh(1))
+        assert "ended with exit code -9" in answer(environments, said(first, "die")).failure
+        assert "its process has ended" in answer(environments, said(other, "a")).failure
+        assert text_of(answer(environments, fresh(2, opening="z"))) == "z"
+    assert [line.split()[0] for line in notes.read_text().splitlines()] == ["reset", "die"]
+
+
+def test_first_words_that_do_not_fit_fail():
+    with pool(max_observation_tokens=3) as environments:
+        failure = answer(environments, fresh(opening="1234")).failure
+    assert "its first words have 4 tokens, more than environment.max_observation" in failure
+
+
+def test_programs_that_an_environment_starts_end_with_it():
+    with pool() as environments:
+        observation = answer(environments, said(heard(environments, fresh()), "start"))
+        program = int(text_of(observation))
+        assert is_running(program)
+    wait_until(lambda: not is_running(program))
+
+
+def test_an_episode_that_is_over_is_forgotten():
+    with pool() as environments:
+        sample = said(heard(environments, fresh()), "end 2")
+        assert answer(environments, sample) == ((), True, 2.0, "")
+        assert environments._home_of == {}
+        heard(environments, fresh(1))
+        environments.let_go(fresh(1).id)
+        assert environments._home_of == {}
+
+
+LOADING = {
+    "WithoutStep": "has no method step",
+    "NeedsArgument": "needs the argument size",
+    "Missing": "has no function 'Missing'",
+    "no_class": "is no class",
+}
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_a_class_that_cannot_be_used_ends_the_run_before_it_starts(name):
+    with (
+        pool(name) as environments,
+        pytest.raises(EnvironmentFailedError, match=LOADING[name]),
+    ):
+        check_environment(environments, [fresh().prompt])
+
+
+def test_an_environment_is_tried_before_the_run():
+    with pool() as environments:
+        check_environment(environments, [fresh(notes="a").prompt])
+        assert counts(environments) == {}
+        with pytest.raises(
+            EnvironmentFailedError, match=r"KeyError.* when `step` was called as a test \(f:1\)"
+        ):
+            check_environment(environments, [fresh(notes="raise").prompt])

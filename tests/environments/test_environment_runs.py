@@ -1,0 +1,58 @@
+"""Runs whose samples have an environment, through the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import command, rows_of, run, run_until_killed
+from equal_runs import files_of, metrics_of
+from two_worker_runs import has_row
+
+pytestmark = pytest.mark.slow
+SMALL = (
+    *("+recipe=tiny_tools_cpu", "tracking.wandb=disabled", "runtime.threads=1"),
+    *("trainer.num_groups=4", "rollout.group_size=4", "environment.args.median_s=0.01"),
+)
+
+
+def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path) -> None:
+    """Fails when an environment is asked, but nobody sees what it said."""
+    small = (*SMALL, "trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
+    done = run(command(None, tmp_path / "run", *small), tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run" / "samples" / "step_00001.jsonl").read_text().splitlines()
+    told = [json.loads(line)["conversation"] for line in lines]
+    by_turns = [[who for who, _ in said] for said in told]
+    assert ["policy"] in by_turns
+    assert ["policy", "environment", "policy"] in by_turns
+    said = next(said for said in told if len(said) == 3)
+    assert said[1][1].count("=") >= 1, "the partial sums"
+    last = rows_of(tmp_path / "run")[-1]
+    assert 1 < last["environment/turns_mean"] < 2
+    assert last["environment/errors"] == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<dt>policy</dt>" in page
+    assert "<dt>environment</dt>" in page
+
+
+@pytest.mark.soak
+def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    """Its episodes are built again by their turns; nothing that it says or trains differs."""
+    exact = (
+        *(*SMALL, "deterministic=true", "trainer.num_steps=8", "evaluation.every=4"),
+        *("checkpoint.every_steps=1", "tracking.save_samples_every=1"),
+    )
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = run(command(None, whole, *exact), tmp_path)
+    assert done.returncode == 0, done.stderr
+    run_until_killed(command(None, killed, *exact), tmp_path, lambda: has_row(killed, step=4))
+    done = run(command(None, killed, *exact, f"resume={killed}"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    again = metrics_of(killed)
+    assert sum(row.pop("environment/replays", 0) for row in again) > 0
+    rows = metrics_of(whole)
+    assert sum(row.pop("environment/replays", 0) for row in rows) == 0
+    assert rows == again
+    assert files_of(whole) == files_of(killed)
