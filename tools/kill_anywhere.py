@@ -8,6 +8,12 @@ signal; begins with an earlier checkpoint, in another directory, or twice at onc
 checkpoint, or is refused for one of nine reasons (tools/kills/kinds.py, refusals.py). The last one
 goes on to the end. Prints a line for each; the exit status is 1, and the reasons are named, when a
 check fails. The same seed gives the same choices; moments depend on the machine.
+
+With environments, every call of a slow tool is made once, or marked as a further attempt:
+
+    python tools/kill_anywhere.py data.environment=true reward.function=environment \\
+      environment.function=april_rl.environments.tiny_sums:Sums environment.max_turns=2 \\
+      environment.max_observation_tokens=192 environment.args.log=FILE
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ def live(run: Run, random: Random, *, kills: int) -> None:
     checks.check_shared_memory(run)
     checks.check_rows(run)
     checks.check_samples(run)
+    checks.check_calls(run)
 
 
 def _lives(run: Run, random: Random, *, kills: int) -> Iterator[int]:

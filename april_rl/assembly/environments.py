@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from pathlib import Path
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Template
@@ -25,10 +26,11 @@ def with_environments(
     tokenizer: Tokenizer,
     *,
     examples: Iterable[Prompt],
+    folder: Path,
     stack: ExitStack,
 ) -> RewardPool | RewardsAndEnvironments:
-    """Return the rewards, with the environments of the run if there are any; closing `stack` ends
-    the processes. Raise EnvironmentFailedError when one fails with an example.
+    """Return the rewards, with the environments of the run in `folder` if there are any; closing
+    `stack` ends the processes. Raise EnvironmentFailedError when one fails with an example.
     """
     if not config.environment.function:
         return rewards
@@ -37,6 +39,8 @@ def with_environments(
         _rules(config, tokenizer),
         seed=config.seed,
         mailbox=rewards.mailbox,
+        folder=folder / "environments",
+        num_saves=config.checkpoint.keep_last,
     )
     stack.callback(environments.close)
     check_environment(environments, [each for each in examples if each.has_environment])

@@ -102,7 +102,7 @@ def assemble(
     with view.phase("trying the reward"):
         try_rewards(config, data.rewards, data.examples, tell=tell)
         outside = with_environments(
-            config, data.rewards, data.tokenizer, examples=data.examples, stack=stack
+            config, data.rewards, data.tokenizer, examples=data.examples, folder=folder, stack=stack
         )
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)

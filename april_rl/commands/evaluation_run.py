@@ -76,7 +76,7 @@ class EvaluationRun:
             examples = [held_out.prompts[0] for held_out in self._sets.values()]
             try_rewards(config, rewards, examples, tell=self._view.message)
             outside = with_environments(
-                config, rewards, self._tokenizer, examples=examples, stack=stack
+                config, rewards, self._tokenizer, examples=examples, folder=folder, stack=stack
             )
         num_seqs = _num_seqs(config, layout, self._sets)
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])

@@ -120,9 +120,11 @@ def path_of(folder: Path, sample_id: SampleId) -> Path:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a file; the last one may have been cut off."""
+    """Yield the lines of a file; a last one that was cut off is removed."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
+    written = path.read_bytes()
+    whole = written[: written.rfind(b"\n") + 1]
+    if len(whole) < len(written):
+        os.truncate(path, len(whole))
+    yield from map(json.loads, whole.splitlines())

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 
+from april_rl.environments.calls import Calls
 from april_rl.environments.jobs import Answer, Ask, Outcome
 from april_rl.environments.protocol import Environment, StepResult
 from april_rl.rewards.plugins import Caught
@@ -28,9 +29,11 @@ class _TooSlowError(Exception):
 class Episode:
     """An environment, and what it has answered so far."""
 
-    def __init__(self, environment: Environment, *, limit_s: float) -> None:
-        """`limit_s` is the time that one call may take."""
-        self._environment = environment
+    def __init__(self, environment: Environment, calls: Calls, *, limit_s: float) -> None:
+        """`calls` are those that the environment makes once; `limit_s` is the time that one call of
+        a method may take.
+        """
+        self._environment, self._calls = environment, calls
         self._limit_s = limit_s
 
     async def answered(self, ask: Ask) -> Answer:
@@ -53,12 +56,16 @@ class Episode:
                 raise
         if caught.message and outcome == "answered":
             outcome = "error"
+        elapsed_s = time.monotonic() - began_s
+        num_calls, num_repeated = self._calls.take_counts()
         return Answer(
             number=ask.number,
             results=tuple(results),
             outcome=outcome,
             message=caught.message,
-            elapsed_s=time.monotonic() - began_s,
+            elapsed_s=elapsed_s,
+            num_calls=num_calls,
+            num_repeated=num_repeated,
         )
 
     async def _timed(self, method: Callable[..., object], *args: object) -> object:

@@ -27,6 +27,7 @@ class Ask:
     row: Mapping[str, Any] | None
     seed: int
     turns: tuple[Turn, ...]  # that are not answered yet
+    forgets_calls: bool  # an earlier evaluation had a sample of the same name
 
 
 class LetGo(NamedTuple):
@@ -51,4 +52,6 @@ class Answer:
     results: tuple[StepResult, ...]  # with a list of messages each
     outcome: Outcome
     message: str  # why there is no answer; empty if there is one
-    elapsed_s: float  # of the last call
+    elapsed_s: float  # of the last call of a method
+    num_calls: int = 0  # that `Context.once` made
+    num_repeated: int = 0  # of these, further attempts

@@ -31,7 +31,8 @@ class RewardsAndEnvironments:
         return self._rewards.mailbox.collect((self._rewards, self._environments), timeout_s)
 
     def save(self) -> dict[str, str]:
-        """Return the states of rewards, for a checkpoint."""
+        """Return the states of rewards, for a checkpoint that is written now."""
+        self._environments.saved()
         return self._rewards.save()
 
     def metrics(self) -> Metrics:

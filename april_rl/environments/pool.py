@@ -8,13 +8,15 @@ what the sample has already.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from april_rl.config.choices import OnRestart
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.data.tokenizer import TokenizerError
+from april_rl.environments.calls import path_of
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.home import Home
 from april_rl.environments.jobs import Answer, Ask, EnvironmentFailedError
@@ -56,9 +58,12 @@ class EnvironmentPool:
         *,
         seed: int,
         mailbox: Mailbox,
+        folder: Path,
+        num_saves: int = 1,
     ) -> None:
         """Start nothing yet: processes start with the first question. `rules` are by data set;
-        events go to `mailbox`.
+        events go to `mailbox`; `folder` is for the calls of samples, which are removed `num_saves`
+        saves after the sample has ended.
         """
         self.function, self.rules, self.mailbox = config.function, rules, mailbox
         self._config, self._seed = config, seed
@@ -68,7 +73,10 @@ class EnvironmentPool:
             args=config.args,
             step_timeout_s=config.step_timeout_s,
             memory_bytes=int(config.memory_gib * GIB),
+            folder=folder,
         )
+        # Samples that ended since each of the last saves, the latest first.
+        self._ended: deque[set[SampleId]] = deque([set()], maxlen=num_saves + 1)
         self._homes: list[Home] = []
         self._home_of: dict[SampleId, Home] = {}
         self._questions: dict[int, _Question] = {}  # under way, by number
@@ -84,9 +92,17 @@ class EnvironmentPool:
 
     def let_go(self, sample_id: SampleId) -> None:
         """Forget an episode if there is one; its process does, too."""
+        self._ended[0].add(sample_id)
         home = self._home_of.pop(sample_id, None)
         if home is not None:
             home.let_go(sample_id)
+
+    def saved(self) -> None:
+        """Note that the run is saved; remove the calls of samples that no checkpoint needs."""
+        if len(self._ended) == self._ended.maxlen:
+            for sample_id in self._ended[-1]:
+                path_of(self._settings.folder, sample_id).unlink(missing_ok=True)
+        self._ended.appendleft(set())
 
     @property
     def is_waiting(self) -> bool:
@@ -119,6 +135,8 @@ class EnvironmentPool:
         return Metrics(
             {
                 **({"environment/step_s": Mean(answered_s, num)} if num else {}),
+                "environment/calls": Sum(counts["call"]),
+                "environment/repeated_calls": Sum(counts["repeated call"]),
                 "environment/errors": Sum(counts["failed"]),
                 "environment/timeouts": Sum(counts["timeout"]),
                 "environment/deaths": Sum(counts["death"]),
@@ -139,6 +157,7 @@ class EnvironmentPool:
     def _ask(self, sample: Sample, *, attempt: int) -> None:
         dialogue = self.rules[sample.prompt.dataset].dialogue
         turns = turns_of(sample, dialogue)
+        self._ended[0].discard(sample.id)
         home = self._home_of.get(sample.id)
         is_begun = home is not None
         number, self._num_asked = self._num_asked, self._num_asked + 1
@@ -162,6 +181,7 @@ class EnvironmentPool:
                 row=None if is_begun else row_of(sample.prompt),
                 seed=episode_seed(self._seed, sample.prompt.id),
                 turns=turns[-1:] if is_begun else turns,
+                forgets_calls=sample.id.prompt_id < 0 and attempt == 1 and not sample.spans,
             )
         )
 
@@ -184,6 +204,8 @@ class EnvironmentPool:
             return
         question = self._questions.pop(answer.number)
         self._num_deaths = 0
+        self._counts["call"] += answer.num_calls
+        self._counts["repeated call"] += answer.num_repeated
         if answer.outcome == "answered":
             self._counts["answered"] += 1
             self._answered_s += answer.elapsed_s

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from april_rl.environments.calls import Calls, path_of
 from april_rl.environments.episode import Episode
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
 from april_rl.environments.loading import load_class, new_environment
@@ -30,6 +32,7 @@ class ProcessSettings:
     args: Mapping[str, Any]  # of its constructor
     step_timeout_s: float
     memory_bytes: int  # address space
+    folder: Path  # for the calls of samples
 
 
 def run_process(connection: Connection, settings: ProcessSettings, lifeline: Connection) -> None:
@@ -92,6 +95,9 @@ class _Episodes:
         self.connection.send(await episode.answered(ask))
 
     def _begun(self, ask: Ask) -> Episode:
-        context = Context(sample_id=ask.sample_id, is_replay=bool(ask.turns))
+        if ask.forgets_calls:
+            path_of(self.settings.folder, ask.sample_id).unlink(missing_ok=True)
+        calls = Calls(self.settings.folder, ask.sample_id)
+        context = Context(sample_id=ask.sample_id, is_replay=bool(ask.turns), once=calls.once)
         made = new_environment(self.settings.function, self.settings.args, context)
-        return Episode(made, limit_s=self.settings.step_timeout_s)
+        return Episode(made, calls, limit_s=self.settings.step_timeout_s)

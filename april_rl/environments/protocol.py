@@ -16,7 +16,7 @@ There is one instance for each sample. It sees text and never tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -47,6 +47,7 @@ class Context:
 
     sample_id: SampleId  # the id of its prompt, and its index in the group
     is_replay: bool  # the episode is built again, after its process or the run has ended
+    once: Callable[..., Any]  # makes a call once in the life of the sample: `Calls.once`
 
 
 @runtime_checkable

@@ -7,9 +7,11 @@ import random
 import re
 from collections.abc import Mapping
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-from april_rl.environments.protocol import StepResult, Turn
+from april_rl.environments.calls import Call
+from april_rl.environments.protocol import Context, StepResult, Turn
 
 _STATED = re.compile(r"\\boxed\{\s*(\d+)\s*\}")
 _TERM = re.compile(r"([a-z])(\d)")
@@ -20,9 +22,15 @@ _SLOW_SHARE, _SLOWER = 0.05, 10  # of the calls, times as long
 class Sums:
     """Checks a sum; after a wrong answer the calculator adds up, and the policy answers again."""
 
-    def __init__(self, median_s: float = 0.05) -> None:
-        """`median_s` is what a call of the calculator takes; one in twenty takes ten times that."""
-        self._median_s = median_s
+    def __init__(self, median_s: float = 0.05, log: str | None = None) -> None:
+        """`median_s` is what a call of the calculator takes; one in twenty takes ten times that.
+        `log` is a file to which the calculator adds a line for each call.
+        """
+        self._median_s, self._log = median_s, log
+
+    def load(self, context: Context) -> None:
+        """Make calls once."""
+        self._once = context.once
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
         """Take a row of `builtin:arithmetic`."""
@@ -41,7 +49,20 @@ class Sums:
 
     async def _added_up(self) -> str:
         is_slow = self._draw.random() < _SLOW_SHARE
-        await asyncio.sleep(self._median_s * (_SLOWER if is_slow else 1))
-        sums = accumulate(value for _, value in self._terms)
-        names = (f"{name}{value}={s}" for (name, value), s in zip(self._terms, sums, strict=True))
+        takes_s = self._median_s * (_SLOWER if is_slow else 1)
+        sums = await self._once(
+            partial_sums, [n for _, n in self._terms], takes_s=takes_s, log=self._log
+        )
+        names = (f"{name}{n}={s}" for (name, n), s in zip(self._terms, sums, strict=True))
         return f" {' '.join(names)} "
+
+
+async def partial_sums(
+    numbers: list[int], *, takes_s: float, log: str | None, call: Call
+) -> list[int]:
+    """Return the sums of the first numbers: the slow calculator, which notes each call in `log`."""
+    if log is not None:
+        with Path(log).open("a", encoding="utf-8") as file:
+            file.write(f"{call.key} {call.attempt}\n")
+    await asyncio.sleep(takes_s)
+    return list(accumulate(numbers))

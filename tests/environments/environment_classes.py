@@ -67,6 +67,30 @@ class Told:
                 file.write(f"{line}\n")
 
 
+class Clerk:
+    """Has its letters sent once; a turn says what goes wrong."""
+
+    def load(self, context):
+        self.context = context
+
+    def reset(self, row, seed):
+        self.letters = row["answer"]
+
+    async def step(self, turn):
+        receipt = await self.context.once(send, self.letters, turn.text)
+        if turn.text == "die" and not self.context.is_replay:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return StepResult(receipt)
+
+
+async def send(letters, text, call):
+    with Path(letters).open("a") as file:
+        file.write(f"{text} {call.attempt}\n")
+    if text == "dieinside" and call.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"{text}{call.attempt}"
+
+
 class Forgetful:
     """Says something else each time."""
 

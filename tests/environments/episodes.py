@@ -17,6 +17,7 @@ from april_rl.rewards.mailbox import Mailbox
 from april_rl.types import Completion, FinishReason, Observation, Prompt, Reply, Sample
 
 EOS = 1
+_NOWHERE = Path("/nowhere")  # for environments that make no calls
 
 
 @cache
@@ -32,12 +33,21 @@ def plain() -> Dialogue:
 
 
 @contextmanager
-def pool(name: str = "Told", *, budget: int = 1000, **changes: object) -> Iterator[EnvironmentPool]:
+def pool(
+    name: str = "Told",
+    *,
+    budget: int = 1000,
+    folder: Path = _NOWHERE,
+    num_saves: int = 1,
+    **changes: object,
+) -> Iterator[EnvironmentPool]:
     """Start the environments of a class of `environment_classes`."""
     settings = {"num_processes": 1, "step_timeout_s": 20.0, "max_turns": 9} | changes
     config = EnvironmentConfig(function=f"environment_classes:{name}", **settings)  # type: ignore[arg-type]
     rules = {"": EpisodeRules(dialogue=plain(), max_response_tokens=budget)}
-    environments = EnvironmentPool(config, rules, seed=0, mailbox=Mailbox())
+    environments = EnvironmentPool(
+        config, rules, seed=0, mailbox=Mailbox(), folder=folder, num_saves=num_saves
+    )
     try:
         yield environments
     finally:

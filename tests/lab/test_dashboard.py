@@ -44,6 +44,7 @@ def test_the_sections_are_those_of_a_step():
         "staleness",
         "learning",
         "time",
+        "environments",
         "ledger",
         "engines",
         "memory",

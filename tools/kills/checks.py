@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from april_rl.checkpointing.manifest import verify
 from april_rl.errors import RunError
@@ -34,6 +35,24 @@ def check_shared_memory(run: Run) -> None:
     _wait_until_gone(names)
     for name in sorted(names()):
         run.fail(f"left behind: {SHARED}/{name}")
+
+
+def check_calls(run: Run) -> None:
+    """Check the log of the environment's tool, if there is one: no call is there twice, unless it
+    is marked as a further attempt.
+    """
+    log = run.given.get("environment.args.log")
+    if log is None:
+        return
+    calls = [line.split() for line in Path(log).read_text().splitlines()]
+    attempts = defaultdict[str, list[int]](list)
+    for key, attempt in calls:
+        attempts[key].append(int(attempt))
+    wrong = [key for key, made in attempts.items() if made != list(range(1, len(made) + 1))]
+    if wrong or not calls:
+        run.fail(f"{len(wrong)} of {len(attempts)} calls were made twice: {wrong[:5]}")
+    repeated = sum(len(made) > 1 for made in attempts.values())
+    print(f"{len(attempts)} calls of the tool, {repeated} of them with a further attempt")
 
 
 def _wait_until_gone(left: Callable[[], Iterable[object]]) -> None:

@@ -34,7 +34,8 @@ class Run:
         self.failures = list[str]()
         self.num_lives = 0
         self.inodes = set[int]()  # of the shared memory that was open when something was killed
-        self._given = given
+        self.given = dict(each.split("=", 1) for each in given if "=" in each)
+        self._removed = [each for each in given if "=" not in each]
         self.log = folder / "output.txt"
         self._began_at = 0  # of the present life's output, in bytes
 
@@ -45,8 +46,7 @@ class Run:
 
     def setting(self, key: str) -> str:
         """Return a setting of the run that is neither the tool's nor a default."""
-        given = dict(each.split("=", 1) for each in self._given if "=" in each)
-        return given.get(key) or _RECIPE[key]
+        return self.given.get(key) or _RECIPE[key]
 
     def start(
         self, changed: Mapping[str, object] | None = None, *, program: Sequence[str] = _TRAIN
@@ -63,13 +63,11 @@ class Run:
             "tracking.backends": "[]",
             "tracking.save_samples_every": 1,
         }
-        given = dict(each.split("=", 1) for each in self._given if "=" in each)
-        removed = [each for each in self._given if "=" not in each]
-        settings |= given | dict(changed or {})
+        settings |= self.given | dict(changed or {})
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [
-                    *(sys.executable, *program, "+recipe=tiny_cpu", *removed),
+                    *(sys.executable, *program, "+recipe=tiny_cpu", *self._removed),
                     *(f"{key}={value}" for key, value in settings.items()),
                 ],
                 env={**os.environ, _MARK: self.mark(self.num_lives)},

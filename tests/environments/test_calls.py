@@ -1,0 +1,152 @@
+"""Calls with a side effect happen once, whatever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+
+import pytest
+from episodes import answer, fresh, heard, pool, said, text_of
+
+from april_rl.environments.calls import CallError, Calls, path_of
+from april_rl.types import SampleId
+
+SAMPLE = SampleId(3, 1)
+
+
+class Tool:
+    """A tool that remembers what it was asked."""
+
+    def __init__(self, *, fails=False):
+        self.asked, self.fails = [], fails
+
+    def add(self, *numbers, call):
+        self.asked.append((numbers, call.attempt))
+        if self.fails:
+            raise ConnectionError("gone")
+        return sum(numbers)
+
+    def add_plainly(self, *numbers):
+        self.asked.append(numbers)
+        return tuple(numbers)
+
+
+def test_a_call_is_made_once_by_its_number_function_and_arguments(tmp_path):
+    tool = Tool()
+    first = Calls(tmp_path, SAMPLE)
+    assert [first.once(tool.add, 1, 2), first.once(tool.add, 1, 2)] == [3, 3]
+    assert first.take_counts() == (2, 0)
+    again = Calls(tmp_path, SAMPLE)
+    assert [again.once(tool.add, 1, 2), again.once(tool.add, 1, 2)] == [3, 3]
+    assert again.take_counts() == (0, 0)
+    assert again.once(tool.add, 1, 2) == 3
+    assert len(tool.asked) == 3
+    assert Calls(tmp_path, SAMPLE).once(tool.add, 2, 2) == 4, "another history"
+    assert Calls(tmp_path, SampleId(3, 0)).once(tool.add, 1, 2) == 3, "another sample"
+    assert len(tool.asked) == 5
+
+
+def test_a_result_is_what_it_is_after_a_replay(tmp_path):
+    tool = Tool()
+    results = [Calls(tmp_path, SAMPLE).once(tool.add_plainly, 1, 2) for _ in range(2)]
+    assert results == [[1, 2], [1, 2]]
+    assert tool.asked == [(1, 2)]
+
+
+def test_a_coroutine_is_awaited_once(tmp_path):
+    asked = []
+
+    async def look_up(word):
+        asked.append(word)
+        return word.upper()
+
+    for _ in range(2):
+        assert asyncio.run(_awaited(Calls(tmp_path, SAMPLE), look_up, "a")) == "A"
+    assert asked == ["a"]
+
+
+async def _awaited(calls, function, *args):
+    return await calls.once(function, *args)
+
+
+def test_a_call_that_has_not_come_back_is_a_second_attempt_with_the_same_key(tmp_path):
+    tool = Tool(fails=True)
+    with pytest.raises(ConnectionError):
+        Calls(tmp_path, SAMPLE).once(tool.add, 1)
+    tool.fails = False
+    calls = Calls(tmp_path, SAMPLE)
+    assert calls.once(tool.add, 1) == 1
+    assert tool.asked == [((1,), 1), ((1,), 2)]
+    assert calls.take_counts() == (1, 1)
+    lines = [json.loads(line) for line in path_of(tmp_path, SAMPLE).read_text().splitlines()]
+    assert len({line["key"] for line in lines}) == 1
+
+
+def test_a_note_that_was_cut_off_does_not_count(tmp_path):
+    tool = Tool()
+    assert Calls(tmp_path, SAMPLE).once(tool.add, 1) == 1
+    path = path_of(tmp_path, SAMPLE)
+    path.write_text(path.read_text()[:-5])
+    assert Calls(tmp_path, SAMPLE).once(tool.add, 1) == 1
+    assert tool.asked == [((1,), 1), ((1,), 2)]
+    # What is written after the cut can be read.
+    assert Calls(tmp_path, SAMPLE).once(tool.add, 1) == 1
+    assert len(tool.asked) == 2
+
+
+@pytest.mark.parametrize("argument", [{1}, object()])
+def test_arguments_and_results_are_data(tmp_path, argument):
+    tool = Tool()
+    with pytest.raises(CallError, match=r"the arguments of .*add_plainly are no data for JSON"):
+        Calls(tmp_path, SAMPLE).once(tool.add_plainly, argument)
+    with pytest.raises(CallError, match="returned what is no data for JSON"):
+        Calls(tmp_path, SAMPLE).once(partial_of(argument))
+    assert tool.asked == []
+
+
+def partial_of(value):
+    def give():
+        return value
+
+    return give
+
+
+def test_an_episode_that_is_built_again_sends_no_letter_twice(tmp_path):
+    letters, folder = tmp_path / "letters", tmp_path / "calls"
+    with pool("Clerk", folder=folder) as environments:
+        sample = heard(environments, said(heard(environments, fresh(notes=letters)), "a"))
+        sample = heard(environments, said(sample, "die"))
+        assert text_of(sample.spans[-1]) == "die1"
+        sample = heard(environments, said(sample, "dieinside"))
+        assert text_of(sample.spans[-1]) == "dieinside2"
+        found = {key: metric.read() for key, metric in environments.metrics().items()}
+        # Those of processes that died were not told.
+        assert (found["environment/calls"], found["environment/repeated_calls"]) == (2, 1)
+    with pool("Clerk", folder=folder) as environments:
+        assert text_of(answer(environments, said(sample, "b"))) == "b1"
+    assert letters.read_text().splitlines() == ["a 1", "die 1", "dieinside 1", "dieinside 2", "b 1"]
+
+
+def test_notes_stay_until_no_checkpoint_needs_them(tmp_path):
+    with pool("Clerk", folder=tmp_path, num_saves=2) as environments:
+        make = partial(fresh, notes=tmp_path / "letters")
+        heard(environments, said(heard(environments, make(1)), "a"))
+        heard(environments, said(heard(environments, make(2)), "a"))
+        environments.let_go(SampleId(1, 0))
+        for _ in range(2):
+            environments.saved()
+            assert path_of(tmp_path, SampleId(1, 0)).exists()
+        environments.saved()
+        assert not path_of(tmp_path, SampleId(1, 0)).exists()
+        assert path_of(tmp_path, SampleId(2, 0)).exists()
+
+
+def test_an_evaluation_knows_nothing_of_the_calls_of_an_earlier_one(tmp_path):
+    letters = tmp_path / "letters"
+    with pool("Clerk", folder=tmp_path) as environments:
+        for _ in range(2):
+            sample = said(heard(environments, fresh(-1, notes=letters)), "a")
+            heard(environments, sample)
+            environments.let_go(sample.id)
+    assert letters.read_text().splitlines() == ["a 1", "a 1"]

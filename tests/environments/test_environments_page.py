@@ -1,0 +1,51 @@
+"""The environments of docs/environments.md, run as they are written there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from source_tree import ROOT
+
+from april_rl.environments.calls import Calls
+from april_rl.environments.protocol import Context, Environment, StepResult, Turn
+from april_rl.types import SampleId
+
+PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+GUESS, CLERK = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def made(code: str, name: str, **given: object) -> Environment:
+    names = dict(given)
+    exec(code, names)
+    return names[name]()  # type: ignore[operator]
+
+
+def said(text: str) -> Turn:
+    return Turn(text, raw_text=text)
+
+
+def test_the_first_example_plays_as_its_comments_say() -> None:
+    guess = made(GUESS, "Guess")
+    assert guess.reset({"answer": "7", "prompt": ""}, seed=0) == "Guess the number."
+    answers = [asyncio.run(guess.step(said(text))) for text in ("9", "five", "3", " 7")]  # type: ignore[arg-type]
+    assert [result.messages for result in answers[:3]] == ["too high", "a number, please", "no"]
+    assert answers[3] == StepResult(reward=1.0, is_final=True)
+
+
+def test_the_tool_of_the_second_example_is_called_once(tmp_path) -> None:
+    posted = []
+
+    async def post(url, text, headers):
+        posted.append((url, text, headers["Idempotency-Key"]))
+        return f"receipt {len(posted)}"
+
+    for is_replay in (False, True):
+        calls = Calls(tmp_path, SampleId(0, 0))
+        clerk = made(CLERK, "Clerk", post=post, StepResult=StepResult, __name__="clerk")
+        clerk.load(  # type: ignore[attr-defined]
+            Context(sample_id=SampleId(0, 0), is_replay=is_replay, once=calls.once)
+        )
+        result = asyncio.run(clerk.step(said("hello")))  # type: ignore[arg-type]
+        assert result == StepResult("receipt 1", is_final=True)
+    assert len(posted) == 1
