@@ -11,6 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from april_rl.types import SampleId
 
@@ -32,14 +33,18 @@ class Calls:
     def __init__(self, folder: Path, sample_id: SampleId) -> None:
         """`folder` holds a file for each sample that makes calls."""
         self._path = path_of(folder, sample_id)
-        self._name = f"{folder.resolve()}/{self._path.stem}"
+        self._name = uuid4().hex  # of these calls; in the first line of the file
         self._begun: dict[str, int] = {}  # attempts by key
         self._results: dict[str, Any] = {}  # by key
-        for line in _lines(self._path):
-            if "result" in line:
+        lines = list(_lines(self._path))
+        for line in lines:
+            if "name" in line:
+                self._name = line["name"]
+            elif "result" in line:
                 self._results[line["key"]] = line["result"]
             else:
                 self._begun[line["key"]] = line["attempt"]
+        self._is_named = bool(lines)
         self._num_calls = 0
         self.num_made, self.num_repeated = 0, 0  # since `take_counts`
 
@@ -91,6 +96,9 @@ class Calls:
         attempt = self._begun[key] = self._begun.get(key, 0) + 1
         self.num_made += 1
         self.num_repeated += attempt > 1
+        if not self._is_named:
+            self._note({"name": self._name})
+            self._is_named = True
         self._note({"key": key, "attempt": attempt})
         if "call" not in inspect.signature(function).parameters:
             return kwargs

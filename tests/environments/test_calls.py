@@ -47,6 +47,20 @@ def test_a_call_is_made_once_by_its_number_function_and_arguments(tmp_path):
     assert len(tool.asked) == 5
 
 
+def test_calls_keep_their_keys_in_another_folder_and_new_ones_have_others(tmp_path):
+    keys = []
+
+    def note(call):
+        keys.append(call)
+
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        Calls(folder, SAMPLE).once(note)
+    assert keys[0].key != keys[1].key
+    moved = (tmp_path / "a").rename(tmp_path / "c")
+    Calls(moved, SAMPLE).once(note)
+    assert len(keys) == 2
+
+
 def test_a_result_is_what_it_is_after_a_replay(tmp_path):
     tool = Tool()
     results = [Calls(tmp_path, SAMPLE).once(tool.add_plainly, 1, 2) for _ in range(2)]
@@ -80,7 +94,13 @@ def test_a_call_that_has_not_come_back_is_a_second_attempt_with_the_same_key(tmp
     assert tool.asked == [((1,), 1), ((1,), 2)]
     assert calls.take_counts() == (1, 1)
     lines = [json.loads(line) for line in path_of(tmp_path, SAMPLE).read_text().splitlines()]
-    assert len({line["key"] for line in lines}) == 1
+    assert [sorted(line) for line in lines] == [
+        ["name"],
+        ["attempt", "key"],
+        ["attempt", "key"],
+        ["key", "result"],
+    ]
+    assert len({line["key"] for line in lines[1:]}) == 1
 
 
 def test_a_note_that_was_cut_off_does_not_count(tmp_path):
