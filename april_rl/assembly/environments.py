@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Template
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.data.tokenizer import Tokenizer, stop_token_ids
 from april_rl.environments.check import check_environment
+from april_rl.environments.description import Description, describe
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.outside import RewardsAndEnvironments
 from april_rl.environments.pool import EnvironmentPool
@@ -25,6 +27,7 @@ def with_environments(
     rewards: RewardPool,
     tokenizer: Tokenizer,
     *,
+    description: Description,
     examples: Iterable[Prompt],
     folder: Path,
     stack: ExitStack,
@@ -36,7 +39,7 @@ def with_environments(
         return rewards
     environments = EnvironmentPool(
         config.environment,
-        _rules(config, tokenizer),
+        _rules(config, tokenizer, description.tools),
         seed=config.seed,
         mailbox=rewards.mailbox,
         folder=folder / "environments",
@@ -47,28 +50,46 @@ def with_environments(
     return RewardsAndEnvironments(rewards, environments)
 
 
-def columns_of_environment(config: TrainConfig) -> dict[str, tuple[str, ...]]:
+def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:
+    """Return the facts of the environment, none if there is none. Raise EnvironmentFailedError when
+    it cannot be loaded, TokenizerError when the model cannot call its tools.
+    """
+    if not config.environment.function:
+        return Description()
+    found = describe(config.environment)
+    if found.tools:
+        tokenizer.check_tool_calls()
+    return found
+
+
+def columns_of_environment(
+    config: TrainConfig, description: Description
+) -> dict[str, tuple[str, ...]]:
     """Return the data columns that the environment gets, by data set."""
     chosen = training_sets(config.data)
     chosen |= {k: evaluation_set(config.data, s) for k, s in config.evaluation.sets.items()}
     names = [name for name, each in chosen.items() if each.environment]
-    return dict.fromkeys(names, tuple(config.environment.columns))
+    return dict.fromkeys(names, (*config.environment.columns, *description.columns))
 
 
-def _rules(config: TrainConfig, tokenizer: Tokenizer) -> dict[str, EpisodeRules]:
+def _rules(
+    config: TrainConfig, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]
+) -> dict[str, EpisodeRules]:
     budget = config.rollout.max_response_tokens
     chosen = {name: (each, budget) for name, each in training_sets(config.data).items()}
     for name, held_out in config.evaluation.sets.items():
         sampling = set_sampling(config, held_out)
         chosen[name] = (evaluation_set(config.data, held_out), sampling.max_response_tokens)
+    told = {"tools": list(tools)} if tools else {}
     stop_ids = frozenset(stop_token_ids(config.model.path))
     return {
         name: EpisodeRules(
             dialogue=Dialogue(
                 tokenizer=tokenizer,
                 is_chat=each.template is Template.chat,
-                variables=each.chat_template_kwargs,
+                variables=each.chat_template_kwargs | told,
                 stop_ids=stop_ids,
+                has_tools=bool(tools),
             ),
             max_response_tokens=most,
         )

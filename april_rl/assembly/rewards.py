@@ -10,6 +10,7 @@ from april_rl.assembly.environments import columns_of_environment
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import training_sets
 from april_rl.data.tokenizer import Tokenizer
+from april_rl.environments.description import Description
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
@@ -20,6 +21,7 @@ def build_rewards(
     tokenizer: Tokenizer,
     *,
     folder: Path,
+    description: Description,
     stack: ExitStack,
     states: Mapping[str, str] | None = None,
 ) -> tuple[RewardPool, dict[str, tuple[str, ...]]]:
@@ -32,7 +34,7 @@ def build_rewards(
     rewards = RewardPool(config.reward, decode=tokenizer.decoder(), folder=folder, states=states)
     stack.callback(rewards.close)
     names = [*training_sets(config.data), *config.evaluation.sets]
-    of_environment = columns_of_environment(config)
+    of_environment = columns_of_environment(config, description)
     return rewards, {
         name: (*rewards.columns_of(name), *of_environment.get(name, ())) for name in names
     }

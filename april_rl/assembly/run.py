@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
 from april_rl.assembly.collector import build_collector, num_slots
 from april_rl.assembly.decisions import decide, decide_memory
-from april_rl.assembly.environments import with_environments
+from april_rl.assembly.environments import description_of, with_environments
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
@@ -26,6 +26,7 @@ from april_rl.data.prompts import PromptTable
 from april_rl.data.sets import PromptSets
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
+from april_rl.environments.description import Description
 from april_rl.environments.outside import RewardsAndEnvironments
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
@@ -67,6 +68,7 @@ class _Data(NamedTuple):
 
     tokenizer: Tokenizer
     rewards: RewardPool
+    description: Description  # of the environment
     examples: list[Prompt]  # the first of each training set
     prompts: PromptStream | MixedStream
     held_out: dict[str, HeldOut]
@@ -102,7 +104,13 @@ def assemble(
     with view.phase("trying the reward"):
         try_rewards(config, data.rewards, data.examples, tell=tell)
         outside = with_environments(
-            config, data.rewards, data.tokenizer, examples=data.examples, folder=folder, stack=stack
+            config,
+            data.rewards,
+            data.tokenizer,
+            description=data.description,
+            examples=data.examples,
+            folder=folder,
+            stack=stack,
         )
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
@@ -152,12 +160,20 @@ def _read_data(
     tokenizer = load_tokenizer(config.model.path)
     states = resumed.state.get("rewards", {}) if resumed else {}
     with view.phase("loading the reward"):
+        description = description_of(config, tokenizer)
         rewards, columns = build_rewards(
-            config, tokenizer, folder=folder, stack=stack, states=states
+            config, tokenizer, folder=folder, description=description, stack=stack, states=states
         )
     with view.phase("reading the data"):
         tell = view.message
-        sets = PromptSets(config.data, tokenizer, seed=config.seed, columns=columns, tell=tell)
+        sets = PromptSets(
+            config.data,
+            tokenizer,
+            seed=config.seed,
+            columns=columns,
+            tools=description.tools,
+            tell=tell,
+        )
         training, held_out = sets.training(), held_out_sets(config, sets.load)
         num_prompts, num_groups = sum(map(len, training.values())), config.trainer.num_groups
         if num_groups > num_prompts:
@@ -167,7 +183,7 @@ def _read_data(
             )
         prompts = _stream(config, training, resumed)
     examples = [rows[0] for rows in training.values()]
-    return _Data(tokenizer, rewards, examples, prompts, held_out)
+    return _Data(tokenizer, rewards, description, examples, prompts, held_out)
 
 
 def _tell_all(lines: Iterable[str], tell: Callable[[str], None]) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from april_rl.assembly.environments import with_environments
+from april_rl.assembly.environments import description_of, with_environments
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.rewards import build_rewards, try_rewards
 from april_rl.assembly.workers import EngineSizes, build_workers, check_machine, context_length
@@ -70,13 +71,22 @@ class EvaluationRun:
         self._view.message(str(layout))
         self._tokenizer = load_tokenizer(config.model.path)
         with self._view.phase("loading the reward"):
-            rewards, columns = build_rewards(config, self._tokenizer, folder=folder, stack=stack)
-        self._sets = self._chosen(config, choose, columns=columns)
+            description = description_of(config, self._tokenizer)
+            rewards, columns = build_rewards(
+                config, self._tokenizer, folder=folder, description=description, stack=stack
+            )
+        self._sets = self._chosen(config, choose, columns=columns, tools=description.tools)
         with self._view.phase("trying the reward"):
             examples = [held_out.prompts[0] for held_out in self._sets.values()]
             try_rewards(config, rewards, examples, tell=self._view.message)
             outside = with_environments(
-                config, rewards, self._tokenizer, examples=examples, folder=folder, stack=stack
+                config,
+                rewards,
+                self._tokenizer,
+                description=description,
+                examples=examples,
+                folder=folder,
+                stack=stack,
             )
         num_seqs = _num_seqs(config, layout, self._sets)
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
@@ -104,6 +114,7 @@ class EvaluationRun:
         choose: Callable[[TrainConfig, PromptSets], dict[str, HeldOut]],
         *,
         columns: Mapping[str, tuple[str, ...]],
+        tools: Sequence[Mapping[str, Any]],
     ) -> dict[str, HeldOut]:
         with self._view.phase("reading the data"):
             sets = PromptSets(
@@ -111,6 +122,7 @@ class EvaluationRun:
                 self._tokenizer,
                 seed=config.seed,
                 columns=columns,
+                tools=tools,
                 tell=self._view.message,
             )
             return choose(config, sets)

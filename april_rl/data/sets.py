@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from april_rl.config.prompt_sets import training_sets
 from april_rl.config.task import DataConfig, PromptSetConfig
@@ -21,13 +23,15 @@ class PromptSets:
         *,
         seed: int,
         columns: Mapping[str, Collection[str]] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         tell: Callable[[str], None],
     ) -> None:
         """`seed` draws the rows of procedural tasks; `columns` are the data columns that the reward
-        needs, by set; `tell` gets one line for each set, and a second one where
-        the model cannot read the prompts.
+        and the environment need, by set; `tools` of the environment are told to the model; `tell`
+        gets one line for each set, and a second one where the model cannot read the prompts.
         """
         self._chosen = training_sets(data)
+        self._tools = list(tools)
         self._columns, self._tell = columns or {}, tell
         self._load = partial(
             load_prompts,
@@ -41,6 +45,9 @@ class PromptSets:
     def load(self, *, key: str, chosen: PromptSetConfig, dataset: str) -> PromptTable:
         """Return the prompts of the set that the setting `key` names; raises DataError."""
         columns = self._columns.get(dataset, ())
+        if self._tools and chosen.environment:
+            told = {**chosen.chat_template_kwargs, "tools": self._tools}
+            chosen = replace(chosen, chat_template_kwargs=told)
         table = self._load(chosen, key=key, dataset=dataset, columns=columns)
         self._tell(table.summary)
         if table.warning:

@@ -21,6 +21,22 @@ from april_rl.data.decoder import BackendDecoder
 from april_rl.errors import RunError
 from april_rl.types import Message
 
+# How Hermes, Qwen2.5, Qwen3 and others write calls of tools, for `parse_response` of transformers.
+_JSON_CALLS = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"content": "text"},
+    },
+}
+
 
 class TokenizerError(RunError, ValueError):
     """Raised when the tokenizer cannot be loaded or lacks what the configuration needs."""
@@ -55,6 +71,11 @@ class Tokenizer:
                 f"{self._path} has none; use data.template=plain, or a model with a chat template"
             )
         template = str(self._tokenizer.chat_template)
+        if "tools" in template_kwargs and not re.search(r"\btools\b", template):
+            raise TokenizerError(
+                f"the environment has tools, but the chat template of model.path={self._path} does "
+                "not tell the model about tools"
+            )
         unread = [name for name in template_kwargs if not re.search(rf"\b{name}\b", template)]
         if unread:
             raise TokenizerError(
@@ -88,6 +109,35 @@ class Tokenizer:
                 f"the chat template of model.path={self._path} refuses the messages: {error}"
             ) from error
         return str(text)
+
+    def check_tool_calls(self) -> None:
+        """Raise TokenizerError unless `tool_calls` can read what this model writes."""
+        if self._call_form() is None:
+            raise TokenizerError(
+                f"nobody knows how model.path={self._path} writes calls of tools: its "
+                "tokenizer_config.json has no response_template, the form of transformers "
+                "(PreTrainedTokenizerBase.parse_response), and its chat template shows no "
+                "<tool_call> with JSON; add a response_template"
+            )
+
+    def tool_calls(self, text: str) -> Sequence[Any]:
+        """Return the calls of tools in a turn, with its special tokens, as `tool_calls` of a chat
+        message; none in thoughts. Raise ValueError for calls that cannot be read.
+        """
+        form, said = self._call_form() or {}, text.rpartition("</think>")[2]
+        anchor = form.get(
+            "start_anchor", ""
+        )  # where a turn begins; thoughts before it are left out
+        prefix = anchor if isinstance(anchor, str) else anchor[0]
+        parsed = self._tokenizer.parse_response(said, schema=form, prefix=prefix)
+        found: Sequence[Any] = parsed.get("tool_calls") or ()
+        return found
+
+    def _call_form(self) -> dict[str, Any] | None:
+        given: dict[str, Any] | None = self._tokenizer.response_template
+        template = str(self._tokenizer.chat_template)
+        is_json = "<tool_call>" in template and "<function=" not in template
+        return given or (_JSON_CALLS if is_json else None)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tuple[int, ...]]:
         """Return the token ids of each text, optionally with the model's special tokens."""

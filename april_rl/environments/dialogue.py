@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
-from april_rl.environments.protocol import Turn
+from april_rl.environments.protocol import ToolCall, Turn
 from april_rl.types import Message
 
 _MARKER = "\N{BLACK DIAMOND}said\N{BLACK DIAMOND}"  # in no template
@@ -30,6 +30,7 @@ class Dialogue:
     is_chat: bool  # else messages are plain text, one behind the other
     variables: Mapping[str, Any]  # data.chat_template_kwargs
     stop_ids: frozenset[int]  # tokens that end a turn
+    has_tools: bool = False  # calls of tools are read from turns
 
     def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the tokens between a prompt, which ends with a message of the user, and the first
@@ -72,14 +73,24 @@ class Dialogue:
         """Return a turn in which the policy says `text`."""
         return (*self._encoded(text), min(self.stop_ids))
 
-    def turn(self, token_ids: Sequence[int], *, is_truncated: bool) -> Turn:
-        """Return what the policy said as text."""
+    def turn(self, token_ids: Sequence[int], *, is_truncated: bool, is_last: bool) -> Turn:
+        """Return what the policy said as text, with the calls of tools in it; a turn that was cut
+        off has none.
+        """
         is_ended = bool(token_ids) and token_ids[-1] in self.stop_ids
-        return Turn(
+        turn = Turn(
             text=self.tokenizer.decode(token_ids),
             raw_text=self.tokenizer.text_seen(token_ids[:-1] if is_ended else token_ids),
             is_truncated=is_truncated,
+            is_last=is_last,
         )
+        if not self.has_tools or is_truncated:
+            return turn
+        try:
+            calls = tuple(map(_call, self.tokenizer.tool_calls(turn.raw_text)))
+        except ValueError as error:
+            return turn._replace(fault=f"the call cannot be read: {error}")
+        return turn._replace(calls=calls)
 
     def _after_marker(self, messages: Sequence[Message], *, begins_turn: bool) -> str:
         text = self.tokenizer.chat_text(messages, self.variables, begins_turn=begins_turn)
@@ -87,6 +98,17 @@ class Dialogue:
 
     def _encoded(self, text: str) -> tuple[int, ...]:
         return self.tokenizer.encode([text], add_special_tokens=False)[0] if text else ()
+
+
+def _call(said: Any) -> ToolCall:  # noqa: ANN401
+    """Return a call in the form of chat messages; raise ValueError if it is none."""
+    function = said.get("function") if isinstance(said, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"no function is named in {said!r:.80}")
+    arguments = function.get("arguments", {})
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"the arguments of {function['name']} are {arguments!r:.80}")
+    return ToolCall(function["name"], dict(arguments))
 
 
 def _plain(messages: Sequence[Message]) -> str:

@@ -6,6 +6,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from april_rl.environments.adapters import (
+    SkyRLEnvironment,
+    ToolsEnvironment,
+    is_of_skyrl,
+    is_of_tools,
+    names_of,
+)
 from april_rl.environments.protocol import Context, Environment, Loads
 from april_rl.rewards.loading import check_args, wanted
 from april_rl.rewards.plugins import import_function
@@ -18,9 +25,13 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
     found = import_function(function)
     if not inspect.isclass(found):
         raise TypeError(f"{function} is no class; an environment has one instance per sample")
-    missing = [name for name in ("reset", "step") if not callable(vars_of(found).get(name))]
-    if missing:
-        raise TypeError(f"{function} has no method {' and '.join(missing)}")
+    if is_of_skyrl(found):
+        return found
+    if not (is_of_tools(found) or {"reset", "step"} <= names_of(found)):
+        raise TypeError(
+            f"{function} has no methods `reset` and `step`, nor has it the form of TRL's "
+            "environments (`reset` and tools) or of SkyRL-gym's (`init` and `step`)"
+        )
     check_args(found, args, num_given=0)
     if absent := wanted(found, args, num_given=0):
         raise TypeError(f"needs the argument {' and '.join(absent)}")
@@ -29,13 +40,13 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
 
 def new_environment(function: str, args: Mapping[str, Any], context: Context) -> Environment:
     """Return a new instance, ready for `reset`."""
-    made = load_class(function, args)(**args)
+    found = load_class(function, args)
+    if is_of_skyrl(found):
+        return SkyRLEnvironment(found, args)
+    made = found(**args)
     if isinstance(made, Loads):
         made.load(context)
+    if is_of_tools(found):
+        return ToolsEnvironment(made)
     assert isinstance(made, Environment)
     return made
-
-
-def vars_of(found: type[Any]) -> dict[str, Any]:
-    """Return the attributes of a class, inherited ones too."""
-    return {name: value for base in reversed(found.__mro__) for name, value in vars(base).items()}

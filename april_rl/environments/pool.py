@@ -155,8 +155,8 @@ class EnvironmentPool:
         self._homes.clear()
 
     def _ask(self, sample: Sample, *, attempt: int) -> None:
-        dialogue = self.rules[sample.prompt.dataset].dialogue
-        turns = turns_of(sample, dialogue)
+        rules = self.rules[sample.prompt.dataset]
+        turns = turns_of(sample, rules, max_turns=self._config.max_turns)
         self._ended[0].discard(sample.id)
         home = self._home_of.get(sample.id)
         is_begun = home is not None
@@ -273,7 +273,7 @@ class EnvironmentPool:
                     "it is not repeatable; environment.on_restart=again begins such groups anew"
                 )
         result, is_opening = results[-1], not heard
-        if result.is_final or is_last_turn(sample, rules, max_turns=self._config.max_turns):
+        if result.is_final or is_last_turn(sample, rules, self._config.max_turns):
             return Observation((), is_final=True, reward=result.reward)
         token_ids = _rendered(rules.dialogue, result, is_opening=is_opening)
         room = self._config.max_observation_tokens - (sample.end - sample.num_tokens)

@@ -25,12 +25,22 @@ from april_rl.types import Message, SampleId
 Messages = str | Sequence[Message]  # text stands for one message of the user
 
 
+class ToolCall(NamedTuple):
+    """A call of a tool that the policy asks for."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
 class Turn(NamedTuple):
     """What the policy said."""
 
     text: str  # without special tokens
     raw_text: str  # with special tokens, except the one that ended the turn
     is_truncated: bool = False  # the response budget was used up within it
+    is_last: bool = False  # no turn follows, whatever the answer
+    calls: tuple[ToolCall, ...] = ()  # of the tools, for classes in TRL's form
+    fault: str = ""  # why calls could not be read
 
 
 class StepResult(NamedTuple):
@@ -56,14 +66,14 @@ class Environment(Protocol):
     at the same time as methods of other instances.
     """
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
+    def reset(self, row: Mapping[str, Any], seed: int) -> Any:  # noqa: ANN401
         """Begin. `row` has `prompt` (the text that the model sees), `answer`, `dataset` and
         `environment.columns`; `seed` is the same for all samples of a prompt. Return what the
-        policy reads before its first turn, besides the prompt.
+        policy reads before its first turn, besides the prompt: `Messages`, or None.
         """
 
-    def step(self, turn: Turn) -> StepResult:
-        """Answer a turn."""
+    def step(self, turn: Turn) -> Any:  # noqa: ANN401
+        """Answer a turn with a `StepResult`."""
 
 
 @runtime_checkable

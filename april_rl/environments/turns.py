@@ -18,7 +18,7 @@ class EpisodeRules:
     max_response_tokens: int
 
 
-def turns_of(sample: Sample, dialogue: Dialogue) -> tuple[Turn, ...]:
+def turns_of(sample: Sample, rules: EpisodeRules, *, max_turns: int) -> tuple[Turn, ...]:
     """Return the turns of a sample as text."""
     turns: list[Turn] = []
     said: list[int] = []
@@ -27,12 +27,13 @@ def turns_of(sample: Sample, dialogue: Dialogue) -> tuple[Turn, ...]:
             said += span.token_ids
             if span.finish_reason is not None:
                 is_truncated = span.finish_reason == "length"
-                turns.append(dialogue.turn(said, is_truncated=is_truncated))
+                is_last = span is sample.spans[-1] and is_last_turn(sample, rules, max_turns)
+                turns.append(rules.dialogue.turn(said, is_truncated=is_truncated, is_last=is_last))
                 said = []
     return tuple(turns)
 
 
-def is_last_turn(sample: Sample, rules: EpisodeRules, *, max_turns: int) -> bool:
+def is_last_turn(sample: Sample, rules: EpisodeRules, max_turns: int) -> bool:
     """Return whether no turn may follow the last one of a sample."""
     ends = [span.finish_reason for span in sample.completions if span.finish_reason is not None]
     is_used_up = sample.num_tokens >= rules.max_response_tokens

@@ -77,9 +77,9 @@ def test_text_without_a_template_follows_as_it_is():
 def test_a_turn_is_text_with_and_without_special_tokens():
     told = dialogue()
     ids = [WORDS.index(word) for word in ("one", "<bos>", "two", "<eos>")]
-    turn = told.turn(ids, is_truncated=False)
+    turn = told.turn(ids, is_truncated=False, is_last=False)
     assert (turn.text, turn.raw_text, turn.is_truncated) == ("one two", "one <bos> two", False)
-    assert told.turn(ids[:3], is_truncated=True).raw_text == "one <bos> two"
+    assert told.turn(ids[:3], is_truncated=True, is_last=True).raw_text == "one <bos> two"
 
 
 REFUSED = {

@@ -180,7 +180,7 @@ def test_an_episode_that_is_over_is_forgotten():
 
 
 LOADING = {
-    "WithoutStep": "has no method step",
+    "WithoutStep": "has no methods `reset` and `step`",
     "NeedsArgument": "needs the argument size",
     "Missing": "has no function 'Missing'",
     "no_class": "is no class",

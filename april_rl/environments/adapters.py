@@ -1,0 +1,131 @@
+"""Environments in the form of other libraries, as ours.
+
+TRL's `environment_factory` (1.16): a class with `reset(**row) -> str | None` whose other public
+methods are tools, described by type hints and docstrings, and optionally `get_reward() -> float`. A
+turn without a call ends the episode. Source: docstring of trl.GRPOTrainer.
+
+SkyRL-gym's `BaseTextEnv` (0.4): `__init__(env_config, extras)`, `init(prompt)`, `step(action)`,
+which returns a mapping with observations, reward and done. Source: skyrl_gym.envs.base_text_env.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from april_rl.environments.protocol import StepResult, ToolCall, Turn
+from april_rl.types import Message
+
+OWN_COLUMNS = ("prompt", "answer", "dataset")
+
+
+def methods_of(made: object) -> dict[str, Callable[..., Any]]:
+    """Return the methods of an object by name."""
+    return dict(inspect.getmembers(made, predicate=inspect.ismethod))
+
+
+def names_of(found: type[Any]) -> set[str]:
+    """Return the names of the methods of a class."""
+    return {name for name, _ in inspect.getmembers(found, predicate=inspect.isfunction)}
+
+
+def is_of_tools(found: type[Any]) -> bool:
+    """Return whether a class has TRL's form."""
+    return "reset" in (names := names_of(found)) and "step" not in names and bool(tools_of(found))
+
+
+def is_of_skyrl(found: type[Any]) -> bool:
+    """Return whether a class has SkyRL-gym's form."""
+    return {"init", "step"} <= names_of(found) and "reset" not in names_of(found)
+
+
+def tools_of(found: type[Any]) -> list[str]:
+    """Return the names of the methods of a class in TRL's form that are tools."""
+    public = (name for name in names_of(found) if not name.startswith("_"))
+    return sorted(name for name in public if name not in ("reset", "get_reward"))
+
+
+def columns_of(found: type[Any]) -> tuple[str, ...]:
+    """Return the data columns that `reset` of a class in TRL's form names."""
+    parameters = list(inspect.signature(found.reset).parameters.values())[1:]
+    named = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return tuple(name for name in named if name not in OWN_COLUMNS)
+
+
+class ToolsEnvironment:
+    """An instance of a class in TRL's form."""
+
+    def __init__(self, tools: Any) -> None:  # noqa: ANN401
+        """Take the instance."""
+        methods = methods_of(tools)
+        self._reset, self._get_reward = methods["reset"], methods.get("get_reward")
+        self._tools = {name: methods[name] for name in tools_of(type(tools))}
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Any:  # noqa: ANN401, ARG002
+        """Begin with the columns that `reset` takes."""
+        parameters = inspect.signature(self._reset).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        given = {name: value for name, value in row.items() if takes_all or name in parameters}
+        return await _called(self._reset, **given)
+
+    async def step(self, turn: Turn) -> StepResult:
+        """Make the calls of a turn, one after another; without one the episode is over."""
+        messages: list[Message] = []
+        if turn.fault:
+            messages.append({"role": "tool", "name": "unknown", "content": turn.fault})
+        for call in turn.calls:
+            said = str(await self._result(call))
+            messages.append({"role": "tool", "name": call.name, "content": said})
+        if messages and not turn.is_last:
+            return StepResult(messages)
+        return StepResult(reward=await self._reward(), is_final=True)
+
+    async def _reward(self) -> float:
+        """Return what `get_reward` says, else the attribute `reward`, which the reward functions of
+        TRL's examples read.
+        """
+        if self._get_reward is None:
+            return float(vars(self._instance).get("reward", 0.0))
+        return float(await _called(self._get_reward))
+
+    async def _result(self, call: ToolCall) -> object:
+        """Return what a tool says; its errors are for the policy to read."""
+        if call.name not in self._tools:
+            return {"error": f"there is no tool {call.name}; there are {', '.join(self._tools)}"}
+        try:
+            return await _called(self._tools[call.name], **call.arguments)
+        except Exception as error:
+            return {"error": str(error)}
+
+
+class SkyRLEnvironment:
+    """An instance of a class of SkyRL-gym."""
+
+    def __init__(self, found: type[Any], args: Mapping[str, Any]) -> None:
+        """Take the class, and what its `env_config` has."""
+        self._class, self._config = found, SimpleNamespace(**args)
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> list[Message]:  # noqa: ARG002
+        """Construct the instance with a row, and begin."""
+        rest = {name: value for name, value in row.items() if name not in OWN_COLUMNS}
+        extras = {"reward_spec": {"ground_truth": row["answer"]}, **rest}
+        self._instance = await _called(self._class, env_config=self._config, extras=extras)
+        prompt = [{"role": "user", "content": row["prompt"]}]
+        said, _ = await _called(self._instance.init, prompt)
+        return list(said[len(prompt) :])
+
+    async def step(self, turn: Turn) -> StepResult:
+        """Let it answer a turn."""
+        said = await _called(self._instance.step, turn.text)
+        return StepResult(said["observations"], said["reward"], said["done"])
+
+
+async def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Return what a function returns, called in a thread unless it is a coroutine function."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    returned = await asyncio.to_thread(function, *args, **kwargs)
+    return await returned if inspect.isawaitable(returned) else returned

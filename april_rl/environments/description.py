@@ -1,0 +1,70 @@
+"""What the controller must know of an environment's class before it reads the data."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from pebble import ProcessExpired, ProcessPool
+
+from april_rl.config.environment import EnvironmentConfig
+from april_rl.environments.adapters import columns_of, is_of_tools, methods_of, tools_of
+from april_rl.environments.jobs import EnvironmentFailedError
+from april_rl.environments.loading import load_class
+from april_rl.rewards.child_process import die_with_controller, lifeline
+from april_rl.rewards.plugins import GIB, Caught
+from april_rl.rewards.processes import stop
+
+
+class Description(NamedTuple):
+    """Facts of a class."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()  # their JSON schemas, for the chat template
+    columns: tuple[str, ...] = ()  # data columns that its `reset` names
+
+
+def describe(config: EnvironmentConfig) -> Description:
+    """Return the facts of the class that `environment.function` names, from a process of its own.
+    Raise EnvironmentFailedError when it cannot be loaded.
+    """
+    pool = ProcessPool(
+        max_workers=1,
+        initializer=_prepare,
+        initargs=(int(config.memory_gib * GIB), lifeline()),
+        context=multiprocessing.get_context("forkserver"),
+    )
+    limit_s = config.start_timeout_s
+    try:
+        args = (config.function, config.args)
+        found = pool.schedule(_described, args=args, timeout=limit_s).result()
+    except (TimeoutError, ProcessExpired) as error:
+        found = (
+            f"its process died or did not load it within environment.start_timeout_s={limit_s:g}: "
+            f"{error}"
+        )
+    finally:
+        stop(pool)
+    if isinstance(found, str):
+        raise EnvironmentFailedError(f"environment.function={config.function}: {found}")
+    return found
+
+
+def _prepare(memory_bytes: int, lifeline: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    die_with_controller(lifeline)
+
+
+def _described(function: str, args: Mapping[str, Any]) -> Description | str:
+    with Caught() as caught:
+        found = load_class(function, args)
+        if not is_of_tools(found):
+            return Description()
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        methods = methods_of(found(**args))
+        tools = tuple(get_json_schema(methods[name]) for name in tools_of(found))
+        return Description(tools, columns_of(found))
+    return caught.message

@@ -1,0 +1,201 @@
+"""Classes in the form of TRL's environments and of SkyRL-gym's."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from byte_tokenizer import CHAT, END, hf_byte_tokenizer
+from episodes import answer, fresh, heard
+
+from april_rl.config.environment import EnvironmentConfig
+from april_rl.data.tokenizer import Tokenizer, TokenizerError
+from april_rl.environments.description import Description, describe
+from april_rl.environments.dialogue import Dialogue
+from april_rl.environments.jobs import EnvironmentFailedError
+from april_rl.environments.pool import EnvironmentPool
+from april_rl.environments.protocol import ToolCall
+from april_rl.environments.turns import EpisodeRules
+from april_rl.rewards.mailbox import Mailbox
+from april_rl.types import Completion
+
+HI = {"role": "user", "content": "hi"}
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    return Tokenizer(hf_byte_tokenizer(), path="bytes")
+
+
+def encoded(text):
+    return byte_tokenizer().encode([text], add_special_tokens=False)[0]
+
+
+def dialogue(tools=()):
+    return Dialogue(
+        tokenizer=byte_tokenizer(),
+        is_chat=True,
+        variables={"tools": list(tools)} if tools else {},
+        stop_ids=frozenset(encoded(END)),
+        has_tools=bool(tools),
+    )
+
+
+def config_of(name, **args):
+    return EnvironmentConfig(
+        function=f"tool_classes:{name}", args=args, num_processes=1, max_turns=4
+    )
+
+
+@contextmanager
+def pool(config, tmp_path):
+    rules = EpisodeRules(dialogue=dialogue(describe(config).tools), max_response_tokens=9999)
+    environments = EnvironmentPool(config, {"": rules}, seed=0, mailbox=Mailbox(), folder=tmp_path)
+    try:
+        yield environments
+    finally:
+        environments.close()
+
+
+def asked(**columns):
+    sample = fresh(opening="")
+    return replace_prompt(sample, columns)
+
+
+def replace_prompt(sample, columns):
+    prompt = replace(sample.prompt, text="question", answer="20", columns=columns)
+    return type(sample)(prompt, 0)
+
+
+def said(sample, text):
+    token_ids = encoded(text + END)
+    return sample.extended(
+        Completion(
+            sample_id=sample.id,
+            start=sample.end,
+            policy_version=0,
+            context_version=0,
+            token_ids=token_ids,
+            logprobs=(-1.0,) * len(token_ids),
+            finish_reason="stop",
+        )
+    )
+
+
+def call(name, arguments="{}"):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def text_of(observation):
+    return byte_tokenizer().text_seen(observation.token_ids)
+
+
+def test_the_model_is_told_of_the_tools_and_the_columns_of_reset_are_asked_for():
+    found = describe(config_of("Counter"))
+    assert [tool["function"]["name"] for tool in found.tools] == ["fail", "increment", "wait"]
+    increment = found.tools[1]["function"]
+    assert increment["description"] == "Increment the counter."
+    assert increment["parameters"]["properties"]["step"]["type"] == "integer"
+    assert found.columns == ("target",)
+    prompt = byte_tokenizer().chat_text([HI], {"tools": list(found.tools)}, begins_turn=False)
+    assert '"name": "increment"' in prompt
+    assert describe(config_of("Twenty")) == Description()
+
+
+def test_a_class_in_trls_form_plays_its_tools_until_a_turn_calls_none(tmp_path):
+    with pool(config_of("Counter"), tmp_path) as environments:
+        sample = heard(environments, asked(target=3))
+        assert text_of(sample.spans[0]) == (
+            f"<|im_start|>user\nCount to 3.{END}\n<|im_start|>assistant\n"
+        )
+        one, two = (call("increment", f'{{"step": {step}}}') for step in (1, 2))
+        sample = heard(environments, said(sample, f"two calls {one}\n{two}"))
+        assert text_of(sample.spans[-1]) == (
+            f"\n<|im_start|>user\n<tool_response>1</tool_response>{END}\n"
+            f"<|im_start|>user\n<tool_response>3</tool_response>{END}\n<|im_start|>assistant\n"
+        )
+        assert answer(environments, said(sample, "there")) == ((), True, 1.0, "")
+
+
+REPLIES = {
+    call("wait"): "waited",
+    call("fail"): "{'error': 'no such counter'}",
+    call("decrement"): "{'error': 'there is no tool decrement; there are fail, increment, wait'}",
+    call("increment", '{"size": 1}'): "unexpected keyword argument 'size'",
+    "<tool_call>{not JSON}</tool_call>": "the call cannot be read",
+    "<tool_call>[1]</tool_call>": "the call cannot be read: no function is named in",
+    call("increment", "3"): "the call cannot be read: the arguments of increment are 3",
+}
+
+
+@pytest.mark.parametrize("turn", REPLIES)
+def test_errors_of_tools_and_calls_that_cannot_be_read_are_told_to_the_policy(turn, tmp_path):
+    with pool(config_of("Counter"), tmp_path) as environments:
+        sample = heard(environments, asked(target=3))
+        observation = answer(environments, said(sample, turn))
+        assert REPLIES[turn] in text_of(observation)
+        assert not observation.is_final
+
+
+def test_the_last_turn_is_rewarded_although_it_calls(tmp_path):
+    with pool(config_of("Counter"), tmp_path) as environments:
+        sample = heard(environments, asked(target=4))
+        for _ in range(3):
+            sample = heard(environments, said(sample, call("increment", '{"step": 1}')))
+        last = answer(environments, said(sample, call("increment", '{"step": 1}')))
+        assert last == ((), True, 1.0, "")
+
+
+def test_thoughts_call_nothing():
+    told = dialogue(describe(config_of("Counter")).tools)
+    text = f"<think>{call('fail')}</think>\n{call('wait')}"
+    assert told.turn(encoded(text), is_truncated=False, is_last=False).calls == (
+        ToolCall("wait", {}),
+    )
+    assert told.turn(encoded(text), is_truncated=True, is_last=True).calls == ()
+
+
+def test_a_class_of_skyrl_gym_plays(tmp_path):
+    with pool(config_of("Twenty", word="guess"), tmp_path) as environments:
+        sample = heard(environments, asked(max_turns=3))
+        assert text_of(sample.spans[0]).startswith("<|im_start|>user\nguess<|im_end|>")
+        sample = heard(environments, said(sample, "19"))
+        assert "again" in text_of(sample.spans[-1])
+        assert answer(environments, said(sample, "20")) == ((), True, 1.0, "")
+
+
+def test_what_cannot_be_described_or_called_is_refused():
+    with pytest.raises(EnvironmentFailedError, match=r"tool_classes:Undescribed: .*docstring"):
+        describe(config_of("Undescribed"))
+    with pytest.raises(EnvironmentFailedError, match="there is no module nowhere"):
+        describe(EnvironmentConfig(function="nowhere:Class"))
+    plain = Tokenizer(hf_byte_tokenizer("{{ messages }}"), path="bytes")
+    with pytest.raises(TokenizerError, match=r"nobody knows how .*bytes writes calls of tools"):
+        plain.check_tool_calls()
+    with pytest.raises(TokenizerError, match="does not tell the model about tools"):
+        plain.check_chat({"tools": []})
+
+
+def test_a_tokenizer_may_say_how_its_model_calls():
+    made = hf_byte_tokenizer(CHAT.replace("<tool_call>", ""))
+    made.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor_pattern": r"<\|im_start\|>\w+\n",
+        "fields": {
+            "tool_calls": {
+                "open": "CALL ",
+                "close": ";",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {"content": "text"},
+        },
+    }
+    tokenizer = Tokenizer(made, path="bytes")
+    tokenizer.check_tool_calls()
+    assert tokenizer.tool_calls('I CALL {"name": "wait", "arguments": {}};') == [
+        {"type": "function", "function": {"name": "wait", "arguments": {}}}
+    ]

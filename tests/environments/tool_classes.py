@@ -1,0 +1,74 @@
+"""Environments in the form of other libraries: TRL's `environment_factory` and SkyRL-gym's."""
+
+# ruff: noqa: ARG002 - TRL gives every column
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Counter:
+    """A counter that a policy brings to a number."""
+
+    def reset(self, target: int, **kwargs) -> str | None:
+        """Begin at zero."""
+        self.value, self.target = 0, target
+        return f"Count to {target}."
+
+    def increment(self, step: int) -> int:
+        """
+        Increment the counter.
+
+        Args:
+            step: What to add.
+
+        Returns:
+            The counter.
+        """
+        self.value += step
+        return self.value
+
+    async def wait(self) -> str:
+        """
+        Wait for nothing.
+        """
+        await asyncio.sleep(0)
+        return "waited"
+
+    def fail(self) -> str:
+        """
+        Fail always.
+        """
+        raise RuntimeError("no such counter")
+
+    def get_reward(self) -> float:
+        """Return whether the counter is there."""
+        return float(self.value == self.target)
+
+
+class Undescribed:
+    def reset(self, **kwargs):
+        return None
+
+    def act(self, move):
+        return move
+
+
+class Twenty:
+    """SkyRL-gym's form: guess until twenty, or for `max_turns`."""
+
+    def __init__(self, env_config, extras):
+        self.answer = extras["reward_spec"]["ground_truth"]
+        self.left = extras.get("max_turns", 2)
+        self.word = env_config.word
+
+    def init(self, prompt):
+        return [*prompt, {"role": "user", "content": self.word}], {}
+
+    def step(self, action):
+        self.left -= 1
+        if action == self.answer or not self.left:
+            reward = float(action == self.answer)
+            return {"observations": [], "reward": reward, "done": True, "metadata": {}}
+        told = [{"role": "user", "content": "again"}]
+        return {"observations": told, "reward": 0, "done": False, "metadata": {}}
