@@ -60,7 +60,7 @@ class ToolsEnvironment:
 
     def __init__(self, tools: Any) -> None:  # noqa: ANN401
         """Take the instance."""
-        methods = methods_of(tools)
+        self._instance, methods = tools, methods_of(tools)
         self._reset, self._get_reward = methods["reset"], methods.get("get_reward")
         self._tools = {name: methods[name] for name in tools_of(type(tools))}
 
