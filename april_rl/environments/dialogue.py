@@ -89,7 +89,8 @@ class Dialogue:
         try:
             calls = tuple(map(_call, self.tokenizer.tool_calls(turn.raw_text)))
         except ValueError as error:
-            return turn._replace(fault=f"the call cannot be read: {error}")
+            reason = str(error).splitlines()[0]
+            return turn._replace(fault=f"the call cannot be read: {reason}")
         return turn._replace(calls=calls)
 
     def _after_marker(self, messages: Sequence[Message], *, begins_turn: bool) -> str:
