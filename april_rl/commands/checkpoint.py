@@ -122,7 +122,8 @@ def _groups(groups: Sequence[dict[str, Any]], *, version: int) -> str:
     ages: Counter[int] = Counter()
     tokens = 0
     for group in groups:
-        completions = [completion for sample in group["samples"] for completion in sample]
+        spans = (span for sample in group["samples"] for span in sample)
+        completions = [span for span in spans if "logprobs" in span]  # not what was said to them
         tokens += sum(len(completion["token_ids"]) for completion in completions)
         oldest = min((c["policy_version"] for c in completions), default=version)
         ages[version - oldest] += 1

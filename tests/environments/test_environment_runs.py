@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from command_line import command, rows_of, run, run_until_killed
 from equal_runs import files_of, metrics_of
 from two_worker_runs import has_row
+
+from april_rl.commands import checkpoint
 
 pytestmark = pytest.mark.slow
 SMALL = (
@@ -17,7 +20,7 @@ SMALL = (
 )
 
 
-def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path) -> None:
+def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
     """Fails when an environment is asked, but nobody sees what it said."""
     small = (*SMALL, "trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
     done = run(command(None, tmp_path / "run", *small), tmp_path)
@@ -32,6 +35,9 @@ def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path) -> None:
     last = rows_of(tmp_path / "run")[-1]
     assert 1 < last["environment/turns_mean"] < 2
     assert last["environment/errors"] == 0
+    folder = tmp_path / "run" / "checkpoints" / "step_2"
+    assert checkpoint.main(["show", str(folder)]) == 0
+    assert "response tokens" in capsys.readouterr().out
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<dt>policy</dt>" in page
     assert "<dt>environment</dt>" in page
@@ -56,3 +62,11 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert sum(row.pop("environment/replays", 0) for row in rows) == 0
     assert rows == again
     assert files_of(whole) == files_of(killed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("words", [("rehearse",), ("evaluate", "evaluation.max_prompts=4")])
+def test_commands_take_a_recipe_with_an_environment(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Fails when a command asks the reward alone what an environment must answer."""
+    done = run([sys.executable, "-m", "april_rl", words[0], *SMALL[:1], *words[1:]], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

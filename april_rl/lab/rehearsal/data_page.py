@@ -125,7 +125,9 @@ class DataPage:
         )
         return stand_ins.find_prompts(load, chosen, self._say)
 
-    def _show_set(self, table: PromptTable, chosen: PromptSetConfig, tried: FormsTried) -> None:
+    def _show_set(
+        self, table: PromptTable, chosen: PromptSetConfig, tried: FormsTried | None
+    ) -> None:
         limit = self._config.data.max_prompt_tokens
         self._say(f"{chosen.path}\n{counts(table, max_prompt_tokens=limit)}")
         self._say(histogram(table.all_lengths))

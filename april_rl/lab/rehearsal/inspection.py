@@ -46,8 +46,12 @@ def rate(
     return [total(rewards.functions, scores).value for scores in tried]
 
 
-def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried:
-    """Rate right and wrong answers in every form, for some of the prompts."""
+def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried | None:
+    """Rate right and wrong answers in every form, for some of the prompts; None where whole
+    episodes with an environment are rewarded.
+    """
+    if prompts[0].has_environment:
+        return None
     chosen = [
         prompts[i]
         for i in np.linspace(0, len(prompts) - 1, min(_NUM_TRIED, len(prompts))).astype(int)
@@ -72,11 +76,13 @@ def _mean(rate: Rate, prompts: Sequence[Prompt], responses: Sequence[str]) -> fl
     return float(np.mean(rewards)) if rewards else float("nan")
 
 
-def check_forms(tried: FormsTried, *, set_name: str) -> list[Finding]:
+def check_forms(tried: FormsTried | None, *, set_name: str) -> list[Finding]:
     """Find a reward that does not read the form that the prompts ask for, or that rewards wrong
     answers.
     """
     found: list[Finding] = []
+    if tried is None:
+        return found
     best = max(tried.right.values())
     if not tried.span > 0:
         found.append(
@@ -108,7 +114,7 @@ def check_forms(tried: FormsTried, *, set_name: str) -> list[Finding]:
     return found
 
 
-def shown_set(key: str, prompts: Sequence[Prompt], tried: FormsTried) -> str:
+def shown_set(key: str, prompts: Sequence[Prompt], tried: FormsTried | None) -> str:
     """Return the page of a set: its first prompt, and the rewards of answers."""
     return "\n".join(
         [
@@ -121,8 +127,10 @@ def shown_set(key: str, prompts: Sequence[Prompt], tried: FormsTried) -> str:
     )
 
 
-def forms_lines(tried: FormsTried) -> str:
+def forms_lines(tried: FormsTried | None) -> str:
     """Return the rewards of right and wrong answers, in words."""
+    if tried is None:
+        return "an environment answers; no answers were tried without it"
     right = ", ".join(f"{form} {value:g}" for form, value in tried.right.items())
     return "\n".join(
         [

@@ -56,7 +56,7 @@ class _Set:
     key: str  # the setting that names it
     chosen: PromptSetConfig
     table: PromptTable
-    tried: FormsTried
+    tried: FormsTried | None  # None with an environment
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,7 +110,8 @@ class Rehearsal:
                 key = f"data.sources.{name}.path" if name else "data.path"
                 found = self._set(chosen, tokenizer, rewards, key=key, dataset=name)
                 self._keep(found, self.rows, name, num_rows=_TRAINING_ROWS)
-                self.spans.append(found.tried.span)
+                if found.tried is not None:
+                    self.spans.append(found.tried.span)
                 self._check_training_set(found)
             for name, held_out in evaluation.sets.items():
                 key = f"evaluation.sets.{name}.path"

@@ -59,7 +59,7 @@ def small_run(
         ),
         learner=replace(
             config.learner,
-            max_tokens=2 * (config.data.max_prompt_tokens + budget),
+            max_tokens=2 * (config.data.max_prompt_tokens + budget + config.observation_tokens),
             shard_size=0,
             offload=Offload.none,
         ),
