@@ -73,6 +73,11 @@ class _Data(NamedTuple):
     prompts: PromptStream | MixedStream
     held_out: dict[str, HeldOut]
 
+    @property
+    def all_examples(self) -> list[Prompt]:
+        """Return the first prompt of every set, held-out ones too."""
+        return [*self.examples, *(each.prompts[0] for each in self.held_out.values())]
+
 
 def assemble(
     config: TrainConfig,
@@ -102,16 +107,7 @@ def assemble(
     if resumed is not None:
         check_resume(config, resumed.state, model=identity)
     with view.phase("trying the reward"):
-        try_rewards(config, data.rewards, data.examples, tell=tell)
-        outside = with_environments(
-            config,
-            data.rewards,
-            data.tokenizer,
-            description=data.description,
-            examples=data.examples,
-            folder=folder,
-            stack=stack,
-        )
+        outside = _tried(config, data, folder=folder, stack=stack, tell=tell)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     config, engines_sleep, lines = decide_memory(decisions, workers.memory())
@@ -184,6 +180,27 @@ def _read_data(
         prompts = _stream(config, training, resumed)
     examples = [rows[0] for rows in training.values()]
     return _Data(tokenizer, rewards, description, examples, prompts, held_out)
+
+
+def _tried(
+    config: TrainConfig,
+    data: _Data,
+    *,
+    folder: Path,
+    stack: ExitStack,
+    tell: Callable[[str], None],
+) -> RewardPool | RewardsAndEnvironments:
+    """Return the rewards and environments of the run in `folder`, after trying them."""
+    try_rewards(config, data.rewards, data.examples, tell=tell)
+    return with_environments(
+        config,
+        data.rewards,
+        data.tokenizer,
+        description=data.description,
+        examples=data.all_examples,
+        folder=folder,
+        stack=stack,
+    )
 
 
 def _tell_all(lines: Iterable[str], tell: Callable[[str], None]) -> None:

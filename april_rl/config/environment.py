@@ -24,7 +24,8 @@ class EnvironmentConfig:
     # of all that an environment says in an episode, with the chat template around it
     max_observation_tokens: int = within(">= 0", 1024)
     step_timeout_s: float = within("> 0", 60.0)  # for one call of `reset` or `step`
-    # what becomes of episodes when their process ends or the run is resumed
+    # episodes under way in a resumed run, or whose process has ended, are built again by their
+    # turns; or, with again, begin anew in a resumed run, and are dropped when their process ends
     on_restart: OnRestart = OnRestart.replay
     num_processes: int = within(">= 1", 2)
     start_timeout_s: float = within("> 0", 60.0)  # for a process to start and load the class

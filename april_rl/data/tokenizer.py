@@ -124,7 +124,7 @@ class Tokenizer:
         """Return the calls of tools in a turn, with its special tokens, as `tool_calls` of a chat
         message; none in thoughts. Raise ValueError for calls that cannot be read.
         """
-        form, said = self._call_form() or {}, text.rpartition("</think>")[2]
+        form, said = self._call_form() or {}, _without_thoughts(text)
         anchor = form.get(
             "start_anchor", ""
         )  # where a turn begins; thoughts before it are left out
@@ -191,6 +191,12 @@ class Tokenizer:
         if isinstance(tokenizer, PreTrainedTokenizerFast) and _adds_nothing(tokenizer):
             return BackendDecoder(tokenizer.backend_tokenizer)
         return self.decode
+
+
+def _without_thoughts(text: str) -> str:
+    """Return a turn behind its thoughts, which may have begun in the prompt, or have no end."""
+    before, closed, after = text.partition("</think>")
+    return after if closed else before.partition("<think>")[0]
 
 
 def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from april_rl.environments.protocol import StepResult, ToolCall, Turn
 from april_rl.types import Message
 
+_RESERVED = ("reset", "get_reward", "load")
 OWN_COLUMNS = ("prompt", "answer", "dataset")
 
 
@@ -27,9 +28,16 @@ def methods_of(made: object) -> dict[str, Callable[..., Any]]:
     return dict(inspect.getmembers(made, predicate=inspect.ismethod))
 
 
+def vars_of(found: type[Any]) -> dict[str, Any]:
+    """Return the attributes of a class, inherited ones too."""
+    return {name: value for base in reversed(found.__mro__) for name, value in vars(base).items()}
+
+
 def names_of(found: type[Any]) -> set[str]:
-    """Return the names of the methods of a class."""
-    return {name for name, _ in inspect.getmembers(found, predicate=inspect.isfunction)}
+    """Return the names of the methods of a class, without static ones."""
+    functions = inspect.getmembers(found, predicate=inspect.isfunction)
+    statics = {name for name, value in vars_of(found).items() if isinstance(value, staticmethod)}
+    return {name for name, _ in functions} - statics
 
 
 def is_of_tools(found: type[Any]) -> bool:
@@ -45,14 +53,15 @@ def is_of_skyrl(found: type[Any]) -> bool:
 def tools_of(found: type[Any]) -> list[str]:
     """Return the names of the methods of a class in TRL's form that are tools."""
     public = (name for name in names_of(found) if not name.startswith("_"))
-    return sorted(name for name in public if name not in ("reset", "get_reward"))
+    return sorted(name for name in public if name not in _RESERVED)
 
 
 def columns_of(found: type[Any]) -> tuple[str, ...]:
-    """Return the data columns that `reset` of a class in TRL's form names."""
+    """Return the data columns that `reset` of a class in TRL's form needs."""
     parameters = list(inspect.signature(found.reset).parameters.values())[1:]
-    named = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return tuple(name for name in named if name not in OWN_COLUMNS)
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p for p in parameters if p.kind in kinds and p.default is p.empty]
+    return tuple(p.name for p in named if p.name not in OWN_COLUMNS)
 
 
 class ToolsEnvironment:
@@ -88,7 +97,10 @@ class ToolsEnvironment:
         TRL's examples read.
         """
         if self._get_reward is None:
-            return float(vars(self._instance).get("reward", 0.0))
+            try:
+                return float(self._instance.reward)
+            except AttributeError:
+                return 0.0
         return float(await _called(self._get_reward))
 
     async def _result(self, call: ToolCall) -> object:
@@ -104,14 +116,16 @@ class ToolsEnvironment:
 class SkyRLEnvironment:
     """An instance of a class of SkyRL-gym."""
 
-    def __init__(self, found: type[Any], args: Mapping[str, Any]) -> None:
-        """Take the class, and what its `env_config` has."""
+    def __init__(self, found: type[Any], args: Mapping[str, Any], *, max_turns: int) -> None:
+        """Take the class, what its `env_config` has, and environment.max_turns."""
         self._class, self._config = found, SimpleNamespace(**args)
+        self._max_turns = max_turns
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> list[Message]:  # noqa: ARG002
         """Construct the instance with a row, and begin."""
         rest = {name: value for name, value in row.items() if name not in OWN_COLUMNS}
-        extras = {"reward_spec": {"ground_truth": row["answer"]}, **rest}
+        spec = {"ground_truth": row["answer"]}
+        extras = {"reward_spec": spec, "max_turns": self._max_turns, **rest}
         self._instance = await _called(self._class, env_config=self._config, extras=extras)
         prompt = [{"role": "user", "content": row["prompt"]}]
         said, _ = await _called(self._instance.init, prompt)

@@ -8,8 +8,10 @@ import hashlib
 import inspect
 import json
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -45,14 +47,23 @@ class Calls:
             else:
                 self._begun[line["key"]] = line["attempt"]
         self._is_named = bool(lines)
-        self._num_calls = 0
+        self._num_made: Counter[str] = Counter()  # calls of a function with the same arguments
+        self._lock = Lock()  # an environment may have threads
+        self._is_closed = False
         self.num_made, self.num_repeated = 0, 0  # since `take_counts`
 
-    def once(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Return what `function` returned for the sample's call of this number, function and
-        arguments; call it if it has not returned yet. The awaitable of it for a coroutine function.
+    def close(self) -> None:
+        """Refuse calls from now on: what still runs of the episode was given up."""
+        with self._lock:
+            self._is_closed = True
 
-        Raise CallError for arguments or a result that JSON has no form for.
+    def once(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Return what `function` returned for these arguments, when the sample called it with them
+        for the same time as now (first, second …); call it if it has not returned yet. The
+        awaitable of it for a coroutine function.
+
+        Raise CallError for arguments or a result that JSON has no form for, and when the episode
+        was given up meanwhile.
         """
         key = self._key(function, args, kwargs)
         if inspect.iscoroutinefunction(function):
@@ -81,25 +92,32 @@ class Calls:
     def _key(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
-        self._num_calls += 1
+        if not inspect.isroutine(function):
+            raise CallError(f"{function!r:.80} has no name: give a function or a method")
         name = f"{function.__module__}.{function.__qualname__}"
         try:
-            given = json.dumps([self._name, self._num_calls, name, args, kwargs], sort_keys=True)
+            given = json.dumps([name, args, kwargs], sort_keys=True)
         except TypeError as error:
             raise CallError(f"the arguments of {name} are no data for JSON: {error}") from error
-        return hashlib.blake2b(given.encode(), digest_size=16).hexdigest()
+        with self._lock:
+            self._num_made[given] += 1
+            told = f"{self._name} {self._num_made[given]} {given}"
+        return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
     def _begin(
         self, key: str, function: Callable[..., Any], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         """Note that a call begins; return its keyword arguments."""
-        attempt = self._begun[key] = self._begun.get(key, 0) + 1
-        self.num_made += 1
-        self.num_repeated += attempt > 1
-        if not self._is_named:
-            self._note({"name": self._name})
-            self._is_named = True
-        self._note({"key": key, "attempt": attempt})
+        with self._lock:
+            if self._is_closed:
+                raise CallError("the episode was given up")
+            attempt = self._begun[key] = self._begun.get(key, 0) + 1
+            self.num_made += 1
+            self.num_repeated += attempt > 1
+            if not self._is_named:
+                self._note({"name": self._name})
+                self._is_named = True
+            self._note({"key": key, "attempt": attempt})
         if "call" not in inspect.signature(function).parameters:
             return kwargs
         return {**kwargs, "call": Call(key, attempt)}
@@ -110,7 +128,8 @@ class Calls:
             self._results[key] = json.loads(json.dumps(result))
         except TypeError as error:
             raise CallError(f"a call returned what is no data for JSON: {error}") from error
-        self._note({"key": key, "result": self._results[key]})
+        with self._lock:
+            self._note({"key": key, "result": self._results[key]})
         return self._results[key]
 
     def _note(self, line: dict[str, Any]) -> None:

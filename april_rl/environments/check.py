@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from april_rl.data.tokenizer import TokenizerError
 from april_rl.environments.jobs import EnvironmentFailedError
 from april_rl.environments.pool import EnvironmentPool
 from april_rl.types import Completion, Observation, Prompt, Sample
@@ -31,7 +32,22 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
         )
         _heard(pool, begun.extended(said), "step")
         pool.let_go(begun.id)
+        _check_following(pool, example)
     pool.metrics()  # those of the trial do not count
+
+
+def _check_following(pool: EnvironmentPool, example: Prompt) -> None:
+    """Raise EnvironmentFailedError when the template cannot go on after a turn."""
+    dialogue = pool.rules[example.dataset].dialogue
+    roles = ("user", "tool") if dialogue.has_tools else ("user",)
+    for role in roles:
+        try:
+            dialogue.following([{"role": role, "name": "tool", "content": "1"}])
+        except TokenizerError as error:
+            raise EnvironmentFailedError(
+                f"environment.function={pool.function}: nothing of the {role} can follow a turn: "
+                f"{error}"
+            ) from error
 
 
 def _heard(pool: EnvironmentPool, sample: Sample, method: str) -> Observation:

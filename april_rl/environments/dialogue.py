@@ -88,14 +88,20 @@ class Dialogue:
             return turn
         try:
             calls = tuple(map(_call, self.tokenizer.tool_calls(turn.raw_text)))
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             return turn._replace(fault=f"the call cannot be read: {reason}")
         return turn._replace(calls=calls)
 
     def _after_marker(self, messages: Sequence[Message], *, begins_turn: bool) -> str:
         text = self.tokenizer.chat_text(messages, self.variables, begins_turn=begins_turn)
-        return text.rpartition(_MARKER)[2]
+        _, marker, following = text.rpartition(_MARKER)
+        if not marker:
+            raise TokenizerError(
+                "the chat template does not write the text of a message as it is: what follows a "
+                "turn cannot be told"
+            )
+        return following
 
     def _encoded(self, text: str) -> tuple[int, ...]:
         return self.tokenizer.encode([text], add_special_tokens=False)[0] if text else ()

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
+from typing import Any
 
 from april_rl.environments.calls import Calls
 from april_rl.environments.jobs import Answer, Ask, Outcome
@@ -27,14 +29,17 @@ class _TooSlowError(Exception):
 
 
 class Episode:
-    """An environment, and what it has answered so far."""
+    """An environment, once it is built, and the calls that it makes once."""
 
-    def __init__(self, environment: Environment, calls: Calls, *, limit_s: float) -> None:
-        """`calls` are those that the environment makes once; `limit_s` is the time that one call of
-        a method may take.
-        """
-        self._environment, self._calls = environment, calls
+    def __init__(self, build: Callable[[], Environment], calls: Calls, *, limit_s: float) -> None:
+        """`limit_s` is the time that one call of a method, and `build`, may take."""
+        self._build, self._calls = build, calls
+        self._environment: Environment | None = None
         self._limit_s = limit_s
+
+    def close(self) -> None:
+        """End the episode: what still runs of it makes no calls."""
+        self._calls.close()
 
     async def answered(self, ask: Ask) -> Answer:
         """Begin if the question says so, take its turns, and return every result; those before a
@@ -45,6 +50,8 @@ class Episode:
         began_s = time.monotonic()
         with Caught() as caught:
             try:
+                if self._environment is None:
+                    self._environment = await self._timed(self._build)
                 if ask.row is not None:
                     returned = await self._timed(self._environment.reset, ask.row, ask.seed)
                     results.append(_opening(returned))
@@ -54,9 +61,10 @@ class Episode:
             except _TooSlowError:
                 outcome = "timeout"
                 raise
-        if caught.message and outcome == "answered":
-            outcome = "error"
         elapsed_s = time.monotonic() - began_s
+        if caught.message:
+            self.close()
+            outcome = "timeout" if outcome == "timeout" else "error"
         num_calls, num_repeated = self._calls.take_counts()
         return Answer(
             number=ask.number,
@@ -68,7 +76,7 @@ class Episode:
             num_repeated=num_repeated,
         )
 
-    async def _timed(self, method: Callable[..., object], *args: object) -> object:
+    async def _timed(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
         """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it takes too
         long. A thread goes on then, and its result is lost.
         """
@@ -109,5 +117,8 @@ def _messages(method: str, returned: object) -> list[Message]:
                 f"{method} returned {message!r:.80}, expected text, or a list of messages with "
                 "role and content"
             )
-        found.append(dict(message))
+        try:  # as plain data: the controller has none of the user's classes
+            found.append(json.loads(json.dumps(dict(message))))
+        except (TypeError, ValueError) as error:
+            raise GarbageError(f"{method} returned {message!r:.80}: {error}") from error
     return found

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from threading import Thread
 
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
@@ -36,17 +37,18 @@ class Home:
         self._process.start()
         theirs.close()  # else its end would not be noticed
         self._mailbox, self._arrived = mailbox, arrived
-        Thread(target=self._listen, daemon=True).start()
+        # A process that is busy does not read; a thread waits for it.
+        self._letters: SimpleQueue[Ask | LetGo | None] = SimpleQueue()
+        for work in (self._listen, self._deliver):
+            Thread(target=work, daemon=True).start()
 
     def ask(self, ask: Ask) -> None:
         """Send a question; nothing happens if the process has ended, which `arrived` hears."""
-        with suppress(OSError):
-            self._connection.send(ask)
+        self._letters.put(ask)
 
     def let_go(self, sample_id: SampleId) -> None:
         """Have the process forget an episode."""
-        with suppress(OSError):
-            self._connection.send(LetGo(sample_id))
+        self._letters.put(LetGo(sample_id))
 
     def kill(self) -> None:
         """End the process, and every program that it has started."""
@@ -55,6 +57,12 @@ class Home:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join()
+        self._letters.put(None)
+
+    def _deliver(self) -> None:
+        with suppress(OSError):  # the process has ended
+            while (letter := self._letters.get()) is not None:
+                self._connection.send(letter)
 
     def _listen(self) -> None:
         message, error = self._received(), ""

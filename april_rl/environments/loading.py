@@ -38,11 +38,13 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
     return found
 
 
-def new_environment(function: str, args: Mapping[str, Any], context: Context) -> Environment:
+def new_environment(
+    function: str, args: Mapping[str, Any], context: Context, *, max_turns: int
+) -> Environment:
     """Return a new instance, ready for `reset`."""
     found = load_class(function, args)
     if is_of_skyrl(found):
-        return SkyRLEnvironment(found, args)
+        return SkyRLEnvironment(found, args, max_turns=max_turns)
     made = found(**args)
     if isinstance(made, Loads):
         made.load(context)

@@ -10,18 +10,18 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from april_rl.config.choices import OnRestart
 from april_rl.config.environment import EnvironmentConfig
-from april_rl.data.tokenizer import TokenizerError
 from april_rl.environments.calls import path_of
-from april_rl.environments.dialogue import Dialogue
+from april_rl.environments.environment_metrics import environment_metrics
 from april_rl.environments.home import Home
 from april_rl.environments.jobs import Answer, Ask, EnvironmentFailedError
 from april_rl.environments.process import ProcessSettings
 from april_rl.environments.protocol import StepResult
+from april_rl.environments.replies import failed, observation_of
 from april_rl.environments.turns import (
     EpisodeRules,
     episode_seed,
@@ -29,10 +29,10 @@ from april_rl.environments.turns import (
     row_of,
     turns_of,
 )
-from april_rl.metrics import Mean, Metrics, Sum
+from april_rl.metrics import Metrics
 from april_rl.rewards.mailbox import Mailbox
 from april_rl.rewards.plugins import GIB
-from april_rl.types import Observation, Reply, Sample, SampleId
+from april_rl.types import Reply, Sample, SampleId
 
 MAX_ATTEMPTS = 2
 MAX_RESTARTS = 3  # of processes, for each of them, without an answer in between
@@ -72,6 +72,7 @@ class EnvironmentPool:
             function=config.function,
             args=config.args,
             step_timeout_s=config.step_timeout_s,
+            max_turns=config.max_turns,
             memory_bytes=int(config.memory_gib * GIB),
             folder=folder,
         )
@@ -80,6 +81,9 @@ class EnvironmentPool:
         self._homes: list[Home] = []
         self._home_of: dict[SampleId, Home] = {}
         self._questions: dict[int, _Question] = {}  # under way, by number
+        self._suspects: deque[_Question] = deque()  # died together, to be asked one by one
+        self._suspect = -1  # the number of the one that is
+        self._ward: Home | None = None  # where suspects are asked
         self._num_asked = 0
         self._known: dict[int, Reply] = {}  # by number
         self._num_deaths = 0  # since the last answer
@@ -107,7 +111,7 @@ class EnvironmentPool:
     @property
     def is_waiting(self) -> bool:
         """Return whether a reply is under way."""
-        return bool(self._questions)
+        return bool(self._questions or self._suspects)
 
     @property
     def has_known(self) -> bool:
@@ -131,45 +135,36 @@ class EnvironmentPool:
         """Return the calls, their time and their failures since the last call."""
         counts, self._counts = self._counts, Counter()
         answered_s, self._answered_s = self._answered_s, 0.0
-        num = counts["answered"]
-        return Metrics(
-            {
-                **({"environment/step_s": Mean(answered_s, num)} if num else {}),
-                "environment/calls": Sum(counts["call"]),
-                "environment/repeated_calls": Sum(counts["repeated call"]),
-                "environment/errors": Sum(counts["failed"]),
-                "environment/timeouts": Sum(counts["timeout"]),
-                "environment/deaths": Sum(counts["death"]),
-                "environment/retries": Sum(counts["retry"]),
-                "environment/replays": Sum(counts["replay"]),
-                "environment/out_of_room": Sum(counts["out of room"]),
-            }
-        )
+        return environment_metrics(counts, answered_s=answered_s)
 
     def close(self) -> None:
         """End every process; replies that were not taken are lost."""
         self._questions.clear()
+        self._suspects.clear()
         self._home_of.clear()
         for home in self._homes:
             home.kill()
         self._homes.clear()
 
     def _ask(self, sample: Sample, *, attempt: int) -> None:
-        rules = self.rules[sample.prompt.dataset]
-        turns = turns_of(sample, rules, max_turns=self._config.max_turns)
-        self._ended[0].discard(sample.id)
         home = self._home_of.get(sample.id)
         is_begun = home is not None
-        number, self._num_asked = self._num_asked, self._num_asked + 1
-        if home is None and turns and not self._may_replay:
-            self._give_up(
-                number, sample, "its process has ended, with environment.on_restart=again"
-            )
+        if home is None and not self._may_be_asked_again(sample):
+            number, self._num_asked = self._num_asked, self._num_asked + 1
+            self._give_up(number, sample, "its process has ended, and it cannot be built again")
             return
         if home is None:
             home = self._home_of[sample.id] = self._emptiest()
-            self._counts["replay"] += bool(turns)
-        num_calls = 1 if is_begun else 1 + len(turns)
+            self._counts["replay"] += bool(sample.completions)
+        self._send(sample, home=home, is_begun=is_begun, attempt=attempt)
+
+    def _send(self, sample: Sample, *, home: Home, is_begun: bool, attempt: int) -> None:
+        """Put a question to an episode that lives in its home, or is to begin there."""
+        self._ended[0].discard(sample.id)
+        rules = self.rules[sample.prompt.dataset]
+        turns = turns_of(sample, rules, self._config.max_turns, last_alone=is_begun)
+        number, self._num_asked = self._num_asked, self._num_asked + 1
+        num_calls = 1 if is_begun else 2 + len(turns)
         limit_s = self._config.start_timeout_s + num_calls * self._config.step_timeout_s
         self._questions[number] = _Question(
             sample=sample, home=home, deadline_s=time.monotonic() + limit_s, attempt=attempt
@@ -180,20 +175,25 @@ class EnvironmentPool:
                 sample_id=sample.id,
                 row=None if is_begun else row_of(sample.prompt),
                 seed=episode_seed(self._seed, sample.prompt.id),
-                turns=turns[-1:] if is_begun else turns,
+                turns=turns,
                 forgets_calls=sample.id.prompt_id < 0 and attempt == 1 and not sample.spans,
             )
         )
+
+    def _started(self) -> Home:
+        home = Home(self._settings, mailbox=self.mailbox, arrived=self._arrived)
+        self._homes.append(home)
+        return home
 
     def _emptiest(self) -> Home:
         """Return the process with the fewest episodes; start one while there are fewer than
         `environment.num_processes`.
         """
-        if len(self._homes) < self._config.num_processes:
-            self._homes.append(Home(self._settings, mailbox=self.mailbox, arrived=self._arrived))
-            return self._homes[-1]
+        homes = [home for home in self._homes if home is not self._ward]
+        if len(homes) < self._config.num_processes:
+            return self._started()
         num_episodes = Counter(map(id, self._home_of.values()))
-        return min(self._homes, key=lambda home: num_episodes[id(home)])
+        return min(homes, key=lambda home: num_episodes[id(home)])
 
     def _arrived(self, home: Home, answer: Answer | str) -> None:
         """Take in an answer, or the reason why a process has ended."""
@@ -209,11 +209,13 @@ class EnvironmentPool:
         if answer.outcome == "answered":
             self._counts["answered"] += 1
             self._answered_s += answer.elapsed_s
-            self._known[answer.number] = self._reply(question.sample, answer.results)
+            self._answer(answer.number, question.sample, answer.results)
+            self._ask_next_suspect()
             return
         self._counts["timeout"] += answer.outcome == "timeout"
         self.let_go(question.sample.id)
         self._fail(answer.number, question, answer.message)
+        self._ask_next_suspect()
 
     def _died(self, home: Home, reason: str) -> None:
         """Ask again what a process has not answered; its other episodes are built again when their
@@ -227,72 +229,68 @@ class EnvironmentPool:
                 f"environment.function={self._config.function}: its processes keep ending, the "
                 f"last one {reason}"
             )
+        home.kill()  # the programs that it has started
         self._home_of = {key: at for key, at in self._home_of.items() if at is not home}
         lost = {number: q for number, q in self._questions.items() if q.home is home}
         for number, question in lost.items():
             del self._questions[number]
-            self._fail(number, question, f"its process {reason}")
+            if len(lost) == 1 or number == self._suspect:
+                self._fail(number, question, f"its process {reason}")
+            elif self._may_be_asked_again(question.sample):
+                self._suspects.append(question)
+            else:
+                self._give_up(number, question.sample, f"its process {reason}")
+        if home is self._ward:
+            self._ward = None
+        self._ask_next_suspect()
+
+    def _ask_next_suspect(self) -> None:
+        """Ask one of the questions that died together, in a process where no other new one is: the
+        one that ends processes must not take the others along.
+        """
+        if self._suspect in self._questions or not self._suspects:
+            return
+        if self._ward is None:
+            self._ward = self._started()
+        question = self._suspects.popleft()
+        self._home_of[question.sample.id] = self._ward
+        self._suspect = self._num_asked
+        self._counts["retry"] += 1
+        self._send(question.sample, home=self._ward, is_begun=False, attempt=question.attempt)
+
+    def _may_be_asked_again(self, sample: Sample) -> bool:
+        return self._may_replay or not sample.completions
 
     def _fail(self, number: int, question: _Question, message: str) -> None:
         """Ask once more, or give up on the sample."""
-        sample = question.sample
-        may_replay = self._may_replay or not sample.completions
-        if question.attempt < MAX_ATTEMPTS and may_replay:
-            self._counts["retry"] += 1
-            self._ask(sample, attempt=question.attempt + 1)
-        else:
-            self._give_up(number, sample, message)
+        if question.attempt >= MAX_ATTEMPTS or not self._may_be_asked_again(question.sample):
+            self._give_up(number, question.sample, message)
+            return
+        again = replace(question, attempt=question.attempt + 1)
+        if number == self._suspect:
+            self._suspects.appendleft(again)
+            return
+        self._counts["retry"] += 1
+        self._ask(again.sample, attempt=again.attempt)
+
+    def _answer(self, number: int, sample: Sample, results: Sequence[StepResult]) -> None:
+        """Note what an environment said."""
+        observation = observation_of(
+            results, sample, self.rules[sample.prompt.dataset], config=self._config
+        )
+        self._counts["failed"] += bool(observation.failure)
+        self._counts["out of room"] += (
+            observation.is_final
+            and not results[-1].is_final
+            and (
+                not is_last_turn(sample, self.rules[sample.prompt.dataset], self._config.max_turns)
+            )
+        )
+        if observation.is_final:
+            self.let_go(sample.id)
+        self._known[number] = Reply(sample.id, sample.end, observation)
 
     def _give_up(self, number: int, sample: Sample, message: str) -> None:
         self._counts["failed"] += 1
-        self._known[number] = Reply(sample.id, sample.end, _failed(message))
-
-    def _reply(self, sample: Sample, results: Sequence[StepResult]) -> Reply:
-        """Return the last result as an observation; the others have been made a second time, and
-        must be what the sample has.
-        """
-        try:
-            observation = self._observation(sample, results)
-        except TokenizerError as error:
-            observation = _failed(str(error))
-        if observation.failure:
-            self._counts["failed"] += 1
-        if observation.is_final:
-            self.let_go(sample.id)
-        return Reply(sample.id, sample.end, observation)
-
-    def _observation(self, sample: Sample, results: Sequence[StepResult]) -> Observation:
-        rules = self.rules[sample.prompt.dataset]
-        heard = [span for span in sample.spans if isinstance(span, Observation)]
-        first = len(heard) + 1 - len(results)  # observations before those of `results`
-        for place, (before, again) in enumerate(zip(heard[first:], results[:-1], strict=True)):
-            token_ids = _rendered(rules.dialogue, again, is_opening=first + place == 0)
-            if tuple(before.token_ids) != token_ids or before.reward != again.reward:
-                return _failed(
-                    f"it said something else when it was built again, after turn {first + place}: "
-                    "it is not repeatable; environment.on_restart=again begins such groups anew"
-                )
-        result, is_opening = results[-1], not heard
-        if result.is_final or is_last_turn(sample, rules, self._config.max_turns):
-            return Observation((), is_final=True, reward=result.reward)
-        token_ids = _rendered(rules.dialogue, result, is_opening=is_opening)
-        room = self._config.max_observation_tokens - (sample.end - sample.num_tokens)
-        if len(token_ids) <= room:
-            return Observation(token_ids, reward=result.reward)
-        if is_opening:
-            return _failed(
-                f"its first words have {len(token_ids)} tokens, more than "
-                f"environment.max_observation_tokens={self._config.max_observation_tokens}"
-            )
-        self._counts["out of room"] += 1
-        return Observation((), is_final=True, reward=result.reward)
-
-
-def _rendered(dialogue: Dialogue, result: StepResult, *, is_opening: bool) -> tuple[int, ...]:
-    assert not isinstance(result.messages, str)
-    write = dialogue.opening if is_opening else dialogue.following
-    return write(result.messages)
-
-
-def _failed(message: str) -> Observation:
-    return Observation((), is_final=True, failure=f"the environment has failed: {message}")
+        self._num_deaths = 0
+        self._known[number] = Reply(sample.id, sample.end, failed(message))

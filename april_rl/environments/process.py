@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from april_rl.environments.calls import Calls, path_of
@@ -21,7 +24,8 @@ from april_rl.rewards.child_process import die_with_controller
 from april_rl.rewards.plugins import Caught
 from april_rl.types import SampleId
 
-_MOST_THREADS = 1024  # calls under way that are not coroutines; hung ones keep theirs
+# Calls under way that are not coroutines; hung ones keep theirs. Their stacks count as memory.
+_MOST_THREADS, _STACK_BYTES = 256, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,7 @@ class ProcessSettings:
     function: str  # module:Class
     args: Mapping[str, Any]  # of its constructor
     step_timeout_s: float
+    max_turns: int
     memory_bytes: int  # address space
     folder: Path  # for the calls of samples
 
@@ -42,6 +47,7 @@ def run_process(connection: Connection, settings: ProcessSettings, lifeline: Con
     with it.
     """
     os.setsid()
+    threading.stack_size(_STACK_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (settings.memory_bytes, settings.memory_bytes))
     die_with_controller(lifeline, with_group=True)
     with Caught() as caught:
@@ -51,53 +57,74 @@ def run_process(connection: Connection, settings: ProcessSettings, lifeline: Con
         asyncio.run(_Episodes(connection, settings).serve())
 
 
-@dataclass(slots=True)
 class _Episodes:
     """The episodes of this process, by sample."""
 
-    connection: Connection
-    settings: ProcessSettings
-    alive: dict[SampleId, Episode] = field(default_factory=dict)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # asyncio holds weak references
+    def __init__(self, connection: Connection, settings: ProcessSettings) -> None:
+        self._connection, self._settings = connection, settings
+        self._alive: dict[SampleId, Episode] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio holds weak references
 
     async def serve(self) -> None:
         """Start a task for each question; end when the controller closes the connection."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
-        while True:
-            try:
-                message = await asyncio.to_thread(self.connection.recv)
-            except EOFError:
-                return
-            if isinstance(message, LetGo):
-                self.alive.pop(message.sample_id, None)
+        letters: asyncio.Queue[Ask | LetGo | None] = asyncio.Queue()
+
+        def read() -> None:
+            letter: Ask | LetGo | None = None
+            while True:
+                try:
+                    letter = self._connection.recv()
+                except EOFError:
+                    letter = None
+                loop.call_soon_threadsafe(letters.put_nowait, letter)
+                if letter is None:
+                    return
+
+        Thread(target=read, daemon=True).start()
+        while (letter := await letters.get()) is not None:
+            if isinstance(letter, LetGo):
+                self._forget(letter.sample_id)
                 continue
-            task = loop.create_task(self._answer(message))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            task = loop.create_task(self._answer(letter))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, ask: Ask) -> None:
-        episode = self.alive.get(ask.sample_id)
         if ask.row is not None:
+            self._forget(ask.sample_id)
             with Caught() as caught:
-                episode = self.alive[ask.sample_id] = self._begun(ask)
+                self._alive[ask.sample_id] = self._episode(ask)
             if caught.message:
-                failed = Answer(
-                    number=ask.number,
-                    results=(),
-                    outcome="error",
-                    message=caught.message,
-                    elapsed_s=0.0,
+                self._connection.send(
+                    Answer(
+                        number=ask.number,
+                        results=(),
+                        outcome="error",
+                        message=caught.message,
+                        elapsed_s=0.0,
+                    )
                 )
-                self.connection.send(failed)
                 return
-        assert episode is not None, f"there is no episode of sample {ask.sample_id}"
-        self.connection.send(await episode.answered(ask))
+        self._connection.send(await self._alive[ask.sample_id].answered(ask))
 
-    def _begun(self, ask: Ask) -> Episode:
+    def _forget(self, sample_id: SampleId) -> None:
+        episode = self._alive.pop(sample_id, None)
+        if episode is not None:
+            episode.close()
+
+    def _episode(self, ask: Ask) -> Episode:
+        settings = self._settings
         if ask.forgets_calls:
-            path_of(self.settings.folder, ask.sample_id).unlink(missing_ok=True)
-        calls = Calls(self.settings.folder, ask.sample_id)
+            path_of(settings.folder, ask.sample_id).unlink(missing_ok=True)
+        calls = Calls(settings.folder, ask.sample_id)
         context = Context(sample_id=ask.sample_id, is_replay=bool(ask.turns), once=calls.once)
-        made = new_environment(self.settings.function, self.settings.args, context)
-        return Episode(made, calls, limit_s=self.settings.step_timeout_s)
+        build = partial(
+            new_environment,
+            settings.function,
+            settings.args,
+            context,
+            max_turns=settings.max_turns,
+        )
+        return Episode(build, calls, limit_s=settings.step_timeout_s)

@@ -18,19 +18,26 @@ class EpisodeRules:
     max_response_tokens: int
 
 
-def turns_of(sample: Sample, rules: EpisodeRules, *, max_turns: int) -> tuple[Turn, ...]:
-    """Return the turns of a sample as text."""
-    turns: list[Turn] = []
+def turns_of(
+    sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
+) -> tuple[Turn, ...]:
+    """Return the turns of a sample as text, or the last one alone."""
+    turns: list[tuple[list[int], bool]] = []
     said: list[int] = []
     for span in sample.spans:
         if isinstance(span, Completion):
             said += span.token_ids
             if span.finish_reason is not None:
-                is_truncated = span.finish_reason == "length"
-                is_last = span is sample.spans[-1] and is_last_turn(sample, rules, max_turns)
-                turns.append(rules.dialogue.turn(said, is_truncated=is_truncated, is_last=is_last))
+                turns.append((said, span.finish_reason == "length"))
                 said = []
-    return tuple(turns)
+    is_over = is_last_turn(sample, rules, max_turns)
+    return tuple(
+        rules.dialogue.turn(
+            token_ids, is_truncated=is_truncated, is_last=is_over and place == len(turns) - 1
+        )
+        for place, (token_ids, is_truncated) in enumerate(turns)
+        if not last_alone or place == len(turns) - 1
+    )
 
 
 def is_last_turn(sample: Sample, rules: EpisodeRules, max_turns: int) -> bool:

@@ -69,7 +69,7 @@ def _limit(error: BaseException) -> str:
     """Return a hint at the memory limit when `error` is a MemoryError, else an empty string."""
     if not isinstance(error, MemoryError) or memory_gib() < 0:
         return ""
-    return f"; reward.memory_gib = {memory_gib():g}"
+    return f"; the memory_gib of its process is {memory_gib():g}"
 
 
 def _place(error: BaseException, tb: TracebackType | None) -> str:

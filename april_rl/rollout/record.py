@@ -24,7 +24,7 @@ class GroupState(Enum):
     ready = "ready"  # complete and scored, waiting to be trained
     trained = "trained"
     rejected = "rejected"  # no signal
-    dropped = "dropped"  # a reward or an engine failed
+    dropped = "dropped"  # a reward, environment or engine failed
 
 
 class Settled(NamedTuple):

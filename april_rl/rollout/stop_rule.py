@@ -15,7 +15,7 @@ class Lost:
     """Groups that a step has lost; those lost to scores that came before it count, too."""
 
     rejected: int = 0  # by the filter
-    dropped: int = 0  # because a reward or an engine failed
+    dropped: int = 0  # because a reward, environment or engine failed
     last_failure: str = ""  # why the last one was dropped
 
     @property
@@ -37,8 +37,9 @@ def no_signal_error(lost: Lost) -> NoSignalError:
     """Return the error for a step that reached the limit with no group ready."""
     if lost.dropped > lost.rejected:
         return NoSignalError(
-            f"{lost.dropped} groups were dropped because a reward or an engine failed, and "
-            f"none is ready (rollout.max_rejected_groups). The last failure: {lost.last_failure}"
+            f"{lost.dropped} groups were dropped because a reward, environment or engine failed, "
+            "and none is ready (rollout.max_rejected_groups). The last failure: "
+            f"{lost.last_failure}"
         )
     return NoSignalError(
         f"{lost.rejected} groups had equal rewards for all their samples "
@@ -55,8 +56,8 @@ def lost_groups_notes(lost: Lost, *, num_groups: int, num_wanted: int, limit: in
     notes = []
     if lost.dropped:
         notes.append(
-            f"{lost.dropped} groups dropped because a reward or an engine failed; the "
-            f"last: {lost.last_failure}"
+            f"{lost.dropped} groups dropped because a reward, environment or engine failed; "
+            f"the last: {lost.last_failure}"
         )
     if num_groups < num_wanted and is_limit_reached(limit, lost):
         notes.append(

@@ -67,7 +67,7 @@ _ROLLOUT = _stage(
         "preempted_samples | samples | times a running sample was evicted from a full KV cache",
         "preempted_tokens | tokens | tokens of KV cache lost by preemption and computed again",
         "kv_cache_frac | share | largest share of an engine's KV cache in use",
-        "dropped_groups | groups | groups dropped because a reward or an engine failed",
+        "dropped_groups | groups | groups dropped because a reward, environment or engine failed",
         "failed_attempts | samples | attempts at a request that an engine failed; it repeats most",
         "prompt_tokens_mean | tokens | mean prompt length of the trained groups",
     ),

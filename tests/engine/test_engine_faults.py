@@ -177,7 +177,9 @@ def test_a_group_whose_response_always_fails_is_dropped_with_the_reason(
 def test_an_engine_that_fails_everything_ends_the_run_with_the_reason(planted, real_run):
     """As with broken weights. Fails when it is tried for ever, or equal rewards are made of it."""
     planted(without_numbers)
-    said = r"dropped because a reward or an engine failed.*log-probabilities are not finite"
+    said = (
+        r"dropped because a reward, environment or engine failed.*log-probabilities are not finite"
+    )
     with pytest.raises(NoSignalError, match=said):
         real_run.step()
 

@@ -83,6 +83,37 @@ class Clerk:
         return StepResult(receipt)
 
 
+class SlowClerk:
+    """Sends a letter that takes too long the first time, and another one after it."""
+
+    def load(self, context):
+        self.once = context.once
+
+    def reset(self, row, seed):
+        self.letters = row["answer"]
+
+    def step(self, turn):
+        try:
+            self.once(send_slowly, self.letters)
+            return StepResult(self.once(send_plainly, self.letters, turn.text))
+        except RuntimeError:
+            with Path(self.letters).open("a") as file:
+                file.write("woke\n")
+            raise
+
+
+def send_slowly(letters, call):
+    with Path(letters).open("a") as file:
+        file.write(f"first {call.attempt}\n")
+    time.sleep(1.5 if call.attempt == 1 else 0)
+
+
+def send_plainly(letters, text, call):
+    with Path(letters).open("a") as file:
+        file.write(f"{text} {call.attempt}\n")
+    return f"{text}{call.attempt}"
+
+
 async def send(letters, text, call):
     with Path(letters).open("a") as file:
         file.write(f"{text} {call.attempt}\n")

@@ -125,6 +125,7 @@ REPLIES = {
     call("decrement"): "{'error': 'there is no tool decrement; there are fail, increment, wait'}",
     call("increment", '{"size": 1}'): "unexpected keyword argument 'size'",
     "<tool_call>{not JSON}</tool_call>": "the call cannot be read",
+    f"<tool_call>{'[' * 3000}": "the call cannot be read",
     "<tool_call>[1]</tool_call>": "the call cannot be read: no function is named in",
     call("increment", "3"): "the call cannot be read: the arguments of increment are 3",
 }
@@ -154,6 +155,8 @@ def test_thoughts_call_nothing():
     assert told.turn(encoded(text), is_truncated=False, is_last=False).calls == (
         ToolCall("wait", {}),
     )
+    unfinished = told.turn(encoded(f"<think>{call('fail')}"), is_truncated=False, is_last=False)
+    assert unfinished.calls == ()
     assert told.turn(encoded(text), is_truncated=True, is_last=True).calls == ()
 
 

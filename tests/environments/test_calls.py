@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 from episodes import answer, fresh, heard, pool, said, text_of
+from own_process import wait_until
 
 from april_rl.environments.calls import CallError, Calls, path_of
 from april_rl.types import SampleId
@@ -101,6 +102,34 @@ def test_a_call_that_has_not_come_back_is_a_second_attempt_with_the_same_key(tmp
         ["key", "result"],
     ]
     assert len({line["key"] for line in lines[1:]}) == 1
+
+
+def test_calls_keep_their_keys_when_their_order_changes(tmp_path):
+    tool = Tool()
+    first = Calls(tmp_path, SAMPLE)
+    assert [first.once(tool.add, n) for n in (1, 2)] == [1, 2]
+    again = Calls(tmp_path, SAMPLE)
+    assert [again.once(tool.add, n) for n in (2, 1)] == [2, 1]
+    assert len(tool.asked) == 2
+
+
+def test_what_goes_on_after_an_episode_was_given_up_makes_no_calls(tmp_path):
+    tool = Tool()
+    calls = Calls(tmp_path, SAMPLE)
+    assert calls.once(tool.add, 1) == 1
+    calls.close()
+    with pytest.raises(CallError, match="given up"):
+        calls.once(tool.add, 2)
+    assert len(tool.asked) == 1
+
+
+def test_a_step_that_took_too_long_calls_nothing_more(tmp_path):
+    letters = tmp_path / "letters"
+    with pool("SlowClerk", folder=tmp_path, step_timeout_s=0.5) as environments:
+        sample = heard(environments, fresh(notes=letters))
+        assert text_of(answer(environments, said(sample, "a"))) == "a1"
+        wait_until(lambda: "woke" in letters.read_text())
+    assert letters.read_text().split("\n")[:-1] == ["first 1", "first 2", "a 1", "woke"]
 
 
 def test_a_note_that_was_cut_off_does_not_count(tmp_path):

@@ -89,6 +89,7 @@ REFUSED = {
         + "{{ m.content }}{% if loop.last %} three{% else %} two{% endif %} <eos> {% endfor %}",
         "changes a message when another follows it",
     ),
+    "no text": (EACH + "{{ m.role }} {{ m.content | length }} <eos> {% endfor %}", "as it is"),
     "no tools": (EACH + "{{ raise_exception('no') }}{% endfor %}", "refuses the messages: no"),
 }
 

@@ -121,6 +121,36 @@ def test_a_hung_process_is_killed_and_its_other_episodes_go_on_elsewhere():
         assert counts(environments)["deaths"] == 2
 
 
+def test_an_episode_that_ends_its_process_takes_no_other_along():
+    with pool() as environments:
+        samples = [heard(environments, fresh(n)) for n in range(6)]
+        turns = [said(s, "die" if n == 2 else "sleep 0.3") for n, s in enumerate(samples)]
+        replies = answers(environments, *turns)
+        failed = [r.sample_id.prompt_id for r in replies if r.observation.failure]
+        assert failed == [2]
+        assert len(replies) == 6
+        assert counts(environments)["deaths"] == 3
+
+
+def test_programs_of_a_process_that_dies_by_itself_end_with_it():
+    with pool() as environments:
+        sample = heard(environments, said(heard(environments, fresh()), "start"))
+        program = int(text_of(sample.spans[-1]))
+        assert answer(environments, said(sample, "die")).failure
+        wait_until(lambda: not is_running(program))
+
+
+def test_a_process_that_does_not_read_holds_nobody_up():
+    with pool(step_timeout_s=0.5, start_timeout_s=3.0) as environments:
+        samples = [heard(environments, fresh(n)) for n in range(30)]
+        environments.act(said(samples[0], "block 600"))
+        for sample in samples[1:]:
+            environments.act(said(sample, "a" * 20_000))
+        replies = environments.mailbox.collect((environments,), None)
+        failed = [r.sample_id.prompt_id for r in replies if r.observation.failure]
+        assert (len(replies), failed) == (30, [0])
+
+
 def test_an_episode_goes_on_in_a_new_pool_as_after_a_resume(tmp_path):
     notes = tmp_path / "notes"
     with pool() as environments:

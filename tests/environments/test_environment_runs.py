@@ -60,6 +60,9 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert sum(row.pop("environment/replays", 0) for row in again) > 0
     rows = metrics_of(whole)
     assert sum(row.pop("environment/replays", 0) for row in rows) == 0
+    # A call that was made before the kill is not made again.
+    made = [sum(row.pop("environment/calls", 0) for row in each) for each in (rows, again)]
+    assert made[1] <= made[0]
     assert rows == again
     assert files_of(whole) == files_of(killed)
 

@@ -128,7 +128,7 @@ def test_a_reward_process_gets_the_memory_it_is_given_and_no_more(memory_gib, ou
     with pool(num_processes=1, memory_gib=memory_gib) as scorer:
         scorer.submit(sample(0, "reserve 2 GiB"), group_size=1)
         assert outcomes(scorer.collect(None)) == [(0, outcome)]
-        assert ("reward.memory_gib = 1" in scorer.last_failure) == (outcome == "crash")
+        assert ("memory_gib of its process is 1" in scorer.last_failure) == (outcome == "crash")
 
 
 def test_a_slow_reward_does_not_delay_others(tmp_path):

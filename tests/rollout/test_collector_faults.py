@@ -237,7 +237,9 @@ def test_rewards_that_always_fail_end_in_an_error_that_says_why():
 def test_a_step_says_that_groups_were_dropped():
     run = Run(Setup(alpha=1.0, failing=frozenset({0, 2, 3}), delay=3))
     assert [
-        note for note in run.step().notes if "dropped because a reward or an engine failed" in note
+        note
+        for note in run.step().notes
+        if "dropped because a reward, environment or engine failed" in note
     ]
 
 

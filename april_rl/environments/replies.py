@@ -1,0 +1,66 @@
+"""Turns what an environment returned into an observation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from april_rl.config.environment import EnvironmentConfig
+from april_rl.data.tokenizer import TokenizerError
+from april_rl.environments.dialogue import Dialogue
+from april_rl.environments.protocol import StepResult
+from april_rl.environments.turns import EpisodeRules, is_last_turn
+from april_rl.types import Observation, Sample
+
+
+def observation_of(
+    results: Sequence[StepResult],
+    sample: Sample,
+    rules: EpisodeRules,
+    *,
+    config: EnvironmentConfig,
+) -> Observation:
+    """Return the last result as an observation; the others were made a second time, and must be
+    what the sample has.
+    """
+    try:
+        return _observation(results, sample, rules, config)
+    except TokenizerError as error:
+        return failed(str(error))
+
+
+def failed(message: str) -> Observation:
+    """Return the end of an episode whose environment has failed."""
+    return Observation((), is_final=True, failure=f"the environment has failed: {message}")
+
+
+def _observation(
+    results: Sequence[StepResult], sample: Sample, rules: EpisodeRules, config: EnvironmentConfig
+) -> Observation:
+    heard = [span for span in sample.spans if isinstance(span, Observation)]
+    first = len(heard) + 1 - len(results)  # observations before those of `results`
+    for place, (before, again) in enumerate(zip(heard[first:], results[:-1], strict=True)):
+        token_ids = _rendered(rules.dialogue, again, is_opening=first + place == 0)
+        if tuple(before.token_ids) != token_ids or before.reward != again.reward:
+            return failed(
+                f"it said something else when it was built again, after turn {first + place}: it "
+                "is not repeatable; with environment.on_restart=again a resumed run begins such "
+                "groups anew"
+            )
+    result, is_opening = results[-1], not heard
+    if result.is_final or is_last_turn(sample, rules, config.max_turns):
+        return Observation((), is_final=True, reward=result.reward)
+    token_ids = _rendered(rules.dialogue, result, is_opening=is_opening)
+    if len(token_ids) <= config.max_observation_tokens - (sample.end - sample.num_tokens):
+        return Observation(token_ids, reward=result.reward)
+    if is_opening:
+        return failed(
+            f"its first words have {len(token_ids)} tokens, more than "
+            f"environment.max_observation_tokens={config.max_observation_tokens}"
+        )
+    return Observation((), is_final=True, reward=result.reward)
+
+
+def _rendered(dialogue: Dialogue, result: StepResult, *, is_opening: bool) -> tuple[int, ...]:
+    assert not isinstance(result.messages, str)
+    write = dialogue.opening if is_opening else dialogue.following
+    return write(result.messages)
