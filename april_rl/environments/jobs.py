@@ -27,7 +27,6 @@ class Ask:
     row: Mapping[str, Any] | None
     seed: int
     turns: tuple[Turn, ...]  # that are not answered yet
-    forgets_calls: bool  # an earlier evaluation had a sample of the same name
 
 
 class LetGo(NamedTuple):

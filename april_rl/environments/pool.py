@@ -92,6 +92,8 @@ class EnvironmentPool:
 
     def act(self, sample: Sample) -> None:
         """Let the environment of a sample answer its last turn, or begin; return at once."""
+        if sample.id.prompt_id < 0 and not sample.spans:  # an earlier evaluation had the same name
+            path_of(self._settings.folder, sample.id).unlink(missing_ok=True)
         self._ask(sample, attempt=1)
 
     def let_go(self, sample_id: SampleId) -> None:
@@ -176,7 +178,6 @@ class EnvironmentPool:
                 row=None if is_begun else row_of(sample.prompt),
                 seed=episode_seed(self._seed, sample.prompt.id),
                 turns=turns,
-                forgets_calls=sample.id.prompt_id < 0 and attempt == 1 and not sample.spans,
             )
         )
 

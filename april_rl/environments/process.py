@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from april_rl.environments.calls import Calls, path_of
+from april_rl.environments.calls import Calls
 from april_rl.environments.episode import Episode
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
 from april_rl.environments.loading import load_class, new_environment
@@ -116,8 +116,6 @@ class _Episodes:
 
     def _episode(self, ask: Ask) -> Episode:
         settings = self._settings
-        if ask.forgets_calls:
-            path_of(settings.folder, ask.sample_id).unlink(missing_ok=True)
         calls = Calls(settings.folder, ask.sample_id)
         context = Context(sample_id=ask.sample_id, is_replay=bool(ask.turns), once=calls.once)
         build = partial(
