@@ -12,6 +12,7 @@ from equal_runs import files_of, metrics_of
 from two_worker_runs import has_row
 
 from april_rl.commands import checkpoint
+from april_rl.tracking.keys import KEYS
 
 pytestmark = pytest.mark.slow
 SMALL = (
@@ -33,6 +34,8 @@ def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
     said = next(said for said in told if len(said) == 3)
     assert said[1][1].count("=") >= 1, "the partial sums"
     last = rows_of(tmp_path / "run")[-1]
+    described = {key.key for key in KEYS if key.stage == "environment"}
+    assert described <= last.keys(), "a stage no longer returns what a panel shows"
     assert 1 < last["environment/turns_mean"] < 2
     assert last["environment/errors"] == 0
     folder = tmp_path / "run" / "checkpoints" / "step_2"
