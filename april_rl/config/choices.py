@@ -27,7 +27,7 @@ class Resume(Enum):
 
 
 class OnRestart(Enum):
-    """What becomes of an episode when its process ends or the run is resumed."""
+    """Treatment of unfinished episodes when their process ends or the run is resumed."""
 
     replay = "replay"  # it is built again: `reset`, and `step` for every turn it had
     again = "again"  # its group begins anew from the prompt in a resumed run, else is dropped

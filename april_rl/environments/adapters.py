@@ -109,7 +109,7 @@ class ToolsEnvironment:
             return {"error": f"there is no tool {call.name}; there are {', '.join(self._tools)}"}
         try:
             return await _called(self._tools[call.name], **call.arguments)
-        except Exception as error:
+        except Exception as error:  # whatever a tool raises is its answer
             return {"error": str(error)}
 
 

@@ -27,7 +27,7 @@ class Dialogue:
     """The form in which a data set's prompts and turns go on."""
 
     tokenizer: Tokenizer
-    is_chat: bool  # else messages are plain text, one behind the other
+    is_chat: bool  # else the text of messages is appended as it is
     variables: Mapping[str, Any]  # data.chat_template_kwargs
     stop_ids: frozenset[int]  # tokens that end a turn
     has_tools: bool = False  # calls of tools are read from turns

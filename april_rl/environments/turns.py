@@ -1,4 +1,4 @@
-"""What an environment is told of a sample: its row, its seed and its turns as text."""
+"""The input of an environment, made from a sample: its row, its seed, its turns as text."""
 
 from __future__ import annotations
 

@@ -70,6 +70,13 @@ def fresh(number: int = 0, *, index: int = 0, opening: str = "", notes: object =
 def said(sample: Sample, text: str, *, finish_reason: FinishReason = "stop") -> Sample:
     """Return the sample after another turn of the policy."""
     token_ids = (*tiny_tokenizer().encode([text], add_special_tokens=False)[0], EOS)
+    return with_turn(sample, token_ids, finish_reason=finish_reason)
+
+
+def with_turn(
+    sample: Sample, token_ids: tuple[int, ...], *, finish_reason: FinishReason = "stop"
+) -> Sample:
+    """Return the sample after a turn of these tokens."""
     return sample.extended(
         Completion(
             sample_id=sample.id,

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 from byte_tokenizer import CHAT, END, hf_byte_tokenizer
-from episodes import answer, fresh, heard
+from episodes import answer, fresh, heard, with_turn
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
@@ -19,7 +19,7 @@ from april_rl.environments.pool import EnvironmentPool
 from april_rl.environments.protocol import ToolCall
 from april_rl.environments.turns import EpisodeRules
 from april_rl.rewards.mailbox import Mailbox
-from april_rl.types import Completion
+from april_rl.types import Sample
 
 HI = {"role": "user", "content": "hi"}
 
@@ -60,28 +60,12 @@ def pool(config, tmp_path):
 
 
 def asked(**columns):
-    sample = fresh(opening="")
-    return replace_prompt(sample, columns)
-
-
-def replace_prompt(sample, columns):
-    prompt = replace(sample.prompt, text="question", answer="20", columns=columns)
-    return type(sample)(prompt, 0)
+    prompt = replace(fresh().prompt, text="question", answer="20", columns=columns)
+    return Sample(prompt, 0)
 
 
 def said(sample, text):
-    token_ids = encoded(text + END)
-    return sample.extended(
-        Completion(
-            sample_id=sample.id,
-            start=sample.end,
-            policy_version=0,
-            context_version=0,
-            token_ids=token_ids,
-            logprobs=(-1.0,) * len(token_ids),
-            finish_reason="stop",
-        )
-    )
+    return with_turn(sample, encoded(text + END))
 
 
 def call(name, arguments="{}"):
