@@ -88,7 +88,7 @@ class RolloutConfig:
     max_off_policy_frac: float = within("in (0, 1]", 1.0)
     refill: bool = True  # fill a finished sample's slot at once; false: one-shot over-provisioning
     # policy versions between a token's sampling and its training
-    max_staleness: int = within(">= 0", 5)
+    max_staleness: int = within(">= 0", 8)
     on_stale: OnStale = OnStale.finish
     resume: Resume = Resume.auto  # how a parked sample continues
     max_response_tokens: int = within(">= 1", 16384)

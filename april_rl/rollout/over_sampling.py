@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from april_rl.rollout.codec import Plain
@@ -13,6 +14,15 @@ LARGEST_FACTOR = 4.0  # that `auto` considers: above it little is gained
 def largest_factor(max_staleness: int) -> float:
     """Return the largest α that `auto` considers: tokens reach an age of about α."""
     return min(max_staleness + 1.0, LARGEST_FACTOR)
+
+
+def waitless_staleness(factor: float, *, longest: float, mean: float) -> int:
+    """Return the smallest `max_staleness` at which no step waits for its oldest groups.
+
+    A step trains N·G samples of `mean` tokens, and full slots make α·N·G tokens in an engine step:
+    it lasts mean ÷ α engine steps, and a response of `longest` tokens α · longest ÷ mean steps.
+    """
+    return math.ceil(round(factor * longest / mean, 6))
 
 
 class OverSampling(Protocol):

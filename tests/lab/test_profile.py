@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -27,9 +29,13 @@ def profile_of(lengths: np.ndarray, *, truncated: float = 0.0, silent: float = 0
     return Profile(lengths=groups, truncated_frac=truncated, no_signal_frac=silent)
 
 
-def predictions_for(profile: Profile) -> list[Prediction]:
+def predictions_for(profile: Profile, *, max_staleness: int = 8) -> list[Prediction]:
     scenario = Scenario(
-        cost=COST, length_of=Recorded(groups=profile.lengths), num_groups=8, group_size=4
+        cost=COST,
+        length_of=Recorded(groups=profile.lengths),
+        num_groups=8,
+        group_size=4,
+        max_staleness=max_staleness,
     )
     modes = modes_of(FACTORS, refill=True)
     return list(predict(scaled_down(scenario), modes, num_steps=12, warmup_steps=6))
@@ -56,20 +62,37 @@ def test_a_long_tail_calls_for_over_sampling_and_equal_lengths_for_none() -> Non
     found = predictions_for(profile)
     assert [each.mode.name for each in found] == ["synchronous", "refill", "refill", "refill"]
     assert found[0].gain == 1
-    [line] = advice(profile, found)
+    line, cap = advice(profile, found, max_staleness=8)
     assert line.startswith("rollout.over_sampling_factor=")
     chosen = float(line.partition("=")[2].partition(":")[0])
     gains = {each.mode.factor: each.gain for each in found[1:]}
     assert gains[chosen] > 1.2
     assert f"{gains[chosen] - 1:+.0%}" in line
+    flat = list(chain.from_iterable(profile.lengths))
+    free = math.ceil(chosen * max(flat) / fmean(flat))
+    assert cap.startswith(f"rollout.max_staleness={free} lets no step wait")
     even = profile_of(np.full(64, 200))
-    [line] = advice(even, predictions_for(even))
+    [line] = advice(even, predictions_for(even), max_staleness=8)
     assert "hardly a tail: rollout.over_sampling_factor=1" in line
+
+
+def test_the_cap_that_is_advised_lets_no_step_wait_and_a_smaller_one_does() -> None:
+    """Fails when the formula is of another schedule than the collector's."""
+    profile = long_tail()
+    free = profile.waitless_staleness(1.5)
+    occupied = {
+        cap: predictions_for(profile, max_staleness=cap)[1].outcome.occupancy
+        for cap in (free // 6, free)
+    }
+    assert occupied[free] > 0.95
+    assert occupied[free // 6] < 0.75
+    found = predictions_for(profile, max_staleness=free)
+    assert len(advice(profile, found, max_staleness=free)) == 1
 
 
 def test_cut_responses_and_prompts_without_signal_are_pointed_out() -> None:
     profile = profile_of(np.full(64, 200), truncated=0.4, silent=0.25)
-    _, cut, silent = advice(profile, predictions_for(profile))
+    _, cut, silent = advice(profile, predictions_for(profile), max_staleness=8)
     assert cut.startswith("40% of the responses reach rollout.max_response_tokens")
     assert silent.startswith("25% of the prompts have equal rewards")
 

@@ -175,7 +175,7 @@ def told(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
         ({"time/score_s": 9.0}, r"Rollouts wait for rewards for \d+ % .*\(10\.5 s a step\)"),
         ({"reward/no_signal_frac": 1.0}, r"No group has a signal since step 0"),
         ({"reward/no_signal_frac": 0.6}, r"60 % of the groups have no signal.*dynamic_sampling"),
-        ({"staleness/age_max": 5}, r"The staleness cap binds: in 100 % .* age 5 was trained"),
+        ({"staleness/age_max": 8}, r"The staleness cap binds: in 100 % .* age 8 was trained"),
         ({"staleness/masked_tokens": 10}, r"70 tokens were older than the cap"),
         (
             {"rollout/reprefill_tokens": 30_000, "rollout/time_s": 2},

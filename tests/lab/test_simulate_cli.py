@@ -188,7 +188,7 @@ def test_a_cell_of_the_papers_table_gains_as_the_paper_says_or_more():
         ((*PRESET, "--steps", "0"), 2, "must be >= 1, got 0"),
         ((), 2, "one of the arguments --run --preset --paper is required"),
         (("--run", "nowhere"), 1, "nowhere is not the directory of a run"),
-        ((*PRESET, "--alpha", "9"), 1, "--max-staleness must be >= 8 with --alpha 9"),
+        ((*PRESET, "--alpha", "11"), 1, "--max-staleness must be >= 10 with --alpha 11"),
         ((*PRESET, "--mean-tokens", "2000"), 1, "must be in [1, 1500), got 2000"),
         ((*PRESET, "--num-groups", "0"), 1, "num_groups must be >= 1, got 0"),
         ((*PRESET, "--sigma", "-1"), 1, "--sigma must be >= 0"),

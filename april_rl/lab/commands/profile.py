@@ -223,7 +223,7 @@ def _show(
     predictions = list(
         predict(scaled_down(scenario), modes, num_steps=_NUM_STEPS, warmup_steps=_WARMUP_STEPS)
     )
-    lines = advice(profile, predictions)
+    lines = advice(profile, predictions, max_staleness=config.rollout.max_staleness)
     samples = sum(map(len, profile.lengths))
     print(f"response tokens of {samples} samples of {len(prompts)} training prompts")
     print("\n".join(profile.histogram()))

@@ -8,6 +8,7 @@ from statistics import fmean
 from april_rl.lab.report.gains import NUM_FILES, Gains
 from april_rl.lab.report.run_files import RunFiles
 from april_rl.lab.simulator.recorded_run import RecordedRunError, read_cost
+from april_rl.rollout.over_sampling import waitless_staleness
 from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
 
 _WORTH_SAYING = 1.1  # a predicted gain
@@ -116,12 +117,28 @@ def _staleness(run: RunFiles) -> Iterator[str]:
     if at_cap > 0.5:
         yield (
             f"The staleness cap binds: in {percent(at_cap)} of the later steps a token of age "
-            f"{cap:g} was trained, so steps wait for their oldest groups. A larger "
-            "rollout.max_staleness or a smaller α avoids the wait."
+            f"{cap:g} was trained, so steps wait for their oldest groups, with "
+            f"{percent(run.mean('rollout/occupancy', late=True) or 0.0)} of the slots in use. "
+            + _larger_cap(run)
         )
     masked, trained = run.total("staleness/masked_tokens"), run.total("ledger/trained")
     if masked and trained:
         yield f"{masked:,.0f} tokens were older than the cap and had no loss weight."
+
+
+def _larger_cap(run: RunFiles) -> str:
+    own = run.mean("rollout/over_sampling_factor", late=True)
+    longest = max((length for _, length in run.series("rollout/response_tokens_max")), default=0.0)
+    mean = run.mean("rollout/response_tokens_mean", late=True)
+    if not own or not mean:
+        return "A larger rollout.max_staleness or a smaller α avoids the wait."
+    free = waitless_staleness(own, longest=longest, mean=mean)
+    return (
+        f"With α = {own:g}, {longest:g} tokens in the longest response and {mean:.0f} in the mean "
+        f"one, no step waits at rollout.max_staleness={free} (α · longest ÷ mean). What that "
+        f"gains: python -m april_rl simulate --run {run.run_dir} --alpha {own:g} "
+        f"--max-staleness {free}."
+    )
 
 
 def _engines(run: RunFiles) -> Iterator[str]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 
 from april_rl.lab.simulator.prediction import Prediction
+from april_rl.rollout.over_sampling import waitless_staleness
 
 _NUM_BINS, _BAR = 12, 40  # rows of the histogram, characters of its longest bar
 _WORTH_IT = 1.05  # a gain in samples per second
 _ALMOST_BEST = 0.97  # of the largest gain: a smaller α is fresher
+_FULL = 0.9  # share of the slots in use above which the staleness cap costs little
 _TRUNCATED = 0.2  # share of cut responses above which the advice mentions them
 
 
@@ -30,6 +32,11 @@ class Profile:
         found = np.percentile(self._flat, [50, 95, 99, 100], method="higher")
         return dict(zip(("p50", "p95", "p99", "max"), map(int, found), strict=True))
 
+    def waitless_staleness(self, factor: float) -> int:
+        """Return the `rollout.max_staleness` at which no step waits for its oldest groups."""
+        mean, longest = float(np.mean(self._flat)), max(self._flat)
+        return waitless_staleness(factor, longest=longest, mean=mean)
+
     @property
     def _flat(self) -> list[int]:
         return list(chain.from_iterable(self.lengths))
@@ -45,7 +52,7 @@ class Profile:
         ]
 
 
-def advice(profile: Profile, predictions: Sequence[Prediction]) -> list[str]:
+def advice(profile: Profile, predictions: Sequence[Prediction], *, max_staleness: int) -> list[str]:
     """Return what to set, in words; the first of the predictions is the synchronous loop."""
     best = max((each.gain for each in predictions[1:]), default=1.0)
     found = []
@@ -62,6 +69,7 @@ def advice(profile: Profile, predictions: Sequence[Prediction]) -> list[str]:
             f"samples/s over the synchronous loop, {stale:.0%} of the trained tokens from an "
             "earlier policy."
         )
+        found.extend(_staleness(profile, chosen, max_staleness))
     if profile.truncated_frac > _TRUNCATED:
         found.append(
             f"{profile.truncated_frac:.0%} of the responses reach rollout.max_response_tokens and "
@@ -73,3 +81,12 @@ def advice(profile: Profile, predictions: Sequence[Prediction]) -> list[str]:
             "algorithm.dynamic_sampling=true generates others in their place."
         )
     return found
+
+
+def _staleness(profile: Profile, chosen: Prediction, max_staleness: int) -> Iterator[str]:
+    free = profile.waitless_staleness(chosen.mode.factor)
+    if free > max_staleness and chosen.outcome.occupancy < _FULL:
+        yield (
+            f"rollout.max_staleness={free} lets no step wait for its longest responses at that α; "
+            f"with {max_staleness}, {chosen.outcome.occupancy:.0%} of the slots are in use."
+        )

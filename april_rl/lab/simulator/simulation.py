@@ -51,7 +51,7 @@ class Scenario:
     tick_steps: int = 8
     max_batched_tokens: int = 8192  # of one engine step
     block_tokens: int = BLOCK_TOKENS  # of the prefix cache
-    max_staleness: int = 5
+    max_staleness: int = 8
     finish_stale: bool = True
     keeps_parked: bool = False  # parked samples keep their KV cache
     no_signal_frac: float = 0.0  # groups whose rewards are all equal
