@@ -124,25 +124,24 @@ class Groups:
         else:
             self._outside.act(sample)
 
-    def take_replies(self, replies: Iterable[Reply]) -> list[tuple[OpenGroup, int]]:
-        """Add what environments say to their samples; return those that a turn follows, as group
-        and index. An answer to another turn than a sample's last one is ignored. Call `send` to
-        have finished samples scored.
+    def take_replies(self, replies: Iterable[Reply]) -> list[tuple[OpenGroup, Reply]]:
+        """Add what environments say to their samples; return the expected replies with their
+        groups. An answer to another turn than a sample's last one is ignored. Call `send` to have
+        finished samples scored.
         """
         is_in_step = self._buffer.is_step_under_way
         unfinished = SampleState.waiting if is_in_step else SampleState.parked
-        going_on = []
+        expected = []
         for reply in replies:
             prompt_id, index = reply.sample_id
             group = self._buffer.group(prompt_id)
             if group is None or not group.expects_reply(reply):
                 continue
             group.answer(index, reply.observation, unfinished=unfinished)
+            expected.append((group, reply))
             if reply.observation.is_final:
                 self._unsent.append(group.sample(index))
-            else:
-                going_on.append((group, index))
-        return going_on
+        return expected
 
     def take_scores(self, scores: Iterable[Score]) -> int:
         """Record scores, and settle the groups that they complete; return how many of these were

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from april_rl.rollout.open_group import OpenGroup
+from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.stop_rule import Lost
 from april_rl.rollout.ticks import Tick
-from april_rl.types import ENGINE_FAULTS, Completion, FinishReason, SampleId, ScoredGroup
+from april_rl.types import ENGINE_FAULTS, Completion, FinishReason, Reply, SampleId, ScoredGroup
 
 
 class GroupState(Enum):
@@ -71,16 +71,26 @@ class Returned(NamedTuple):
     at_s: float
     prompt_tokens: int
     start: int  # tokens that it had before, behind its prompt
-    tokens: int  # response tokens generated in this step
+    tokens: int  # response tokens that came back with it
+    response_tokens: int  # all that it has
     age: int  # steps since its first token
     finish_reason: FinishReason | None  # None: aborted
     is_resumed: bool  # in the middle of a turn
     is_kept: bool  # it went on with the KV cache that it had
+    is_acting: bool  # its environment answers its turn
 
     @property
     def is_finished(self) -> bool:
-        """Return whether its turn is complete."""
-        return self.finish_reason is not None and self.finish_reason not in ENGINE_FAULTS
+        """Return whether its response is complete."""
+        reason = self.finish_reason
+        return reason is not None and reason not in ENGINE_FAULTS and not self.is_acting
+
+
+class Answered(NamedTuple):
+    """A sample that its environment answered."""
+
+    sample_id: SampleId
+    is_finished: bool  # no turn follows, and the environment has not failed
 
 
 class Wait(NamedTuple):
@@ -100,6 +110,7 @@ class StepRecord:
     sent: list[Sent] = field(default_factory=list)
     ticks: list[EngineTick] = field(default_factory=list)
     returned: list[Returned] = field(default_factory=list)
+    answered: list[Answered] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     stop_s: float = 0.0  # from the end of generation until everything unfinished is parked
     time_s: float = 0.0  # of the whole rollout
@@ -143,12 +154,19 @@ class StepRecord:
                 prompt_tokens=len(group.prompt.token_ids),
                 start=completion.start,
                 tokens=num_tokens,
+                response_tokens=group.lengths[index],
                 age=0 if oldest is None else completion.policy_version - oldest,
                 finish_reason=completion.finish_reason,
                 is_resumed=len(spans) > 1 and isinstance(spans[-2], Completion),
                 is_kept=completion.is_kept,
+                is_acting=group.states[index] is SampleState.acting,
             )
         )
+
+    def answer(self, reply: Reply) -> None:
+        """Record that the environment of a sample has answered."""
+        said = reply.observation
+        self.answered.append(Answered(reply.sample_id, said.is_final and not said.failure))
 
     def end(self, groups: GroupEvents) -> None:
         """Record what became of groups, and that the rollout ends now."""
@@ -172,7 +190,8 @@ class StepRecord:
     @property
     def finished_samples(self) -> int:
         """Return how many responses became complete."""
-        return sum(each.is_finished for each in self.returned)
+        in_one_turn = sum(each.is_finished for each in self.returned)
+        return in_one_turn + sum(each.is_finished for each in self.answered)
 
     @property
     def reprefill_tokens(self) -> int:

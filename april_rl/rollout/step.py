@@ -237,9 +237,12 @@ class Step:
         scores = [answer for answer in answers if isinstance(answer, Score)]
         self._allowance += self._rules.group_size * self._groups.take_scores(scores)
         replies = [answer for answer in answers if isinstance(answer, Reply)]
-        for group, index in self._groups.take_replies(replies):
+        for group, reply in self._groups.take_replies(replies):
+            self._record.answer(reply)
+            if reply.observation.is_final:
+                continue
             self._dispatch.add_turn(group)
-            turns = group.sample(index).completions
+            turns = group.sample(reply.sample_id.index).completions
             if turns and turns[-1].policy_version == self._record.policy_version:
                 self._allowance += 1  # the step has started this sample already
         self._groups.send()

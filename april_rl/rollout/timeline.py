@@ -7,12 +7,14 @@ Times are seconds since the rollout began, with the resolution of an engine's ti
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
-from april_rl.rollout.record import StepRecord
+from april_rl.rollout.record import Returned, StepRecord
 from april_rl.rollout.ticks import TickWork
+from april_rl.types import SampleId
 
 _MAX_TICKS = 256  # of a step, evenly spread
 
@@ -29,6 +31,7 @@ class Stay(NamedTuple):
     tokens: int  # response tokens generated in this step
     age: int  # steps since the sample's first token
     is_finished: bool  # false: it was aborted and parked
+    is_resumed: bool  # in the middle of a turn
 
 
 class Bar(NamedTuple):
@@ -98,22 +101,26 @@ class Timeline:
 
 def timeline_of(record: StepRecord) -> Timeline:
     """Return the timeline of a step that has ended."""
-    returned = {each.sample_id: each for each in record.returned}
+    returned = defaultdict[SampleId, deque[Returned]](deque)  # one for each turn in the step
+    for each in record.returned:
+        returned[each.sample_id].append(each)
     stays = []
     for sent in record.sent:
         for sample_id in sorted(sent.sample_ids):
-            if (found := returned.get(sample_id)) is None:
+            if not returned[sample_id]:
                 continue  # it never had a slot, or its engine hung
+            found = returned[sample_id].popleft()
             stays.append(
                 Stay(
                     *sample_id,
                     engine=sent.engine,
                     sent_s=sent.at_s,
                     ended_s=found.at_s,
-                    start=found.start,
+                    start=found.response_tokens - found.tokens,
                     tokens=found.tokens,
                     age=found.age,
                     is_finished=found.finish_reason is not None,
+                    is_resumed=found.is_resumed,
                 )
             )
     ticks = [TickWork.of(tick) for _, tick in record.ticks if tick.engine_steps]

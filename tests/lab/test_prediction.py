@@ -10,6 +10,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 from light_samples import PROMPT
+from rollout_runs import Run, Setup, num_sampled
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, finished_lengths
@@ -171,10 +172,12 @@ def step(*returned: tuple[SampleId, int, bool]) -> StepRecord:
             prompt_tokens=20,
             start=1,
             tokens=num_tokens - 1,
+            response_tokens=num_tokens,
             age=0,
             finish_reason="stop" if is_finished else None,
             is_resumed=True,
             is_kept=False,
+            is_acting=False,
         )
         for sample_id, num_tokens, is_finished in returned
     ]
@@ -194,6 +197,40 @@ def test_the_window_holds_the_groups_opened_last_and_never_more_than_the_budget(
     assert {10 + i for i in groups if i % 2 == 0 and i >= 8} <= {n for g in lengths for n in g}
     assert max(n for group in lengths for n in group) <= 50
     assert lengths[-1][1] == 45
+
+
+def known_of(evidence: Evidence) -> dict[SampleId, tuple[int, bool]]:
+    """The length of each sample, and whether it is finished."""
+    return {SampleId(i, k): (n, is_finished) for i, k, n, is_finished in evidence.save()["samples"]}
+
+
+def test_the_length_of_an_episode_is_what_the_policy_sampled_in_all_its_turns() -> None:
+    """Fails when what environments say counts, or a sample that acts is taken for finished."""
+    run = Run(Setup(turns=3, delay=4))
+    evidence = Evidence(SHORT, refill=True)
+    num_acting = 0
+    for _ in range(5):
+        evidence.observe(run.step().record)
+        known, generated = known_of(evidence), [s for s in run.alive if s.num_tokens]
+        for sample in generated:
+            assert known[sample.id] == (sample.num_tokens, sample.is_finished)
+        num_acting += sum(sample.is_acting for sample in generated)
+    assert num_acting > 0
+
+
+def test_episodes_that_end_between_two_steps_are_finished_too() -> None:
+    """Fails when they count with longer lengths than they have."""
+    setup = Setup(turns=3, delay=6)
+    run, evidence = Run(setup), Evidence(SHORT, refill=True)
+    for step in range(9):
+        evidence.observe(run.step(may_open=step < 5).record)
+        run.collector.settle_scores()
+    assert run.alive == []
+    assert known_of(evidence) == {
+        SampleId(i, k): (num_sampled(SampleId(i, k), setup), True)
+        for i in run.prompts.taken
+        for k in range(setup.group_size)
+    }
 
 
 def run_with(evidence: Evidence, *, factor: float, refill: bool = True) -> None:

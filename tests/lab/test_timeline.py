@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from light_samples import PROMPT, completion
+from rollout_runs import Run, Setup
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
@@ -60,7 +62,7 @@ def test_every_generated_token_and_finished_sample_is_in_the_timeline(number: in
     assert sum(stay.tokens for stay in timeline.stays) == record.generated_tokens > 0
     assert sum(stay.is_finished for stay in timeline.stays) == record.finished_samples > 0
     read = rollout_metrics(record, num_needed=GROUPS * SIZE).read()
-    assert sum(stay.start > 0 for stay in timeline.stays) == read["rollout/resumed_samples"]
+    assert sum(stay.is_resumed for stay in timeline.stays) == read["rollout/resumed_samples"]
     assert timeline.time_s == record.time_s
     assert sum(timeline.slots.values()) == record.num_slots
 
@@ -68,7 +70,7 @@ def test_every_generated_token_and_finished_sample_is_in_the_timeline(number: in
 def test_parked_samples_go_on_where_they_stopped_with_their_age() -> None:
     """Fails when ages are taken from the wrong completion, or a parked sample looks finished."""
     before = {(s.prompt_id, s.sample): s for s in STEPS_SEEN[0][1].stays}
-    resumed = [s for s in STEPS_SEEN[1][1].stays if s.start]
+    resumed = [s for s in STEPS_SEEN[1][1].stays if s.is_resumed]
     assert resumed
     for stay in resumed:
         earlier = before[stay.prompt_id, stay.sample]
@@ -91,6 +93,24 @@ def test_bars_of_a_slot_do_not_overlap_and_lie_within_the_rollout(number: int) -
     for bars in slots.values():
         assert all(0 <= begun <= ended <= timeline.time_s for begun, ended in bars)
         assert all(first[1] <= second[0] for first, second in pairwise(bars))
+
+
+def test_each_turn_of_a_sample_is_a_stay_of_its_own_and_no_resumed_one() -> None:
+    """Fails when all turns end with the last one, what environments say counts as generated, or a
+    turn behind it as resumed.
+    """
+    run, tokens = Run(Setup(turns=4, alpha=2.0, num_engines=2)), Counter[tuple[int, int]]()
+    for _ in range(4):
+        record = run.step().record
+        stays, resumed = timeline_of(record).stays, 0
+        for stay in sorted(stays, key=lambda stay: stay.sent_s):
+            assert stay.sent_s <= stay.ended_s
+            assert stay.start == tokens[stay[:2]]
+            tokens[stay[:2]] += stay.tokens
+            resumed += stay.is_resumed
+        assert resumed == sum(each.is_resumed for each in record.returned)
+    assert len(stays) > len({stay[:2] for stay in stays}), "some have several turns in a step"
+    assert resumed > 0
 
 
 def test_the_synchronous_step_starts_everything_at_once_and_parks_nothing() -> None:

@@ -53,10 +53,17 @@ def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     assert slots.choose(last_engine=None, siblings=None) == 0
 
 
-def test_step_statistics_count_what_the_engines_did():
+@pytest.mark.parametrize("turns", [0, 3])
+def test_step_statistics_count_what_the_engines_did(turns):
     """Fails when tokens of the abort, finished samples, resumed or truncated ones are left out."""
     run = Run(
-        Setup(num_groups=2, alpha=2.0, budget=6, length_of=lambda s: 3 if s.prompt_id % 2 else 9)
+        Setup(
+            num_groups=2,
+            alpha=2.0,
+            budget=6,
+            length_of=lambda s: 3 if s.prompt_id % 2 else 9,
+            turns=turns,
+        )
     )
     generated = finished = 0
     for _ in range(3):

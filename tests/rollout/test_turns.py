@@ -40,7 +40,7 @@ def test_a_reply_counts_once_and_for_the_turn_it_answers():
     assert group.states == [SampleState.acting]
     assert sent.groups.take_replies([Reply(TURN.sample_id, 1, SAID)]) == []
     answer = Reply(TURN.sample_id, 6, SAID)
-    assert sent.groups.take_replies([answer, answer]) == [(group, 0)]
+    assert sent.groups.take_replies([answer, answer]) == [(group, answer)]
     assert sent.groups.take_replies([Reply(TURN.sample_id, 8, SAID)]) == [], "it does not act"
     assert [span.token_ids for span in group.spans[0]] == [(9,), (7,) * 5, (9, 9)]
     assert (group.ends, group.lengths) == ([8], [5])

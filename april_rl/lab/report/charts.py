@@ -124,7 +124,7 @@ def _length_histogram(run: RunFiles) -> Chart | None:
     values = [
         {
             "tokens": sample["num_tokens"],
-            "pieces": "in one step" if len(sample["ages"]) < 2 else "over several steps",
+            "pieces": "in one step" if len(dict(sample["ages"])) < 2 else "over several steps",
         }
         for sample in samples[:_MAX_LENGTHS]
     ]

@@ -151,6 +151,6 @@ def _occupancy(run: RunFiles, step: int) -> float:
 
 def _counts(timeline: Timeline) -> str:
     finished = sum(stay.is_finished for stay in timeline.stays)
-    resumed = sum(stay.start > 0 for stay in timeline.stays)
+    resumed = sum(stay.is_resumed for stay in timeline.stays)
     parked = len(timeline.stays) - finished
     return f"{finished} samples finished, {parked} were parked, {resumed} were resumed."

@@ -60,7 +60,7 @@ def _marks(bars: Sequence[Bar], y: Spec, *, size: float) -> Spec:
         for bar in bars
         for at_s, state in (
             (bar.stay.ended_s, "finished" if bar.stay.is_finished else "parked"),
-            (bar.begun_s, "resumed" if bar.stay.start else ""),
+            (bar.begun_s, "resumed" if bar.stay.is_resumed else ""),
         )
         if state
     ]

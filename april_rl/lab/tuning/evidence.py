@@ -15,7 +15,7 @@ from april_rl.lab.simulator.prediction import Mode
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.comparison import Comparison
 from april_rl.rollout.codec import Plain
-from april_rl.rollout.record import StepRecord
+from april_rl.rollout.record import GroupState, StepRecord
 from april_rl.rollout.ticks import TickWork
 from april_rl.types import SampleId
 
@@ -30,6 +30,15 @@ class _Length(NamedTuple):
 
     tokens: int
     is_finished: bool  # false: it is at least so long
+
+
+def _ended_episodes(record: StepRecord) -> set[SampleId]:
+    """Return the samples whose environment ended them in the step; of those that it ended between
+    two steps, the ones whose group is scored by now.
+    """
+    settled = [group for group in record.groups.settled if group.state is not GroupState.dropped]
+    ended = {each.sample_id for each in record.answered if each.is_finished}
+    return ended | {SampleId(g.prompt_id, i) for g in settled for i in range(len(g.lengths))}
 
 
 class Evidence:
@@ -56,11 +65,13 @@ class Evidence:
         if record.returned:
             self._prompt_tokens = fmean(each.prompt_tokens for each in record.returned)
             for each in record.returned:
-                length = _Length(each.start + each.tokens, each.is_finished)
+                length = _Length(each.response_tokens, each.is_finished)
                 self._samples[each.sample_id] = length
             prompt_ids = sorted({sample_id.prompt_id for sample_id in self._samples})
             first = prompt_ids[-_WINDOW_STEPS * self._settings.num_groups :][0]
             self._samples = {k: v for k, v in self._samples.items() if k.prompt_id >= first}
+        for sample_id in _ended_episodes(record) & self._samples.keys():
+            self._samples[sample_id] = self._samples[sample_id]._replace(is_finished=True)
         ticks = [tick for _, tick in record.ticks if tick.engine_steps]
         if ticks:
             latest = map(TickWork.of, ticks[:: -(-len(ticks) // _TICKS_PER_STEP)])
