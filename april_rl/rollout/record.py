@@ -4,7 +4,7 @@ length bias and what `auto` learns from are functions of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -86,11 +86,13 @@ class Returned(NamedTuple):
         return reason is not None and reason not in ENGINE_FAULTS and not self.is_acting
 
 
-class Answered(NamedTuple):
-    """A sample that its environment answered."""
+class Acted(NamedTuple):
+    """A time in which a sample waited for its environment, as far as it lies in the step."""
 
     sample_id: SampleId
-    is_finished: bool  # no turn follows, and the environment has not failed
+    begun_s: float
+    ended_s: float
+    is_finished: bool  # by the answer: no turn follows, and the environment has not failed
 
 
 class Wait(NamedTuple):
@@ -110,12 +112,13 @@ class StepRecord:
     sent: list[Sent] = field(default_factory=list)
     ticks: list[EngineTick] = field(default_factory=list)
     returned: list[Returned] = field(default_factory=list)
-    answered: list[Answered] = field(default_factory=list)
+    acted: list[Acted] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     stop_s: float = 0.0  # from the end of generation until everything unfinished is parked
     time_s: float = 0.0  # of the whole rollout
     groups: GroupEvents = field(default_factory=GroupEvents)  # known at the end
     _began: float = field(init=False)
+    _asked_s: dict[SampleId, float] = field(init=False, default_factory=dict)  # of those that act
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -145,12 +148,13 @@ class StepRecord:
         num_tokens = len(completion.token_ids)
         if not num_tokens and completion.finish_reason is None:
             return
-        index = completion.sample_id.index
+        index, at_s = completion.sample_id.index, self.now_s
+        is_acting = group.states[index] is SampleState.acting
         oldest, spans = group.sample(index).oldest_version, group.spans[index]
         self.returned.append(
             Returned(
                 sample_id=completion.sample_id,
-                at_s=self.now_s,
+                at_s=at_s,
                 prompt_tokens=len(group.prompt.token_ids),
                 start=completion.start,
                 tokens=num_tokens,
@@ -159,19 +163,29 @@ class StepRecord:
                 finish_reason=completion.finish_reason,
                 is_resumed=len(spans) > 1 and isinstance(spans[-2], Completion),
                 is_kept=completion.is_kept,
-                is_acting=group.states[index] is SampleState.acting,
+                is_acting=is_acting,
             )
         )
+        if is_acting:
+            self._asked_s[completion.sample_id] = at_s
+
+    def ask(self, sample_ids: Iterable[SampleId]) -> None:
+        """Record that these samples wait for their environment from now on, or since before the
+        step; for samples that were in it with a turn, `take_back` does.
+        """
+        self._asked_s |= dict.fromkeys(sample_ids, self.now_s)
 
     def answer(self, reply: Reply) -> None:
         """Record that the environment of a sample has answered."""
-        said = reply.observation
-        self.answered.append(Answered(reply.sample_id, said.is_final and not said.failure))
+        sample_id, said = reply.sample_id, reply.observation
+        is_finished = said.is_final and not said.failure
+        self.acted.append(Acted(sample_id, self._asked_s.pop(sample_id), self.now_s, is_finished))
 
     def end(self, groups: GroupEvents) -> None:
         """Record what became of groups, and that the rollout ends now."""
         self.groups = groups
         self.time_s = self.now_s
+        self.acted += [Acted(*each, self.time_s, False) for each in self._asked_s.items()]
 
     def waited_s(self, what: Literal["ticks", "scores", "abort"]) -> float:
         """Return the seconds of these waits."""
@@ -191,7 +205,7 @@ class StepRecord:
     def finished_samples(self) -> int:
         """Return how many responses became complete."""
         in_one_turn = sum(each.is_finished for each in self.returned)
-        return in_one_turn + sum(each.is_finished for each in self.answered)
+        return in_one_turn + sum(each.is_finished for each in self.acted)
 
     @property
     def reprefill_tokens(self) -> int:

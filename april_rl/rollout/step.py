@@ -122,6 +122,7 @@ class Step:
         """Resume the parked groups; their samples return to the engines that had them."""
         for group in self._groups.resume():
             self._dispatch.add(group)
+            self._record.ask(group.sample_ids(SampleState.acting))
         self._allowance -= self._dispatch.return_to_engines(limit=self._allowance)
 
     def _is_enough(self) -> bool:
@@ -164,7 +165,9 @@ class Step:
         while self._dispatch.num_waiting + num_beginning < num_samples and self._may_open_another():
             group = self._groups.open(self._prompts.take())
             self._dispatch.add(group)
-            num_beginning += len(group.indices(SampleState.acting))
+            beginning = group.sample_ids(SampleState.acting)
+            self._record.ask(beginning)
+            num_beginning += len(beginning)
         self._groups.send()
 
     def _may_open_another(self) -> bool:

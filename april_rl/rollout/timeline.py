@@ -1,5 +1,5 @@
-"""Timeline of a step's rollout: when each sample was sent to an engine and when it came back, and
-what work the engines did.
+"""Timeline of a step's rollout: when each sample was sent to an engine, when it came back and when
+it waited for its environment, and what work the engines did.
 
 Times are seconds since the rollout began, with the resolution of an engine's ticks.
 """
@@ -10,7 +10,7 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from april_rl.rollout.record import Returned, StepRecord
 from april_rl.rollout.ticks import TickWork
@@ -30,8 +30,18 @@ class Stay(NamedTuple):
     start: int  # response tokens the sample already had
     tokens: int  # response tokens generated in this step
     age: int  # steps since the sample's first token
-    is_finished: bool  # false: it was aborted and parked
+    outcome: Literal["finished", "acting", "parked"]  # acting: its environment answers its turn
     is_resumed: bool  # in the middle of a turn
+
+
+class Act(NamedTuple):
+    """A time in which a sample waited for its environment, without a slot."""
+
+    prompt_id: int
+    sample: int  # its index in the group
+    begun_s: float  # 0: the step found it so
+    ended_s: float  # the end of the rollout: it still waits
+    is_finished: bool  # by the answer
 
 
 class Bar(NamedTuple):
@@ -44,13 +54,16 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Every sample that engines computed in one step's rollout, and the work of their ticks."""
+    """Every sample that engines computed in one step's rollout, those that waited for their
+    environment, and the work of the engines' ticks.
+    """
 
     policy_version: int
     time_s: float  # duration of the whole rollout
     stop_s: float  # the part at its end that aborting and parking took
     slots: Mapping[int, int]  # engine: its number of slots
     stays: tuple[Stay, ...]  # in the order they were sent
+    acts: tuple[Act, ...]  # in the order they began
     ticks: tuple[TickWork, ...]  # ticks that computed something, at most _MAX_TICKS
 
     def plain(self) -> dict[str, Any]:
@@ -61,10 +74,15 @@ class Timeline:
             (*stay[:3], round(stay.sent_s, 4), round(stay.ended_s, 4), *stay[5:])
             for stay in self.stays
         ]
+        acts = [
+            (*act[:2], round(act.begun_s, 4), round(act.ended_s, 4), act.is_finished)
+            for act in self.acts
+        ]
         ticks = [(*tick[:-1], round(tick.elapsed_s, 6)) for tick in self.ticks]
         fields = asdict(self) | {"slots": {str(e): n for e, n in self.slots.items()}}
         fields |= {"columns": Stay._fields, "tick_columns": TickWork._fields}
-        return fields | {"stays": stays, "ticks": ticks}
+        fields |= {"act_columns": Act._fields}
+        return fields | {"stays": stays, "acts": acts, "ticks": ticks}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
@@ -78,6 +96,7 @@ class Timeline:
             stop_s=float(plain["stop_s"]),
             slots={int(engine): int(n) for engine, n in plain["slots"].items()},
             stays=tuple(Stay(*values) for values in plain["stays"]),
+            acts=tuple(Act(*values) for values in plain["acts"]),
             ticks=tuple(TickWork(*values) for values in plain.get("ticks", ())),  # older: none
         )
 
@@ -97,6 +116,15 @@ class Timeline:
             begun_s = min(max(stay.sent_s, free_s), stay.ended_s)
             heapq.heappush(free[stay.engine], (stay.ended_s, slot))
             yield Bar(stay, slot, begun_s)
+
+    def act_rows(self) -> Iterator[tuple[Act, int]]:
+        """Yield every act with a row, from 0, in which no two overlap."""
+        free: list[tuple[float, int]] = []  # when each row becomes free
+        for act in self.acts:
+            is_free = bool(free) and free[0][0] <= act.begun_s
+            row = heapq.heappop(free)[1] if is_free else len(free)
+            heapq.heappush(free, (act.ended_s, row))
+            yield act, row
 
 
 def timeline_of(record: StepRecord) -> Timeline:
@@ -119,7 +147,7 @@ def timeline_of(record: StepRecord) -> Timeline:
                     start=found.response_tokens - found.tokens,
                     tokens=found.tokens,
                     age=found.age,
-                    is_finished=found.finish_reason is not None,
+                    outcome=_outcome(found),
                     is_resumed=found.is_resumed,
                 )
             )
@@ -130,5 +158,15 @@ def timeline_of(record: StepRecord) -> Timeline:
         stop_s=record.stop_s,
         slots={sent.engine: sent.slots for sent in record.sent},
         stays=tuple(stays),
+        acts=tuple(
+            Act(*each.sample_id, each.begun_s, each.ended_s, each.is_finished)
+            for each in sorted(record.acted, key=lambda each: each.begun_s)
+        ),
         ticks=tuple(ticks[:: -(-len(ticks) // _MAX_TICKS) or 1]),
     )
+
+
+def _outcome(returned: Returned) -> Literal["finished", "acting", "parked"]:
+    if returned.is_acting:
+        return "acting"
+    return "parked" if returned.finish_reason is None else "finished"

@@ -142,7 +142,7 @@ def test_a_recorded_step_tells_the_cost_of_its_engines(tmp_path):
 def write_ticks(run_dir: Path, step: int, ticks: Sequence[TickWork]) -> None:
     """Write a timeline with these ticks alone."""
     timeline = Timeline(
-        policy_version=0, time_s=1.0, stop_s=0.0, slots={}, stays=(), ticks=tuple(ticks)
+        policy_version=0, time_s=1.0, stop_s=0.0, slots={}, stays=(), acts=(), ticks=tuple(ticks)
     )
     write_timeline(run_dir / "timeline", step, timeline)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from light_samples import PROMPT, completion
+from report_page import Page
+from report_runs import make_run
 from rollout_runs import Run, Setup
 
+from april_rl.lab.report.report import write_report
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
@@ -19,8 +22,8 @@ from april_rl.rollout.collector import Collection
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.rollout.rollout_metrics import rollout_metrics
-from april_rl.rollout.timeline import Stay, Timeline, timeline_of
-from april_rl.tracking.samples_file import records_of
+from april_rl.rollout.timeline import Act, Stay, Timeline, timeline_of
+from april_rl.tracking.samples_file import records_of, write_samples
 from april_rl.tracking.timeline_file import read_timeline, write_timeline
 from april_rl.types import Group, Sample, ScoredGroup
 
@@ -60,7 +63,7 @@ def test_every_generated_token_and_finished_sample_is_in_the_timeline(number: in
     collection, timeline = STEPS_SEEN[number]
     record = collection.record
     assert sum(stay.tokens for stay in timeline.stays) == record.generated_tokens > 0
-    assert sum(stay.is_finished for stay in timeline.stays) == record.finished_samples > 0
+    assert sum(stay.outcome == "finished" for stay in timeline.stays) == record.finished_samples > 0
     read = rollout_metrics(record, num_needed=GROUPS * SIZE).read()
     assert sum(stay.is_resumed for stay in timeline.stays) == read["rollout/resumed_samples"]
     assert timeline.time_s == record.time_s
@@ -74,7 +77,7 @@ def test_parked_samples_go_on_where_they_stopped_with_their_age() -> None:
     assert resumed
     for stay in resumed:
         earlier = before[stay.prompt_id, stay.sample]
-        assert not earlier.is_finished
+        assert earlier.outcome == "parked"
         assert (stay.start, stay.age, earlier.age) == (earlier.start + earlier.tokens, 1, 0)
     assert max(stay.age for stay in STEPS_SEEN[2][1].stays) == 2
 
@@ -95,7 +98,7 @@ def test_bars_of_a_slot_do_not_overlap_and_lie_within_the_rollout(number: int) -
         assert all(first[1] <= second[0] for first, second in pairwise(bars))
 
 
-def test_each_turn_of_a_sample_is_a_stay_of_its_own_and_no_resumed_one() -> None:
+def test_each_turn_of_a_sample_is_a_stay_of_its_own() -> None:
     """Fails when all turns end with the last one, what environments say counts as generated, or a
     turn behind it as resumed.
     """
@@ -113,10 +116,86 @@ def test_each_turn_of_a_sample_is_a_stay_of_its_own_and_no_resumed_one() -> None
     assert resumed > 0
 
 
+def test_a_sample_that_acts_has_no_slot_and_another_one_takes_it(tmp_path: Path) -> None:
+    """Fails when a wait for an environment is lost at either end of a step, or overlaps a turn."""
+    run, at_ends = Run(Setup(turns=4, alpha=2.0, delay=3)), Counter[bool]()
+    num_taken = num_submitted = 0
+    for _ in range(4):
+        timeline = timeline_of(run.step().record)
+        lives = defaultdict[tuple[int, int], list[tuple[float, float, str]]](list)
+        for stay in timeline.stays:
+            lives[stay[:2]].append((stay.sent_s, stay.ended_s, stay.outcome))
+        for act in timeline.acts:
+            lives[act[:2]].append((act.begun_s, act.ended_s, "answer"))
+            at_ends[act.ended_s == timeline.time_s] += 1
+        for life in map(sorted, lives.values()):
+            for before, after in pairwise(life):
+                assert before[1] <= after[0]
+                assert (before[2] == "acting") == (before[1] == after[0] and after[2] == "answer")
+            assert life[-1][2] != "acting"
+        bars = sorted(timeline.bars(), key=lambda bar: (bar.slot, bar.begun_s))
+        num_taken += sum(
+            before.slot == after.slot and before.stay[:2] != after.stay[:2]
+            for before, after in pairwise(bars)
+            if before.stay.outcome == "acting"
+        )
+        finished = sum(stay.outcome == "finished" for stay in timeline.stays)
+        finished += sum(act.is_finished for act in timeline.acts)
+        assert finished == len(run.scorer.submitted) - num_submitted
+        num_submitted = len(run.scorer.submitted)
+    assert num_taken > 0
+    assert all(at_ends[at_end] for at_end in (False, True))
+    read = read_timeline(write_timeline(tmp_path, 4, timeline)).acts
+    assert [act[:2] for act in read] == [act[:2] for act in timeline.acts]
+    assert [act.ended_s for act in read] == pytest.approx(
+        [a.ended_s for a in timeline.acts], abs=1e-4
+    )
+
+
+def test_the_report_draws_samples_that_act_above_the_slots(tmp_path: Path) -> None:
+    """And the trace has them as a process. Fails when a turn looks finished, or responses of one
+    step as those of several because they have several turns.
+    """
+    run_dir, run = make_run(tmp_path / "run"), Run(Setup(turns=4, alpha=2.0, delay=3))
+    collection = [run.step() for _ in range(3)][-1]
+    timeline = timeline_of(collection.record)
+    write_timeline(run_dir / "timeline", 6, timeline)
+    ones = [[1.0] * run.setup.group_size] * len(collection.groups)
+    records = records_of(collection.groups, ones, decode=lambda _: "", policy_version=2)
+    write_samples(run_dir / "samples", 6, records)
+
+    page = Page(write_report(run_dir).path.read_text())
+    bars, marks, acts = (
+        each.get("data", page.specs["timeline"]["data"])["values"]
+        for each in page.specs["timeline"]["layer"]
+    )
+    assert "acting" in {mark["state"] for mark in marks}
+    assert len(acts) == len(timeline.acts) > 0
+    assert min(act["row"] for act in acts) > max(bar["below"] for bar in bars)
+    assert f"hold no slot: {len(timeline.acts)} times" in page.text
+    lengths = page.specs["length-histogram"]["data"]["values"]
+    is_parked = [len({age for age, _ in record.ages}) > 1 for record in records]
+    assert [each["pieces"] == "over several steps" for each in lengths] == is_parked
+    assert any(len(r.ages) > 1 for r, parked in zip(records, is_parked, strict=True) if not parked)
+
+    trace = json.loads((run_dir / "timeline" / "step_00006.trace.json").read_text())["traceEvents"]
+    (environments,) = [e["pid"] for e in trace if e.get("args") == {"name": "environments"}]
+    found = [e for e in trace if e["pid"] == environments and e["ph"] == "X"]
+    assert [e["ts"] for e in found] == [round(1e6 * round(a.begun_s, 4)) for a in timeline.acts]
+
+
+def test_rows_of_samples_that_act_are_as_few_as_act_at_once() -> None:
+    """Fails when two overlap in a row, or each has a row of its own."""
+    begun_ended = [(0, 5), (0, 2), (1, 3), (2, 4), (3, 6), (5, 7)]
+    acts = tuple(Act(n, 0, *times, False) for n, times in enumerate(begun_ended))
+    timeline = replace(STEPS_SEEN[0][1], acts=acts)
+    assert [row for _, row in timeline.act_rows()] == [0, 1, 2, 1, 2, 1]
+
+
 def test_the_synchronous_step_starts_everything_at_once_and_parks_nothing() -> None:
     timeline = run(1.0)[0][1]
     assert len(timeline.stays) == GROUPS * SIZE
-    assert all(stay.is_finished and stay.sent_s == 0 for stay in timeline.stays)
+    assert all(stay.outcome == "finished" and stay.sent_s == 0 for stay in timeline.stays)
 
 
 def test_a_timeline_survives_its_file(tmp_path: Path) -> None:

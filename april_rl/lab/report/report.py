@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from april_rl.lab.report import html
@@ -150,7 +151,14 @@ def _occupancy(run: RunFiles, step: int) -> float:
 
 
 def _counts(timeline: Timeline) -> str:
-    finished = sum(stay.is_finished for stay in timeline.stays)
+    num = Counter(stay.outcome for stay in timeline.stays)
+    finished = num["finished"] + sum(act.is_finished for act in timeline.acts)
     resumed = sum(stay.is_resumed for stay in timeline.stays)
-    parked = len(timeline.stays) - finished
-    return f"{finished} samples finished, {parked} were parked, {resumed} were resumed."
+    counts = f"{finished} samples finished, {num['parked']} were parked, {resumed} were resumed."
+    if not timeline.acts:
+        return counts
+    mean_s = fmean(act.ended_s - act.begun_s for act in timeline.acts)
+    return (
+        f"{counts} In the rows above the slots samples wait for their environment and hold no "
+        f"slot: {len(timeline.acts)} times, {mean_s:.2f} s on average."
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from april_rl.lab.report.vega import Spec, age_scale, axis, base, legend
@@ -10,7 +10,12 @@ from april_rl.rollout.timeline import Bar, Timeline
 
 MAX_SLOTS = 192  # drawn at most; with more slots, every k-th one
 _CANVAS_FROM = 1500  # bars; SVG is slow with more
-_STATES = {"finished": "#2a9d5c", "parked": "#e0115f", "resumed": "#00a6b4"}  # and their colours
+_STATES = {  # and their colours
+    "finished": "#2a9d5c",
+    "acting": "#e69f00",
+    "parked": "#e0115f",
+    "resumed": "#00a6b4",
+}
 
 
 def busy_frac(timeline: Timeline) -> float:
@@ -21,7 +26,8 @@ def busy_frac(timeline: Timeline) -> float:
 
 def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> Spec:
     """Return the chart of a step; `until_s` ends the time axis, so that two can be compared."""
-    bars = _drawn(list(timeline.bars()), num_slots=sum(timeline.slots.values()))
+    num_slots = sum(timeline.slots.values())
+    bars = _drawn(list(timeline.bars()), num_slots=num_slots)
     ages = [f"age {age}" for age in range(1 + max((b.stay.age for b in bars), default=0))]
     values = [_value(bar) for bar in bars]
     engines = len(timeline.slots)
@@ -38,9 +44,10 @@ def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> S
             "color": axis("age", "", "ordinal", scale=age_scale(ages), legend=legend(6)),
         },
     }
-    spec = base(
-        values, height=height, layer=[bar, _marks(bars, y, size=_mark_size(values, height))]
-    )
+    layers = [bar, _marks(bars, y, size=_mark_size(values, height))]
+    if timeline.acts:
+        layers.append(_acts(timeline, y, num_slots=num_slots))
+    spec = base(values, height=height, layer=layers)
     spec["resolve"] = {"scale": {"color": "independent"}}
     if len(values) > _CANVAS_FROM:
         spec["usermeta"] = {"renderer": "canvas"}
@@ -54,12 +61,12 @@ def _mark_size(values: Sequence[Spec], height: int) -> float:
 
 
 def _marks(bars: Sequence[Bar], y: Spec, *, size: float) -> Spec:
-    """Return the layer that marks where samples finish, are parked and are resumed."""
+    """Return the layer that marks where samples finish, act, are parked and are resumed."""
     marks = [
         {"at": round(at_s, 4), "middle": bar.slot + 0.45, "state": state}
         for bar in bars
         for at_s, state in (
-            (bar.stay.ended_s, "finished" if bar.stay.is_finished else "parked"),
+            (bar.stay.ended_s, bar.stay.outcome),
             (bar.begun_s, "resumed" if bar.stay.is_resumed else ""),
         )
         if state
@@ -85,22 +92,53 @@ def _value(bar: Bar) -> dict[str, Any]:
         "begin": round(bar.begun_s, 4),
         "end": round(stay.ended_s, 4),
         "age": f"age {stay.age}",
-        "outcome": "finished" if stay.is_finished else "parked",
+        "outcome": stay.outcome,
         "sample": f"{stay.prompt_id}.{stay.sample}",
         "tokens": f"{stay.start} + {stay.tokens}",
         "engine": stay.engine,
     }
 
 
+def _acts(timeline: Timeline, y: Spec, *, num_slots: int) -> Spec:
+    """Return the layer of the samples that wait for their environment, in rows above the slots."""
+    every = _every(num_slots)
+    values = [
+        {
+            "row": num_slots // every + 1 + row // every,
+            "below": num_slots // every + 1.9 + row // every,
+            "begin": round(act.begun_s, 4),
+            "end": round(act.ended_s, 4),
+            "sample": f"{act.prompt_id}.{act.sample}",
+            "seconds": round(act.ended_s - act.begun_s, 4),
+        }
+        for act, row in timeline.act_rows()
+        if row % every == 0
+    ]
+    return {
+        "data": {"values": values},
+        "mark": {"type": "rect", "color": _STATES["acting"], "tooltip": {"content": "data"}},
+        "encoding": {
+            "x": axis("begin", "seconds"),
+            "x2": {"field": "end"},
+            "y": {**y, "field": "row"},
+            "y2": {"field": "below"},
+        },
+    }
+
+
+def _every(num_slots: int) -> int:
+    return -(-num_slots // MAX_SLOTS)
+
+
 def _drawn(bars: Sequence[Bar], *, num_slots: int) -> list[Bar]:
     """Return the bars of at most MAX_SLOTS slots, numbered anew."""
-    every = -(-num_slots // MAX_SLOTS)
+    every = _every(num_slots)
     return [bar._replace(slot=bar.slot // every) for bar in bars if bar.slot % every == 0]
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the step in the Trace Event Format: a process for each engine, a thread for each slot,
-    times in microseconds.
+    """Return the step in the Trace Event Format: a process for each engine with a thread for each
+    slot, and one for samples that wait for their environment; times in microseconds.
     """
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": engine, "args": {"name": f"engine {engine}"}}
@@ -112,7 +150,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
             {
                 "ph": "X",
                 "name": f"prompt {stay.prompt_id} sample {stay.sample}",
-                "cat": "finished" if stay.is_finished else "parked",
+                "cat": stay.outcome,
                 "pid": stay.engine,
                 "tid": bar.slot,
                 "ts": round(1e6 * bar.begun_s),
@@ -121,9 +159,26 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
                     "age": stay.age,
                     "tokens_before": stay.start,
                     "tokens": stay.tokens,
-                    "is_finished": stay.is_finished,
+                    "is_resumed": stay.is_resumed,
                     "sent_s": round(stay.sent_s, 4),
                 },
             }
         )
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    return {"displayTimeUnit": "ms", "traceEvents": [*events, *_acting(timeline)]}
+
+
+def _acting(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    pid = 1 + max(timeline.slots, default=0)
+    if timeline.acts:
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": "environments"}}
+    for act, row in timeline.act_rows():
+        yield {
+            "ph": "X",
+            "name": f"prompt {act.prompt_id} sample {act.sample}",
+            "cat": "acting",
+            "pid": pid,
+            "tid": row,
+            "ts": round(1e6 * act.begun_s),
+            "dur": max(1, round(1e6 * (act.ended_s - act.begun_s))),
+            "args": {"is_finished": act.is_finished},
+        }

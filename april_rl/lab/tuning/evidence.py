@@ -37,7 +37,7 @@ def _ended_episodes(record: StepRecord) -> set[SampleId]:
     two steps, the ones whose group is scored by now.
     """
     settled = [group for group in record.groups.settled if group.state is not GroupState.dropped]
-    ended = {each.sample_id for each in record.answered if each.is_finished}
+    ended = {each.sample_id for each in record.acted if each.is_finished}
     return ended | {SampleId(g.prompt_id, i) for g in settled for i in range(len(g.lengths))}
 
 
