@@ -10,7 +10,10 @@ from command_line import rows_of
 # Only values that depend on a clock or on the machine's memory may differ: durations and rates, the
 # load of the engines, which is averaged over time, the step in which a checkpoint turns out to be
 # written, and the memory of processes.
-TIMED = re.compile(r"_s$|^rollout/(in_flight_mean|occupancy)$|^checkpoint/|^memory/.*_(rss|used)_")
+TIMED = re.compile(
+    r"_s$|^rollout/(in_flight_mean|occupancy)$|^environment/empty_slots_frac$|^checkpoint/"
+    r"|^memory/.*_(rss|used)_"
+)
 
 # Five steps; scores arrive at random moments.
 SETTINGS = (

@@ -44,6 +44,7 @@ def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
             "rollout/over_sampling_factor": record.num_slots / num_needed,
             **_of_trained(record.groups.trained),
             **_of_episodes(record.groups.trained),
+            **_empty_slots(record),
             "rollout/engine_s": sum(worked_s.values()) / max(1, len(worked_s)),
         }
     )
@@ -83,3 +84,22 @@ def _of_episodes(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
             sum(sample.end - sample.num_tokens for sample in samples), len(samples)
         ),
     }
+
+
+def _empty_slots(record: StepRecord) -> dict[str, Metric | float]:
+    """Return the share of the slots that are empty while at least as many samples wait for their
+    environment, averaged over the rollout; nothing when no sample waits.
+    """
+    if not record.acted:
+        return {}
+    changes = [
+        *((each.at_s, -len(each.sample_ids), 0) for each in record.sent),
+        *((each.at_s, 1, 0) for each in record.returned),
+        *((each.begun_s, 0, 1) for each in record.acted),
+        *((each.ended_s, 0, -1) for each in record.acted),
+    ]
+    empty, acting, slot_s, since_s = record.num_slots, 0, 0.0, 0.0
+    for at_s, emptied, began in sorted(changes):
+        slot_s += (at_s - since_s) * min(max(empty, 0), acting)  # < 0: some queue in the engines
+        empty, acting, since_s = empty + emptied, acting + began, at_s
+    return {"environment/empty_slots_frac": slot_s / (record.num_slots * record.time_s)}

@@ -115,6 +115,8 @@ _ENVIRONMENT = _stage(
         "turns_mean | turns | mean turns of the trained samples that have an environment",
         "observation_tokens_mean | tokens | mean of what environments added to these samples",
         "step_s | s | mean time that an environment took to answer",
+        "empty_slots_frac | share | slots without a sample to take, while as many samples wait for "
+        "their environment; over the whole rollout",
         "calls | calls | calls that environments made by Context.once",
         "repeated_calls | calls | of these, made again: nobody knew whether they had ended",
         "errors | samples | environments that failed for good; their groups are dropped",

@@ -37,6 +37,7 @@ def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
     described = {key.key for key in KEYS if key.stage == "environment"}
     assert described <= last.keys(), "a stage no longer returns what a panel shows"
     assert 1 < last["environment/turns_mean"] < 2
+    assert 0 <= last["environment/empty_slots_frac"] < 1
     assert last["environment/errors"] == 0
     folder = tmp_path / "run" / "checkpoints" / "step_2"
     assert checkpoint.main(["show", str(folder)]) == 0

@@ -9,9 +9,10 @@ from light_samples import make_tick
 from rollout_runs import Run, Setup
 from sent_samples import record
 
-from april_rl.rollout.record import EngineTick
+from april_rl.rollout.record import Acted, EngineTick, Returned, Sent
 from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.slots import Slots
+from april_rl.types import SampleId
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))
@@ -114,6 +115,40 @@ def test_occupancy_is_slot_time_over_the_time_of_the_rollout():
     assert step.in_flight_mean == pytest.approx(4.0)
     read = rollout_metrics(step, num_needed=8).read()
     assert (read["rollout/occupancy"], read["rollout/engine_s"]) == pytest.approx((0.25, 6.0))
+
+
+def test_slots_that_are_empty_while_samples_act_are_a_share_of_all_slots():
+    """Four slots, all full for 2 s. Then two samples act, and one that waits in the queue takes a
+    slot at once: one is empty for 3 s. At 5 s, one goes on and the other still acts: all are full
+    until two samples finish at 8 s: one slot is empty because of the other until 10 s, the second
+    because nothing is left. 1·3 + 1·2 = 5 of 40 slot-seconds. Fails when queued requests, finished
+    samples or the ends of the step count wrongly.
+    """
+    step = record(num_slots=4)
+    ids = [SampleId(0, index) for index in range(5)]
+    step.sent = [Sent(0, 4, 0.0, ids), Sent(0, 4, 5.0, ids[:1])]
+    back = Returned(
+        ids[0],
+        at_s=2.0,
+        prompt_tokens=1,
+        start=0,
+        tokens=1,
+        response_tokens=1,
+        age=0,
+        finish_reason="stop",
+        is_resumed=False,
+        is_kept=False,
+        is_acting=True,
+    )
+    finished = back._replace(at_s=8.0, is_acting=False)
+    step.returned = [back, back._replace(sample_id=ids[1])]
+    step.returned += [finished._replace(sample_id=each) for each in ids[2:4]]
+    step.acted = [Acted(ids[0], 2.0, 5.0, False), Acted(ids[1], 2.0, 10.0, False)]
+    step.time_s = 10.0
+    read = rollout_metrics(step, num_needed=4).read()
+    assert read["environment/empty_slots_frac"] == pytest.approx(5 / 40)
+    step.acted = []
+    assert "environment/empty_slots_frac" not in rollout_metrics(step, num_needed=4).read()
 
 
 def test_a_step_without_engine_work_has_no_requests_in_flight():

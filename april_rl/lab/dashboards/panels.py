@@ -135,6 +135,7 @@ SECTIONS = (
             Panel("turns of a sample", ("environment/turns_mean",)),
             Panel("tokens said by environments", ("environment/observation_tokens_mean",)),
             Panel("time of an answer", ("environment/step_s",)),
+            Panel("slots empty meanwhile", ("environment/empty_slots_frac",)),
             Panel("calls made once", _under("environment", "calls", "repeated_calls")),
             Panel("failures", _under("environment", "errors", "timeouts", "deaths")),
             Panel("episodes built again or cut", _under("environment", "replays", "out_of_room")),
