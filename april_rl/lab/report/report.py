@@ -159,6 +159,6 @@ def _counts(timeline: Timeline) -> str:
         return counts
     mean_s = fmean(act.ended_s - act.begun_s for act in timeline.acts)
     return (
-        f"{counts} In the rows above the slots samples wait for their environment and hold no "
+        f"{counts} In the grey rows samples wait for their environment and hold no "
         f"slot: {len(timeline.acts)} times, {mean_s:.2f} s on average."
     )

@@ -12,7 +12,7 @@ MAX_SLOTS = 192  # drawn at most; with more slots, every k-th one
 _CANVAS_FROM = 1500  # bars; SVG is slow with more
 _STATES = {  # and their colours
     "finished": "#2a9d5c",
-    "acting": "#e69f00",
+    "acting": "#8a8f98",
     "parked": "#e0115f",
     "resumed": "#00a6b4",
 }
