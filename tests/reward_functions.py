@@ -181,6 +181,13 @@ class Counter:
         self.num_calls = state["num_calls"]
 
 
+class CountsCalls(Counter):
+    """Write nothing: a resume that is refused loads it too, and has to leave its run as it was."""
+
+    def load(self, context):
+        pass
+
+
 class SavesOnly(Counter):
     """Lack `restore`."""
 

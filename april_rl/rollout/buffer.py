@@ -56,7 +56,7 @@ class Buffer:
         self.is_step_under_way = False
 
     def open(self, prompt: Prompt) -> OpenGroup:
-        """Add a new group, whose samples all wait; raise LedgerError if its prompt has one."""
+        """Add a new group, whose samples wait or act; raise LedgerError if its prompt has one."""
         if prompt.id in self._open or prompt.id in self._ready:
             raise LedgerError(f"prompt {prompt.id} was opened twice")
         group = self._open[prompt.id] = OpenGroup(prompt, self.group_size)

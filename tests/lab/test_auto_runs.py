@@ -53,7 +53,7 @@ def test_with_one_length_and_a_saturated_engine_auto_returns_to_one() -> None:
     """
     run = tuned("saturated")
     assert run.factors[-1] == 1
-    assert run.notes[-1].endswith("1.5 → 1: as many samples/s, and fresher ones")
+    assert run.notes[-1].endswith("1.5 → 1: as many tokens/s, and fresher ones")
 
 
 def test_auto_holds_max_off_policy_frac() -> None:

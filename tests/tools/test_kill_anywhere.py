@@ -30,7 +30,7 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
         f"model.path={task / 'model'}",
         f"data.path={task / 'sums.jsonl'}",
         "data.template=plain",
-        "reward.function=reward_functions:Counter",
+        "reward.function=reward_functions:CountsCalls",
         "reward.num_processes=1",
         "trainer.num_groups=4",
         "rollout.group_size=4",

@@ -4,7 +4,7 @@
     step begins:  begin_step ◀── Predictions for α and its neighbours, if they are ready ◀────┘
 
 A comparison simulates the current run with α and with its neighbours on a grid. α is raised when
-that increases the samples per second within the budgets, and lowered when it gains nothing, because
+that increases the tokens per second within the budgets, and lowered when it gains nothing, because
 a larger α makes tokens staler. To avoid oscillation, gains are averaged over comparisons,
 comparisons get rarer while α stays, and every decrease doubles the gain needed for an increase.
 """
@@ -25,7 +25,7 @@ from april_rl.rollout.record import StepRecord
 
 _GRID = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, LARGEST_FACTOR)
 _STRIDE = 2  # grid points to a neighbour; a short simulation may miss the gain of a single one
-_GAIN = 0.02  # relative gain in samples per second needed to raise α
+_GAIN = 0.02  # relative gain in generated tokens per second needed to raise α
 _UNDECIDED = (0.01, 1)  # mean gain before the first comparison, and its weight in comparisons
 _WEIGHT = 0.1  # of the latest comparison in the mean gain: about 19 count
 _SHORTEST_REST, _LONGEST_REST = 3, 12  # steps that generate, between comparisons
@@ -145,10 +145,10 @@ class AutoFactor:
         if above > here:
             gain = self._mean_gain(found[here], found[above])
             if gain >= self._needed_gain:
-                return self._move(above, f"{100 * gain:+.0f} % samples/s expected")
+                return self._move(above, f"{100 * gain:+.0f} % tokens/s expected")
         if below < here and self._mean_gain(found[below], found[here]) < 0:
             self._needed_gain *= 2
-            return self._move(below, "as many samples/s, and fresher ones")
+            return self._move(below, "as many tokens/s, and fresher ones")
         return self._move(here, "")
 
     def _mean_gain(self, low: Prediction, high: Prediction) -> float:
