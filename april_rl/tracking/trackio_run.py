@@ -64,10 +64,11 @@ class TrackioRun:
 def first_look(project: str, config: Mapping[str, object]) -> str:
     """Return the address of trackio's page with the panels of FIRST_LOOK alone."""
     evaluation = config.get("evaluation")
-    sets = evaluation.get("sets", ()) if isinstance(evaluation, Mapping) else ()
+    sets = evaluation.get("sets", {}) if isinstance(evaluation, Mapping) else {}
+    names = [name for name, chosen in sets.items() if chosen is not None]  # null leaves a set out
     shown = [
         key.replace("*", name)
         for key in keys.FIRST_LOOK
-        for name in (sets if "*" in key else ("",))
+        for name in (names if "*" in key else ("",))
     ]
     return f"{_PAGE}?project={quote(project)}&metrics={quote(','.join(shown), safe='/,')}"

@@ -25,6 +25,7 @@ from april_rl.tracking.labels import RunLabels, versions
 from april_rl.tracking.metrics_file import read_metrics
 
 WANDB, TRACKIO, TENSORBOARD = [[backend] for backend in TrackingBackend]
+SETS = {"held_out": {"path": "held_out.jsonl"}, "aime24": None}  # null: left out
 LABELS = RunLabels(name="tiny seed=1", group="tiny", tags=("tiny", "seed=1"))
 REWARDS = Histogram.of([0.0, 0.0, 1.0], num_bins=2)
 
@@ -204,7 +205,7 @@ def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, c
             backends=TRACKIO,
             save_samples_every=4,
             labels=LABELS,
-            config={"rollout": {"group_size": 8}, "evaluation": {"sets": {"held_out": {}}}},
+            config={"rollout": {"group_size": 8}, "evaluation": {"sets": SETS}},
             first_step=first_step,
         ) as tracker:
             log_steps(tracker, steps)
