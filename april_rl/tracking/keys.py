@@ -166,7 +166,7 @@ _LEDGER = _stage(
         "ready | groups | groups complete and scored that wait to be trained",
         "trained | groups | groups trained since the run began",
         "rejected | groups | groups without a signal since the run began",
-        "dropped | groups | groups lost to a failed reward or engine since the run began",
+        "dropped | groups | groups lost to a failed reward, environment or engine so far",
     ),
 )
 
@@ -200,14 +200,15 @@ _OTHERS = (
     *_stage(
         "eval",
         frozen=(
-            "*/avg_at_k | share | mean reward over prompts and the k samples of each",
+            "*/avg_at_k | reward | mean reward over prompts and the k samples of each, by the "
+            "function that decides; an accuracy where its values are 0 or 1",
             "*/pass_at_k | share | prompts that one of k samples solves, without bias",
             "*/response_tokens_mean | tokens | mean response length",
         ),
         more=(
             "*/maj_at_k | share | prompts whose most frequent answer is right",
-            "*/*_low | share | lower end of the estimate's 95 % interval",
-            "*/*_high | share | upper end of the estimate's 95 % interval",
+            "*/*_low | as estimate | lower end of the estimate's 95 % interval",
+            "*/*_high | as estimate | upper end of the estimate's 95 % interval",
             "*/truncated_frac | share | responses that ended at the token budget",
             "*/errors | samples | samples without a reward, because it or the engine failed",
             "*/left_out_prompts | prompts | prompts left out because a sample has no reward",

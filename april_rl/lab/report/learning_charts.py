@@ -51,7 +51,7 @@ def reward(steps: Sequence[Row]) -> Chart | None:
 
 
 def evaluation(run: RunFiles) -> Chart | None:
-    """Return the chart of held-out accuracy; None without an evaluation."""
+    """Return the chart of avg@k on held-out sets; None without an evaluation."""
     values: list[Spec] = []
     for name in run.evaluation_sets:
         key = f"eval/{name}/avg_at_k"
@@ -76,8 +76,8 @@ def evaluation(run: RunFiles) -> Chart | None:
     return Chart(
         id="evaluation",
         title="Evaluation on held-out prompts",
-        caption="Accuracy averaged over k samples of each prompt (avg@k), with 95 % intervals over "
-        "prompts.",
+        caption="Mean reward over k samples of each prompt (avg@k), with 95 % intervals over "
+        "prompts. It is an accuracy where rewards are 0 or 1.",
         spec=base(
             values,
             encoding={"x": STEP, "color": colour},
