@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -205,7 +205,9 @@ class Trainer:
                 on_progress=partial(self._show, phase),
             )
 
-    def _advantages(self, collection: Collection) -> list[NDArray[np.float64]]:
+    def _advantages(
+        self, collection: Collection
+    ) -> Sequence[Sequence[float | NDArray[np.float64]]]:
         """Return the advantages of each group [G], from its rewards less the overlong penalty."""
         penalty = partial(
             soft_overlong_penalty,
@@ -217,7 +219,7 @@ class Trainer:
             np.array(scored.rewards) + penalty([s.num_tokens for s in scored.group.samples])
             for scored in collection.groups
         ]
-        return self._parts.advantages(rewards)
+        return self._parts.advantages([each.group.samples for each in collection.groups], rewards)
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
         flat = sum(not group.has_signal for group in collection.groups)

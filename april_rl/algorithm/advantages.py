@@ -1,7 +1,7 @@
-"""Rewards of groups to advantages, one for each sample.
+"""Rewards of groups to advantages, one for each sample, or one for each token.
 
-Legend: [G] samples of a group. Every sample has a reward: a group with a failed reward has been
-dropped before.
+Legend: [G] samples of a group, [R] response tokens of a sample, [K] its turns. Every sample has a
+reward: a group with a failed reward has been dropped before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from april_rl.config.choices import Advantage
+from april_rl.types import Observation, Sample
 
 STD_EPS = 1e-6  # keeps a group of almost equal rewards finite
 
@@ -21,6 +22,11 @@ Floats = NDArray[np.float64]
 GroupAdvantages = Callable[[ArrayLike], Floats]
 # The same for all groups of a step, for estimators that need the whole batch.
 BatchAdvantages = Callable[[Sequence[ArrayLike]], list[Floats]]
+# Samples and rewards [G] of all groups of a step to the advantage of every sample, or of its tokens
+# [R].
+Advantages = Callable[
+    [Sequence[Sequence[Sample]], Sequence[ArrayLike]], Sequence[Sequence[float | Floats]]
+]
 
 
 def grpo(rewards: ArrayLike) -> Floats:
@@ -87,6 +93,45 @@ def reinforce_pp_baseline(groups: Sequence[ArrayLike]) -> list[Floats]:
     return _split(_scaled(np.concatenate(centred)), like=centred)
 
 
+def grpo_by_turn(samples: Sequence[Sample], rewards: ArrayLike) -> list[Floats]:
+    """The advantages of the tokens of every sample of a group [R], from what each turn earned.
+
+    Rewards are scaled as in `grpo`, over all turns of the group; the advantage of a token is the
+    sum of those of its turn and of later ones: process supervision of Shao et al. 2024
+    (DeepSeekMath), section 4.1.3. A turn earns what its environment gave for it, the last one also
+    what the reward has beyond that (other reward functions, the overlong penalty). For samples of
+    one turn this is `grpo`.
+    """
+    turns = list(map(_turns, samples))
+    for (_, earned), sample, reward in zip(turns, samples, _checked(rewards), strict=True):
+        earned[-1] += reward - sample.environment_reward
+    scaled = _scaled(_centred(np.concatenate([earned for _, earned in turns])))
+    by_sample = _split(scaled, like=[np.asarray(earned) for _, earned in turns])
+    return [
+        np.repeat(of_turns[::-1].cumsum()[::-1], num_tokens)
+        for (num_tokens, _), of_turns in zip(turns, by_sample, strict=True)
+    ]
+
+
+def _turns(sample: Sample) -> tuple[list[int], list[float]]:
+    """Return the response tokens of each turn of a sample [K], and what its environment gave."""
+    num_tokens: list[int] = []
+    earned: list[float] = []
+    is_between = True
+    for span in sample.spans:
+        if isinstance(span, Observation):
+            is_between = True
+            if earned:
+                earned[-1] += span.reward
+        elif is_between:
+            is_between = False
+            num_tokens.append(len(span.token_ids))
+            earned.append(0.0)
+        else:
+            num_tokens[-1] += len(span.token_ids)
+    return num_tokens, earned
+
+
 def _checked(rewards: ArrayLike) -> Floats:
     values = np.asarray(rewards, dtype=np.float64)
     assert values.ndim == 1, values.shape
@@ -122,3 +167,13 @@ ADVANTAGES: dict[Advantage, BatchAdvantages] = {
     Advantage.reinforce_pp: reinforce_pp,
     Advantage.reinforce_pp_baseline: reinforce_pp_baseline,
 }
+
+
+def advantages_of(choice: Advantage) -> Advantages:
+    """Return the estimator of that name."""
+    if choice is Advantage.grpo_by_turn:
+        return lambda samples, rewards: [
+            grpo_by_turn(*group) for group in zip(samples, rewards, strict=True)
+        ]
+    estimator = ADVANTAGES[choice]
+    return lambda _, rewards: [list(group) for group in estimator(rewards)]

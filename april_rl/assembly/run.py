@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from april_rl.algorithm.advantages import ADVANTAGES, BatchAdvantages
+from april_rl.algorithm.advantages import Advantages, advantages_of
 from april_rl.assembly.collector import build_collector, num_slots
 from april_rl.assembly.decisions import decide, decide_memory
 from april_rl.assembly.environments import description_of, with_environments
@@ -60,7 +60,7 @@ class Parts:
     packer: Packer
     evaluator: Evaluator
     held_out: dict[str, HeldOut]
-    advantages: BatchAdvantages
+    advantages: Advantages
 
 
 class _Data(NamedTuple):
@@ -133,7 +133,7 @@ def assemble(
         packer=packer,
         evaluator=build_evaluator(config, engines, outside, num_slots=num_slots(config)),
         held_out=data.held_out,
-        advantages=ADVANTAGES[config.algorithm.advantage],
+        advantages=advantages_of(config.algorithm.advantage),
     )
 
 

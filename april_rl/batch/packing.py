@@ -71,7 +71,7 @@ class _Row:
     """A sample before it is packed."""
 
     sample: Sample
-    advantage: float
+    advantage: float | NDArray[np.float64]  # or that of each response token [R]
     ages: NDArray[np.int32]  # [R]
     comparable: NDArray[np.bool_]  # [R]
     age_weights: Floats  # [R], 0 above the staleness cap
@@ -120,17 +120,18 @@ class Packer:
     def pack(
         self,
         groups: Sequence[ScoredGroup],
-        advantages: Sequence[NDArray[np.float64]],
+        advantages: Sequence[Sequence[float | NDArray[np.float64]]],
         *,
         policy_version: int,
         probes: Sequence[Sample] = (),
     ) -> Batch:
         """Return the batch that advances the policy from `policy_version`.
 
-        `advantages[i]` is [G] for `groups[i]`. `probes` are samples that are not trained now but
-        have comparable tokens: when no trained token is comparable, they are packed with loss
-        weight 0, so that engine and learner are compared at every version that has sampled
-        anything. A token whose age is above the cap has loss weight 0.
+        `advantages[i]` is [G] for `groups[i]`: the advantage of a sample, or of each of its tokens
+        [R]. `probes` are samples that are not trained now but have comparable tokens: when no
+        trained token is comparable, they are packed with loss weight 0, so that engine and learner
+        are compared at every version that has sampled anything. A token whose age is above the cap
+        has loss weight 0.
         """
         num_minibatches = min(self._num_minibatches, len(groups))
         # Deal groups out in turn: they are sorted by age, and in a minibatch of equal ages the
@@ -138,9 +139,9 @@ class Packer:
         chunks = [range(len(groups))[first::num_minibatches] for first in range(num_minibatches)]
         rows = [
             [
-                self._row(groups[i], advantages[i], j, policy_version)
+                self._row(sample, advantage, policy_version)
                 for i in chunk
-                for j in range(len(groups[i].rewards))
+                for sample, advantage in zip(groups[i].group.samples, advantages[i], strict=True)
             ]
             for chunk in chunks
         ]
@@ -157,7 +158,7 @@ class Packer:
                 {
                     **self._metrics(every),
                     "throughput/trained_tokens": Sum(num_tokens),
-                    "histogram/advantage": Histogram.of(np.concatenate(advantages)),
+                    "histogram/advantage": Histogram.of(np.hstack([r.advantage for r in every])),
                 }
             ),
         )
@@ -177,14 +178,13 @@ class Packer:
         )
 
     def _row(
-        self, scored: ScoredGroup, advantages: NDArray[np.float64], index: int, policy_version: int
+        self, sample: Sample, advantage: float | NDArray[np.float64], policy_version: int
     ) -> _Row:
-        sample = scored.group.samples[index]
         ages = sample_ages(sample, policy_version=policy_version)
         age_weights = self._age_weights(np.minimum(ages, self._max_staleness))
         return _Row(
             sample=sample,
-            advantage=float(advantages[index]),
+            advantage=advantage,
             ages=ages,
             comparable=comparable(sample, policy_version=policy_version),
             age_weights=np.where(ages > self._max_staleness, np.float32(0), age_weights),

@@ -41,6 +41,7 @@ class Advantage(Enum):
     rloo = "rloo"  # reward - mean of the others of the group
     reinforce_pp = "reinforce_pp"  # (reward - batch mean) / batch standard deviation
     reinforce_pp_baseline = "reinforce_pp_baseline"  # dr_grpo / its standard deviation in the batch
+    grpo_by_turn = "grpo_by_turn"  # grpo over the rewards of turns; a token has those still to come
 
 
 class Loss(Enum):

@@ -136,6 +136,17 @@ def _check_environment(config: TrainConfig) -> None:
         f"environment.function={config.environment.function} has no effect: no data set has an "
         "environment; set data.environment=true, or that of a source",
     )
+    is_by_turn = config.algorithm.advantage is Advantage.grpo_by_turn
+    require(
+        is_set or not is_by_turn,
+        "algorithm.advantage=grpo_by_turn is grpo where no environment rewards turns: set "
+        "environment.function, or algorithm.advantage=grpo",
+    )
+    require(
+        not is_by_turn or config.algorithm.loss is not Loss.gspo,
+        "algorithm.loss=gspo takes one advantage for a response, and algorithm.advantage="
+        "grpo_by_turn gives every turn its own: take algorithm.loss=gspo_token",
+    )
 
 
 _ESTIMATES = ("avg_at_k", "pass_at_k", "maj_at_k")

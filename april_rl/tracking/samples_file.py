@@ -11,6 +11,9 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from april_rl.types import Completion, FinishReason, Parts, Sample, ScoredGroup
 
 
@@ -73,13 +76,14 @@ class SampleRecord:
 
 def records_of(
     groups: Iterable[ScoredGroup],
-    advantages: Iterable[Iterable[float]],
+    advantages: Iterable[Iterable[float | NDArray[np.float64]]],
     *,
     decode: Callable[[Sequence[int]], str],
     policy_version: int,
 ) -> list[SampleRecord]:
-    """Return the records of all samples of a step; `advantages` [G] of each group, `policy_version`
-    is the version that trained them.
+    """Return the records of all samples of a step; `advantages` [G] of each group, where the
+    tokens of a sample may have their own, whose mean is recorded; `policy_version` is the version
+    that trained them.
     """
     return [
         SampleRecord.of(
@@ -89,7 +93,7 @@ def records_of(
             conversation=conversation_of(sample, decode),
             reward=reward,
             reward_parts=parts,
-            advantage=float(advantage),
+            advantage=float(np.mean(advantage)),
             policy_version=policy_version,
         )
         for scored, of_group in zip(groups, advantages, strict=True)

@@ -11,14 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from april_rl.algorithm.advantages import (
+    advantages_of,
     by_group,
     dr_grpo,
     grpo,
+    grpo_by_turn,
     reinforce_pp,
     reinforce_pp_baseline,
     rloo,
 )
 from april_rl.algorithm.shaping import soft_overlong_penalty
+from april_rl.config.choices import Advantage
+from april_rl.types import Completion, Observation, Prompt, Sample, Span
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
 BATCH = {
@@ -105,3 +109,61 @@ def test_an_overlong_buffer_of_zero_turns_the_penalty_off():
         [1, 100, 150], max_response_tokens=100, buffer_frac=0, penalty=1.0
     )
     assert penalty.tolist() == [0.0, 0.0, 0.0]
+
+
+# Advantages of turns.
+
+
+def episode(*spans: tuple[int, str | None] | float, index: int = 0) -> Sample:
+    """A pair is a completion: tokens and finish reason; a number the reward of an observation of
+    one token, the last one final.
+    """
+    prompt = Prompt(id=0, token_ids=(1,), text="", answer="", source="rows:1", has_environment=True)
+    built: list[Span] = [Observation((9,))]
+    for number, span in enumerate(spans):
+        if isinstance(span, float):
+            built.append(Observation((9,), is_final=number == len(spans) - 1, reward=span))
+            continue
+        tokens, reason = span
+        end = sum(len(each.token_ids) for each in built)
+        built.append(
+            Completion(
+                sample_id=Sample(prompt, index).id,
+                start=end,
+                policy_version=0,
+                context_version=0,
+                token_ids=(5,) * tokens,
+                logprobs=(-1.0,) * tokens,
+                finish_reason=reason,
+            )
+        )
+    return Sample(prompt, index, tuple(built))
+
+
+def test_a_token_has_what_its_turn_and_later_ones_earned():
+    """A parked turn is one turn, and what the reward has beyond the environment's belongs to the
+    last one. Planted bugs: a turn for each completion; the sum of earlier turns; the mean of each
+    sample's own turns.
+    """
+    parked = episode((2, None), (1, "stop"), 0.5, (2, "stop"), 1.0)
+    short = episode((4, "stop"), 0.0, index=1)
+    rewards = [1.5, -0.25]  # a penalty of a quarter for the second
+    earned = [0.5, 1.0, -0.25]
+    mean, scale = statistics.mean(earned), statistics.stdev(earned) + 1e-6
+    first, last, only = ((value - mean) / scale for value in earned)
+    found = grpo_by_turn([parked, short], rewards)
+    assert found[0] == pytest.approx([first + last] * 3 + [last] * 2)
+    assert found[1] == pytest.approx([only] * 4)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.floats(-10, 10)), min_size=1, max_size=8))
+def test_samples_of_one_turn_have_the_advantages_of_grpo(samples):
+    """Whether the environment or a reward function gave the reward."""
+    built = [
+        episode((tokens, "stop"), reward if number % 2 else 0.0, index=number)
+        for number, (tokens, reward) in enumerate(samples)
+    ]
+    rewards = [reward for _, reward in samples]
+    [found] = advantages_of(Advantage.grpo_by_turn)([built], [rewards])
+    for sample, of_tokens, expected in zip(built, found, grpo(rewards), strict=True):
+        assert of_tokens == pytest.approx([expected] * sample.num_tokens)

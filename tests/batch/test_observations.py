@@ -45,13 +45,14 @@ def test_observations_are_read_and_never_trained():
         aggregation=token_mean,
         hidden_size=32,
     )
-    batch = packer.pack([group], [np.ones(1)], policy_version=7)
+    batch = packer.pack([group], [[np.array([3.0, 3, 3, -2, -2])]], policy_version=7)
     [[[row]]] = batch.minibatches
     assert row.token_ids.tolist() == [1, 2, 90, 3, 4, 5, 91, 92, 6, 7]
     assert (row.lengths, row.response_lengths, batch.num_response_tokens) == ((10,), (5,), 5)
     predicting = [2, 3, 4, 7, 8]
     assert np.flatnonzero(row.response_mask).tolist() == predicting
     assert np.flatnonzero(row.loss_weights).tolist() == predicting
+    assert row.advantages[predicting].tolist() == [3, 3, 3, -2, -2]
     assert row.labels[predicting].tolist() == [3, 4, 5, 6, 7]
     assert row.ages[predicting].tolist() == [2, 2, 2, 0, 0]
     assert row.behaviour_logprobs[predicting].tolist() == [-3 / 8, -4 / 8, -5 / 8, -6 / 8, -7 / 8]

@@ -82,6 +82,21 @@ SOURCES = (
     ("overrides", "message"),
     [
         (
+            ["algorithm.advantage=grpo_by_turn"],
+            "algorithm.advantage=grpo_by_turn is grpo where no environment rewards turns",
+        ),
+        (
+            [
+                "environment.function=april_rl.environments.tiny_sums:Sums",
+                "data.environment=true",
+                "algorithm.advantage=grpo_by_turn",
+                "algorithm.loss=gspo",
+                "algorithm.clip_low=3e-4",
+                "algorithm.clip_high=4e-4",
+            ],
+            "algorithm.loss=gspo takes one advantage for a response",
+        ),
+        (
             ["+reward.functions.f={function: exact, sources: [a]}"],
             "reward.functions.f.sources names a; data.sources and evaluation.sets have held_out",
         ),

@@ -14,7 +14,7 @@ from fake_outside import FakeScorer
 from rollout_runs import lognormal
 from trainer_fakes import FakeTokenizer, FakeWorkers, NoInterrupts, rows_of
 
-from april_rl.algorithm.advantages import BatchAdvantages, by_group, grpo
+from april_rl.algorithm.advantages import Advantages, advantages_of, by_group, grpo
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.assembly.collector import build_collector
@@ -26,6 +26,7 @@ from april_rl.checkpointing.resume import CHECKPOINTS, Resumed, load
 from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.checkpoint import CheckpointConfig
+from april_rl.config.choices import Advantage
 from april_rl.config.schema import RolloutConfig, TrainerConfig
 from april_rl.config.task import EvaluationConfig
 from april_rl.data.stream import PromptStream
@@ -103,7 +104,7 @@ def run(
     run_dir: Path,
     scorer: CountingScorer | None = None,
     *,
-    advantages: BatchAdvantages | None = None,
+    advantages: Advantages | None = None,
     held_out: HeldOut | None = HELD_OUT,
     resumed: Resumed | None = None,
     interrupts: NoInterrupts | None = None,
@@ -165,7 +166,7 @@ def run(
                 seed=0,
             ),
             held_out={held_out.name: held_out} if held_out else {},
-            advantages=advantages or by_group(grpo),
+            advantages=advantages or advantages_of(Advantage.grpo),
         )
 
     with Trainer(
@@ -199,7 +200,8 @@ def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalti
     """
     calls = []
 
-    def advantages(groups):
+    def advantages(samples, groups):
+        assert [[each.is_finished for each in group] for group in samples] == [[True] * 2] * 2
         calls.append([list(rewards) for rewards in groups])
         return by_group(grpo)(groups)
 
