@@ -1,5 +1,6 @@
 """Calls with a side effect, made once in the life of a sample: what was begun and what came back is
-written to a file, so that an episode that is built again does not call a second time.
+written to a file, so that an episode that is built again does not call a second time. Snapshots of
+its environment lie in the same file.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ class Calls:
         self._name = uuid4().hex  # of these calls; in the first line of the file
         self._begun: dict[str, int] = {}  # attempts by key
         self._results: dict[str, Any] = {}  # by key
+        self._snapshots: dict[str, dict[str, Any]] = {}  # lines, by the turns before
         lines = list(_lines(self._path))
         for line in lines:
             if "name" in line:
                 self._name = line["name"]
+            elif "turns" in line:
+                self._snapshots[line["turns"]] = line
             elif "result" in line:
                 self._results[line["key"]] = line["result"]
             else:
@@ -83,6 +87,24 @@ class Calls:
             return self._results[key]
         return self._ended(key, await function(*args, **self._begin(key, function, kwargs)))
 
+    def save(self, turns: str, state: Any) -> None:  # noqa: ANN401
+        """Note a snapshot of the environment after these turns. Raise TypeError for a state that
+        JSON has no form for.
+        """
+        with self._lock:
+            line = {"turns": turns, "state": state, "made": dict(self._num_made)}
+            self._snapshots[turns] = line
+            self._note(line)
+
+    def has_snapshot(self, turns: str) -> bool:
+        """Return whether there is a snapshot after these turns."""
+        return turns in self._snapshots
+
+    def restored(self, turns: str) -> Any:  # noqa: ANN401
+        """Return the snapshot after these turns; calls are counted on from there."""
+        self._num_made = Counter(self._snapshots[turns]["made"])
+        return self._snapshots[turns]["state"]
+
     def take_counts(self) -> tuple[int, int]:
         """Return the calls made since the last time, and how many of them are further attempts."""
         counts = self.num_made, self.num_repeated
@@ -114,9 +136,6 @@ class Calls:
             attempt = self._begun[key] = self._begun.get(key, 0) + 1
             self.num_made += 1
             self.num_repeated += attempt > 1
-            if not self._is_named:
-                self._note({"name": self._name})
-                self._is_named = True
             self._note({"key": key, "attempt": attempt})
         if "call" not in inspect.signature(function).parameters:
             return kwargs
@@ -134,11 +153,15 @@ class Calls:
 
     def _note(self, line: dict[str, Any]) -> None:
         """Append a line, and have it on the disk before anything else happens."""
+        written = json.dumps(line) + "\n"
+        if not self._is_named:
+            written = json.dumps({"name": self._name}) + "\n" + written
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(written)
             file.flush()
             os.fsync(file.fileno())
+        self._is_named = True
 
 
 def path_of(folder: Path, sample_id: SampleId) -> Path:

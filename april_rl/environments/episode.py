@@ -5,6 +5,7 @@ what they return.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import json
 import math
@@ -15,7 +16,7 @@ from typing import Any
 
 from april_rl.environments.calls import Calls
 from april_rl.environments.jobs import Answer, Ask, Outcome
-from april_rl.environments.protocol import Environment, StepResult
+from april_rl.environments.protocol import Environment, Saves, StepResult
 from april_rl.rewards.plugins import Caught
 from april_rl.types import Message
 
@@ -36,6 +37,7 @@ class Episode:
         self._build, self._calls = build, calls
         self._environment: Environment | None = None
         self._limit_s = limit_s
+        self._said: list[str] = []  # by the policy, in every turn so far
 
     def close(self) -> None:
         """End the episode: what still runs of it makes no calls."""
@@ -52,12 +54,15 @@ class Episode:
             try:
                 if self._environment is None:
                     self._environment = await self._timed(self._build)
-                if ask.row is not None:
+                if ask.row is not None and not await self._restored(self._environment, ask):
                     returned = await self._timed(self._environment.reset, ask.row, ask.seed)
                     results.append(_opening(returned))
-                for turn in ask.turns:
+                    await self._save(self._environment)
+                for turn in ask.turns[len(self._said) if ask.row is not None else 0 :]:
                     began_s = time.monotonic()
                     results.append(_result(await self._timed(self._environment.step, turn)))
+                    self._said.append(turn.raw_text)
+                    await self._save(self._environment)
             except _TooSlowError:
                 outcome = "timeout"
                 raise
@@ -76,6 +81,32 @@ class Episode:
             num_repeated=num_repeated,
         )
 
+    async def _save(self, environment: Environment) -> None:
+        """Write a snapshot of an environment that has them."""
+        if isinstance(environment, Saves):
+            state = await self._timed(environment.snapshot)
+            try:
+                self._calls.save(_key(self._said), state)
+            except TypeError as error:
+                raise GarbageError(
+                    f"snapshot returned what is no data for JSON: {error}"
+                ) from error
+
+    async def _restored(self, environment: Environment, ask: Ask) -> bool:
+        """Go on from the latest snapshot before the turn that is to be answered, if there is one;
+        those after other turns belong to an episode that was given up.
+        """
+        if not isinstance(environment, Saves):
+            return False
+        said = [turn.raw_text for turn in ask.turns]
+        for num_turns in reversed(range(len(said))):
+            if self._calls.has_snapshot(_key(said[:num_turns])):
+                state = self._calls.restored(_key(said[:num_turns]))
+                await self._timed(environment.restore, ask.row, ask.seed, state)
+                self._said = said[:num_turns]
+                return True
+        return False
+
     async def _timed(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
         """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it takes too
         long. A thread goes on then, and its result is lost.
@@ -90,6 +121,10 @@ class Episode:
             if not limit.expired():  # it is of the user's code
                 raise
         raise _TooSlowError(f"no answer within environment.step_timeout_s = {self._limit_s:g}")
+
+
+def _key(said: Sequence[str]) -> str:
+    return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
 
 
 def _opening(returned: object) -> StepResult:

@@ -32,6 +32,8 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
             f"{function} has no methods `reset` and `step`, nor has it the form of TRL's "
             "environments (`reset` and tools) or of SkyRL-gym's (`init` and `step`)"
         )
+    if len({"snapshot", "restore"} & names_of(found)) == 1 and not is_of_tools(found):
+        raise TypeError(f"{function} needs both `snapshot` and `restore`, or neither")
     check_args(found, args, num_given=0)
     if absent := wanted(found, args, num_given=0):
         raise TypeError(f"needs the argument {' and '.join(absent)}")

@@ -67,6 +67,35 @@ class Told:
                 file.write(f"{line}\n")
 
 
+class Kept(Told):
+    """The same, with snapshots; `send` is a call that is made once."""
+
+    async def step(self, turn):
+        result = await super().step(turn)
+        if turn.text.startswith("send"):
+            self.context.once(self.send)
+        return result
+
+    def send(self):
+        self.note("sent")
+
+    def snapshot(self):
+        if self.turns[-1:] == ["unsaved"]:
+            return {1, 2}
+        return {"turns": self.turns}
+
+    async def restore(self, row, seed, state):
+        self.row, self.turns = row, state["turns"]
+        self.note(f"restored {len(self.turns)}")
+
+
+class SnapshotOnly(Told):
+    """Lack `restore`."""
+
+    def snapshot(self):
+        return None
+
+
 class Clerk:
     """Has its letters sent once; a turn says what goes wrong."""
 

@@ -164,6 +164,51 @@ def test_an_episode_goes_on_in_a_new_pool_as_after_a_resume(tmp_path):
     ]
 
 
+def noted(notes):
+    """The calls in a file of notes, without the seed of `reset`."""
+    return [
+        line.split()[0] if line.startswith("reset") else line
+        for line in notes.read_text().splitlines()
+    ]
+
+
+def test_an_episode_with_snapshots_goes_on_from_the_last_one(tmp_path):
+    """After a death and in another pool, as in a resumed run. Fails when turns are taken again
+    whose state was kept, or a call of a later turn counts as one of an earlier turn.
+    """
+    notes = tmp_path / "notes"
+    with pool("Kept", folder=tmp_path) as environments:
+        sample = heard(environments, fresh(notes=notes))
+        sample = heard(environments, said(sample, "send"))
+        sample = heard(environments, said(sample, "dieonce"))
+        assert text_of(sample.spans[-1]) == "2dieonce"
+    assert noted(notes) == ["reset", "send", "sent", "dieonce", "restored 1", "dieonce"]
+    notes.write_text("")
+    with pool("Kept", folder=tmp_path) as environments:
+        assert text_of(answer(environments, said(sample, "send"))) == "3send"
+    assert noted(notes) == ["restored 2", "send", "sent"]
+
+
+def test_a_snapshot_of_other_turns_is_not_used(tmp_path):
+    """A resumed run may sample other turns after its checkpoint than the run that was killed."""
+    notes = tmp_path / "notes"
+    with pool("Kept", folder=tmp_path) as environments:
+        begun = heard(environments, fresh(notes=notes))
+        heard(environments, said(heard(environments, said(begun, "a")), "b"))
+    notes.write_text("")
+    with pool("Kept", folder=tmp_path) as environments:
+        sample = heard(environments, said(begun, "c"))
+        assert text_of(answer(environments, said(sample, "d"))) == "2d"
+    assert noted(notes) == ["restored 0", "c", "d"]
+
+
+def test_a_snapshot_that_is_no_data_fails_its_episode(tmp_path):
+    with pool("Kept", folder=tmp_path) as environments:
+        sample = heard(environments, fresh())
+        failure = answer(environments, said(sample, "unsaved")).failure
+        assert "snapshot returned what is no data for JSON" in failure
+
+
 def test_an_episode_that_cannot_be_repeated_fails():
     with pool("Forgetful") as environments:
         sample = heard(environments, said(heard(environments, fresh()), "a"))
@@ -214,6 +259,7 @@ LOADING = {
     "NeedsArgument": "needs the argument size",
     "Missing": "has no function 'Missing'",
     "no_class": "is no class",
+    "SnapshotOnly": "needs both `snapshot` and `restore`, or neither",
 }
 
 
