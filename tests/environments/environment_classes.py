@@ -86,7 +86,7 @@ class Kept(Told):
 
     async def restore(self, row, seed, state):
         self.row, self.turns = row, state["turns"]
-        self.note(f"restored {len(self.turns)}")
+        self.note(f"restored {'-'.join(self.turns)}")
 
 
 class SnapshotOnly(Told):
