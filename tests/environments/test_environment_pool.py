@@ -113,7 +113,7 @@ def test_a_second_attempt_builds_the_episode_again(turn, tmp_path):
 
 
 def test_a_hung_process_is_killed_and_its_other_episodes_go_on_elsewhere():
-    with pool(step_timeout_s=0.2, start_timeout_s=3.0) as environments:
+    with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
         hung, other = (heard(environments, fresh(n)) for n in range(2))
         observation = answer(environments, said(hung, "block 600"))
         assert "did not answer in time and was killed" in observation.failure
@@ -141,7 +141,7 @@ def test_programs_of_a_process_that_dies_by_itself_end_with_it():
 
 
 def test_a_process_that_does_not_read_holds_nobody_up():
-    with pool(step_timeout_s=0.5, start_timeout_s=3.0) as environments:
+    with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
         samples = [heard(environments, fresh(n)) for n in range(30)]
         environments.act(said(samples[0], "block 600"))
         for sample in samples[1:]:

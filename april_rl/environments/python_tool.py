@@ -1,0 +1,52 @@
+"""A tool that runs Python programs of the policy, in the sandbox of the reward `code`."""
+
+from __future__ import annotations
+
+from april_rl.rewards.builtin.code import WALL_PER_CPU, Choice, open_sandbox
+
+# The sandbox drops standard error; of the traceback the policy reads the part in its own program.
+_PROGRAM = """
+import sys, traceback
+try:
+    exec(compile({code!r}, "program", "exec"), {{"__name__": "__main__"}})
+except Exception as error:
+    error.__traceback__ = error.__traceback__.tb_next
+    traceback.print_exception(error, file=sys.stdout)
+"""
+
+
+class PythonTool:
+    """An environment in TRL's form with the tool `python`; a turn without a call ends the episode.
+
+    It gives no reward: a reward function compares the last turn's answer.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float = 5.0,
+        memory_gib: float = 1.0,
+        max_characters: int = 2000,
+        sandbox: Choice = "landlock",
+    ) -> None:
+        """`timeout_s` is the CPU time of a program; of what it prints, the first `max_characters`
+        are returned. Raise SandboxError where landlock does not isolate.
+        """
+        self._sandbox = open_sandbox(sandbox, memory_gib=memory_gib).sandbox
+        self._timeout_s, self._max_characters = timeout_s, max_characters
+
+    def reset(self) -> None:
+        """Begin; every program starts with nothing."""
+
+    def python(self, code: str) -> str:
+        """Run a Python program and return what it prints.
+
+        Args:
+            code: The program. It prints its results; nothing is kept for the next one.
+        """
+        program = _PROGRAM.format(code=code)
+        with self._sandbox.opened(program, timeout_s=self._timeout_s) as opened:
+            finished = opened.run(wall_s=self._timeout_s * WALL_PER_CPU)
+        printed = finished.output[: self._max_characters]
+        if finished.limit in ("cpu", "wall"):
+            return f"{printed}\nThe program was stopped after {self._timeout_s:g} s."
+        return printed or "The program printed nothing."
