@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from april_rl.lab.simulator.engine_cost import EngineCost
-from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.simulator.outcome import Outcome
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.types import SampleId

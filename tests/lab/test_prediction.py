@@ -14,9 +14,10 @@ from rollout_runs import Run, Setup, num_sampled
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, finished_lengths
+from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.prediction import Mode
 from april_rl.lab.simulator.scaled_down import scaled_down
-from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.tuning.comparison import Comparison
 from april_rl.lab.tuning.evidence import Evidence
 from april_rl.rollout.collector import Collection

@@ -18,7 +18,8 @@ from april_rl.lab.commands.simulate import main
 from april_rl.lab.simulator.april_paper import paper_cases, simulate_case
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
-from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.simulator.outcome import Outcome
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.rollout_metrics import rollout_metrics

@@ -14,8 +14,9 @@ import numpy as np
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.prediction import Mode, Prediction
-from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.comparison import Comparison
 from april_rl.rollout.collector import Collection

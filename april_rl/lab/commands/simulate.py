@@ -22,6 +22,7 @@ from april_rl.lab.simulator.prediction import modes_of, predict
 from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.simulator.tables import comparison_table, paper_table
+from april_rl.lab.simulator.turns import Turns
 from april_rl.runtime.interrupts import EXIT_STATUS
 
 # Options that replace a field of the scenario: its name, type and meaning.
@@ -37,7 +38,13 @@ _FIELDS: tuple[tuple[str, type, str], ...] = (
     ("no_signal_frac", float, "share of groups with equal rewards"),
     ("score_s", float, "seconds from a sample's end to its reward"),
     ("rest_s", float, "seconds of a step outside the rollout"),
-    ("seed", int, "seed of lengths and rewards"),
+    ("seed", int, "seed of lengths, rewards and tools"),
+)
+# Options of samples with several turns, beside --turns.
+_TURN_FIELDS: tuple[tuple[str, type, str], ...] = (
+    ("observation_tokens", int, "with --turns: tokens that a tool call adds (default 0)"),
+    ("tool_s", float, "with --turns: median seconds of a tool call (default 0)"),
+    ("tool_sigma", float, "with --turns: deviation of the log seconds of a call (default 0)"),
 )
 
 
@@ -99,7 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--filter", action=yes_no, help="reject groups without signal")
     parser.add_argument("--resume", choices=("reprefill", "keep"))
     parser.add_argument("--on-stale", choices=("finish", "mask"))
-    for name, kind, meaning in _FIELDS:
+    parser.add_argument(
+        "--turns",
+        type=_count,
+        help="turns of every sample, of equal length, with a tool call between each two "
+        "(default: no environment)",
+    )
+    for name, kind, meaning in (*_FIELDS, *_TURN_FIELDS):
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=meaning)
     parser.add_argument("--steps", type=_count, default=12, help="steps to count (default 12)")
     parser.add_argument(
@@ -139,9 +152,23 @@ def _source(options: argparse.Namespace) -> Source:
             "--mean-tokens, --sigma and --correlation have no effect with --run, which uses the "
             "run's recorded lengths; remove them"
         )
-    scenario = replace(scenario, length_of=_length_of(options, scenario))
+    scenario = replace(scenario, length_of=_length_of(options, scenario), turns=_turns(options))
     refill = source.refill if options.refill is None else options.refill
     return replace(source, scenario=scenario, refill=refill)
+
+
+def _turns(options: argparse.Namespace) -> Turns | None:
+    """Return the turns that the command line asks for; None without `--turns`."""
+    given = {name: getattr(options, name) for name, _, _ in _TURN_FIELDS}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if options.turns is not None:
+        return Turns(num_turns=options.turns, **chosen)
+    if chosen:
+        raise SimulationError(
+            "--observation-tokens, --tool-s and --tool-sigma have no effect without --turns; "
+            "remove them"
+        )
+    return None
 
 
 def _length_of(options: argparse.Namespace, scenario: Scenario) -> Lognormal | Recorded:

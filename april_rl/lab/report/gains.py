@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from april_rl.config.store import ConfigError, run_config
 from april_rl.lab.report.run_files import RunFiles
+from april_rl.lab.simulator.outcome import Scale
 from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode, predict
 from april_rl.lab.simulator.recorded_run import RecordedRunError, recorded_scenario
 from april_rl.lab.simulator.scaled_down import scaled_down
-from april_rl.lab.simulator.simulation import Scale
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.timeline import Timeline, timeline_of
 

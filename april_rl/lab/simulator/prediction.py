@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from april_rl.lab.simulator.simulation import Outcome, Scenario, simulate
+from april_rl.lab.simulator.outcome import Outcome
+from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.over_sampling import FixedFactor
 

@@ -9,7 +9,8 @@ from statistics import fmean
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Recorded
-from april_rl.lab.simulator.simulation import Scale, Scenario
+from april_rl.lab.simulator.outcome import Scale
+from april_rl.lab.simulator.simulation import Scenario
 
 # A simulated step costs about 0.1 ms a sample and 0.05 ms a tick. With these its samples and ticks
 # are at most a few thousand, and a tick is still a small part of a response.
@@ -23,6 +24,7 @@ def scaled_down(real: Scenario) -> Scenario:
     follows, so that seconds stay what they are.
     """
     assert isinstance(real.length_of, Recorded)
+    assert real.turns is None  # observations would have to be scaled
     recorded = real.length_of.groups
     tokens = max(1.0, fmean(chain.from_iterable(recorded)) / _MEAN_TOKENS)
     num_groups = min(real.num_groups, math.ceil(_MAX_SAMPLES / real.group_size))

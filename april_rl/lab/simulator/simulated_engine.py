@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
+from april_rl.lab.simulator.turns import Episodes
 from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Completions, Tick, TickCounts
 from april_rl.types import Completion, FinishReason, SampleId
@@ -45,7 +46,9 @@ class _Kept:
 
 
 class SimulatedEngine:
-    """A `SingleEngine` whose samples end at the length of the distribution or at their budget."""
+    """A `SingleEngine` whose samples end at the length of the distribution, with `episodes` at the
+    end of their turn, or at their budget.
+    """
 
     def __init__(
         self,
@@ -55,13 +58,14 @@ class SimulatedEngine:
         keeps_parked: bool,
         max_batched_tokens: int,
         block_tokens: int = BLOCK_TOKENS,
+        episodes: Episodes | None = None,
     ) -> None:
         """`keeps_parked`: aborted samples keep their KV cache; `max_batched_tokens` of one engine
         step, where each sample that has its prefill takes one.
         """
         self._length_of, self._cost = length_of, cost
         self._keeps_parked, self._max_batched_tokens = keeps_parked, max_batched_tokens
-        self._block_tokens = block_tokens
+        self._block_tokens, self._episodes = block_tokens, episodes
         self._policy_version = 0
         self._queue: deque[Request] = deque()
         self._running: dict[SampleId, _Running] = {}  # in the order of admission
@@ -71,6 +75,7 @@ class SimulatedEngine:
         self._kept_tokens = 0
         self._asked: set[SampleId] = set()  # since the last abort
         self._prefixes: set[int] = set()  # prompts that the prefix cache holds
+        self._turns: dict[SampleId, int] = {}  # tokens of ended turns that it holds, with prompts
         self._step = 0
         self._order = 0
         self._context_tokens = 0  # of those that sample tokens
@@ -83,6 +88,7 @@ class SimulatedEngine:
         assert not self._queue
         self._policy_version = policy_version
         self._prefixes.clear()
+        self._turns.clear()
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Queue `submit`, and run at most `max_steps` engine steps with at most `slots` requests at
@@ -154,7 +160,7 @@ class SimulatedEngine:
             self._admit(request, kept if kept and kept.start == request.start else None)
 
     def _admit(self, request: Request, kept: _Kept | None) -> None:
-        natural, budget = self._length_of(request.sample_id), request.start + request.max_tokens
+        natural, budget = self._natural_end(request), request.start + request.max_tokens
         running = _Running(
             request=request,
             order=self._order,
@@ -170,14 +176,22 @@ class SimulatedEngine:
         else:
             self._prefills.append(running)
 
+    def _natural_end(self, request: Request) -> int:
+        """Return the response tokens at which the request would end without a budget."""
+        if self._episodes is None:
+            return self._length_of(request.sample_id)
+        return self._episodes.turn_end(request)
+
     def _prefill_tokens(self, request: Request) -> int:
-        """Return the prompt tokens to compute: those that no sibling left in the prefix cache."""
+        """Return the tokens to compute: those that neither the sample's last turn nor a sibling
+        left in the prefix cache.
+        """
         prompt_id, num_tokens = request.sample_id.prompt_id, request.num_tokens
         if prompt_id not in self._prefixes:
             self._prefixes.add(prompt_id)
             return num_tokens
-        prompt_tokens = num_tokens - request.start
-        return num_tokens - (prompt_tokens - 1) // self._block_tokens * self._block_tokens
+        cached = self._turns.get(request.sample_id, num_tokens - request.start)
+        return num_tokens - (cached - 1) // self._block_tokens * self._block_tokens
 
     def _begin_decoding(self, running: _Running) -> None:
         """Sample one token per step from the next step on."""
@@ -232,6 +246,8 @@ class SimulatedEngine:
             running = self._running.pop(sample_id)
             self._context_tokens -= running.request.num_tokens
             self._context_tokens -= running.end - running.request.start
+            if running.context_version == self._policy_version:  # the cache's keys name the version
+                self._turns[sample_id] = len(running.request.prompt_token_ids) + running.end
             finished.append(self._completion(running, running.reason))
         return finished
 

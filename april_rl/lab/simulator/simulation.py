@@ -4,37 +4,27 @@ refill, filter, staleness cap and kept KV caches on a step, before a GPU is rent
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
+from april_rl.lab.simulator.outcome import Outcome, Scale
 from april_rl.lab.simulator.simulated_engine import BLOCK_TOKENS, SimulatedEngine
+from april_rl.lab.simulator.turns import Episodes, Turns
 from april_rl.lab.simulator.world import (
-    DelayedScorer,
+    DelayedAnswers,
     NumberedPrompts,
     ParallelEngines,
     VirtualClock,
 )
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.length_bias import dispersion
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.step import StepRules
 from april_rl.types import ScoredGroup
 
 _FOREVER_S = 1e12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """Numbers of real tokens, groups and engines for each simulated one."""
-
-    tokens: float = 1.0
-    groups: float = 1.0
-    engines: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +47,10 @@ class Scenario:
     no_signal_frac: float = 0.0  # groups whose rewards are all equal
     is_filtered: bool = False  # such groups are rejected, and others generated in their place
     score_s: float = 0.0  # from a sample's end to its reward
+    turns: Turns | None = None  # None: a response is one turn, without an environment
     rest_s: float = 0.0  # of a step besides the rollout: update and weight sync
     seed: int = 0
-    scale: Scale = Scale()  # what the simulated work stands for
+    scale: Scale = field(default_factory=Scale)  # what the simulated work stands for
 
     def __post_init__(self) -> None:
         """Raise ValueError for a scenario that cannot be simulated."""
@@ -77,6 +68,18 @@ class Scenario:
         cost = self.cost
         if cost.step_s + cost.sample_s + cost.context_token_s <= 0:
             raise ValueError("an engine step must cost something; the engine's cost is all zero")
+
+    @property
+    def episodes(self) -> Episodes | None:
+        """Return the environment of the samples; None without turns."""
+        if self.turns is None:
+            return None
+        return Episodes(
+            turns=self.turns,
+            length_of=self.length_of,
+            max_response_tokens=self.max_response_tokens,
+            seed=self.seed,
+        )
 
     def rules(self, *, refill: bool) -> StepRules:
         """Return the collector's rules for this work; nothing times out."""
@@ -96,118 +99,6 @@ class Scenario:
                 seed=self.seed,
             ),
         )
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """Totals over the counted steps of a simulated run, in real samples and tokens."""
-
-    num_steps: int = 0
-    rollout_s: float = 0.0  # of all steps
-    rest_s: float = 0.0  # of all steps
-    trained_samples: float = 0.0
-    finished_samples: float = 0.0
-    generated_tokens: float = 0.0
-    reprefill_tokens: float = 0.0
-    rejected_groups: float = 0.0
-    peak_kv_tokens: int = 0  # most tokens that one engine held, running and kept
-    peak_parked_tokens: int = 0  # most response tokens that the buffer held between two steps
-    slot_s: float = 0.0  # Σ over steps of slots times seconds
-    busy_slot_s: float = 0.0  # of these, with a request
-    factor: float = 1.0  # α of the last step
-    tokens_by_age: Counter[int] = field(default_factory=Counter)  # trained ones, as simulated
-    # Of each step the mean response length of each trained group.
-    group_lengths: list[list[float]] = field(default_factory=list)
-
-    @property
-    def step_s(self) -> float:
-        """Return the mean seconds of a step, including the update."""
-        return (self.rollout_s + self.rest_s) / self.num_steps
-
-    @property
-    def trained_samples_per_s(self) -> float:
-        """Return trained samples per second of rollout."""
-        return self.trained_samples / self.rollout_s
-
-    @property
-    def finished_samples_per_s(self) -> float:
-        """Return finished samples per second of rollout, including those rejected or trained
-        later.
-        """
-        return self.finished_samples / self.rollout_s
-
-    @property
-    def generated_tokens_per_s(self) -> float:
-        """Return generated tokens per second of rollout, over all engines."""
-        return self.generated_tokens / self.rollout_s
-
-    @property
-    def occupancy(self) -> float:
-        """Return the share of slots in use, averaged over time."""
-        return self.busy_slot_s / self.slot_s
-
-    @property
-    def reprefill_per_generated_token(self) -> float:
-        """Return the tokens recomputed per generated token."""
-        return self.reprefill_tokens / max(1, self.generated_tokens)
-
-    @property
-    def off_policy_token_frac(self) -> float:
-        """Return the share of trained tokens that an earlier policy sampled."""
-        return 1 - self.tokens_by_age[0] / max(1, self.tokens_by_age.total())
-
-    @property
-    def age_mean(self) -> float:
-        """Return the mean age of the trained tokens, in policy versions."""
-        total = sum(age * count for age, count in self.tokens_by_age.items())
-        return total / max(1, self.tokens_by_age.total())
-
-    @property
-    def age_max(self) -> int:
-        """Return the largest age of a trained token, in policy versions. It exceeds the cap only
-        where such tokens are masked.
-        """
-        return max(self.tokens_by_age, default=0)
-
-    def figures(self) -> dict[str, float]:
-        """Return every figure by name."""
-        return {
-            "step_s": self.step_s,
-            "rollout_s": self.rollout_s / self.num_steps,
-            "trained_samples_per_s": self.trained_samples_per_s,
-            "finished_samples_per_s": self.finished_samples_per_s,
-            "generated_tokens_per_s": self.generated_tokens_per_s,
-            "off_policy_token_frac": self.off_policy_token_frac,
-            "age_mean": self.age_mean,
-            "age_max": self.age_max,
-            "reprefill_per_generated_token": self.reprefill_per_generated_token,
-            "rejected_groups_per_step": self.rejected_groups / self.num_steps,
-            "occupancy": self.occupancy,
-            "peak_kv_tokens": self.peak_kv_tokens,
-            "peak_parked_tokens": self.peak_parked_tokens,
-            "over_sampling_factor": self.factor,
-            **({} if (found := dispersion(self.group_lengths)) is None else {"dispersion": found}),
-        }
-
-    def add(self, collection: Collection, *, policy_version: int, scale: Scale) -> None:
-        """Count one step that collected with `policy_version`."""
-        record = collection.record
-        self.num_steps += 1
-        self.rollout_s += record.time_s
-        self.finished_samples += scale.groups * record.finished_samples
-        self.generated_tokens += scale.groups * scale.tokens * record.generated_tokens
-        self.reprefill_tokens += scale.groups * scale.tokens * record.reprefill_tokens
-        self.rejected_groups += scale.groups * record.groups.lost.rejected
-        self.slot_s += record.num_slots * record.time_s
-        self.busy_slot_s += record.in_flight_mean * record.time_s
-        self.group_lengths.append(
-            [fmean(s.num_tokens for s in scored.group.samples) for scored in collection.groups]
-        )
-        for scored in collection.groups:
-            self.trained_samples += scale.groups * len(scored.group.samples)
-            for completion in (c for s in scored.group.samples for c in s.completions):
-                age = policy_version - completion.policy_version
-                self.tokens_by_age[age] += len(completion.token_ids)
 
 
 def simulate(
@@ -246,6 +137,7 @@ class _Run:
 
     def __init__(self, scenario: Scenario, *, over_sampling: OverSampling, refill: bool) -> None:
         self._scenario, self._clock = scenario, VirtualClock()
+        episodes = scenario.episodes
         self._engines = [
             SimulatedEngine(
                 length_of=scenario.length_of,
@@ -253,19 +145,21 @@ class _Run:
                 keeps_parked=scenario.keeps_parked,
                 max_batched_tokens=scenario.max_batched_tokens,
                 block_tokens=scenario.block_tokens,
+                episodes=episodes,
             )
             for _ in range(scenario.num_engines)
         ]
-        scorer = DelayedScorer(
+        outside = DelayedAnswers(
             no_signal_frac=scenario.no_signal_frac,
             score_s=scenario.score_s,
             seed=scenario.seed,
             clock=self._clock,
+            episodes=episodes,
         )
         self._collector = Collector(
             ParallelEngines(self._engines, clock=self._clock),
-            scorer,
-            NumberedPrompts(scenario.prompt_tokens),
+            outside,
+            NumberedPrompts(scenario.prompt_tokens, has_environment=episodes is not None),
             scenario.rules(refill=refill),
             over_sampling=over_sampling,
             keep=_has_signal if scenario.is_filtered else _any,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from april_rl.lab.simulator.length_distributions import uniform
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
+from april_rl.lab.simulator.turns import Episodes
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick
-from april_rl.types import Completion, Prompt, Sample, SampleId, Score
+from april_rl.types import Completion, Prompt, Reply, Sample, SampleId, Score
 
 _NO_SIGNAL_STREAM = -2  # a stream of its own, apart from that of lengths
 
@@ -112,47 +114,81 @@ class ParallelEngines:
 class NumberedPrompts:
     """Prompts 0, 1, 2 … of one length."""
 
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self, num_tokens: int, *, has_environment: bool = False) -> None:
         """Give every prompt `num_tokens` tokens."""
         self._token_ids, self._next = (0,) * num_tokens, 0
+        self._has_environment = has_environment
 
     def take(self) -> Prompt:
         """Return the next prompt."""
         prompt_id, self._next = self._next, self._next + 1
         return Prompt(
-            id=prompt_id, token_ids=self._token_ids, text="", answer="", source="simulation"
+            id=prompt_id,
+            token_ids=self._token_ids,
+            text="",
+            answer="",
+            source="simulation",
+            has_environment=self._has_environment,
         )
 
 
-class DelayedScorer:
-    """Scorer whose rewards are known `score_s` after submission, in order of submission."""
+class DelayedAnswers:
+    """`ports.Outside` whose rewards are known `score_s` after submission, in order of submission,
+    and whose tools reply when their seconds have passed.
+    """
 
     def __init__(
-        self, *, no_signal_frac: float, score_s: float, seed: int, clock: VirtualClock
+        self,
+        *,
+        no_signal_frac: float,
+        score_s: float,
+        seed: int,
+        clock: VirtualClock,
+        episodes: Episodes | None = None,
     ) -> None:
-        """`no_signal_frac` of the prompts get equal rewards for all their samples."""
+        """`no_signal_frac` of the prompts get equal rewards for all their samples; `episodes` are
+        those of prompts with an environment.
+        """
         self._no_signal_frac, self._score_s, self._seed = no_signal_frac, score_s, seed
-        self._clock = clock
+        self._clock, self._episodes = clock, episodes
         self._pending: deque[tuple[float, SampleId]] = deque()  # when it is known
+        self._acting: list[tuple[float, int, Reply]] = []  # heap: (when it is known, order, reply)
+        self._num_asked = 0
 
     def submit(self, sample: Sample, *, group_size: int) -> None:  # noqa: ARG002 (one by one)
         """Queue the sample's reward, known after `score_s`."""
         self._pending.append((self._clock() + self._score_s, sample.id))
 
     def act(self, sample: Sample) -> None:
-        """Refuse: simulated prompts have no environment."""
-        raise AssertionError(f"simulated prompt {sample.prompt.id} has no environment")
+        """Let the sample's tool work; its reply is known when its seconds have passed."""
+        assert self._episodes is not None, f"prompt {sample.prompt.id} has no environment"
+        observation = self._episodes.observation(sample)
+        due_s = self._clock() + self._episodes.seconds(sample, observation)
+        reply = Reply(sample.id, sample.end, observation)
+        heapq.heappush(self._acting, (due_s, self._num_asked, reply))
+        self._num_asked += 1
 
-    def collect(self, timeout_s: float | None) -> list[Score]:
-        """Return the rewards known by now; with a timeout, wait until some or all are known."""
-        if self._pending and timeout_s != 0:
-            due_s = self._pending[-1 if timeout_s is None else 0][0]
-            latest_s = due_s if timeout_s is None else min(due_s, self._clock() + timeout_s)
-            self._clock.move_to(latest_s)
-        scores: list[Score] = []
+    def collect(self, timeout_s: float | None) -> list[Score | Reply]:
+        """Return the rewards and replies known by now; with a timeout, wait for the first of them
+        or for all.
+        """
+        if timeout_s != 0 and (self._pending or self._acting):
+            dues_s = [due_s for due_s, _ in self._pending] + [due_s for due_s, _, _ in self._acting]
+            if timeout_s is None:
+                self._clock.move_to(max(dues_s))
+            else:
+                self._clock.move_to(min(*dues_s, self._clock() + timeout_s))
+        known: list[Score | Reply] = []
         while self._pending and self._pending[0][0] <= self._clock():
-            scores.append(self._score(self._pending.popleft()[1]))
-        return scores
+            known.append(self._score(self._pending.popleft()[1]))
+        return known + self._replies()
+
+    def _replies(self) -> list[Reply]:
+        """Return the replies known by now, in the order in which they were asked for."""
+        known: list[tuple[int, Reply]] = []
+        while self._acting and self._acting[0][0] <= self._clock():
+            known.append(heapq.heappop(self._acting)[1:])
+        return [reply for _, reply in sorted(known)]
 
     def _score(self, sample_id: SampleId) -> Score:
         """Return 1 for samples with an odd index, 0 for others and for prompts without signal."""

@@ -1,0 +1,131 @@
+"""What a simulated run did, in real samples and tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from april_rl.rollout.collector import Collection
+from april_rl.rollout.length_bias import dispersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Numbers of real tokens, groups and engines for each simulated one."""
+
+    tokens: float = 1.0
+    groups: float = 1.0
+    engines: float = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Totals over the counted steps of a simulated run, in real samples and tokens."""
+
+    num_steps: int = 0
+    rollout_s: float = 0.0  # of all steps
+    rest_s: float = 0.0  # of all steps
+    trained_samples: float = 0.0
+    finished_samples: float = 0.0
+    generated_tokens: float = 0.0
+    reprefill_tokens: float = 0.0
+    rejected_groups: float = 0.0
+    peak_kv_tokens: int = 0  # most tokens that one engine held, running and kept
+    peak_parked_tokens: int = 0  # most response tokens that the buffer held between two steps
+    slot_s: float = 0.0  # Σ over steps of slots times seconds
+    busy_slot_s: float = 0.0  # of these, with a request
+    factor: float = 1.0  # α of the last step
+    tokens_by_age: Counter[int] = field(default_factory=Counter)  # trained ones, as simulated
+    # Of each step the mean response length of each trained group.
+    group_lengths: list[list[float]] = field(default_factory=list)
+
+    @property
+    def step_s(self) -> float:
+        """Return the mean seconds of a step, including the update."""
+        return (self.rollout_s + self.rest_s) / self.num_steps
+
+    @property
+    def trained_samples_per_s(self) -> float:
+        """Return trained samples per second of rollout."""
+        return self.trained_samples / self.rollout_s
+
+    @property
+    def finished_samples_per_s(self) -> float:
+        """Return finished samples per second of rollout, including those rejected or trained
+        later.
+        """
+        return self.finished_samples / self.rollout_s
+
+    @property
+    def generated_tokens_per_s(self) -> float:
+        """Return generated tokens per second of rollout, over all engines."""
+        return self.generated_tokens / self.rollout_s
+
+    @property
+    def occupancy(self) -> float:
+        """Return the share of slots in use, averaged over time."""
+        return self.busy_slot_s / self.slot_s
+
+    @property
+    def reprefill_per_generated_token(self) -> float:
+        """Return the tokens recomputed per generated token."""
+        return self.reprefill_tokens / max(1, self.generated_tokens)
+
+    @property
+    def off_policy_token_frac(self) -> float:
+        """Return the share of trained tokens that an earlier policy sampled."""
+        return 1 - self.tokens_by_age[0] / max(1, self.tokens_by_age.total())
+
+    @property
+    def age_mean(self) -> float:
+        """Return the mean age of the trained tokens, in policy versions."""
+        total = sum(age * count for age, count in self.tokens_by_age.items())
+        return total / max(1, self.tokens_by_age.total())
+
+    @property
+    def age_max(self) -> int:
+        """Return the largest age of a trained token, in policy versions. It exceeds the cap only
+        where such tokens are masked.
+        """
+        return max(self.tokens_by_age, default=0)
+
+    def figures(self) -> dict[str, float]:
+        """Return every figure by name."""
+        return {
+            "step_s": self.step_s,
+            "rollout_s": self.rollout_s / self.num_steps,
+            "trained_samples_per_s": self.trained_samples_per_s,
+            "finished_samples_per_s": self.finished_samples_per_s,
+            "generated_tokens_per_s": self.generated_tokens_per_s,
+            "off_policy_token_frac": self.off_policy_token_frac,
+            "age_mean": self.age_mean,
+            "age_max": self.age_max,
+            "reprefill_per_generated_token": self.reprefill_per_generated_token,
+            "rejected_groups_per_step": self.rejected_groups / self.num_steps,
+            "occupancy": self.occupancy,
+            "peak_kv_tokens": self.peak_kv_tokens,
+            "peak_parked_tokens": self.peak_parked_tokens,
+            "over_sampling_factor": self.factor,
+            **({} if (found := dispersion(self.group_lengths)) is None else {"dispersion": found}),
+        }
+
+    def add(self, collection: Collection, *, policy_version: int, scale: Scale) -> None:
+        """Count one step that collected with `policy_version`."""
+        record = collection.record
+        self.num_steps += 1
+        self.rollout_s += record.time_s
+        self.finished_samples += scale.groups * record.finished_samples
+        self.generated_tokens += scale.groups * scale.tokens * record.generated_tokens
+        self.reprefill_tokens += scale.groups * scale.tokens * record.reprefill_tokens
+        self.rejected_groups += scale.groups * record.groups.lost.rejected
+        self.slot_s += record.num_slots * record.time_s
+        self.busy_slot_s += record.in_flight_mean * record.time_s
+        self.group_lengths.append(
+            [fmean(s.num_tokens for s in scored.group.samples) for scored in collection.groups]
+        )
+        for scored in collection.groups:
+            self.trained_samples += scale.groups * len(scored.group.samples)
+            for completion in (c for s in scored.group.samples for c in s.completions):
+                age = policy_version - completion.policy_version
+                self.tokens_by_age[age] += len(completion.token_ids)

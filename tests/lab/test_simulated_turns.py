@@ -1,0 +1,178 @@
+"""Simulated samples of several turns, with tools that take time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from april_rl.lab.commands.simulate import main
+from april_rl.lab.simulator.engine_cost import EngineCost
+from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.outcome import Outcome
+from april_rl.lab.simulator.simulation import Scenario, simulate
+from april_rl.lab.simulator.turns import Turns
+from april_rl.rollout.collector import Collection
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.types import Completion, Observation, Sample
+
+TAIL = Lognormal(median_tokens=150, sigma=0.8, correlation=0.3)
+SMALL = Scenario(
+    cost=EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5),
+    length_of=TAIL,
+    num_groups=8,
+    group_size=4,
+    max_response_tokens=600,
+    prompt_tokens=16,
+    num_engines=2,
+)
+SLOW = Turns(num_turns=4, observation_tokens=10, tool_s=0.5, tool_sigma=0.5)
+quick = settings(max_examples=30, deadline=None)
+
+
+def run(scenario: Scenario, factor: float, *, refill: bool) -> tuple[Outcome, list[Collection]]:
+    """Ten steps after six."""
+    seen: list[Collection] = []
+    outcome = simulate(
+        scenario,
+        over_sampling=FixedFactor(factor),
+        refill=refill,
+        num_steps=10,
+        warmup_steps=6,
+        on_step=lambda _, collection: seen.append(collection),
+    )
+    return outcome, seen
+
+
+def turns_of(sample: Sample) -> list[int]:
+    """Return the response tokens of each turn."""
+    turns = [0]
+    for span in sample.spans[1:]:
+        if isinstance(span, Completion):
+            turns[-1] += len(span.token_ids)
+        elif not span.is_final:
+            turns.append(0)
+    return turns
+
+
+def test_one_turn_and_a_tool_without_latency_is_the_simulation_without_turns():
+    """To the last bit for the synchronous loop. With refill, a group begins a tick later, when its
+    environment has. Fails when an environment costs time of its own.
+    """
+    one = replace(SMALL, turns=Turns(num_turns=1))
+    assert run(one, 1, refill=False)[0] == run(SMALL, 1, refill=False)[0]
+    refilled, plain = (run(scenario, 2, refill=True)[0] for scenario in (one, SMALL))
+    assert refilled.step_s == pytest.approx(plain.step_s, rel=0.05)
+
+
+@quick
+@given(
+    num_turns=st.integers(1, 6),
+    observation_tokens=st.integers(0, 20),
+    factor=st.floats(1, 3),
+    refill=st.booleans(),
+    keeps=st.booleans(),
+)
+def test_turns_share_the_response_evenly(num_turns, observation_tokens, factor, refill, keeps):
+    """Whatever is parked meanwhile; a response at its budget has no more turns. Fails when a
+    resumed turn begins again, or an observation counts as sampled.
+    """
+    turns = Turns(num_turns=num_turns)
+    if num_turns > 1:
+        turns = replace(SLOW, num_turns=num_turns, observation_tokens=observation_tokens)
+    scenario = replace(SMALL, num_groups=3, turns=turns, keeps_parked=keeps)
+    for collection in run(scenario, factor, refill=refill)[1]:
+        for sample in (s for scored in collection.groups for s in scored.group.samples):
+            length, lengths = TAIL(sample.id), turns_of(sample)
+            assert sum(lengths) == sample.num_tokens == min(length, 600)
+            assert all(abs(tokens - length / num_turns) < 1 for tokens in lengths[:-1])
+            assert len(lengths) == min(num_turns, length) or sample.finish_reason == "length"
+            calls = [s for s in sample.spans[1:] if isinstance(s, Observation) and not s.is_final]
+            assert all(len(call.token_ids) == turns.observation_tokens for call in calls)
+
+
+def test_a_slow_tool_makes_the_synchronous_loop_wait_and_hardly_over_sampling():
+    """Fails when a sample whose tool works holds its slot, or tools work one after the other."""
+    at_once = replace(SMALL, max_staleness=16, turns=replace(SLOW, tool_s=0.0))
+    slow = replace(at_once, turns=SLOW)
+
+    def kept(factor: float, *, refill: bool) -> float:
+        speeds = [
+            run(scenario, factor, refill=refill)[0].trained_samples_per_s
+            for scenario in (slow, at_once)
+        ]
+        return speeds[0] / speeds[1]
+
+    assert kept(1, refill=False) < 0.65
+    assert kept(1.5, refill=True) > 0.85
+
+
+def test_a_turn_prefills_what_its_last_turn_left_uncached():
+    """Blocks of 16 tokens. Fails when every turn prefills the whole sample, or nothing."""
+    turns = Turns(num_turns=2, observation_tokens=32)
+    scenario = replace(SMALL, num_engines=1, num_groups=1, group_size=1, turns=turns)
+    _, seen = run(replace(scenario, length_of=lambda _: 200), 1, refill=False)
+    prefilled = sum(tick.prefilled_tokens for _, tick in seen[0].record.ticks)
+    # The prompt; then prompt, turn and observation without the blocks of the first two, less the
+    # last token, whose keys and values are not computed yet.
+    assert prefilled == 16 + (16 + 100 + 32) - (16 + 100 - 1) // 16 * 16
+
+
+def test_turns_depend_on_the_seed_alone():
+    """Fails when a latency is drawn from the machine, or for all samples and turns once."""
+    scenario = replace(SMALL, turns=SLOW)
+    first, second = (run(scenario, 2, refill=True)[0] for _ in range(2))
+    assert first == second
+    assert first != run(replace(scenario, seed=1), 2, refill=True)[0]
+    episodes = scenario.episodes
+    assert episodes is not None
+    samples = [s for g in run(scenario, 2, refill=True)[1][0].groups for s in g.group.samples]
+    asked = [Sample(s.prompt, s.index, s.spans[:-1]) for s in samples]
+    seconds = {episodes.seconds(sample, Observation(())) for sample in asked}
+    assert len(seconds) == len(asked)
+
+
+PRESET = (
+    *("--preset", "h100_qwen3_4b", "--mean-tokens", "300", "--max-response-tokens", "1500"),
+    *("--num-groups", "4", "--num-engines", "1", "--alpha", "2"),
+    *("--steps", "3", "--warmup-steps", "2"),
+)
+
+
+def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
+    """Return the rows of a small preset with several turns."""
+    path = tmp_path / "rows.json"
+    assert main([*PRESET, *arguments, "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())
+    assert isinstance(rows, list)
+    return rows
+
+
+def test_each_option_of_turns_counts(tmp_path):
+    """Fails when an option is read and not used."""
+    turns = ("--turns", "3")
+    tool = (*turns, "--tool-s", "2")
+    observed = (*tool, "--observation-tokens", "2000")
+    steps_s = [
+        rows_of(tmp_path, *options)[0]["step_s"]
+        for options in ((), turns, tool, observed, (*tool, "--tool-sigma", "1"))
+    ]
+    assert steps_s[0] < steps_s[1] < steps_s[2] < min(steps_s[3:])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tool-s", "3"), "have no effect without --turns"),
+        (("--turns", "1", "--tool-s", "3"), "have no effect with one turn"),
+        (("--turns", "2", "--tool-sigma", "-1"), "tool_sigma must be >= 0"),
+    ],
+)
+def test_turns_that_cannot_be_simulated_are_refused(capsys, options, message):
+    """Fails when a setting is ignored."""
+    assert main([*PRESET, *options]) == 1
+    assert message in capsys.readouterr().err
