@@ -124,7 +124,9 @@ def _write_qwen3(folder: Path, mean_tokens: int) -> None:
     from april_rl.lab.rehearsal.stand_ins import find_tokenizer, model_config
 
     without_network_go_offline()
-    config = AutoConfig.from_pretrained(model_config(MODEL))
+    published = model_config(MODEL)
+    assert published is not None
+    config = AutoConfig.from_pretrained(published)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     find_tokenizer(MODEL, print).save(folder)

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from bench.modes import Prompts
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import AutoConfig
 
 from acceptance.device import name_of, product_tflops, sheet_tflops, this_device, timed
-from april_rl.algorithm.advantages import ADVANTAGES
+from april_rl.algorithm.advantages import advantages_of
 from april_rl.assembly.packer import build_packer
 from april_rl.batch.packing import MicroBatch
 from april_rl.config import TrainConfig
@@ -89,7 +90,7 @@ def _learner(settings: Sequence[str]) -> Iterator[tuple[TrainConfig, Learner]]:
     config = settle(config, gpus=num_gpus(), where="this machine")[0]
     device = this_device()
     backend = "gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         yield config, build_learner(config, device=device.type)
     finally:
@@ -104,13 +105,15 @@ def _rows(config: TrainConfig, num_groups: int, median_tokens: float) -> list[Mi
     max_tokens = config.rollout.max_response_tokens
 
     def tokens(sample: Sample) -> tuple[int, ...]:
-        rng = np.random.default_rng(sample.id)
+        rng = np.random.default_rng([*sample.id])
         return tuple(
             rng.integers(4, model.vocab_size, min(lengths(sample.id), max_tokens)).tolist()
         )
 
     groups = [_group(prompts.take(), tokens) for _ in range(num_groups)]
-    advantages = ADVANTAGES[config.algorithm.advantage]([group.rewards for group in groups])
+    advantages = advantages_of(config.algorithm.advantage)(
+        [group.group.samples for group in groups], [group.rewards for group in groups]
+    )
     packer = build_packer(config, num_ranks=1, hidden_size=model.hidden_size)
     [rows] = packer.pack(groups, advantages, policy_version=0).of_rank(0)
     return list(rows)

@@ -65,7 +65,7 @@ def gpu_tests(session: Session) -> Measured:
 def _of_report(report: ElementTree.Element, left_out: list[str]) -> Measured:
     cases = list(report.iter("testcase"))
     failed = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
-    skipped = [reason for case in cases if (reason := case.find("skipped")) is not None]
+    skipped = [found for case in cases if (found := case.find("skipped")) is not None]
     if failed:
         names = ", ".join(case.get("name", "") for case in failed)
         raise FailedError(f"{len(failed)} of {len(cases)} failed: {names} (logs/gpu_tests.log)")

@@ -50,7 +50,7 @@ KEEP: Modes = {
 
 def sync(session: Session) -> Measured:
     """Four steps at so large a learning rate that weights the engine did not get show."""
-    settings = (_NOISE, "optimizer.lr=1e-3", "learner.max_mismatch=100")
+    settings: tuple[str, ...] = (_NOISE, "optimizer.lr=1e-3", "learner.max_mismatch=100")
     if session.is_gpu:
         settings += ("engine.sleep=always",)
     [run] = _bench_step(session, "sync", {"sync": settings}, steps=4, warmup_steps=0)
@@ -96,8 +96,8 @@ def smoke(session: Session) -> Measured:
     train = (sys.executable, "-m", "april_rl.train", "+recipe=qwen3_0_6b_smoke")
     session.run("smoke", *train, *settings, f"hydra.run.dir={run_dir}")
     steps = [row for row in read_metrics(run_dir / "metrics.jsonl") if "time/step_s" in row]
-    mismatch = [row[_MISMATCH] for row in steps if row.get(_MISMATCH) is not None]
-    late: list[Mapping[str, Any]] = steps[1:]
+    mismatch = [found for row in steps if (found := row.get(_MISMATCH)) is not None]
+    late: Sequence[Mapping[str, Any]] = steps[1:]
     totals = {key: sum(row[key] for row in late) for key in _SMOKE_TIMES}
     total_s, rollout_s = totals["time/step_s"], totals["time/rollout_s"]
     shares = ", ".join(

@@ -134,7 +134,8 @@ def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
     """rollout.over_sampling_factor=auto, which simulates between two steps: this is not timed."""
 
     def at_once(comparison: Comparison) -> Future[list[Prediction]]:
-        (predictions := Future()).set_result(comparison.predictions())
+        predictions: Future[list[Prediction]] = Future()
+        predictions.set_result(comparison.predictions())
         return predictions
 
     budgets = Budgets(max_off_policy_frac=1.0, kv_cache_tokens=kv_cache_tokens)

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from april_rl.checkpointing import checkpointer, folder
@@ -28,7 +29,7 @@ def _train(*, is_second: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return _RENAME(path, target)
 
-    def commit(*args: object, **settings: object) -> Path:
+    def commit(*args: Any, **settings: Any) -> Path:  # noqa: ANN401
         nonlocal num_commits
         with patch.object(Path, "rename", rename):
             path = folder.commit(*args, **settings)

@@ -110,8 +110,8 @@ def build_model(settings: WarmStart, tokenizer: PreTrainedTokenizerFast) -> Qwen
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
         eos_token_id=tokenizer.eos_token_id,
