@@ -35,7 +35,7 @@ CORE = (  # what trains: the floors, lowest first
     {"checkpointing", "algorithm", "rollout", "batch"},
     {"tracking"},
     {"data", "rewards", "engine", "learner", "evaluation", "supervision", "tiny"},
-    {"runtime", "environments"},
+    {"runtime", "environments", "trl"},
     {"memory"},
     {"assembly", "updates"},
     {"trainer"},
@@ -53,7 +53,8 @@ FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
 PURE = set().union(*CORE[:3], {"lab.simulator", "lab.tuning", "lab.report"})
 HYDRA_USERS = {"config", "command_line", "commands", "lab.commands"}
 OWNERS = {
-    "vllm": {"engine"},
+    "vllm": {"engine", "trl"},
+    "trl": {"trl"},
     "wandb": {"tracking", "lab.dashboards"},
     "trackio": {"tracking"},
     "tensorboard": {"tracking"},

@@ -1,0 +1,8 @@
+"""Partial rollouts for TRL's `GRPOTrainer` with vLLM colocated: docs/trl.md.
+
+with_partial_rollouts(trainer, over_sampling_factor=1.5)
+"""
+
+from april_rl.trl.partial_rollouts import TrlError, with_partial_rollouts
+
+__all__ = ["TrlError", "with_partial_rollouts"]

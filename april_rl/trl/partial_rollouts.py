@@ -1,0 +1,241 @@
+"""Partial rollouts for TRL's `GRPOTrainer` (1.16).
+
+TRL asks for completions of the prompts that its sampler drew. Here a step returns the groups that
+are ready, of the same stream of prompts, and their rows take the place of TRL's before it reads
+them. Rewards, advantages and loss stay TRL's; its importance sampling weighs tokens by the policies
+that sampled them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trl
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+
+from april_rl.checkpointing.columns import read_state, write_state
+from april_rl.errors import RunError
+from april_rl.rollout.codec import Plain
+from april_rl.rollout.collector import Collection, Collector
+from april_rl.rollout.dispatch import RequestRules
+from april_rl.rollout.in_process import SerialEngines
+from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.rollout.step import StepRules
+from april_rl.trl.engine import TrlEngine
+from april_rl.trl.rows import NoRewards, Rows
+from april_rl.types import Sample
+
+_VERSION = "1.16"
+# What of TRL is used besides its public arguments: all of it in this package.
+_PRIVATE = (
+    *("_generate_single_turn", "_generate_and_score_completions", "_tokenize_prompts"),
+    *("_load_optimizer_and_scheduler", "_last_loaded_step", "_metrics"),
+)
+_NEVER_S = 1e9
+_TICK_STEPS = 8
+
+
+class TrlError(RunError):
+    """A trainer that cannot have partial rollouts; the message names the argument."""
+
+
+def with_partial_rollouts(
+    trainer: GRPOTrainer,
+    *,
+    over_sampling_factor: float = 1.5,
+    refill: bool = True,
+    max_staleness: int = 8,
+) -> None:
+    """Let `trainer` generate with partial rollouts from now on; evaluation stays as it is.
+
+    `over_sampling_factor` is the number of samples in flight ÷ those that a batch needs; with 1 and
+    `refill` false TRL generates as without this call. No token is older than `max_staleness`
+    batches. Raise TrlError naming the argument that does not fit.
+    """
+    _check(trainer, over_sampling_factor)
+    rollouts = PartialRollouts(
+        trainer, factor=over_sampling_factor, refill=refill, max_staleness=max_staleness
+    )
+    trainer._generate_and_score_completions = functools.partial(
+        _score_own_rows, rollouts, trainer._generate_and_score_completions
+    )
+    trainer._generate_single_turn = functools.partial(
+        _give_completions, rollouts, trainer._generate_single_turn
+    )
+    trainer._load_optimizer_and_scheduler = functools.partial(
+        _restore_too, rollouts, trainer._load_optimizer_and_scheduler
+    )
+    trainer.add_callback(_Saves(rollouts))
+
+
+def _score_own_rows(
+    rollouts: PartialRollouts, score: Callable[..., Any], inputs: list[dict[str, Any]]
+) -> Any:  # noqa: ANN401
+    return score(rollouts.next_rows() if rollouts.is_training else inputs)
+
+
+def _give_completions(
+    rollouts: PartialRollouts,
+    generate: Callable[..., Any],
+    prompt_ids: list[list[int]],
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    if rollouts.is_training:
+        return rollouts.completions(prompt_ids)
+    return generate(prompt_ids, *args, **kwargs)
+
+
+def _restore_too(
+    rollouts: PartialRollouts, load: Callable[..., None], checkpoint: str | None
+) -> None:
+    load(checkpoint)
+    if checkpoint is not None:
+        rollouts.restore(Path(checkpoint))
+
+
+class _Saves(TrainerCallback):
+    def __init__(self, rollouts: PartialRollouts) -> None:
+        self._rollouts = rollouts
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002
+        """Write what is parked into the checkpoint that TRL has just written."""
+        self._rollouts.save(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+
+
+def _check(trainer: GRPOTrainer, factor: float) -> None:
+    """Raise TrlError for what is not supported."""
+    if not trl.__version__.startswith(f"{_VERSION}."):
+        raise TrlError(f"trl must be {_VERSION}, whose internals this uses; got {trl.__version__}")
+    args = trainer.args
+    local = args.per_device_train_batch_size * args.steps_per_generation
+    columns = set(trainer.train_dataset.column_names or ())
+    required = {
+        "use_vllm=True and vllm_mode=colocate": trainer.use_vllm
+        and trainer.vllm_mode == "colocate",
+        "vllm_tensor_parallel_size=1": args.vllm_tensor_parallel_size == 1,
+        "no rollout_func": trainer.rollout_func is None,
+        "no tools and no environment_factory": not trainer.tools
+        and trainer.environment_factories is None,
+        "no images": not columns & {"image", "images"},
+        f"num_generations={trainer.num_generations} to divide the {local} completions that a "
+        "process has of a batch (per_device_train_batch_size × steps_per_generation)": local
+        % trainer.num_generations
+        == 0,
+        "vllm_importance_sampling_correction=True with over_sampling_factor > 1, since tokens of "
+        "earlier policies need a weight": factor == 1
+        or trainer.vllm_importance_sampling_correction,
+        "over_sampling_factor >= 1": factor >= 1,
+    }
+    for condition, holds in required.items():
+        if not holds:
+            raise TrlError(f"partial rollouts need {condition}")
+
+
+class PartialRollouts:
+    """The collector of a trainer, and the completions that TRL is about to ask for."""
+
+    def __init__(
+        self, trainer: GRPOTrainer, *, factor: float, refill: bool, max_staleness: int
+    ) -> None:
+        """Begin at the first prompt."""
+        self._trainer = trainer
+        args = trainer.args
+        num_samples = args.per_device_train_batch_size * args.steps_per_generation
+        self._rules = StepRules(
+            num_groups=num_samples // trainer.num_generations,
+            group_size=trainer.num_generations,
+            refill=refill,
+            max_staleness=max_staleness,
+            finish_stale=True,
+            max_rejected_groups=0,
+            requests=RequestRules(
+                tick_steps=_TICK_STEPS,
+                max_response_tokens=trainer.max_completion_length,
+                seed=args.seed,
+            ),
+            abort_timeout_s=_NEVER_S,
+            tick_timeout_s=_NEVER_S,
+            deterministic=True,
+        )
+        self._factor = factor
+        self._engine = TrlEngine(trainer)
+        self._begin(num_taken=0)
+        self._samples: list[Sample] = []
+
+    @property
+    def is_training(self) -> bool:
+        """Return whether TRL trains, and does not evaluate."""
+        return bool(self._trainer.model.training)
+
+    def _begin(self, *, num_taken: int) -> None:
+        self._rows = Rows(self._trainer, num_groups=self._rules.num_groups, num_taken=num_taken)
+        self._collector = Collector(
+            SerialEngines([self._engine]),
+            NoRewards(),
+            self._rows,
+            self._rules,
+            over_sampling=FixedFactor(self._factor),
+            keep=lambda _: True,
+        )
+
+    def next_rows(self) -> list[dict[str, Any]]:
+        """Generate a batch; return the data set's row of each of its samples."""
+        trainer = self._trainer
+        if trainer.state.global_step != trainer._last_loaded_step:
+            trainer.vllm_generation.sync_weights()
+            trainer._last_loaded_step = trainer.state.global_step
+        with self._engine.awake():
+            collection = self._collector.collect(self._engine.policy_version)
+        self._engine.policy_version += 1
+        self._samples = [s for scored in collection.groups for s in scored.group.samples]
+        self._log(collection)
+        return [self._rows.of(sample) for sample in self._samples]
+
+    def completions(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+        """Return tokens and behaviour log-probabilities of the batch's samples."""
+        assert [list(s.prompt.token_ids) for s in self._samples] == prompt_ids
+        samples, self._samples = self._samples, []
+        return [[*s.token_ids] for s in samples], [[*s.behaviour_logprobs] for s in samples]
+
+    def save(self, folder: Path) -> None:
+        """Write everything that is parked or ready into a checkpoint of TRL."""
+        state: Plain = {
+            "num_taken": self._rows.num_taken,
+            "policy_version": self._engine.policy_version,
+            "collector": self._collector.save(),
+        }
+        write_state(state, folder, self._name)
+
+    def restore(self, folder: Path) -> None:
+        """Go on where a checkpoint was written. Raise RunError when it holds no partial rollouts,
+        or the arguments do not fit it.
+        """
+        state = read_state(folder, self._name)
+        self._engine.policy_version = state["policy_version"]
+        self._begin(num_taken=state["num_taken"])
+        self._collector.restore(state["collector"])
+
+    @property
+    def _name(self) -> str:
+        return f"april_rl_{self._trainer.accelerator.process_index}"
+
+    def _log(self, collection: Collection) -> None:
+        record = collection.record
+        ages = [record.policy_version - v for s in self._samples for v in s.policy_versions]
+        logged = {
+            "age_mean": sum(ages) / len(ages),
+            "age_max": max(ages),
+            "off_policy_frac": sum(age > 0 for age in ages) / len(ages),
+            "resumed_frac": sum(len(s.completions) > 1 for s in self._samples) / len(self._samples),
+            "rollout_s": record.time_s,
+            "samples_per_s": record.finished_samples / record.time_s,
+            "occupancy": record.in_flight_mean / record.num_slots,
+        }
+        for name, value in logged.items():
+            self._trainer._metrics["train"][f"april/{name}"].append(value)

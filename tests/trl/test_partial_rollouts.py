@@ -1,0 +1,136 @@
+"""Partial rollouts under TRL, in an environment with `requirements/trl.txt` (docs/trl.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+from april_rl.checkpointing.columns import read_state
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
+]
+PROGRAM = Path(__file__).with_name("grpo_run.py")
+
+
+def run(folder: Path, *, steps: int = 4, **settings: object) -> dict:
+    """Train, and return what the program prints last."""
+    given = {"folder": str(folder), "steps": steps, **settings}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), json.dumps(given)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def steps_of(found: dict) -> list[dict]:
+    return [row for row in found["log"] if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def partial(tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("partial")
+    return folder, run(folder, steps=8, over_sampling_factor=1.5)
+
+
+def test_without_over_sampling_it_is_trl_alone_to_the_last_bit(tmp_path):
+    """Fails when rows, tokens or losses differ from those of a trainer that was left alone."""
+    alone = run(tmp_path / "alone")
+    ours = run(tmp_path / "ours", over_sampling_factor=1, refill=False)
+    assert ours["batches"] == alone["batches"]
+    for own, other in zip(steps_of(ours), steps_of(alone), strict=True):
+        assert own.pop("april/age_max") == 0
+        for key in other.keys() - {"step_time"}:
+            assert own[key] == other[key], key
+
+
+def test_batches_mix_fresh_and_resumed_samples_of_whole_groups(partial):
+    _, found = partial
+    steps = steps_of(found)
+    assert steps[0]["april/age_max"] == 0
+    assert max(step["april/age_max"] for step in steps) >= 1
+    assert all(step["april/age_max"] <= 8 for step in steps)
+    assert 0 < steps[-1]["april/off_policy_frac"] < 1
+    assert max(step["april/resumed_frac"] for step in steps) > 0
+    for batch in found["batches"]:
+        assert len(batch["rows"]) == 32
+        assert all(len(set(batch["rows"][i : i + 4])) == 1 for i in range(0, 32, 4))
+
+
+def check_every_row_once(batches: list[dict], checkpoint: Path) -> None:
+    """Fail unless the 32 rows were opened epoch after epoch, each of them trained once or parked in
+    the checkpoint.
+    """
+    rows = [row for batch in batches for row in batch["rows"][::4]]
+    state = read_state(checkpoint, "april_rl_0")["collector"]["buffer"]
+    waiting = [*state["open"], *state["ready"]]
+    rows += [group["prompt"]["columns"]["row"] for group in waiting]
+    num_epochs, others = divmod(len(rows), 32)
+    expected = Counter({num_epochs: 32 - others, num_epochs + 1: others})
+    assert Counter(Counter(rows).values()) == expected
+    assert waiting
+
+
+def test_every_row_of_an_epoch_is_trained_once_or_parked(partial):
+    folder, found = partial
+    check_every_row_once(found["batches"], folder / "checkpoint-8")
+
+
+def test_a_resumed_run_goes_on_with_what_was_parked(partial, tmp_path):
+    """Fails when parked groups, or their place in the stream of rows, are lost."""
+    folder, found = partial
+    shutil.copytree(folder / "checkpoint-4", tmp_path / "checkpoint-4")
+    resume = str(tmp_path / "checkpoint-4")
+    again = run(tmp_path, steps=6, over_sampling_factor=1.5, resume=resume)
+    steps = [step for step in steps_of(again) if step["step"] > 4]
+    assert [step["step"] for step in steps] == [5, 6]
+    assert steps[0]["april/resumed_frac"] > 0
+    batches = [*found["batches"][:4], *again["batches"]]
+    check_every_row_once(batches, tmp_path / "checkpoint-6")
+
+
+@pytest.mark.parametrize(
+    "grpo",
+    [
+        {"num_iterations": 2, "steps_per_generation": 4},
+        {"loss_type": "dr_grpo", "mask_truncated_completions": True, "beta": 0.1},
+        {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4},
+    ],
+)
+def test_it_works_with_other_arguments_of_trl(grpo, tmp_path):
+    found = run(tmp_path, over_sampling_factor=1.5, grpo=grpo, chat=True)
+    assert [step["step"] for step in steps_of(found)] == [1, 2, 3, 4]
+    assert ("eval_strategy" in grpo) == any("eval_reward" in row for row in found["log"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"over_sampling_factor": 1.5, "grpo": {"vllm_importance_sampling_correction": False}},
+            "partial rollouts need vllm_importance_sampling_correction=True",
+        ),
+        ({"over_sampling_factor": 0.5}, "partial rollouts need over_sampling_factor >= 1"),
+        (
+            {"over_sampling_factor": 1.5, "grpo": {"use_vllm": False}},
+            "partial rollouts need use_vllm=True and vllm_mode=colocate",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(settings, message, tmp_path):
+    assert run(tmp_path, **settings)["refused"].startswith(message)
