@@ -135,6 +135,8 @@ def _check(trainer: GRPOTrainer, factor: float) -> None:
     for condition, holds in required.items():
         if not holds:
             raise TrlError(f"partial rollouts need {condition}")
+    if missing := sorted(set(_PRIVATE) - set(dir(trainer))):
+        raise TrlError(f"this trainer has not what partial rollouts use: {', '.join(missing)}")
 
 
 class PartialRollouts:
