@@ -268,7 +268,7 @@ def test_commands_and_settings_on_the_pages_exist(page: str) -> None:
     assert keys <= settings()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/usage.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/usage.md", "docs/soak.md"])
 def test_the_paths_and_links_of_a_page_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     folder = (ROOT / page).parent
