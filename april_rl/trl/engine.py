@@ -141,6 +141,7 @@ class TrlEngine:
             "top_k": own.top_k,
             "min_p": 0.0 if own.min_p is None else own.min_p,
             "logprobs": own.logprobs,
+            "detokenize": bool(own.generation_kwargs.get("stop")),  # TRL decodes by itself
             **own.generation_kwargs,
         }
         return SamplingParams(
