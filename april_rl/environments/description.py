@@ -1,4 +1,4 @@
-"""What the controller must know of an environment's class before it reads the data."""
+"""Facts about an environment's class that the controller needs before it reads the data."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from april_rl.types import Completion, Prompt, Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRules:
-    """What an episode of a data set may take, and how it is written."""
+    """Limits of the episodes of a data set, and the form of their text."""
 
     dialogue: Dialogue
     max_response_tokens: int

@@ -9,7 +9,7 @@ that sampled them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,7 @@ def _check(trainer: GRPOTrainer, factor: float) -> None:
         "no rollout_func": trainer.rollout_func is None,
         "no tools and no environment_factory": not trainer.tools
         and trainer.environment_factories is None,
+        "a train_dataset with a length": isinstance(trainer.train_dataset, Sized),
         "no images": not columns & {"image", "images"},
         f"num_generations={trainer.num_generations} to divide the {local} completions that a "
         "process has of a batch (per_device_train_batch_size × steps_per_generation)": local

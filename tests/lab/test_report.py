@@ -176,6 +176,15 @@ def told(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
         ({"reward/no_signal_frac": 1.0}, r"No group has a signal since step 0"),
         ({"reward/no_signal_frac": 0.6}, r"60 % of the groups have no signal.*dynamic_sampling"),
         ({"staleness/age_max": 8}, r"The staleness cap binds: in 100 % .* age 8 was trained"),
+        (
+            {
+                "staleness/age_max": 8,
+                "rollout/over_sampling_factor": 2,
+                "rollout/response_tokens_max": 9000,
+                "rollout/response_tokens_mean": 300,
+            },
+            r"no step waits at rollout.max_staleness=60 .* --alpha 2 --max-staleness 60",
+        ),
         ({"staleness/masked_tokens": 10}, r"70 tokens were older than the cap"),
         (
             {"rollout/reprefill_tokens": 30_000, "rollout/time_s": 2},

@@ -130,14 +130,13 @@ def _larger_cap(run: RunFiles) -> str:
     own = run.mean("rollout/over_sampling_factor", late=True)
     longest = max((length for _, length in run.series("rollout/response_tokens_max")), default=0.0)
     mean = run.mean("rollout/response_tokens_mean", late=True)
-    if not own or not mean:
+    free = waitless_staleness(own, longest=longest, mean=mean) if own and mean else 0
+    if free <= run.number("rollout.max_staleness"):  # tools, too, make samples older
         return "A larger rollout.max_staleness or a smaller α avoids the wait."
-    free = waitless_staleness(own, longest=longest, mean=mean)
     return (
-        f"With α = {own:g}, {longest:g} tokens in the longest response and {mean:.0f} in the mean "
-        f"one, no step waits at rollout.max_staleness={free} (α · longest ÷ mean). What that "
-        f"gains: python -m april_rl simulate --run {run.run_dir} --alpha {own:g} "
-        f"--max-staleness {free}."
+        f"With α = {own:g} and responses of at most {longest:g} tokens, {mean:.0f} on average, no "
+        f"step waits at rollout.max_staleness={free} (α · longest ÷ mean). What that gains: "
+        f"python -m april_rl simulate --run {run.run_dir} --alpha {own:g} --max-staleness {free}."
     )
 
 

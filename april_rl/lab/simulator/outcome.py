@@ -1,4 +1,4 @@
-"""What a simulated run did, in real samples and tokens."""
+"""Totals of a simulated run, in real samples and tokens."""
 
 from __future__ import annotations
 
