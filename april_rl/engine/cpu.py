@@ -23,6 +23,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from april_rl.rollout.requests import Sampling
 
@@ -208,6 +209,7 @@ def _own_logprobs(logits: torch.Tensor, sampling: Sequence[Sampling]) -> torch.T
     return logprobs
 
 
-def install_counter_sampler(runner: CPUModelRunner, *, temperature: float) -> None:
-    """Let `runner` sample with a `CounterSampler`."""
+def install_counter_sampler(worker: WorkerWrapperBase, *, temperature: float) -> None:
+    """Let vLLM's `worker` sample with a `CounterSampler`."""
+    runner: CPUModelRunner = worker.model_runner
     runner.sampler = CounterSampler(runner, temperature=temperature)

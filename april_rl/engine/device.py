@@ -71,8 +71,7 @@ class CpuDevice:
 
     def attach(self, core: InprocClient, *, temperature: float) -> None:
         """Replace the sampler."""
-        runner = core.engine_core.model_executor.driver_worker.worker.model_runner
-        install_counter_sampler(runner, temperature=temperature)
+        core.collective_rpc(install_counter_sampler, kwargs={"temperature": temperature})
 
     def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
         """Pass the seed beside vLLM's own, which would create a generator for each request."""

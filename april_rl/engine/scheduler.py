@@ -27,12 +27,16 @@ class CountingScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule and count an engine step."""
+        computed = {request.request_id: request.num_computed_tokens for request in self.running}
         output = super().schedule(throttle_prefills)
+        for request_id in output.preempted_req_ids or ():
+            self.counts.preempted_samples += 1
+            self.counts.preempted_tokens += computed[request_id]
         if output.total_num_scheduled_tokens:
             self.counts.engine_steps += 1
             self.counts.slot_steps += len(self.running)
             self.counts.context_token_steps += sum(request.num_tokens for request in self.running)
-            used = self.kv_cache_manager.usage
+            used = self.get_kv_cache_usage()
             self.counts.kv_cache_frac = max(self.counts.kv_cache_frac, used)
         for request_id, num_cached in _resumed(output, self.requests):
             self._recomputed[request_id] = self.requests[request_id].num_tokens - num_cached
@@ -41,13 +45,6 @@ class CountingScheduler(Scheduler):
     def take_recomputed(self, request_id: str) -> int:
         """Return how many tokens were computed again for the token that was just sampled."""
         return self._recomputed.pop(request_id, 0)
-
-    def _preempt_request(
-        self, request: Request, timestamp: float, drop_stale_output: bool = False
-    ) -> None:
-        self.counts.preempted_samples += 1
-        self.counts.preempted_tokens += request.num_computed_tokens
-        super()._preempt_request(request, timestamp, drop_stale_output)
 
 
 def _resumed(output: SchedulerOutput, requests: Mapping[str, Request]) -> Iterator[tuple[str, int]]:

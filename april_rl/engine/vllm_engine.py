@@ -121,7 +121,7 @@ class VllmEngine:
             finished += self._take(self._core.get_output(), counts)
         for outputs in drain(self._core):
             finished += self._take(outputs, counts)
-        num_waiting = len(self._scheduler.waiting)
+        _, num_waiting = self._scheduler.get_request_counts()
         return Tick(
             finished=Completions(finished),
             num_running=len(self._running) - num_waiting,
