@@ -61,6 +61,7 @@ OWNERS = {
     "wandb_workspaces": {"lab.dashboards"},
     "vl_convert": {"lab.report"},
     "datasets": {"data"},
+    "huggingface_hub": {"runtime", "assembly", "learner", "commands"},
     "ray": {"runtime", "supervision"},
     "peft": {"learner"},
     "hydra": HYDRA_USERS,

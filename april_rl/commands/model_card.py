@@ -1,0 +1,239 @@
+"""The model card of an exported policy, from the records of the run that it lies in."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.constants import SAFETENSORS_INDEX_FILE, SAFETENSORS_SINGLE_FILE
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from april_rl.checkpointing.folder import latest
+from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest
+from april_rl.checkpointing.resume import CHECKPOINTS
+from april_rl.config import TrainConfig
+from april_rl.config.store import run_config
+from april_rl.data.sources import is_file
+from april_rl.errors import RunError
+from april_rl.evaluation.intervals import Estimate
+from april_rl.evaluation.settings import set_sampling
+from april_rl.tracking.metrics_file import read_metrics
+from april_rl.tracking.tracker import METRICS_FILE
+
+CONFIG = "config.yaml"
+_EXPORTS, _STEP = "exports", "step_"
+
+
+class ExportError(RunError):
+    """A folder is no exported policy, or the records of its run cannot be read."""
+
+
+def exported_files(folder: Path) -> list[str]:
+    """Return the paths of an export's files within it, sorted.
+
+    Raise ExportError if the folder is no export, or lacks a file of its weights.
+    """
+    if not folder.is_dir():
+        raise ExportError(f"there is no folder {folder}: give an export, RUN/{_EXPORTS}/{_STEP}N")
+    if exports := sorted(folder.glob(f"{_EXPORTS}/{_STEP}*"), key=_step_of):
+        raise ExportError(f"{folder} is a run directory: give an export, such as {exports[-1]}")
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    files = sorted(path.as_posix() for path in found if not path.parts[0].startswith("."))
+    index = folder / SAFETENSORS_INDEX_FILE
+    weights = _weight_files(index) if index.is_file() else {SAFETENSORS_SINGLE_FILE}
+    if missing := sorted(({"config.json"} | weights) - set(files)):
+        raise ExportError(
+            f"{folder} is no exported policy: it has no {missing[0]}. A run writes exports to "
+            f"RUN/{_EXPORTS}/{_STEP}N"
+        )
+    return files
+
+
+def _weight_files(index: Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError) as error:
+        raise ExportError(f"{index} is damaged ({error!r}): export the policy again") from error
+
+
+def _step_of(export: Path) -> int:
+    step = export.name.removeprefix(_STEP)
+    return int(step) if step.isdecimal() else -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """The records of a run, as far as they concern one of its exports."""
+
+    step: int  # of the export
+    config: TrainConfig
+    settings: str  # the text of config.yaml
+    manifest: Manifest | None  # of the run's last checkpoint; None if it has none
+    before: Mapping[str, float | None]  # metrics before the first step; empty without
+    after: Mapping[str, float | None]  # metrics of `step`; empty without
+
+    @classmethod
+    def of(cls, export: Path) -> Self | None:
+        """Return the records of the run that `export` lies in; None outside of a run.
+
+        Raise RunError for records that cannot be read.
+        """
+        export = export.resolve()
+        run, step = export.parent.parent, _step_of(export)
+        if export.parent.name != _EXPORTS or step < 0 or not (run / CONFIG).is_file():
+            return None
+        metrics = run / METRICS_FILE
+        try:
+            rows = read_metrics(metrics) if metrics.is_file() else []
+        except ValueError as error:
+            raise ExportError(str(error)) from error
+        by_step = {row["step"]: row for row in rows}
+        return cls(
+            step=step,
+            config=run_config(run / CONFIG),
+            settings=(run / CONFIG).read_text(encoding="utf-8"),
+            manifest=_manifest(run),
+            before=by_step.get(0, {}),
+            after=by_step.get(step, {}),
+        )
+
+    def sets(self) -> Iterator[tuple[str, Mapping[str, Estimate]]]:
+        """Yield every set that was evaluated at the export's step, with its estimates and, as
+        `before`, avg@k before the first step.
+        """
+        for name in self.config.evaluation.sets:
+            found = {
+                "avg": _estimate(self.after, f"eval/{name}/avg_at_k"),
+                "pass": _estimate(self.after, f"eval/{name}/pass_at_k"),
+                "before": _estimate(self.before, f"eval/{name}/avg_at_k"),
+            }
+            if found["avg"] is not None:
+                yield name, {key: value for key, value in found.items() if value is not None}
+
+    def num_samples(self, name: str) -> int:
+        """Return k of the evaluation set `name`."""
+        return set_sampling(self.config, self.config.evaluation.sets[name]).num_samples
+
+
+def _manifest(run: Path) -> Manifest | None:
+    last = latest(run / CHECKPOINTS)
+    try:
+        return None if last is None else read_manifest(last)
+    except CheckpointError:  # of another format: the card does without
+        return None
+
+
+def _estimate(row: Mapping[str, float | None], key: str) -> Estimate | None:
+    value, low, high = (row.get(name) for name in (key, f"{key}_low", f"{key}_high"))
+    if value is None or low is None or high is None:
+        return None
+    return Estimate(value, low, high)
+
+
+def model_card(name: str, records: Records | None) -> ModelCard:
+    """Return the card of the repository `name`, OWNER/NAME."""
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["april_rl", "reinforcement-learning"],
+        model_name=name.partition("/")[2],
+    )
+    sections = [f"# {data.model_name}", _summary(records)]
+    if records is not None:
+        data.base_model = _hub_id(records.config.model.path)
+        ids = map(_hub_id, _data_paths(records.config))
+        data.datasets = sorted({each for each in ids if each is not None}) or None
+        data.eval_results = list(_results(records)) or None
+        sections += [_accuracy(records), _training(records), _settings(records)]
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n")
+
+
+def _hub_id(path: str) -> str | None:
+    """Return the id on the hub that a setting names, OWNER/NAME; None for a local path, a builtin
+    or a task.
+    """
+    name = path.partition(":")[0]
+    if "/" not in name or is_file(name) or Path(name).exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def _data_paths(config: TrainConfig) -> list[str]:
+    sources = config.data.sources
+    return [source.path for source in sources.values()] or [config.data.path]
+
+
+def _results(records: Records) -> Iterator[EvalResult]:
+    for name, estimates in records.sets():
+        path = records.config.evaluation.sets[name].path
+        yield EvalResult(
+            task_type="text-generation",
+            dataset_type=_hub_id(path) or name,
+            dataset_name=name,
+            metric_type="accuracy",
+            metric_name=f"avg@{records.num_samples(name)}",
+            metric_value=round(estimates["avg"].value, 4),
+        )
+
+
+def _summary(records: Records | None) -> str:
+    maker = "april_rl ([Active Partial Rollouts](https://arxiv.org/abs/2509.18521))"
+    if records is None:
+        return f"Trained by reinforcement learning with verifiable rewards, by {maker}."
+    return (
+        f"`{records.config.model.path}` after {records.step} steps of reinforcement learning with "
+        f"verifiable rewards, by {maker}."
+    )
+
+
+def _accuracy(records: Records) -> str:
+    rows = []
+    for name, estimates in records.sets():
+        k = records.num_samples(name)
+        figures = (str(estimates.get(key, "")) for key in ("before", "avg", "pass"))
+        rows.append(f"| {name} | {k} | {' | '.join(figures)} |")
+    title = "## Held-out accuracy\n\n"
+    if not rows:
+        return f"{title}Not measured at step {records.step}."
+    return (
+        f"{title}Means over the prompts of a set with 95 % intervals; k samples of each prompt.\n\n"
+        "| set | k | avg@k before training | avg@k | pass@k |\n|---|--:|--:|--:|--:|\n"
+        + "\n".join(rows)
+    )
+
+
+def _training(records: Records) -> str:
+    config, manifest = records.config, records.manifest
+    functions = [each.function for each in config.reward.functions.values()]
+    told = {
+        "base model": f"`{config.model.path}`",
+        "run": f"`{config.name}`, step {records.step} of {config.trainer.num_steps}",
+        "data": ", ".join(f"`{path}`" for path in _data_paths(config)),
+        "reward": ", ".join(f"`{each}`" for each in functions or [config.reward.function]),
+        "step": f"{config.trainer.num_groups} prompts × {config.rollout.group_size} responses",
+        "loss, advantage": f"`{config.algorithm.loss.value}`, `{config.algorithm.advantage.value}`",
+    }
+    command = ""
+    if manifest is not None:
+        told["april_rl"] = manifest.version
+        words = shlex.join(manifest.about.get("overrides", ()))
+        command = f"\n\n```\npython -m april_rl train {words}\n```" if words else ""
+    rows = "\n".join(f"| {key} | {text} |" for key, text in told.items())
+    return f"## Training\n\n| | |\n|---|---|\n{rows}{command}"
+
+
+def _settings(records: Records) -> str:
+    return (
+        "## Settings\n\n<details>\n<summary>All settings of the run</summary>\n\n"
+        f"```yaml\n{records.settings.rstrip()}\n```\n\n</details>"
+    )

@@ -1,0 +1,143 @@
+"""`python -m april_rl push EXPORT OWNER/NAME`: upload an exported policy to the Hugging Face hub,
+with a model card made from the records of its run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+)
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from april_rl.commands.arguments import Arguments
+from april_rl.errors import RunError
+
+_DESCRIPTION = """\
+Uploads an exported policy in one commit, with a model card: held-out accuracy with intervals, base
+model, data, command line and all settings, as the run that EXPORT lies in has recorded them. A
+README.md in EXPORT is uploaded instead of that card. Log in with `hf auth login`, or set HF_TOKEN.
+
+  python -m april_rl push outputs/tiny_cpu/.../exports/step_100 me/tiny-sums --dry-run
+  python -m april_rl push outputs/tiny_cpu/.../exports/step_100 me/tiny-sums --private
+"""
+CARD = constants.REPOCARD_NAME
+
+
+class HubError(RunError):
+    """The hub cannot be reached, or refuses what is asked of it."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Upload, print the address of the commit and return the exit status."""
+    options = _parser().parse_args(arguments)
+    _check_name(options.name)
+    from april_rl.commands.model_card import exported_files
+
+    export: Path = options.export
+    files = [name for name in exported_files(export) if name != CARD]
+    card = _card(export, options.name)
+    if options.dry_run:
+        print(card)
+        for name in files:
+            print(f"{(export / name).stat().st_size:>15,}  {name}")
+        return 0
+    content = [CommitOperationAdd(CARD, card.encode())]
+    content += [CommitOperationAdd(name, export / name) for name in files]
+    try:
+        print(f"pushed: {_pushed(options, content)}")
+    except (HTTPError, OSError, ValueError) as error:
+        raise _in_our_words(error, options.name) from error
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Arguments(
+        prog="python -m april_rl push",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "export", type=Path, metavar="EXPORT", help="the folder: RUN/exports/step_N"
+    )
+    parser.add_argument("name", metavar="OWNER/NAME", help="the repository; made if missing")
+    parser.add_argument("--private", action="store_true", help="a private repository")
+    parser.add_argument("--revision", metavar="BRANCH", help="a branch; made if missing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the card and the files, upload nothing"
+    )
+    return parser
+
+
+def _check_name(name: str) -> None:
+    """Raise HubError unless `name` is the name of a repository with its owner."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise HubError(f"{name} is no name of a repository: {error}") from error
+    if "/" not in name:
+        raise HubError(f"{name} has no owner: give OWNER/NAME")
+
+
+def _card(export: Path, name: str) -> str:
+    """Return the text of the card: README.md of the export, or else one of the run's records."""
+    from april_rl.commands.model_card import Records, model_card
+
+    own = export / CARD
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    records = Records.of(export)
+    if records is None:
+        note = f"note: {export} lies in no run, so its card has no accuracy and no settings"
+        print(note, file=sys.stderr)
+    return str(model_card(name, records))
+
+
+def _pushed(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) -> str:
+    """Make the repository and upload everything in one commit; return the commit's address."""
+    api, name = HfApi(), options.name
+    _check_token(api)
+    api.create_repo(name, private=options.private or None, exist_ok=True)
+    if options.private and not api.model_info(name).private:
+        raise HubError(f"{name} is there already and public: make it private in its settings first")
+    if options.revision is not None:
+        api.create_branch(name, branch=options.revision, exist_ok=True)
+    message = f"Push {options.export.resolve().name} with april_rl"
+    commit = api.create_commit(name, content, commit_message=message, revision=options.revision)
+    return str(commit.commit_url)
+
+
+def _check_token(api: HfApi) -> None:
+    """Raise HubError unless there is a token that the hub knows and that may write."""
+    if get_token() is None:
+        raise HubError(
+            "there is no token of the hub: run `hf auth login`, or set HF_TOKEN; a token that may "
+            f"write is made at {constants.ENDPOINT}/settings/tokens"
+        )
+    token: dict[str, Any] = api.whoami().get("auth", {}).get("accessToken", {})
+    if token.get("role") == "read":
+        raise HubError(
+            f"the token {token.get('displayName', '')} may only read: make one that may write at "
+            f"{constants.ENDPOINT}/settings/tokens"
+        )
+
+
+def _in_our_words(error: Exception, name: str) -> HubError:
+    """Return what the hub or the connection said, with the remedy if there is one."""
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    said = " ".join(str(error).split())
+    if status == 401:
+        return HubError(f"the hub does not know this token: run `hf auth login` again. {said}")
+    if status == 403:
+        return HubError(f"the token may not write to {name}: name another owner or token. {said}")
+    if isinstance(error, HTTPError | ConnectionError) and status is None:
+        return HubError(f"{constants.ENDPOINT} cannot be reached: {said}")
+    return HubError(f"{name} is not pushed: {said}")

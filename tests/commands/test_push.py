@@ -1,0 +1,193 @@
+"""`python -m april_rl push`: what the hub receives, and what is refused before it receives any."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import TOKEN, Hub, served
+from huggingface_hub import ModelCard
+from omegaconf import OmegaConf
+from small_checkpoints import write
+from source_tree import ROOT
+
+from april_rl.__main__ import main
+from april_rl.config import TrainConfig
+from april_rl.config.task import EvaluationSetConfig
+from april_rl.tracking.metrics_file import MetricsFile
+
+GIVEN = ["+recipe=qwen3_4b_dapo", "optimizer.lr=2e-6", "data.answer_pattern=(a|b)"]
+
+
+def make_export(run: Path, *, step: int = 20, model: str = "Qwen/Qwen3-4B") -> Path:
+    """Write a run with an export of `step`, evaluated before the first step and at step 20."""
+    config = TrainConfig()
+    config.name, config.model.path, config.data.path = "math", model, "openai/gsm8k:main"
+    config.evaluation.num_samples = 4
+    config.evaluation.sets["aime"] = EvaluationSetConfig(path="aime.jsonl")
+    config.engine.max_model_len = 0
+    run.mkdir()
+    OmegaConf.save(OmegaConf.structured(config), run / "config.yaml")
+    with MetricsFile(run / "metrics.jsonl") as file:
+        for row, accuracy in ((0, 0.25), (10, 0.3), (20, 0.5)):
+            around = {"": 0.0, "_low": -0.1, "_high": 0.1}
+            figures = {f"eval/aime/avg_at_k{end}": accuracy + off for end, off in around.items()}
+            passes = {f"eval/aime/pass_at_k{end}": 0.7 + off for end, off in around.items()}
+            file.append(row, {"reward/mean": 0.5} if row == 10 else {**figures, **passes})
+    write(run / "checkpoints", step, name="math", overrides=GIVEN)
+    export = run / "exports" / f"step_{step}"
+    (export / "adapter").mkdir(parents=True)
+    (export / "config.json").write_text("{}")
+    (export / "adapter" / "adapter_config.json").write_text('{"r": 8}')
+    (export / "model.safetensors").write_bytes(b"\x00weights" * 100)
+    return export
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with served(Hub()) as found:
+        yield found
+
+
+def push(hub: Hub, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user with `token`, on `hub`."""
+    variables = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": "/nowhere/of/the/hub"}
+    variables |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
+    variables["HF_TOKEN"] = token or ""
+    command = [sys.executable, "-m", "april_rl", "push", *words]
+    return subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_hub_receives_every_file_and_a_card_in_one_commit(hub: Hub, tmp_path: Path) -> None:
+    """Fails when a file is left out, weights arrive damaged, or a stranger cannot read off the card
+    how good the policy is and how it was trained.
+    """
+    export = make_export(tmp_path / "run")
+    done = push(hub, str(export), "lab/math-4b", "--private", "--revision", "step20")
+    assert done.returncode == 0, done.stderr
+    assert f"pushed: {hub.url}/lab/math-4b/commit/" in done.stdout
+    assert hub.repositories == {"lab/math-4b": True}
+    assert hub.branches == {"step20"}
+    assert [(branch, header["summary"]) for branch, header in hub.commits] == [
+        ("step20", "Push step_20 with april_rl")
+    ]
+    written = {path.relative_to(export).as_posix() for path in export.rglob("*.*")}
+    assert hub.files.keys() == written | {"README.md"}
+    assert {name: hub.files[name] for name in written} == {
+        name: (export / name).read_bytes() for name in written
+    }
+    card = ModelCard(hub.files["README.md"].decode())
+    assert card.data.base_model == "Qwen/Qwen3-4B"
+    assert card.data.datasets == ["openai/gsm8k"]
+    (result,) = card.data.eval_results
+    assert (result.dataset_name, result.metric_name, result.metric_value) == ("aime", "avg@4", 0.5)
+    row = "| aime | 4 | 0.250 [0.150, 0.350] | 0.500 [0.400, 0.600] | 0.700 [0.600, 0.800] |"
+    assert row in card.text
+    command = "train +recipe=qwen3_4b_dapo optimizer.lr=2e-6 'data.answer_pattern=(a|b)'\n"
+    assert f"python -m april_rl {command}" in card.text
+    assert (tmp_path / "run" / "config.yaml").read_text().rstrip() in card.text
+    assert "| april_rl | " in card.text
+
+
+def test_a_dry_run_prints_the_card_and_the_files_without_a_token(hub: Hub, tmp_path: Path) -> None:
+    export = make_export(tmp_path / "run", step=10, model=str(tmp_path))
+    done = push(hub, str(export), "lab/math-4b", "--dry-run", token=None)
+    assert done.returncode == 0, done.stderr
+    assert "Not measured at step 10." in done.stdout
+    assert "base_model" not in done.stdout  # a local folder is nothing of the hub
+    assert done.stdout.splitlines()[-1].split() == ["800", "model.safetensors"]
+    assert hub.asked == []
+
+
+def test_a_card_of_ones_own_is_uploaded_as_it_is(hub: Hub, tmp_path: Path) -> None:
+    export = make_export(tmp_path / "run")
+    (export / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
+    done = push(hub, str(export), "someone/math")
+    assert done.returncode == 0, done.stderr
+    assert hub.files["README.md"] == b"---\nlicense: mit\n---\nmine\n"
+    assert hub.repositories == {"someone/math": False}
+
+
+def test_an_export_without_its_run_gets_a_short_card_and_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = make_export(tmp_path / "run").rename(tmp_path / "policy")
+    assert main(["push", str(moved), "lab/math", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert (
+        shown.err == f"note: {moved} lies in no run, so its card has no accuracy and no settings\n"
+    )
+    assert "# math" in shown.out
+    assert "Settings" not in shown.out
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "message"),
+    [
+        (
+            "nowhere",
+            "lab/math",
+            "there is no folder {}/nowhere: give an export, RUN/exports/step_N",
+        ),
+        ("run", "lab/math", "{}/run is a run directory: give an export, such as {}/run/exports/s"),
+        ("run/checkpoints", "lab/math", "is no exported policy: it has no config.json. A run wri"),
+        ("run/exports/step_20", "math", "math has no owner: give OWNER/NAME"),
+        ("run/exports/step_20", "lab/a b", "lab/a b is no name of a repository: "),
+        ("half", "lab/math", "{}/half is no exported policy: it has no model-2.safetensors."),
+    ],
+)
+def test_what_is_no_export_or_no_name_is_refused(
+    folder: str, name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_export(tmp_path / "run")
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "config.json").write_text("{}")
+    index = {"weight_map": {"a": "config.json", "b": "model-2.safetensors"}}
+    (half / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert main(["push", str(tmp_path / folder), name]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert message.replace("{}", str(tmp_path)) in shown
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("token", "role", "name", "message"),
+    [
+        (
+            None,
+            "write",
+            "lab/math",
+            "there is no token of the hub: run `hf auth login`, or set",
+        ),
+        ("hf_wrong", "write", "lab/math", "the hub does not know this token: run `hf auth"),
+        (TOKEN, "read", "lab/math", "the token laptop may only read: make one that may write"),
+        (TOKEN, "write", "other/math", "the token may not write to other/math: name another owner"),
+        (TOKEN, "write", "lab/open", "lab/open is there already and public: make it private in"),
+    ],
+)
+def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(
+    token: str | None, role: str, name: str, message: str, hub: Hub, tmp_path: Path
+) -> None:
+    hub.role, hub.repositories["lab/open"] = role, False
+    export = make_export(tmp_path / "run")
+    done = push(hub, str(export), name, "--private", token=token)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {message}")
+    assert (hub.commits, hub.large, hub.repositories) == ([], {}, {"lab/open": False})
+
+
+def test_a_hub_out_of_reach_is_one_message(tmp_path: Path) -> None:
+    export = make_export(tmp_path / "run")
+    done = push(Hub(url="http://127.0.0.1:9"), str(export), "lab/math")  # where nothing listens
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: http://127.0.0.1:9 cannot be reached: ")
+    assert done.stderr.count("\n") == 1
