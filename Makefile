@@ -1,4 +1,4 @@
-# make setup | train | test | soak | check | format | bench | build
+# make setup | train | test | soak | check | format | bench | build | docs
 #   make train RECIPE=tiny_cpu ARGS="trainer.num_steps=20 optimizer.lr=2e-4"
 #   DEVICE=cpu|cuda|rocm overrides what the machine seems to have; RECIPE is tiny_cpu or tiny_gpu by it.
 SHELL := /bin/bash
@@ -23,7 +23,9 @@ STAMP := $(VENV)/.ready-$(DEVICE)
 # Container images often turn byte code off; then each of the hundreds of processes of the tests compiles this package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train test soak check format bench build clean
+DOCS := build/docs
+
+.PHONY: setup train test soak check format bench build docs clean
 
 setup: $(STAMP)
 
@@ -53,6 +55,19 @@ bench: $(STAMP)
 build: $(STAMP)
 	@$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
+
+# The pages are copied as they lie in the checkout, so that their links hold; a broken one is an error.
+docs: $(DOCS)/.venv/.ready
+	@rm -rf $(DOCS)/pages && mkdir $(DOCS)/pages
+	@cp -r README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs recipes $(DOCS)/pages
+	@cp tools/mkdocs.yml $(DOCS)
+	@$(DOCS)/.venv/bin/zensical build --strict --clean --config-file $(DOCS)/mkdocs.yml
+	@echo "look: python -m http.server --directory $(DOCS)/site"
+
+$(DOCS)/.venv/.ready: requirements/docs.txt
+	@$(PYTHON) -m venv $(DOCS)/.venv
+	@$(DOCS)/.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
 
 clean:
 	rm -rf dist build *.egg-info outputs multirun

@@ -32,9 +32,9 @@ class AlgorithmConfig:
     clip_high: float = within("> 0", 0.28)  # DAPO's clip-higher
     # ppo_clip: no gradient for A < 0 and a ratio above it
     dual_clip: float | None = within("> 1", None)
-    # for tokens with a positive advantage, and for the others; a larger one fades faster
+    # sapo: for tokens with a positive advantage; a larger one fades faster
     sapo_positive_temperature: float = within("> 0", 1.0)
-    sapo_negative_temperature: float = within("> 0", 1.05)
+    sapo_negative_temperature: float = within("> 0", 1.05)  # sapo: for the other tokens
     aggregation: Aggregation = Aggregation.token_mean
     kl: Kl = Kl.none  # estimator of the KL divergence to the initial, frozen policy
     # weight of the KL term in the loss; > 0 unless kl=none
@@ -43,9 +43,9 @@ class AlgorithmConfig:
     correction: Correction = Correction.truncate  # importance weights between engine and learner
     # for truncate and sequence_truncate: upper bound of a weight
     tis_cap: float = within(">= 1", 2.0)
-    # for mask: tokens with a weight outside get no gradient
+    # for mask: tokens with a smaller weight get no gradient
     mask_low: float = within("in [0, 1)", 0.5)
-    mask_high: float = within("> 1", 5.0)
+    mask_high: float = within("> 1", 5.0)  # for mask: tokens with a larger weight get no gradient
     # [low, high]: a response gets no gradient if its product of weights is outside; null: off
     sequence_mask: list[float] | None = None
     geometric_mask: list[float] | None = None  # the same for the geometric mean

@@ -27,7 +27,7 @@ class EnvironmentConfig:
     # episodes under way in a resumed run, or whose process has ended, are built again by their
     # turns; or, with again, begin anew in a resumed run, and are dropped when their process ends
     on_restart: OnRestart = OnRestart.replay
-    num_processes: int = within(">= 1", 2)
+    num_processes: int = within(">= 1", 2)  # processes that share the environments
     start_timeout_s: float = within("> 0", 60.0)  # for a process to start and load the class
     memory_gib: float = within(">= 1", 4.0)  # address space of one process, libraries included
 

@@ -42,12 +42,12 @@ _FUNCTION = re.compile(r"[\w.]+:\w+")
 class OptimizerConfig:
     """AdamW with warm-up, a learning-rate schedule and gradient clipping."""
 
-    lr: float = within("> 0", 1e-6)
-    beta1: float = within("in [0, 1)", 0.9)
-    beta2: float = within("in [0, 1)", 0.999)
-    eps: float = within("> 0", 1e-8)
+    lr: float = within("> 0", 1e-6)  # the highest one, after the warm-up
+    beta1: float = within("in [0, 1)", 0.9)  # decay of the running mean of gradients
+    beta2: float = within("in [0, 1)", 0.999)  # decay of the running mean of their squares
+    eps: float = within("> 0", 1e-8)  # added to the root of that mean
     weight_decay: float = within(">= 0", 0.01)  # for matrices; norms and biases do not decay
-    max_grad_norm: float = within("> 0", 1.0)
+    max_grad_norm: float = within("> 0", 1.0)  # a longer gradient is scaled down to it
     # optimizer steps (trainer.num_minibatches a step) of a linear rise from lr / warmup_steps
     warmup_steps: int = within(">= 0", 0)
     schedule: Schedule = Schedule.constant  # over trainer.num_steps, after the warm-up
@@ -60,7 +60,7 @@ class OptimizerConfig:
 class TrainerConfig:
     """The outer loop."""
 
-    num_steps: int = within(">= 1", 100)
+    num_steps: int = within(">= 1", 100)  # policy versions that the run trains
     num_groups: int = within(">= 1", 32)  # N, groups trained in a step
     num_minibatches: int = within(">= 1", 1)  # optimizer steps for each batch
     # hours after which the run writes a checkpoint and ends, counted from each start; 0: no limit
@@ -91,8 +91,8 @@ class RolloutConfig:
     max_staleness: int = within(">= 0", 8)
     on_stale: OnStale = OnStale.finish
     resume: Resume = Resume.auto  # how a parked sample continues
-    max_response_tokens: int = within(">= 1", 16384)
-    temperature: float = within("> 0", 1.0)
+    max_response_tokens: int = within(">= 1", 16384)  # of a sample, all its turns together
+    temperature: float = within("> 0", 1.0)  # of sampling
     drain_steps: int = within(">= 0", 0)  # number of last steps that open no new prompts
     # engine steps between two decisions of the controller; auto: 8, more above 64 engines
     tick_steps: int | str = within(">= 1 or auto", "auto")
@@ -126,7 +126,7 @@ class LearnerConfig:
     # above 5 times it a step is skipped and the weights are synced again, before the run ends
     max_mismatch: float = within("> 0", 0.05)
     compute_dtype: ComputeDtype = ComputeDtype.auto
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool = False  # compute activations twice: less memory, slower
     # consecutive workers that share one copy of weights, gradients and optimizer state;
     # runtime.num_workers is a multiple of it (hybrid sharding); 0: all workers
     shard_size: int = within(">= 0", 0)
@@ -156,8 +156,8 @@ class TrainConfig:
     engine steps); the next tick is already running during that wait.
     """
 
-    name: str = "run"
-    seed: int = 0  # in [0, 2**32)
+    name: str = "run"  # of the run, in outputs/ and in trackers
+    seed: int = 0  # of every draw, in [0, 2**32)
     # a checkpoint to go on from, or a run directory, whose last checkpoint is meant; auto: the run
     # in hydra.run.dir or, if that is not given, the newest unfinished run of this name; null, or
     # auto without one: a new run

@@ -47,7 +47,7 @@ class PromptSetConfig:
     path: str = ""
     split: str = "train"  # for a data set id
     prompt_column: str = "prompt"  # a dotted path descends into structs; text or chat messages
-    answer_column: str = "answer"
+    answer_column: str = "answer"  # what the reward compares a response with
     # regular expression with one group: the question within the text of the prompt column, if the
     # data set writes instructions around it
     prompt_pattern: str | None = None
@@ -56,7 +56,7 @@ class PromptSetConfig:
     answer_pattern: str | None = None
     instruction: str = ""  # appended to the question as a paragraph of its own; empty: none
     template: Template = Template.chat
-    plain_template: str = "{prompt}"
+    plain_template: str = "{prompt}"  # plain only: the text around the prompt
     system_prompt: str = ""  # chat only; empty: none
     # variables of the tokenizer's chat template, such as {enable_thinking: false} for Qwen3
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class RewardConfig:
     # name: {function: ..., weight: ...}, in place of `function`; the reward is their weighted sum
     functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
     extract: Extract = Extract.auto  # where math_verify, exact and last_number find the answer
-    num_processes: int = within(">= 1", 2)
+    num_processes: int = within(">= 1", 2)  # processes that score responses
     # whole seconds; after it math_verify gives a response 0, counted
     soft_timeout_s: int = within(">= 1", 3)
     hard_timeout_s: float = (
@@ -196,7 +196,7 @@ class EvaluationConfig:
     every: int = within(">= 1", 10)  # steps; also before the first step and after the last
     num_samples: int = within(">= 1", 1)  # k of avg@k, pass@k and maj@k
     temperature: float | None = within("> 0", None)  # null: rollout.temperature
-    top_p: float = within("in (0, 1]", 1.0)
+    top_p: float = within("in (0, 1]", 1.0)  # probability of the tokens that are sampled from
     max_response_tokens: int = within(">= 0", 0)  # 0: rollout.max_response_tokens
     max_prompts: int = within(">= 0", 0)  # of each set; 0: all
     # name in reward.functions whose value decides whether a sample is right; null: the first one

@@ -1,0 +1,187 @@
+"""Write docs/settings.md, which lists every setting, from the dataclasses in april_rl/config/."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import tokenize
+from collections.abc import Iterator
+from enum import Enum
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING
+
+from april_rl.config import TrainConfig
+from april_rl.config.task import PromptSetOverrides
+
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+_HEAD = """# Settings
+
+`python tools/settings_page.py` writes this page from `april_rl/config/`: change meanings there.
+
+Give a setting on the command line as `SECTION.KEY=VALUE`, or in a recipe
+([usage.md](usage.md#configuration)). NAME stands for a name that you choose. A value of another
+type or out of its range is refused with one message, and so is a setting without effect.
+`python -m april_rl train +recipe=NAME --cfg job` prints the settings of a recipe; the defaults here
+are those without a recipe.
+"""
+_WIDTH_OF_INDENT = 4
+
+
+def page() -> str:
+    """Return the text of the page: a heading for each setting, so that a search finds it."""
+    parts = [_HEAD]
+    for section, of in sections():
+        parts += [f"## {section}\n", _plain(inspect.getdoc(of) or "") + "\n"]
+        parts += _inherited(section, of)
+        parts += [line for field in own_settings(of) for line in _setting(section, field, of=of)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def sections() -> Iterator[tuple[str, type]]:
+    """Yield the name of every section with its dataclass, those named by users behind their own."""
+    yield "The run itself", TrainConfig
+    for name, hint in get_type_hints(TrainConfig).items():
+        if not dataclasses.is_dataclass(hint):
+            continue
+        yield name, hint
+        for key, inner in get_type_hints(hint).items():
+            if (entry := _entry(inner)) is not None:
+                yield f"{name}.{key}.NAME", entry
+
+
+def _entry(hint: Any) -> type | None:  # noqa: ANN401 (a type as written)
+    """Return the dataclass of the entries of a mapping whose names users give, else None."""
+    last = get_args(hint)[-1] if get_origin(hint) is dict else None
+    return last if dataclasses.is_dataclass(last) else None
+
+
+def own_settings(of: type) -> list[dataclasses.Field[Any]]:
+    """Return the settings of a section that have a meaning of their own there."""
+    hints, said = get_type_hints(of), comments(of)
+    return [
+        field
+        for field in dataclasses.fields(of)
+        if not dataclasses.is_dataclass(hints[field.name])
+        if said[field.name] or not issubclass(of, PromptSetOverrides)
+    ]
+
+
+def _inherited(section: str, of: type) -> Iterator[str]:
+    """Yield a line for the settings of a user's prompt set that are as in a section above."""
+    own = {field.name for field in own_settings(of)}
+    left = [field.name for field in dataclasses.fields(of) if field.name not in own]
+    if not issubclass(of, PromptSetOverrides):
+        return
+    for owner in dict.fromkeys((section.partition(".")[0], "data")):
+        above = {field.name for field in dataclasses.fields(get_type_hints(TrainConfig)[owner])}
+        names = ", ".join(f"`{name}`" for name in left if name in above)
+        yield f"As in `{owner}`, unless given: {names}.\n"
+        left = [name for name in left if name not in above]
+
+
+def _setting(section: str, field: dataclasses.Field[Any], *, of: type) -> Iterator[str]:
+    """Yield the lines of a setting: its key, meaning, type and default, and its choices."""
+    hint, text = get_type_hints(of)[field.name], comments(of)[field.name]
+    kind = next(filter(_is_choice, (hint, *get_args(hint))), None)
+    if kind is not None and not text:
+        text = (inspect.getdoc(kind) or "").removesuffix(".")
+    yield f"### {field.name if of is TrainConfig else f'{section}.{field.name}'}\n"
+    yield f"{_plain(text)} ({_type(hint)}{_bounds(field)}; {_default(field)})\n"
+    if kind is not None:
+        yield "\n".join(_values(kind)) + "\n"
+
+
+@cache
+def comments(of: type) -> dict[str, str]:
+    """Return the comments of a class by the name that they stand above or behind; those of a base
+    class come first.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(of.__mro__):
+        if base.__module__.startswith("april_rl."):
+            for name, text in _comments_in(inspect.getsource(base)):
+                found[name] = "; ".join(filter(None, (found.get(name), text)))
+    return found
+
+
+def _comments_in(source: str) -> Iterator[tuple[str, str]]:
+    """Yield every name that is assigned in a class with its comment, empty without one."""
+    lines = tokenize.generate_tokens(StringIO(source).readline)
+    told = {token.start[0]: token for token in lines if token.type == tokenize.COMMENT}
+    (body,) = ast.parse(source).body
+    assert isinstance(body, ast.ClassDef)
+    for node in body.body:
+        if not isinstance(node, ast.AnnAssign | ast.Assign):
+            continue
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        above = node.lineno - 1
+        while above in told and told[above].start[1] == _WIDTH_OF_INDENT:
+            above -= 1
+        assert node.end_lineno is not None
+        of_node = [told[line] for line in range(above + 1, node.end_lineno + 1) if line in told]
+        yield ast.unparse(target), " ".join(each.string.lstrip("# ") for each in of_node)
+
+
+def _is_choice(kind: Any) -> bool:  # noqa: ANN401 (a type as written)
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _values(kind: type[Enum]) -> Iterator[str]:
+    """Yield a line for each value of a choice."""
+    said = comments(kind)
+    for member in kind:
+        text = said.get(member.name)
+        yield f"- `{member.name}`: {_plain(text)}" if text else f"- `{member.name}`"
+
+
+def _type(hint: Any) -> str:  # noqa: ANN401 (a type as written)
+    if _is_choice(hint):
+        return "choice"
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is list:
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return "mapping"
+    if arguments:
+        return " or ".join(map(_type, arguments))
+    return {NoneType: "null", str: "text", bool: "true or false"}.get(hint, hint.__name__)
+
+
+def _bounds(field: dataclasses.Field[Any]) -> str:
+    bounds = field.metadata.get("bounds")
+    return f", {bounds}" if bounds else ""
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    return "required" if value == MISSING else f"default `{_spelled(value)}`"
+
+
+def _spelled(value: object) -> str:
+    """Return a value as the command line takes it."""
+    match value:
+        case None | True | False:
+            return {None: "null", True: "true", False: "false"}[value]
+        case Enum():
+            return value.name
+        case list():
+            return f"[{','.join(map(_spelled, value))}]"
+        case "":
+            return "''"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
