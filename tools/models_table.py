@@ -5,8 +5,9 @@ python tools/models_table.py           # write docs/models.md; half a minute of 
 python tools/models_table.py --check   # compare with docs/models.md; exit status 1 if it differs
 
 A tiny random model is saved and loaded as the learner loads it, with activation checkpointing if
-the model has it. The log-probabilities of a packed row are compared with those of transformers' own
-logits, one sequence at a time, in float32 with eager attention.
+the model has it. The log-probabilities of a packed row, and the gradients of their sum, are
+compared with those of transformers' own logits, one sequence at a time, in float32 with eager
+attention.
 """
 
 from __future__ import annotations
@@ -29,19 +30,28 @@ import torch
 import torch.distributed as dist
 import transformers
 from tiny_architectures import VOCABULARY, WINDOW, model_types, tiny_config, tiny_model
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from april_rl.batch.packing import MicroBatch
 from april_rl.errors import RunError
-from april_rl.learner.architecture import NOT_SUPPORTED, empty_model, logit_shape
+from april_rl.learner.architecture import (
+    NOT_SUPPORTED,
+    empty_model,
+    frozen_tensors,
+    logit_shape,
+)
 from april_rl.learner.logprobs import LogitShape
 from april_rl.learner.mesh import build_mesh
+from april_rl.learner.mixers import has_known_mixers
 from april_rl.learner.policy import build_policy
 from april_rl.learner.row import PackedRow
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 TOLERANCE = 1e-5  # nats
+GRADIENT_TOLERANCE = 1e-4  # of the largest entry of a parameter's gradient
+SMALL_GRADIENT = 1e-2  # of the largest gradient; smaller ones are compared as if they were as large
 TEMPERATURE = 0.8
 LENGTHS = (7, 24, 3, 13)  # tokens of the sequences of the row
 MAX_PARAMETERS = 1_000_000
@@ -97,12 +107,14 @@ def _tried(model_type: str) -> tuple[Result, str]:
     if sum(p.numel() for p in empty.parameters()) > MAX_PARAMETERS:
         return Result.untried, "cannot be built small"
     try:
-        distance = _distance(config, can_recompute=empty.supports_gradient_checkpointing)
+        found = _compared(config, can_recompute=empty.supports_gradient_checkpointing)
     except RunError as refusal:
         return Result.refused, _reason(refusal)
-    if distance > TOLERANCE:
-        return Result.wrong, f"{distance:.1e} nats"
-    return Result.right, ", ".join(_features(config, shape))
+    if found.logprobs > TOLERANCE:
+        return Result.wrong, f"{found.logprobs:.1e} nats"
+    if found.gradient > GRADIENT_TOLERANCE:
+        return Result.wrong, f"{found.gradient:.1e} of the gradient of {found.parameter}"
+    return Result.right, ", ".join(_features(empty, shape))
 
 
 def _reason(refusal: RunError) -> str:
@@ -111,23 +123,43 @@ def _reason(refusal: RunError) -> str:
     return reason if before else f"its checkpoints have another layout ({type(refusal).__name__})"
 
 
-def _features(config: PreTrainedConfig, shape: LogitShape) -> Iterator[str]:
+def _features(empty: PreTrainedModel, shape: LogitShape) -> Iterator[str]:
     """Yield features of this model that a plain transformer does not have."""
-    text = config.get_text_config().to_dict()
+    text = empty.config.get_text_config().to_dict()
     if text.get("sliding_window") == WINDOW:
         kinds = text.get("layer_types") or ()
         yield "sliding window" + (" in some layers" if "full_attention" in kinds else "")
+    if has_known_mixers(empty):
+        yield "layers with a state, one sequence at a time"
+    if any(name.endswith("sinks") for name, _ in empty.named_parameters()):
+        yield "sinks (CPUs only)"
+    if text.get("attn_logit_softcapping"):
+        yield "attention has a soft cap (CPUs only)"
+    frozen = {name.rpartition(".")[2] for name in frozen_tensors(empty)}
+    if frozen:
+        yield f"`{'`, `'.join(sorted(frozen))}` frozen"
+    if empty.get_output_embeddings().bias is not None:
+        yield "logits have a bias"
     if abs(shape.scale - 1) > 1e-6:
         yield "logits are scaled"
     if shape.cap is not None:
         yield "logits have a soft cap"
 
 
-def _distance(config: PreTrainedConfig, *, can_recompute: bool) -> float:
-    """Return the largest difference of a log-probability between the learner and transformers."""
+@dataclass(frozen=True, kw_only=True)
+class _Difference:
+    """The largest differences between the learner and transformers."""
+
+    logprobs: float  # nats
+    gradient: float  # as GRADIENT_TOLERANCE
+    parameter: str  # with that gradient
+
+
+def _compared(config: PreTrainedConfig, *, can_recompute: bool) -> _Difference:
     model = tiny_model(config)
     rows = _sequences()
     expected = torch.cat([_logprobs(model, row) for row in rows])
+    expected.sum().backward()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         policy = build_policy(
@@ -139,7 +171,31 @@ def _distance(config: PreTrainedConfig, *, can_recompute: bool) -> float:
             temperature=TEMPERATURE,
         )
     found = policy(PackedRow.of(_packed(rows), device=_CPU))[0]
-    return (found.detach() - expected).abs().max().item()
+    found.sum().backward()
+    gradients, expected_gradients = _gradients(policy), _gradients(model)
+    least = SMALL_GRADIENT * max(g.abs().max().item() for g in expected_gradients.values())
+    distances = {
+        name: _distance(gradients.get(name), expected_gradients.get(name), least=least)
+        for name in gradients.keys() | expected_gradients.keys()
+    }
+    worst = max(distances, key=distances.__getitem__)
+    logprobs = (found - expected).abs().max().item()
+    return _Difference(logprobs=logprobs, gradient=distances[worst], parameter=worst)
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Return the whole gradients of the parameters that have one."""
+    given = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in given.items()}
+
+
+def _distance(found: Tensor | None, expected: Tensor | None, *, least: float) -> float:
+    """Return the largest difference of two gradients, as GRADIENT_TOLERANCE; None is all zeros."""
+    if found is None or expected is None:
+        given = found if expected is None else expected
+        assert given is not None
+        return given.abs().max().item() / least
+    return (found - expected).abs().max().item() / max(expected.abs().max().item(), least)
 
 
 def _sequences() -> list[Tensor]:
@@ -147,7 +203,6 @@ def _sequences() -> list[Tensor]:
     return [torch.randint(3, VOCABULARY, (n,), generator=generator) for n in LENGTHS]
 
 
-@torch.no_grad()
 def _logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     """Return log-probabilities of all tokens but the first, from all logits."""
     logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1].float()
@@ -193,8 +248,13 @@ Written by `python tools/models_table.py`; do not edit. Every architecture that 
 
 - **right**: from a packed row of four sequences, with activation checkpointing where the model has
   it, the learner's log-probabilities equal those of transformers' own logits, one sequence at a
-  time, to 1e-5 nats in float32. Windows are 4 tokens and sequences up to 24; scales, multipliers
-  and soft caps differ from 1; dropouts are 0.3 in `config.json`.
+  time, to 1e-5 nats in float32, and so do their gradients, to 1e-4 of a tensor's largest entry.
+  Windows are 4 tokens and sequences up to 24; scales, multipliers and soft caps differ from 1;
+  dropouts are 0.3 in `config.json`. *Frozen* tensors are loaded, sent to the engine and exported as
+  they are, and never trained; the bias by which a router chooses its experts is one, which the
+  published recipes update from the experts' load. Layers *with a state* (gated delta nets, Mamba,
+  short convolutions) get the sequences of a row one by one. Where it says *CPUs only*, a run on
+  GPUs ends at its start, for the kernel there has no sinks or soft caps with gradients.
 - **refused**: the run ends when the learner is built, before weights are loaded or anything is
   generated, with this reason.
 - **not tried**: no small configuration was found. The run checks what it can: the kinds of layers,

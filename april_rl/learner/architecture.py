@@ -15,13 +15,14 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from april_rl.errors import RunError
 from april_rl.learner import attention
 from april_rl.learner.logprobs import LogitShape
+from april_rl.learner.mixers import has_known_mixers, separate_sequences
 
 # Stands between a model's name and the reason.
 NOT_SUPPORTED = " is not supported (docs/models.md lists those that are): "
 _NOISE = "drop"  # part of every dropout setting's name: attention_dropout, resid_pdrop, layerdrop
 
 # Layer types that mix tokens only in attention.packed_attention. Other types select tokens by
-# index or chunk, or carry a state from token to token.
+# index or chunk, or carry a state from token to token, which needs a mixer that is known.
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 # Unsupported models that no check of their configuration or parameters can recognise.
@@ -99,19 +100,14 @@ def _objections(causal_lm: PreTrainedModel) -> Iterator[str]:
     if config.model_type in _OWN_ATTENTION:
         yield _OWN_ATTENTION[config.model_type]
     others = sorted(set(text.get("layer_types") or ()) - _LAYER_TYPES)
-    if causal_lm._is_stateful or others:
+    if (causal_lm._is_stateful or others) and not has_known_mixers(causal_lm):
         means = ", ".join(others) or "recurrent state"
         yield (
             f"it mixes tokens by other means than causal attention ({means}), so the samples of a "
             "packed row would see each other"
         )
-    if not causal_lm._supports_attention_backend:
+    if not (causal_lm._supports_attention_backend or has_known_mixers(causal_lm)):
         yield "its attention cannot be replaced by the one that separates samples in a packed row"
-    if text.get("attn_logit_softcapping"):
-        cap = text["attn_logit_softcapping"]
-        yield f"its attention has a soft cap (attn_logit_softcapping={cap:g})"
-    if any(name.endswith("sinks") for name, _ in causal_lm.named_parameters()):
-        yield "its attention has sinks"
     if text.get("use_bidirectional_attention"):
         yield "its attention is not causal (use_bidirectional_attention)"
     window = text.get("sliding_window") or 0
@@ -129,12 +125,29 @@ def _objections_to_names(causal_lm: PreTrainedModel) -> Iterator[str]:
     head = parts.get("lm_head")
     if "model" not in parts or not isinstance(head, nn.Linear):
         yield "it does not consist of a backbone `model` and a linear output layer `lm_head`"
-    elif head.bias is not None:
-        yield "its output layer has a bias"
+
+
+def frozen_tensors(causal_lm: PreTrainedModel) -> list[str]:
+    """Return the names of the buffers that checkpoints have: they are loaded and never trained.
+
+    One is the bias by which the routers of DeepSeek-V3 choose experts. Its published recipe
+    updates the bias from the experts' load; here it stays as it is.
+    """
     parameters = dict(causal_lm.named_parameters(remove_duplicate=False))
-    stored = sorted(set(causal_lm.state_dict()) - set(parameters))
-    if stored:
-        yield f"its checkpoints have tensors that are not trained, such as {stored[0]}"
+    return sorted(set(causal_lm.state_dict()) - set(parameters))
+
+
+def check_device(causal_lm: PreTrainedModel, device: torch.device) -> None:
+    """Raise UnsupportedModelError if the attention of this model is only computed on CPUs."""
+    text = causal_lm.config.get_text_config().to_dict()
+    cap = text.get("attn_logit_softcapping")
+    has_sinks = any(name.endswith("sinks") for name, _ in causal_lm.named_parameters())
+    if device.type != "cpu" and (cap or has_sinks):
+        part = "sinks" if has_sinks else f"a soft cap (attn_logit_softcapping={cap:g})"
+        raise UnsupportedModelError(
+            f"model.path: model_type {causal_lm.config.model_type} is supported on CPUs only: its "
+            f"attention has {part}, for which the packed attention of GPUs has no gradient"
+        )
 
 
 def logit_shape(causal_lm: PreTrainedModel) -> LogitShape:
@@ -175,11 +188,15 @@ def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
             )
     except (ImportError, KeyError, ValueError) as error:
         raise UnsupportedModelError(
-            f"model.path: model_type {config.model_type} (supported ones are in docs/models.md) is "
-            f"not supported: transformers cannot build it as a causal language model "
-            f"with packed attention ({type(error).__name__})"
+            f"model.path: model_type {config.model_type}{NOT_SUPPORTED}transformers cannot build "
+            f"it as a causal language model with packed attention ({type(error).__name__})"
         ) from error
     _check(causal_lm)
+    separate_sequences(layers_of(causal_lm))
+    for name in frozen_tensors(causal_lm):
+        buffer = causal_lm.get_buffer(name)
+        if buffer.is_floating_point():  # as published, also where parameters are bfloat16
+            buffer.data = buffer.float()
     return causal_lm
 
 

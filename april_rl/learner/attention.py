@@ -54,13 +54,17 @@ def packed_attention(
     packing: Packing,
     scaling: float,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    softcap: float | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
     """Return the attention output [1, T, Q, D] and no weights, as transformers expects.
 
     `query` [1, Q, T, D], `key` and `value` [1, K, T, D]. With `sliding_window` a token sees itself
-    and the `sliding_window` - 1 tokens before it. Dropout is never applied: noisy log-probabilities
-    give no usable ratio. Raises ValueError for an option that would be ignored silently.
+    and the `sliding_window` - 1 tokens before it. `s_aux` [Q], the sinks, are scores of one more
+    key, whose value is 0. `softcap` bounds the scores: softcap · tanh(score / softcap). Dropout is
+    never applied: noisy log-probabilities give no usable ratio. Raises ValueError for an option
+    that would be ignored silently.
     """
     assert attention_mask is None, "a packed row takes no mask"
     assert query.shape[0] == 1, "a packed row is a batch of one"
@@ -74,28 +78,40 @@ def packed_attention(
     window = None
     if sliding_window is not None and sliding_window < max(packing.lengths):
         window = sliding_window
+    scores = _Scores(scaling=scaling, window=window, sinks=s_aux, cap=softcap)
     if query.is_cuda and query.dtype is not torch.float32:
-        return _varlen(query, key, value, packing, scaling=scaling, window=window)[None], None
-    return _one_by_one(query, key, value, packing, scaling=scaling, window=window), None
+        return _varlen(query, key, value, packing, scores)[None], None
+    return _one_by_one(query, key, value, packing, scores), None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scores:
+    """How the products of queries and keys become attention."""
+
+    scaling: float
+    window: int | None  # None where it is longer than every sequence
+    sinks: Tensor | None  # [Q]
+    cap: float | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether torch's own attention computes them."""
+        return self.sinks is None and self.cap is None
 
 
 def _one_by_one(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packing: Packing,
-    *,
-    scaling: float,
-    window: int | None,
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scores: _Scores
 ) -> Tensor:
     """Return attention [1, T, Q, D], computed in float32 with one call per sequence.
 
     The backward pass of the CPU kernel takes three times as long in bfloat16 as in float32.
     """
     pieces = [
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
-        if window is None or window >= q.shape[2]
-        else _windowed(q, k, v, scaling=scaling, window=window)
+        F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scores.scaling, enable_gqa=True
+        )
+        if scores.is_plain and (scores.window is None or scores.window >= q.shape[2])
+        else _in_blocks(q, k, v, scores)
         for q, k, v in zip(
             *(torch.split(x.float(), list(packing.lengths), dim=2) for x in (query, key, value)),
             strict=True,
@@ -104,48 +120,54 @@ def _one_by_one(
     return torch.cat(pieces, dim=2).transpose(1, 2).to(query.dtype).contiguous()
 
 
-def _windowed(q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: int) -> Tensor:
-    """Return windowed attention [1, Q, L, D] of one sequence of L tokens, in blocks of queries.
+def _in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: _Scores) -> Tensor:
+    """Return attention [1, Q, L, D] of one sequence of L tokens, in blocks of queries.
 
-    A block attends to its own keys and the window before it: time and memory grow with L, not L².
+    A block attends to its own keys and the window before it: with a window, time and memory grow
+    with L, not L².
     """
-    length, block = q.shape[2], max(window, MIN_WINDOW_BLOCK)
+    length = q.shape[2]
+    window = length if scores.window is None else scores.window
+    block = max(scores.window or 0, MIN_WINDOW_BLOCK)
     position = torch.arange(length, device=q.device)
     pieces = []
     for start in range(0, length, block):
         queries = slice(start, min(start + block, length))
         keys = slice(max(0, start - window + 1), queries.stop)
         distance = position[queries, None] - position[None, keys]
-        pieces.append(
-            F.scaled_dot_product_attention(
-                q[:, :, queries],
-                k[:, :, keys],
-                v[:, :, keys],
-                attn_mask=(distance >= 0) & (distance < window),
-                scale=scaling,
-                enable_gqa=True,
-            )
-        )
+        is_seen = (distance >= 0) & (distance < window)
+        pieces.append(_block(q[:, :, queries], k[:, :, keys], v[:, :, keys], is_seen, scores))
     return torch.cat(pieces, dim=2)
 
 
-def _varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packing: Packing,
-    *,
-    scaling: float,
-    window: int | None,
-) -> Tensor:
+def _block(q: Tensor, k: Tensor, v: Tensor, is_seen: Tensor, scores: _Scores) -> Tensor:
+    """Return attention of a block of queries to the keys that `is_seen` allows each of them."""
+    if scores.is_plain:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=is_seen, scale=scores.scaling, enable_gqa=True
+        )
+    of_key = q.shape[1] // k.shape[1]  # query heads
+    k, v = (x.repeat_interleave(of_key, dim=1) for x in (k, v))
+    products = scores.scaling * q @ k.mT  # [1, Q, queries, keys]
+    if scores.cap is not None:
+        products = scores.cap * (products / scores.cap).tanh()
+    products = products.masked_fill(~is_seen, -torch.inf)
+    if scores.sinks is not None:
+        sinks = scores.sinks.to(products)[:, None, None].expand(*products.shape[:3], 1)
+        products = torch.cat([products, sinks], dim=-1)
+    return products.softmax(-1)[..., : k.shape[2]] @ v
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scores: _Scores) -> Tensor:
     """Return attention [T, Q, D] from one FlashAttention call (CUDA and half precision only)."""
+    assert scores.is_plain, "check_device refuses such a model"
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     longest = max(packing.lengths)
     # Number of earlier tokens that a token sees; -1 means all of them.
-    before = -1 if window is None else window - 1
+    before = -1 if scores.window is None else scores.window - 1
     out = varlen_attn(
         q, k, v, packing.starts, packing.starts, longest, longest,
-        scale=scaling, window_size=(before, 0), enable_gqa=True,
+        scale=scores.scaling, window_size=(before, 0), enable_gqa=True,
     )  # fmt: skip
     assert isinstance(out, Tensor)
     return out

@@ -41,7 +41,7 @@ def export(
     weights: Iterable[tuple[str, Tensor]],
     *,
     dtype: torch.dtype,
-    shapes: Sequence[torch.Size],
+    sizes: Sequence[int],
     source: Path,
     target: Path,
     max_bytes: int = SHARD_BYTES,
@@ -49,14 +49,14 @@ def export(
 ) -> None:
     """Write `weights` and the other files of the folder `source` into the folder `target`.
 
-    A collective: every rank iterates over `weights`, rank 0 writes. `shapes` lists the shapes of
-    `weights` in order; all of them have `dtype`. `max_bytes` bounds a file. `also` may write more
-    files into the folder it gets.
+    A collective: every rank iterates over `weights`, rank 0 writes. `sizes` lists the
+    bytes of `weights` in order; most have `dtype`, which config.json names. `max_bytes` bounds a
+    file. `also` may write more files into the folder it gets.
 
     The folder appears whole or not at all. A folder that is there already is replaced once the new
     one is complete: a resumed run exports again what it had exported after its checkpoint.
     """
-    files = plan_shards([dtype.itemsize * shape.numel() for shape in shapes], max_bytes=max_bytes)
+    files = plan_shards(sizes, max_bytes=max_bytes)
     if dist.get_rank() == 0:
         partial = _write(weights, files=files, source=source, target=target)
         _describe(partial, source=source, dtype=dtype)

@@ -179,7 +179,7 @@ class Learner:
         export(
             self.weights(),
             dtype=self._compute_dtype,
-            shapes=[part.shape for part, _ in self._policy.stored()],
+            sizes=self._policy.stored_bytes(self._compute_dtype),
             source=self._folder,
             target=Path(path),
             also=adapter_writer(self._policy, self._lora, base=self._model_path),

@@ -49,16 +49,19 @@ class LogprobHead(nn.Module):
         weight: nn.Parameter,
         *,
         temperature: float,
+        bias: nn.Parameter | None = None,
         shape: LogitShape | None = None,
         block_bytes: int | None = None,
     ) -> None:
         """Use `weight` [V, H], the model's own parameter, which its embedding may share.
 
-        `shape` is what the model does to its logits before the temperature; None means nothing.
+        `bias` [V] is added to the products. `shape` is what the model does to its logits before the
+        temperature; None means nothing.
         `block_bytes` bounds the float32 logits in memory; None chooses a bound for the device.
         """
         super().__init__()
         self.weight = weight
+        self.bias = bias
         self._shape = (shape or LogitShape()).at(temperature)
         self._block_bytes = block_bytes
 
@@ -68,10 +71,14 @@ class LogprobHead(nn.Module):
         `hidden` [N, H], `labels` [N]. Results are float32, in nats, at the temperature.
         """
         block = self._block_rows(hidden)
-        if len(self.weight) <= block:
-            return _in_one_block(hidden, self.weight, labels, self._shape)
+        weight: Tensor = self.weight
+        if self.bias is not None:  # the weight of one more hidden unit, which is always 1
+            weight = torch.cat([weight, self.bias[:, None]], dim=1)
+            hidden = F.pad(hidden, (0, 1), value=1.0)
+        if len(weight) <= block:
+            return _in_one_block(hidden, weight, labels, self._shape)
         logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, labels, self._shape, block
+            hidden, weight, labels, self._shape, block
         )
         return logprobs, entropy
 

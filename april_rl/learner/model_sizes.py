@@ -23,6 +23,7 @@ from april_rl.learner.architecture import (
     layers_of,
     recompute_activations,
 )
+from april_rl.learner.attention import Packing
 from april_rl.learner.lora import inject
 from april_rl.learner.sizes import ModelSizes
 
@@ -94,6 +95,7 @@ class _Kept:
                 input_ids=torch.zeros(1, _TOKENS, dtype=torch.int64, device="meta"),
                 position_ids=torch.arange(_TOKENS, device="meta")[None],
                 use_cache=False,
+                packing=Packing.of((_TOKENS,), device=torch.device("meta")),
             )
 
     def _keep(self, tensor: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class StoredNames:
         """Return the tensors on disk that make up the parameter `name`, expert after expert.
 
         Raises UnknownLayoutError when the parameter is stored neither as one tensor nor as rows of
-        each expert.
+        it or of each expert.
         """
         stored, pattern = rename_source_key(name, self._renamings, self._splits, reverse=True)
         if pattern is None:
@@ -78,7 +78,7 @@ class StoredNames:
         _check_layout(name, split)
         first, *others = split.target_patterns
         projections = [stored, *(stored.replace(first, other, 1) for other in others)]
-        return tuple(_experts(projections, shape))
+        return tuple((_experts if "*" in stored else _rows)(projections, shape))
 
 
 def cut(whole: Tensor, parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
@@ -108,12 +108,24 @@ def _experts(projections: Sequence[str], shape: Size) -> Iterator[Part]:
             )
 
 
+def _rows(names: Sequence[str], shape: Size) -> Iterator[Part]:
+    """Yield the parts of a parameter [R, .], each R / len(names) rows."""
+    rows = shape[0] // len(names)
+    for i, name in enumerate(names):
+        box = (slice(i * rows, (i + 1) * rows), *_whole(shape[1:]))
+        yield Part(name=name, box=box, is_expert=False)
+
+
 def _check_layout(name: str, split: WeightConverter) -> None:
-    """Raise UnknownLayoutError unless `split` only separates experts and then their rows."""
+    """Raise UnknownLayoutError unless `split` only separates experts, and then their rows, or the
+    rows of a parameter.
+    """
     match split.operations:
         case [SplitModulelist(dim=0)] if len(split.target_patterns) == 1:
             return
         case [Chunk(dim=1, num_shards_attribute=None), SplitModulelist(dim=0)]:
+            return
+        case [Chunk(dim=0, num_shards_attribute=None)]:
             return
     raise UnknownLayoutError(
         f"model.path: checkpoints of this model have {', '.join(split.target_patterns)} where the "

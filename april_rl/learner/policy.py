@@ -20,7 +20,9 @@ from transformers import AutoConfig, PreTrainedModel
 from april_rl.config.lora import LoraConfig
 from april_rl.learner.architecture import (
     UnsupportedModelError,
+    check_device,
     empty_model,
+    frozen_tensors,
     layers_of,
     logit_shape,
     recompute_activations,
@@ -49,14 +51,20 @@ class Policy(nn.Module):
         """Take over the parts of `causal_lm`; tied parameters stay one parameter."""
         super().__init__()
         embedding: nn.Module = causal_lm.get_input_embeddings()
-        head: nn.Module = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head: nn.Linear = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.model_type: str = causal_lm.config.model_type
         self.is_tied: bool = causal_lm.config.tie_word_embeddings
         self.model = causal_lm.base_model
         weight = (embedding if self.is_tied else head).get_parameter("weight")
-        self.lm_head = LogprobHead(weight, temperature=temperature, shape=logit_shape(causal_lm))
+        self.lm_head = LogprobHead(
+            weight,
+            bias=head.bias,
+            temperature=temperature,
+            shape=logit_shape(causal_lm),
+        )
         self._layers = layers_of(causal_lm)
         self._stored_names = StoredNames(causal_lm)
+        self._frozen = frozen_tensors(causal_lm)
         self._embedding = (embedding,)  # a tuple, so that torch registers it in the backbone only
 
     def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
@@ -116,8 +124,8 @@ class Policy(nn.Module):
     def materialise(self, checkpoint: Checkpoint, *, device: torch.device) -> None:
         """Allocate the shards and load this rank's slices of the checkpoint.
 
-        Buffers such as rope frequencies are computed, not stored. They are saved around `to_empty`,
-        which would leave them undefined.
+        Most buffers, such as rope frequencies, are computed, not stored. They are saved around
+        `to_empty`, which would leave them undefined.
         """
         buffers = dict(self.named_buffers())
         self.to_empty(device=device)
@@ -125,11 +133,22 @@ class Policy(nn.Module):
             empty.copy_(buffers[name])
         checkpoint.load_into(self.stored())
 
-    def stored(self) -> Iterator[tuple[Part, nn.Parameter]]:
-        """Yield each tensor of a checkpoint of this model with the parameter that contains it."""
-        for name, parameter in base_parameters(self):
-            for part in self._stored_names.stored(name, parameter.shape):
-                yield part, parameter
+    def stored(self) -> Iterator[tuple[Part, Tensor]]:
+        """Yield each tensor of a checkpoint of this model with the one here that contains it.
+
+        The parameters come first, then the buffers that a checkpoint has, which are not trained.
+        """
+        for name, tensor in (*base_parameters(self), *self._frozen_buffers()):
+            for part in self._stored_names.stored(name, tensor.shape):
+                yield part, tensor
+
+    def stored_bytes(self, dtype: torch.dtype) -> list[int]:
+        """Return the bytes of each tensor that `gathered` yields with this dtype."""
+        return [
+            part.shape.numel()
+            * (dtype if isinstance(tensor, nn.Parameter) else tensor.dtype).itemsize
+            for part, tensor in self.stored()
+        ]
 
     def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yield name and whole tensor of each part of `stored`, in its order, on every rank.
@@ -137,13 +156,19 @@ class Policy(nn.Module):
         A collective: all ranks iterate to the end together. Parameters are cast to `dtype` and
         gathered one at a time. A yielded tensor never shares memory with the master weights; the
         experts of a layer are views of one tensor. A tied output layer comes once, as the
-        embedding, and adapters come merged into the weights they adapt.
+        embedding, and adapters come merged into the weights they adapt. Buffers keep their dtype:
+        a router's bias rounded to bfloat16 would choose other experts.
         """
         self.reshard_all()
         for name, parameter in merged_parameters(self):
             parts = self._stored_names.stored(name, parameter.shape)
             shard = cast(DTensor, parameter.to(dtype, copy=True))
             yield from cut(shard.full_tensor(), parts)
+        for name, buffer in self._frozen_buffers():
+            yield from cut(buffer.clone(), self._stored_names.stored(name, buffer.shape))
+
+    def _frozen_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, self.get_buffer(name)) for name in self._frozen)
 
     def trained(self) -> list[nn.Parameter]:
         """Return the parameters that the optimizer updates: the adapters if any, else all."""
@@ -180,6 +205,7 @@ def build_policy(
     names.
     """
     causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=storage_dtype)
+    check_device(causal_lm, device)
     if activation_checkpointing:
         _check_checkpointing(causal_lm)
         causal_lm.gradient_checkpointing_enable({"use_reentrant": False})

@@ -27,15 +27,28 @@ def packed(qkv: list[torch.Tensor], **options: object) -> torch.Tensor:
     ]
 
 
-def with_block_diagonal_mask(qkv: list[torch.Tensor], window: int = SIZE) -> torch.Tensor:
-    """A token sees itself and up to `window` - 1 tokens of its own sequence before it."""
+def with_block_diagonal_mask(
+    qkv: list[torch.Tensor],
+    window: int = SIZE,
+    *,
+    cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A token sees itself and up to `window` - 1 tokens of its own sequence before it.
+
+    exp(score) ÷ (Σ exp(score) + exp(sink)), with the score bounded by `cap`, in plain sums.
+    """
     query, key, value = qkv
     key, value = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (key, value))
     sequence = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     seen = torch.ones(SIZE, SIZE).tril().triu(1 - window).bool()
     sees = (sequence[:, None] == sequence) & seen
-    scores = (query @ key.mT * SCALING).masked_fill(~sees, -torch.inf)
-    return (scores.softmax(-1) @ value).transpose(1, 2)
+    scores = query @ key.mT * SCALING
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    shares = scores.exp() * sees
+    rest = 0.0 if sinks is None else sinks.exp()[:, None, None]
+    return (shares / (shares.sum(-1, keepdim=True) + rest) @ value).transpose(1, 2)
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 8, 9, None])
@@ -55,6 +68,24 @@ def test_packed_attention_equals_a_block_diagonal_mask(window, monkeypatch):
         torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [4, None])
+@pytest.mark.parametrize(("has_sinks", "cap"), [(True, None), (False, 0.7), (True, 0.7)])
+def test_sinks_and_soft_caps_equal_plain_sums(window, has_sinks, cap, monkeypatch):
+    """With the gradients of queries, keys, values and sinks."""
+    monkeypatch.setattr(attention, "MIN_WINDOW_BLOCK", 2)
+    qkv = inputs()
+    sinks = torch.randn(HEADS, requires_grad=True) if has_sinks else None
+    leaves = qkv if sinks is None else [*qkv, sinks]
+    slope = torch.randn(1, SIZE, HEADS, HEAD_DIM)
+    out = packed(qkv, sliding_window=window, s_aux=sinks, softcap=cap)
+    expected = with_block_diagonal_mask(qkv, window or SIZE, cap=cap, sinks=sinks)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    grads = torch.autograd.grad((out * slope).sum(), leaves)
+    expected_grads = torch.autograd.grad((expected * slope).sum(), leaves)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-5)
+
+
 def test_bfloat16_comes_back_as_bfloat16():
     assert packed(inputs(torch.bfloat16)).dtype is torch.bfloat16
 
@@ -63,9 +94,7 @@ def test_starts_are_where_sequences_begin_and_end():
     assert Packing.of(LENGTHS, device=CPU).starts.tolist() == [0, 5, 6, 15, 18]
 
 
-def test_attention_with_softcap_is_refused():
-    """And every other argument that is not known to have no effect."""
+def test_an_argument_that_is_not_known_to_have_no_effect_is_refused():
     assert packed(inputs(), dropout=0.0, use_cache=False, s_aux=None).shape[1] == SIZE
-    for name in ("softcap", "s_aux", "position_bias"):
-        with pytest.raises(ValueError, match=name):
-            packed(inputs(), **{name: 30.0})
+    with pytest.raises(ValueError, match="position_bias"):
+        packed(inputs(), position_bias=30.0)

@@ -22,6 +22,7 @@ from transformers import (
 
 from april_rl.learner.architecture import (
     UnsupportedModelError,
+    check_device,
     empty_model,
     logit_shape,
     silence,
@@ -175,16 +176,13 @@ def test_logits_that_are_shaped_in_another_way_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
-        ("gpt_oss", {}, "attention has sinks"),
-        ("gemma2", {}, "attention has a soft cap .attn_logit_softcapping=50"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention is not causal"),
         ("gemma3", {}, "multimodal"),
-        ("phi", {}, "output layer has a bias"),
         ("gpt2", {}, "does not consist of a backbone `model`"),
         ("nemotron", {"num_key_value_heads": 4, "head_dim": 8}, "does not pass the sample"),
         ("phimoe", {"sliding_window": 8}, "sliding_window=8. only through an attention mask"),
-        ("qwen3_next", {}, "linear_attention"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),
+        ("minimax", {"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ("rwkv", {}, "recurrent state"),
         ("bloom", {}, "cannot be replaced"),
         ("falcon", {}, "cannot build it"),
     ],
@@ -197,10 +195,21 @@ def test_what_the_learner_does_not_compute_is_refused_by_name(model_type, change
         empty_model(config, dtype=torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "part"),
+    [("gpt_oss", "sinks"), ("gemma2", "a soft cap .attn_logit_softcapping=50")],
+)
+def test_attention_without_a_kernel_on_gpus_is_refused_there(model_type, part):
+    empty = empty_model(AutoConfig.for_model(model_type, **SIZES), dtype=torch.float32)
+    check_device(empty, CPU)
+    with pytest.raises(UnsupportedModelError, match=f"{model_type} is .* on CPUs only: .*{part}"):
+        check_device(empty, torch.device("cuda"))
+
+
 def test_a_refused_model_ends_the_start_before_its_weights_are_read(tmp_path):
     """The folder has none. Fails when the checkpoint is opened first."""
-    AutoConfig.for_model("qwen3_next", num_hidden_layers=2).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="model_type qwen3_next"):
+    AutoConfig.for_model("llama4_text", **SIZES).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="model_type llama4_text"):
         build_policy(
             tmp_path,
             mesh=build_mesh("cpu", shard_size=0),

@@ -22,15 +22,9 @@ from learner_setup import (
     plain_update,
 )
 from safetensors.torch import load_file, save_file
+from tiny_architectures import tiny_config, tiny_model
 from tiny_models import write_tiny_qwen3_moe
-from transformers import (
-    AutoModelForCausalLM,
-    MixtralConfig,
-    OlmoeConfig,
-    OlmoHybridConfig,
-    Qwen2MoeConfig,
-    Qwen3MoeConfig,
-)
+from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from april_rl.config.choices import ComputeDtype
@@ -44,23 +38,7 @@ from april_rl.learner.row import PackedRow
 CPU = torch.device("cpu")
 NUM_EXPERTS = 6
 GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 50,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-}
-FAMILIES = {
-    "qwen3_moe": (Qwen3MoeConfig, {"num_experts": 3, "moe_intermediate_size": 16}),
-    "qwen2_moe": (Qwen2MoeConfig, {"num_experts": 3, "moe_intermediate_size": 16}),
-    "mixtral": (MixtralConfig, {"num_local_experts": 3}),
-    "olmoe": (OlmoeConfig, {"num_experts": 3}),
-}
+FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", "nemotron_h", "kimi_linear")
 
 
 @pytest.fixture
@@ -173,11 +151,11 @@ def test_an_export_of_experts_has_the_bits_of_the_checkpoint_and_loads(path, tmp
 def test_files_of_an_export_are_planned_by_the_sizes_of_single_experts(path, tmp_path):
     """Fails when the sizes are those of the learner's parameters: there are fewer of them."""
     policy, target = build(path), tmp_path / "parts"
-    shapes, max_bytes = [part.shape for part, _ in policy.stored()], 40_000
+    max_bytes = 40_000
     export(
         policy.gathered(torch.bfloat16),
         dtype=torch.bfloat16,
-        shapes=shapes,
+        sizes=policy.stored_bytes(torch.bfloat16),
         source=Path(path),
         target=target,
         max_bytes=max_bytes,
@@ -216,12 +194,12 @@ def test_a_rank_of_any_mesh_holds_its_rows_of_every_parameter(path, num_ranks, s
         assert torch.equal(held[name], expected[start : start + block]), name
 
 
+@pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_are_what_transformers_would_save(family):
     """Name for name and bit for bit. Fails when an expert's matrices are cut at another row."""
-    kind, sizes = FAMILIES[family]
-    model = AutoModelForCausalLM.from_config(kind(**SIZES, **sizes))
-    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    model = tiny_model(tiny_config(family))
+    tensors = model.state_dict()
     expected = revert_weight_conversion(model, dict(tensors))
     names = StoredNames(model)
     found = {
@@ -237,7 +215,7 @@ def test_parts_are_what_transformers_would_save(family):
 
 def test_a_checkpoint_in_another_form_is_refused_by_its_names():
     with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(OlmoHybridConfig(**SIZES))
+        model = AutoModelForCausalLM.from_config(tiny_config("hrm_text"))
     names = StoredNames(model)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     with pytest.raises(UnknownLayoutError, match=r"model\.path: .*where the learner has"):

@@ -139,12 +139,12 @@ def test_what_is_loaded_and_exported_and_loaded_again_has_every_bit(tmp_path, is
         for source in (Path(path), parts):
             learner = make_learner(str(source), compute_dtype=ComputeDtype.bfloat16)
             weights = dict(learner.weights())
-            shapes = [tensor.shape for tensor in weights.values()]
+            sizes = [tensor.nbytes for tensor in weights.values()]
             target = tmp_path / f"exported_{source.name}"
             export(
                 weights.items(),
                 dtype=torch.bfloat16,
-                shapes=shapes,
+                sizes=sizes,
                 source=source,
                 target=target,
                 max_bytes=max_bytes,

@@ -151,12 +151,12 @@ def test_an_exported_policy_is_the_same_model_to_transformers(path, tmp_path, co
 
 def test_an_export_in_several_files_has_an_index_that_loads(path, tmp_path):
     weights = dict(make_learner(path).weights())
-    shapes = [tensor.shape for tensor in weights.values()]
+    sizes = [tensor.nbytes for tensor in weights.values()]
     target = tmp_path / "parts"
     export(
         weights.items(),
         dtype=torch.float32,
-        shapes=shapes,
+        sizes=sizes,
         source=Path(path),
         target=target,
         max_bytes=40_000,

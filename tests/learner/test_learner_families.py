@@ -1,0 +1,89 @@
+"""Families with states, sinks, frozen tensors or biases: updates, what is sent, exports, resuming.
+
+docs/models.md compares log-probabilities and gradients of every family; this is what comes after.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from learner_setup import (
+    all_plain_logprobs,
+    group_of_one,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    pack_minibatch,
+    plain_adamw,
+    plain_model,
+    plain_update,
+)
+from safetensors.torch import load_file
+from tiny_architectures import tiny_config, tiny_model
+
+from april_rl.config.choices import ComputeDtype
+
+FAMILIES = {
+    "qwen3_next": "a gated delta net and experts",
+    "nemotron_h": "Mamba, experts, and a frozen bias of the router",
+    "olmo_hybrid": "one convolution here where checkpoints have three",
+    "lfm2": "short convolutions",
+    "gpt_oss": "sinks",
+    "glm4_moe": "a frozen bias of the router",
+    "phi": "a bias in the output layer",
+}
+VOCABULARY = 98  # of make_examples
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group():
+    with group_of_one():
+        yield
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def path(request, tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny_model(tiny_config(request.param, vocab_size=VOCABULARY)).save_pretrained(folder)
+    return str(folder)
+
+
+def test_an_update_is_that_of_plain_torch_one_sequence_at_a_time(path):
+    examples = make_examples(path, noise=0.3, age=1)
+    learner, model = make_learner(path, activation_checkpointing=True), plain_model(path)
+    plain_update(model, plain_adamw(model), [examples])
+    learner.update([pack_minibatch([examples[:4], examples[4:]])])
+    expected = all_plain_logprobs(model, examples)
+    torch.testing.assert_close(learner_logprobs(learner, examples), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_what_is_sent_has_the_names_of_the_checkpoint_and_frozen_tensors_have_its_bits(path):
+    """Fails when a tensor does not reach the engine, or a router's bias is rounded or trained."""
+    learner = make_learner(path, compute_dtype=ComputeDtype.bfloat16)
+    learner.update([pack_minibatch([make_examples(path, noise=0.3, age=1)])])
+    stored, sent = load_file(Path(path, "model.safetensors")), dict(learner.weights())
+    assert sent.keys() == stored.keys()
+    kept = {name for name in stored if torch.equal(sent[name], stored[name])}
+    assert kept == {name for name in stored if name.endswith("e_score_correction_bias")}
+    assert all(sent[name].dtype is torch.float32 for name in kept)
+
+
+def test_an_export_loads_in_transformers_and_in_a_learner_that_goes_on(path, tmp_path):
+    """As does a snapshot. Fails when the tensors in it are another policy's."""
+    examples = make_examples(path, noise=0.3, age=1)
+    learner = make_learner(path)
+    learner.update([pack_minibatch([examples])])
+    learner.export(tmp_path / "export")
+    learner.snapshot().write(tmp_path / "state")
+    expected = learner_logprobs(learner, examples)
+    exported = all_plain_logprobs(plain_model(str(tmp_path / "export")), examples)
+    torch.testing.assert_close(exported, expected, atol=2e-5, rtol=1e-5)
+    resumed = make_learner(path)
+    resumed.load_state(tmp_path / "state")
+    for each in (resumed, learner):
+        each.update([pack_minibatch([examples])])
+    assert torch.equal(learner_logprobs(resumed, examples), learner_logprobs(learner, examples))
