@@ -46,13 +46,13 @@ class FakeEngine:
     kept: dict[SampleId, tuple[int, int]] = field(default_factory=dict)  # position, version
     prefills: int = 0  # requests that had to be prefilled
     queue: list[Request] = field(default_factory=list)
+    finished: list[Completion] = field(default_factory=list)  # of a tick that was interrupted
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         for request in submit:
             self._check(request)
         self.requests += submit
         self.queue += submit
-        finished: list[Completion] = []
         steps = slot_steps = 0
         while steps < max_steps:
             while self.queue and len(self.running) < slots:
@@ -62,7 +62,8 @@ class FakeEngine:
             self.on_step(self, slots)
             self.now_s += 1.0
             steps, slot_steps = steps + 1, slot_steps + len(self.running)
-            finished += self._step()
+            self.finished += self._step()
+        finished, self.finished = self.finished, []
         return Tick(
             finished=Completions(finished),
             num_running=len(self.running),
@@ -90,7 +91,8 @@ class FakeEngine:
         held = [*self.running.values(), *((request, []) for request in self.queue)]
         self.running.clear()
         self.queue.clear()
-        return Completions(self._completion(request, tokens) for request, tokens in held)
+        finished, self.finished = self.finished, []
+        return Completions([*finished, *(self._completion(*each) for each in held)])
 
     def _step(self) -> list[Completion]:
         self.generated += len(self.running)

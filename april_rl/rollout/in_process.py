@@ -48,9 +48,13 @@ class SerialEngines:
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
         """Give back what the engines hold; ticks that were not computed are submitted only to be
-        returned.
+        returned, with what finished in a tick that was interrupted.
         """
+        completions: list[Completion] = []
         for engine, submit, slots, _ in self._launched:
-            self._engines[engine].advance(submit.each(), slots=slots, max_steps=0)
+            tick = self._engines[engine].advance(submit.each(), slots=slots, max_steps=0)
+            completions += tick.finished
         self._launched.clear()
-        return [each for engine in self._engines for each in engine.abort()], []
+        for single in self._engines:
+            completions += single.abort()
+        return completions, []
