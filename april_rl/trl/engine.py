@@ -59,6 +59,7 @@ class TrlEngine:
         self.policy_version = 0
         self._queue: deque[Request] = deque()
         self._running: dict[str, _Running] = {}
+        self._finished: list[Completion] = []  # not returned yet, as when a tick is interrupted
         self._num_requests = 0
 
     @property
@@ -84,7 +85,7 @@ class TrlEngine:
         """Queue `submit`, compute at most `max_steps` engine steps, return what finished."""
         self._queue.extend(submit)
         started = time.perf_counter()
-        engine, finished = self._llm.llm_engine, []
+        engine = self._llm.llm_engine
         num_steps = slot_steps = generated = 0
         for _ in range(max_steps):
             while self._queue and len(self._running) < slots:
@@ -99,7 +100,8 @@ class TrlEngine:
                 if output.finished:
                     del self._running[output.request_id]
                     reason: FinishReason = "stop" if said.finish_reason == "stop" else "length"
-                    finished.append(running.completion(self.policy_version, reason))
+                    self._finished.append(running.completion(self.policy_version, reason))
+        finished, self._finished = self._finished, []
         return Tick(
             finished=Completions(finished),
             num_running=len(self._running),
@@ -117,12 +119,15 @@ class TrlEngine:
         )
 
     def abort(self) -> Completions:
-        """Return a completion for every request that is not finished, and empty the engine."""
+        """Return a completion for every request that was not returned, and empty the engine."""
         self._llm.llm_engine.abort_request(list(self._running))
         unfinished = [*self._running.values(), *map(_Running, self._queue)]
         self._running.clear()
         self._queue.clear()
-        return Completions(each.completion(self.policy_version, None) for each in unfinished)
+        finished, self._finished = self._finished, []
+        return Completions(
+            [*finished, *(each.completion(self.policy_version, None) for each in unfinished)]
+        )
 
     def _add(self, request: Request) -> None:
         request_id = f"april-{self._num_requests}"

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
+import torch
 import trl
-from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from april_rl.checkpointing.columns import read_state, write_state
 from april_rl.errors import RunError
-from april_rl.rollout.codec import Plain
+from april_rl.rollout.codec import Plain, restore_ready_group, save_ready_group
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.in_process import SerialEngines
@@ -28,16 +28,18 @@ from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.step import StepRules
 from april_rl.trl.engine import TrlEngine
 from april_rl.trl.rows import NoRewards, Rows
-from april_rl.types import Sample
+from april_rl.types import Sample, ScoredGroup
 
 _VERSION = "1.16"
 # What of TRL is used besides its public arguments: all of it in this package.
 _PRIVATE = (
     *("_generate_single_turn", "_generate_and_score_completions", "_tokenize_prompts"),
-    *("_load_optimizer_and_scheduler", "_last_loaded_step", "_metrics"),
+    *("_load_optimizer_and_scheduler", "_save_checkpoint", "_last_loaded_step", "_metrics"),
+    "_step",
 )
 _NEVER_S = 1e9
 _TICK_STEPS = 8
+_LARGEST = ("age_max", "rollout_s")  # over the processes; of other metrics the mean is logged
 
 
 class TrlError(RunError):
@@ -70,7 +72,7 @@ def with_partial_rollouts(
     trainer._load_optimizer_and_scheduler = functools.partial(
         _restore_too, rollouts, trainer._load_optimizer_and_scheduler
     )
-    trainer.add_callback(_Saves(rollouts))
+    trainer._save_checkpoint = functools.partial(_save_too, rollouts, trainer._save_checkpoint)
 
 
 def _score_own_rows(
@@ -99,13 +101,14 @@ def _restore_too(
         rollouts.restore(Path(checkpoint))
 
 
-class _Saves(TrainerCallback):
-    def __init__(self, rollouts: PartialRollouts) -> None:
-        self._rollouts = rollouts
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002
-        """Write what is parked into the checkpoint that TRL has just written."""
-        self._rollouts.save(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+def _save_too(
+    rollouts: PartialRollouts,
+    save: Callable[..., None],
+    *args: Any,  # noqa: ANN401
+) -> None:
+    # First, so that a checkpoint with all of TRL's files has these too, whenever the run is killed.
+    rollouts.save()
+    save(*args)
 
 
 def _check(trainer: GRPOTrainer, factor: float) -> None:
@@ -169,7 +172,9 @@ class PartialRollouts:
         self._factor = factor
         self._engine = TrlEngine(trainer)
         self._begin(num_taken=0)
-        self._samples: list[Sample] = []
+        self._batch: list[ScoredGroup] = []  # the last one
+        self._is_restored = False  # the batch is a checkpoint's, where it was not trained whole
+        self._samples: list[Sample] = []  # of the batch, until TRL has their tokens
 
     @property
     def is_training(self) -> bool:
@@ -188,7 +193,16 @@ class PartialRollouts:
         )
 
     def next_rows(self) -> list[dict[str, Any]]:
-        """Generate a batch; return the data set's row of each of its samples."""
+        """Generate a batch, unless one was restored; return the data set's row of each of its
+        samples.
+        """
+        if not self._is_restored:
+            self._generate()
+        self._is_restored = False
+        self._samples = [s for scored in self._batch for s in scored.group.samples]
+        return [self._rows.of(sample) for sample in self._samples]
+
+    def _generate(self) -> None:
         trainer = self._trainer
         if trainer.state.global_step != trainer._last_loaded_step:
             trainer.vllm_generation.sync_weights()
@@ -196,9 +210,8 @@ class PartialRollouts:
         with self._engine.awake():
             collection = self._collector.collect(self._engine.policy_version)
         self._engine.policy_version += 1
-        self._samples = [s for scored in collection.groups for s in scored.group.samples]
+        self._batch = list(collection.groups)
         self._log(collection)
-        return [self._rows.of(sample) for sample in self._samples]
 
     def completions(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
         """Return tokens and behaviour log-probabilities of the batch's samples."""
@@ -206,23 +219,47 @@ class PartialRollouts:
         samples, self._samples = self._samples, []
         return [[*s.token_ids] for s in samples], [[*s.behaviour_logprobs] for s in samples]
 
-    def save(self, folder: Path) -> None:
-        """Write everything that is parked or ready into a checkpoint of TRL."""
+    def save(self) -> None:
+        """Write what is parked, ready or not trained whole into the checkpoint that TRL is about to
+        write; return when every process has.
+        """
+        trainer = self._trainer
+        folder = Path(
+            trainer.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        num_uses = trainer.args.steps_per_generation * trainer.num_iterations
+        unfinished = self._batch if trainer._step % num_uses else []
         state: Plain = {
+            "num_processes": trainer.accelerator.num_processes,
             "num_taken": self._rows.num_taken,
             "policy_version": self._engine.policy_version,
             "collector": self._collector.save(),
+            "batch": [save_ready_group(group) for group in unfinished],
         }
         write_state(state, folder, self._name)
+        trainer.accelerator.wait_for_everyone()
 
     def restore(self, folder: Path) -> None:
         """Go on where a checkpoint was written. Raise RunError when it holds no partial rollouts,
         or the arguments do not fit it.
         """
         state = read_state(folder, self._name)
+        num_processes = self._trainer.accelerator.num_processes
+        saved = (state["num_processes"], state["collector"]["num_groups"])
+        if saved != (num_processes, self._rules.num_groups):
+            raise TrlError(
+                f"{folder} was saved by {saved[0]} processes with {saved[1]} prompts of a batch in "
+                f"each; this run has {num_processes} with {self._rules.num_groups}: resume with "
+                "the same, since the rows are shared out by them"
+            )
         self._engine.policy_version = state["policy_version"]
+        self._engine.abort()  # what an interrupted rollout of this process has left
+        self._trainer._step = 0  # else TRL would go on in the batch that was interrupted
         self._begin(num_taken=state["num_taken"])
         self._collector.restore(state["collector"])
+        self._batch = [restore_ready_group(group) for group in state["batch"]]
+        self._is_restored = bool(self._batch)
 
     @property
     def _name(self) -> str:
@@ -230,15 +267,21 @@ class PartialRollouts:
 
     def _log(self, collection: Collection) -> None:
         record = collection.record
-        ages = [record.policy_version - v for s in self._samples for v in s.policy_versions]
+        samples = [s for scored in collection.groups for s in scored.group.samples]
+        ages = [record.policy_version - v for s in samples for v in s.policy_versions]
         logged = {
             "age_mean": sum(ages) / len(ages),
             "age_max": max(ages),
             "off_policy_frac": sum(age > 0 for age in ages) / len(ages),
-            "resumed_frac": sum(len(s.completions) > 1 for s in self._samples) / len(self._samples),
+            "resumed_frac": sum(len(s.completions) > 1 for s in samples) / len(samples),
             "rollout_s": record.time_s,
             "samples_per_s": record.finished_samples / record.time_s,
             "occupancy": record.in_flight_mean / record.num_slots,
         }
-        for name, value in logged.items():
-            self._trainer._metrics["train"][f"april/{name}"].append(value)
+        accelerator = self._trainer.accelerator
+        own = torch.tensor([[*logged.values()]], dtype=torch.float32, device=accelerator.device)
+        everywhere = accelerator.gather(own)  # [processes, len(logged)]
+        for column, name in enumerate(logged):
+            values = everywhere[:, column]
+            value = values.max() if name in _LARGEST else values.mean()
+            self._trainer._metrics["train"][f"april/{name}"].append(value.item())

@@ -1,14 +1,16 @@
 """TRL's GRPOTrainer on the tiny policy, as a program: `grpo_run.py SETTINGS`, JSON with
 
-`steps`, `folder`, `over_sampling_factor` (null: TRL alone), `refill`, `resume`, `chat` and `grpo`,
-further arguments of GRPOConfig. It prints one line of JSON: the log, and for each batch its rows,
-tokens and log-probabilities.
+`steps`, `folder`, `over_sampling_factor` (null: TRL alone), `refill`, `resume`, `chat`, `lora`,
+`num_rows`, `streamed`, `fault` and `grpo`, further arguments of GRPOConfig. Each process appends
+rows and tokens of every batch to batches_RANK.jsonl in the folder, and writes the log to
+found_RANK.json at the end.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -21,7 +23,8 @@ os.environ |= {
 import torch
 import vllm.model_executor.layers.utils as layers
 from datasets import Dataset
-from transformers import AutoTokenizer
+from peft import LoraConfig
+from transformers import AutoTokenizer, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
 import april_rl.tiny
@@ -47,18 +50,82 @@ def even(completions, **_):
     return [len(str(completion)) % 2 for completion in completions]
 
 
-def main(settings):
-    layers.dispatch_cpu_unquantized_gemm = keep_weights
-    lines = (FOLDER / "problems" / "train.jsonl").read_text().splitlines()[:32]
+def seldom(completions, **_):
+    """Have no opinion on most samples, as None or NaN."""
+    return [(None, float("nan"), 1.0)[len(str(completion)) % 3] for completion in completions]
+
+
+class Fault:
+    """What goes wrong once, as [name, number of the call], or nothing."""
+
+    def __init__(self, fault):
+        self.name, self.number = fault or (None, 0)
+
+    def in_reward(self):
+        if self.name not in ("raise", "kill"):
+            return
+        self.number -= 1
+        if self.number == 0 and self.name == "raise":
+            raise ValueError("this reward cannot read the answer")
+        if self.number == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def in_save(self):
+        """Kill the process as soon as the last of TRL's files is written."""
+        write = TrainerState.save_to_json
+
+        def write_and_die(state, path):
+            write(state, path)
+            if state.global_step == self.number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        if self.name == "kill_in_save":
+            TrainerState.save_to_json = write_and_die
+
+    def in_step(self, trainer):
+        """Interrupt a step of the engine, or half an update, as Ctrl-C does."""
+        engine = trainer.vllm_generation.llm.llm_engine
+        if self.name == "interrupt_engine":
+            engine.step = self.interrupting(engine.step)
+        if self.name == "interrupt_update":
+            trainer.training_step = self.interrupting(trainer.training_step)
+
+    def interrupting(self, step):
+        def interrupted(*args):
+            self.number -= 1
+            if self.number == 0:
+                raise KeyboardInterrupt(self.name)
+            return step(*args)
+
+        return interrupted
+
+
+def problems(settings):
+    lines = (FOLDER / "problems" / "train.jsonl").read_text().splitlines()
+    lines = lines[: settings.get("num_rows", 32)]
     rows = [json.loads(line) | {"number": number} for number, line in enumerate(lines)]
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy", padding_side="left")
     if settings.get("chat"):
         rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    return Dataset.from_list(rows)
+
+
+def main(settings):
+    layers.dispatch_cpu_unquantized_gemm = keep_weights
+    rows = problems(settings)
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy", padding_side="left")
+    if settings.get("chat"):
         tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    batches = []
+    rank = os.environ.get("RANK", "0")
+    batches = Path(settings["folder"], f"batches_{rank}.jsonl")
+    batches.parent.mkdir(exist_ok=True)
+    found = {}
+    fault = Fault(settings.get("fault"))
+    fault.in_save()
 
     def noted(completions, number, completion_ids, **_):
-        batches.append({"rows": number, "tokens": completion_ids})
+        fault.in_reward()
+        with batches.open("a") as file:
+            file.write(json.dumps({"rows": number, "tokens": completion_ids}) + "\n")
         return [0.0] * len(completions)
 
     args = {
@@ -85,23 +152,30 @@ def main(settings):
     }
     trainer = GRPOTrainer(
         model=str(FOLDER / "policy"),
-        reward_funcs=[right, even, noted],
+        reward_funcs=[right, even, seldom, noted],
         args=GRPOConfig(**(args | settings.get("grpo", {}))),
-        train_dataset=Dataset.from_list(rows),
-        eval_dataset=Dataset.from_list(rows[:4]),
+        train_dataset=rows.to_iterable_dataset() if settings.get("streamed") else rows,
+        eval_dataset=rows.select(range(4)),
         processing_class=tokenizer,
+        peft_config=LoraConfig(r=4, target_modules="all-linear") if settings.get("lora") else None,
     )
     factor = settings.get("over_sampling_factor")
-    if factor is not None:
-        try:
+    try:
+        if factor is not None:
             with_partial_rollouts(
                 trainer, over_sampling_factor=factor, refill=settings.get("refill", True)
             )
-        except TrlError as error:
-            print(json.dumps({"refused": str(error)}))
-            return
-    trainer.train(resume_from_checkpoint=settings.get("resume"))
-    print(json.dumps({"log": trainer.state.log_history, "batches": batches}))
+        fault.in_step(trainer)
+        trainer.train(resume_from_checkpoint=settings.get("resume"))
+    except TrlError as error:
+        found["refused"] = str(error)
+    except (ValueError, KeyboardInterrupt) as error:
+        if fault.name is None:
+            raise
+        found["raised"] = [str(error), trainer.state.global_step]
+        trainer.train(resume_from_checkpoint=True)
+    found["log"] = trainer.state.log_history
+    batches.with_name(f"found_{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from source_tree import ROOT
+from trl_runs import WITH_TRL, check_every_row_once, run, steps_of
 
-from april_rl.checkpointing.columns import read_state
-
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-]
-PROGRAM = Path(__file__).with_name("grpo_run.py")
-
-
-def run(folder: Path, *, steps: int = 4, **settings: object) -> dict:
-    """Train, and return what the program prints last."""
-    given = {"folder": str(folder), "steps": steps, **settings}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(given)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def steps_of(found: dict) -> list[dict]:
-    return [row for row in found["log"] if "loss" in row]
+pytestmark = WITH_TRL
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +17,11 @@ def partial(tmp_path_factory) -> tuple[Path, dict]:
     return folder, run(folder, steps=8, over_sampling_factor=1.5)
 
 
-def test_without_over_sampling_it_is_trl_alone_to_the_last_bit(tmp_path):
+@pytest.mark.parametrize("lora", [False, True])
+def test_without_over_sampling_it_is_trl_alone_to_the_last_bit(lora, tmp_path):
     """Fails when rows, tokens or losses differ from those of a trainer that was left alone."""
-    alone = run(tmp_path / "alone")
-    ours = run(tmp_path / "ours", over_sampling_factor=1, refill=False)
+    alone = run(tmp_path / "alone", lora=lora)
+    ours = run(tmp_path / "ours", lora=lora, over_sampling_factor=1, refill=False)
     assert ours["batches"] == alone["batches"]
     for own, other in zip(steps_of(ours), steps_of(alone), strict=True):
         assert own.pop("april/age_max") == 0
@@ -70,20 +40,6 @@ def test_batches_mix_fresh_and_resumed_samples_of_whole_groups(partial):
     for batch in found["batches"]:
         assert len(batch["rows"]) == 32
         assert all(len(set(batch["rows"][i : i + 4])) == 1 for i in range(0, 32, 4))
-
-
-def check_every_row_once(batches: list[dict], checkpoint: Path) -> None:
-    """Fail unless the 32 rows were opened epoch after epoch, each of them trained once or parked in
-    the checkpoint.
-    """
-    rows = [row for batch in batches for row in batch["rows"][::4]]
-    state = read_state(checkpoint, "april_rl_0")["collector"]["buffer"]
-    waiting = [*state["open"], *state["ready"]]
-    rows += [group["prompt"]["columns"]["row"] for group in waiting]
-    num_epochs, others = divmod(len(rows), 32)
-    expected = Counter({num_epochs: 32 - others, num_epochs + 1: others})
-    assert Counter(Counter(rows).values()) == expected
-    assert waiting
 
 
 def test_every_row_of_an_epoch_is_trained_once_or_parked(partial):
@@ -113,7 +69,7 @@ def test_a_resumed_run_goes_on_with_what_was_parked(partial, tmp_path):
     ],
 )
 def test_it_works_with_other_arguments_of_trl(grpo, tmp_path):
-    found = run(tmp_path, over_sampling_factor=1.5, grpo=grpo, chat=True)
+    found = run(tmp_path, over_sampling_factor=1.5, grpo=grpo, chat=True, lora="beta" in grpo)
     assert [step["step"] for step in steps_of(found)] == [1, 2, 3, 4]
     assert ("eval_strategy" in grpo) == any("eval_reward" in row for row in found["log"])
 
@@ -129,6 +85,10 @@ def test_it_works_with_other_arguments_of_trl(grpo, tmp_path):
         (
             {"over_sampling_factor": 1.5, "grpo": {"use_vllm": False}},
             "partial rollouts need use_vllm=True and vllm_mode=colocate",
+        ),
+        (
+            {"over_sampling_factor": 1.5, "streamed": True},
+            "partial rollouts need a train_dataset with a length",
         ),
     ],
 )
