@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from source_tree import ROOT
+from source_tree import ROOT, package_files
 
 from april_rl.config.store import compose_overrides
+from april_rl.tracking.figures import HEADING
 from april_rl.tracking.keys import undescribed
 
 
@@ -36,3 +37,19 @@ def test_settings_and_metrics_of_the_page_on_trouble_exist() -> None:
     metrics = set(re.findall(r"`([a-z]+/[a-z_]+)`", text))
     assert len(metrics) > 8
     assert undescribed(metrics) == []
+
+
+def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
+    """Fails when a message or a column is renamed and the page is not."""
+    text = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    checklist = text[: text.index("## The acceptance script")]
+    assert unknown_settings(checklist) == set()
+    assert f"\n{HEADING}\n" in checklist
+    code = "".join(path.read_text(encoding="utf-8") for path in package_files())
+    said = (
+        "memory of a worker",
+        "starting vLLM",
+        "made no progress",
+        "engine and learner disagree",
+    )
+    assert [words for words in said if words not in checklist or words not in code] == []
