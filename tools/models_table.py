@@ -1,8 +1,10 @@
 """A table of the architectures that the learner trains: all of transformers, tried at a tiny size.
 
-python tools/models_table.py           # write docs/models.md; half a minute of CPU
+python tools/models_table.py            # write docs/models.md; half a minute of CPU
 
-python tools/models_table.py --check   # compare with docs/models.md; exit status 1 if it differs
+python tools/models_table.py --engine   # and try vLLM with all that are right; half an hour
+
+python tools/models_table.py --check    # compare with docs/models.md; exit status 1 if it differs
 
 A tiny random model is saved and loaded as the learner loads it, with activation checkpointing if
 the model has it. The log-probabilities of a packed row, and the gradients of their sum, are
@@ -17,10 +19,9 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,9 +30,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
+from models_page import Result, Verdict, engine_cells, page, tried_engine
 from tiny_architectures import VOCABULARY, WINDOW, model_types, tiny_config, tiny_model
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from april_rl.batch.packing import MicroBatch
@@ -56,27 +59,6 @@ TEMPERATURE = 0.8
 LENGTHS = (7, 24, 3, 13)  # tokens of the sequences of the row
 MAX_PARAMETERS = 1_000_000
 _CPU = torch.device("cpu")
-
-
-class Result(Enum):
-    """Result for an architecture."""
-
-    right = "right"
-    wrong = "WRONG"
-    refused = "refused"
-    untried = "not tried"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """One row of the table."""
-
-    model_type: str
-    result: Result
-    why: str  # features that were tested, or the reason
-
-    def __str__(self) -> str:
-        return f"| `{self.model_type}` | {self.result.value} | {self.why} |"
 
 
 def judge(model_type: str) -> Verdict:
@@ -110,11 +92,13 @@ def _tried(model_type: str) -> tuple[Result, str]:
         found = _compared(config, can_recompute=empty.supports_gradient_checkpointing)
     except RunError as refusal:
         return Result.refused, _reason(refusal)
+    except ImportError:
+        return Result.untried, "transformers needs a package that is not installed"
     if found.logprobs > TOLERANCE:
         return Result.wrong, f"{found.logprobs:.1e} nats"
     if found.gradient > GRADIENT_TOLERANCE:
         return Result.wrong, f"{found.gradient:.1e} of the gradient of {found.parameter}"
-    return Result.right, ", ".join(_features(empty, shape))
+    return Result.right, ", ".join(_features(config, empty, shape))
 
 
 def _reason(refusal: RunError) -> str:
@@ -123,8 +107,10 @@ def _reason(refusal: RunError) -> str:
     return reason if before else f"its checkpoints have another layout ({type(refusal).__name__})"
 
 
-def _features(empty: PreTrainedModel, shape: LogitShape) -> Iterator[str]:
+def _features(config: PreTrainedConfig, empty: PreTrainedModel, shape: LogitShape) -> Iterator[str]:
     """Yield features of this model that a plain transformer does not have."""
+    if config.get_text_config() is not config:
+        yield "text model of a multimodal one"
     text = empty.config.get_text_config().to_dict()
     if text.get("sliding_window") == WINDOW:
         kinds = text.get("layer_types") or ()
@@ -184,9 +170,14 @@ def _compared(config: PreTrainedConfig, *, can_recompute: bool) -> _Difference:
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole gradients of the parameters that have one."""
+    """Return the whole gradients of the parameters that have one, by the names of a text model."""
     given = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in given.items()}
+    return {
+        name.replace("model.language_model.", "model."): (
+            gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        )
+        for name, gradient in given.items()
+    }
 
 
 def _distance(found: Tensor | None, expected: Tensor | None, *, least: float) -> float:
@@ -232,54 +223,22 @@ def _packed(rows: list[Tensor]) -> MicroBatch:
     )
 
 
-def page(verdicts: Iterable[Verdict]) -> str:
-    """Return the text of docs/models.md."""
-    rows = sorted(verdicts, key=lambda v: (list(Result).index(v.result), v.model_type))
-    counts = ", ".join(f"{sum(v.result is r for v in rows)} {r.value}" for r in Result)
-    return "\n".join(
-        [_HEAD.format(version=transformers.__version__, counts=counts), *map(str, rows), ""]
-    )
-
-
-_HEAD = """# Models
-
-Written by `python tools/models_table.py`; do not edit. Every architecture that transformers
-{version} has a causal language model for, built tiny with random weights: {counts}.
-
-- **right**: from a packed row of four sequences, with activation checkpointing where the model has
-  it, the learner's log-probabilities equal those of transformers' own logits, one sequence at a
-  time, to 1e-5 nats in float32, and so do their gradients, to 1e-4 of a tensor's largest entry.
-  Windows are 4 tokens and sequences up to 24; scales, multipliers and soft caps differ from 1;
-  dropouts are 0.3 in `config.json`. *Frozen* tensors are loaded, sent to the engine and exported as
-  they are, and never trained; the bias by which a router chooses its experts is one, which the
-  published recipes update from the experts' load. Layers *with a state* (gated delta nets, Mamba,
-  short convolutions) get the sequences of a row one by one. Where it says *CPUs only*, a run on
-  GPUs ends at its start, for the kernel there has no sinks or soft caps with gradients.
-- **refused**: the run ends when the learner is built, before weights are loaded or anything is
-  generated, with this reason.
-- **not tried**: no small configuration was found. The run checks what it can: the kinds of layers,
-  the shape of the logits and the names of the checkpoint's tensors.
-
-What is right here is the learner. That vLLM has the architecture too, and computes the same, is for
-the mismatch check of every step (`mismatch/logprob_abs_mean`). Beside this table: `phimoe` and
-`qwen2_moe` with a sliding window shorter than their context are refused, for their code applies it
-by its mask alone; the published ones have none. Routers stay in evaluation mode: some sample their
-experts in training mode (`phimoe`).
-
-| model_type | result | with, or why |
-|---|---|---|"""
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--engine", action="store_true", help="try vLLM again, too")
     parsed = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     with group_of_one():
         verdicts = [judge(model_type) for model_type in model_types()]
+    cells = engine_cells(PAGE.read_text())
+    if parsed.engine:
+        right = [each.model_type for each in verdicts if each.result is Result.right]
+        cells = {model_type: tried_engine(model_type) for model_type in tqdm(right)}
+    verdicts = [replace(each, engine=cells.get(each.model_type, "")) for each in verdicts]
     written = page(verdicts)
     wrong = [verdict for verdict in verdicts if verdict.result is Result.wrong]
     print(*wrong, sep="\n", file=sys.stderr)

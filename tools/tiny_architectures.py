@@ -61,6 +61,8 @@ _WINDOWS = re.compile(r"sliding_window(_size)?")  # also where there is none by 
 _NOISE = 0.3  # of every dropout, so that one that is left on shows
 # What single types need beside, or instead; None leaves a key as it is.
 _LFM2_LAYERS = ["conv", "full_attention"] * 2
+# Four layers of these are off by float32's rounding, in transformers too.
+_TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 _SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "logit_scale": 1.7,
@@ -75,11 +77,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {"intermediate_size": 48, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0]},
-    # Four layers are off by float32's rounding, in transformers too.
-    "gemma4_text": {
-        "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
+    "gemma4_text": _TWO_LAYERS,
+    "gemma4_unified_text": _TWO_LAYERS,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
@@ -109,7 +108,13 @@ def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
     text = default.get_text_config()
     if text is default or "text_config" not in _own_keys(default):
         return type(default)(**_tiny_values(default) | changes)
-    return type(default)(text_config=_tiny_values(text) | changes)
+    towers = {key: _tiny_values(of) for key, of in vars(default).items() if _is_tower(of, text)}
+    return type(default)(text_config=_tiny_values(text) | changes, **towers)
+
+
+def _is_tower(value: object, text: PreTrainedConfig) -> bool:
+    """Return whether a value of a configuration is that of a model beside the text model."""
+    return isinstance(value, PreTrainedConfig) and value is not text
 
 
 def tiny_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:

@@ -40,6 +40,7 @@ def engine_args(
         async_scheduling=config.async_scheduling,
         speculative_config=speculative_config(config),
         skip_tokenizer_init=True,
+        language_model_only=True,  # of a multimodal model
         logprobs_mode="processed_logprobs",  # after the temperature
         disable_log_stats=True,
         use_tqdm_on_load=False,

@@ -95,8 +95,6 @@ def _objections(causal_lm: PreTrainedModel) -> Iterator[str]:
     text = config.get_text_config().to_dict()
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder model"
-    if config.get_text_config() is not config:
-        yield "it is a multimodal model"
     if config.model_type in _OWN_ATTENTION:
         yield _OWN_ATTENTION[config.model_type]
     others = sorted(set(text.get("layer_types") or ()) - _LAYER_TYPES)
@@ -108,7 +106,7 @@ def _objections(causal_lm: PreTrainedModel) -> Iterator[str]:
         )
     if not (causal_lm._supports_attention_backend or has_known_mixers(causal_lm)):
         yield "its attention cannot be replaced by the one that separates samples in a packed row"
-    if text.get("use_bidirectional_attention"):
+    if text.get("use_bidirectional_attention") not in (None, False, "vision"):  # of images only
         yield "its attention is not causal (use_bidirectional_attention)"
     window = text.get("sliding_window") or 0
     if config.model_type in _WINDOW_IN_MASK and 0 < window < text["max_position_embeddings"]:
@@ -177,9 +175,11 @@ def logit_shape(causal_lm: PreTrainedModel) -> LogitShape:
 def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     """Build a configuration's model with packed attention, no dropout and empty parameters.
 
-    Raises UnsupportedModelError when the learner cannot compute this model exactly.
+    Of a multimodal one, the text model. Raises UnsupportedModelError when the learner cannot
+    compute this model exactly.
     """
     attention.register()
+    config = _text_config(config)
     silence(config)
     try:
         with init_empty_weights(include_buffers=False):
@@ -198,6 +198,16 @@ def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
         if buffer.is_floating_point():  # as published, also where parameters are bfloat16
             buffer.data = buffer.float()
     return causal_lm
+
+
+def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of the text model; whether its output layer is tied is told by the
+    whole model's.
+    """
+    text: PreTrainedConfig = config.get_text_config()
+    if text is not config:
+        text.tie_word_embeddings = config.tie_word_embeddings
+    return text
 
 
 def layers_of(causal_lm: PreTrainedModel) -> list[nn.Module]:

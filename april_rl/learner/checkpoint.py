@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from april_rl.errors import RunError
-from april_rl.learner.names import Part
+from april_rl.learner.names import Part, TextPrefixes
 from april_rl.learner.shards import local_shard, overlap, within
 
 INDEX = "model.safetensors.index.json"
@@ -55,23 +56,40 @@ class Checkpoint:
         self._folder = folder
         self._files = _files_of_tensors(folder)  # file of each tensor name
 
-    def check_names(self, names: Iterable[str], *, optional: Iterable[str]) -> None:
-        """Raise CheckpointError unless the folder has exactly the tensors `names`.
+    @property
+    def prefixes(self) -> TextPrefixes:
+        """Return how the names of the text model's tensors begin."""
+        return TextPrefixes.among(self._files)
 
-        Tensors in `optional` may exist and are not read, such as the output layer of a model with
-        tied embeddings. Buffers that the model computes are ignored.
+    def untouched(
+        self, names: Iterable[str], *, optional: Iterable[str], ignored: Sequence[str]
+    ) -> list[str]:
+        """Return the names of the tensors that are neither in `names` nor in `optional`; raise
+        CheckpointError unless the folder has all of `names`, and the regular expressions `ignored`
+        find all that are returned.
+
+        `optional` ones may exist and are not needed, such as the output layer of a model with tied
+        embeddings. Buffers that the model computes are left out.
         """
         missing = sorted(set(names) - set(self._files))
         unknown = set(self._files) - set(names) - set(optional)
-        surplus = sorted(name for name in unknown if not name.endswith(_COMPUTED))
+        others = sorted(name for name in unknown if not name.endswith(_COMPUTED))
+        surplus = [name for name in others if not any(re.search(e, name) for e in ignored)]
         if not missing and not surplus:
-            return
+            return others
         raise CheckpointError(
             f"model.path={self._folder}: the tensors of the checkpoint do not match the model in "
-            f"its config.json: {_first(missing)} missing, {_first(surplus)} unknown. Multimodal "
-            "and quantised checkpoints are not supported, and experts must have the names that "
-            "transformers saves them with"
+            f"its config.json: {_first(missing)} missing, {_first(surplus)} unknown. Quantised "
+            "checkpoints are not supported, and experts must have the names that transformers "
+            "saves them with"
         )
+
+    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield these tensors as they are; raise CheckpointError when a file cannot be read."""
+        for name in names:
+            path = self._folder / self._files[name]
+            with _opened(path) as file, _readable(path):
+                yield name, file.get_tensor(name)  # type: ignore[no-untyped-call]
 
     def load_into(self, parts: Iterable[tuple[Part, Tensor]]) -> None:
         """Fill each parameter's local shard with its slices of the stored parts, cast to its dtype.

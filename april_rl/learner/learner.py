@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from april_rl.batch.packing import MicroBatch
 from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
-from april_rl.learner.checkpoint import local_folder
+from april_rl.learner.checkpoint import Checkpoint, local_folder
 from april_rl.learner.export import export
 from april_rl.learner.lora import adapter_writer
 from april_rl.learner.mesh import build_mesh
@@ -172,14 +173,20 @@ class Learner:
     def export(self, path: Path | str) -> None:
         """Write weights, config and tokenizer as the Hugging Face folder `path`.
 
-        Adapters are merged, and also written alone into the subfolder `adapter`. A collective; rank
-        0 writes. The folder appears whole or not at all, and replaces one that is there.
+        Adapters are merged, and also written alone into the subfolder `adapter`. Tensors of
+        model.path that the learner does not have, such as those of an image encoder, are copied. A
+        collective; rank 0 writes. The folder appears whole or not at all, and replaces one that is
+        there.
         """
         self._policy.reshard_all()
+        checkpoint, untouched = Checkpoint(self._folder), self._policy.untouched
         export(
-            self.weights(),
+            chain(self.weights(), checkpoint.tensors(untouched)),
             dtype=self._compute_dtype,
-            sizes=self._policy.stored_bytes(self._compute_dtype),
+            sizes=[
+                *self._policy.stored_bytes(self._compute_dtype),
+                *(tensor.nbytes for _, tensor in checkpoint.tensors(untouched)),
+            ],
             source=self._folder,
             target=Path(path),
             also=adapter_writer(self._policy, self._lora, base=self._model_path),

@@ -9,7 +9,8 @@ slices of its shard and send one parameter after another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Size, Tensor
@@ -53,10 +54,42 @@ class Part:
         return view[0] if self.is_expert else view
 
 
+@dataclass(frozen=True, slots=True)
+class TextPrefixes:
+    """How the names of the backbone and of the output layer begin on disk."""
+
+    model: str = "model."
+    lm_head: str = "lm_head."
+
+    @classmethod
+    def among(cls, names: Iterable[str]) -> TextPrefixes:
+        """Return those of the text model in a checkpoint with these names, multimodal or not."""
+        listed = list(names)
+        found = (form for form in _FORMS if any(name.startswith(form.model) for name in listed))
+        return next(found, cls())
+
+    def placed(self, name: str) -> str:
+        """Return the name on disk of a tensor of the text model."""
+        for own, prefix in ((_PLAIN.model, self.model), (_PLAIN.lm_head, self.lm_head)):
+            if name.startswith(own):
+                return prefix + name.removeprefix(own)
+        return name
+
+
+_PLAIN = TextPrefixes()
+# Of multimodal checkpoints: as transformers 5 writes them, and Gemma 3 as published.
+_FORMS = (
+    TextPrefixes("model.language_model."),
+    TextPrefixes("language_model.model.", "language_model.lm_head."),
+)
+
+
 class StoredNames:
     """Mapping from a model's parameters to the tensors in its checkpoints."""
 
-    def __init__(self, causal_lm: PreTrainedModel) -> None:
+    def __init__(self, causal_lm: PreTrainedModel, prefixes: TextPrefixes = _PLAIN) -> None:
+        """Take the mapping from transformers; `prefixes` are those of the checkpoint."""
+        self._prefixes = prefixes
         conversions = [
             conversion.reverse_transform()
             for conversion in reversed(get_model_conversion_mapping(causal_lm, add_legacy=False))
@@ -72,6 +105,7 @@ class StoredNames:
         it or of each expert.
         """
         stored, pattern = rename_source_key(name, self._renamings, self._splits, reverse=True)
+        stored = self._prefixes.placed(stored)
         if pattern is None:
             return (Part(name=stored, box=_whole(shape), is_expert=False),)
         split = next(s for s in self._splits if pattern in s.source_patterns)
@@ -79,6 +113,16 @@ class StoredNames:
         first, *others = split.target_patterns
         projections = [stored, *(stored.replace(first, other, 1) for other in others)]
         return tuple((_experts if "*" in stored else _rows)(projections, shape))
+
+
+def untrained_names(causal_lm: PreTrainedModel, prefixes: TextPrefixes) -> list[str]:
+    """Return regular expressions that find the names of tensors in its checkpoints which are not
+    the model's: of layers that predict several tokens, and beside a text model those of others.
+    """
+    ignored = [*(causal_lm._keys_to_ignore_on_load_unexpected or ())]
+    if prefixes != _PLAIN:
+        ignored.append(f"^(?!{re.escape(prefixes.model)}|{re.escape(prefixes.lm_head)})")
+    return ignored
 
 
 def cut(whole: Tensor, parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:

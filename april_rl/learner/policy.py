@@ -30,10 +30,8 @@ from april_rl.learner.architecture import (
 from april_rl.learner.checkpoint import Checkpoint
 from april_rl.learner.logprobs import LogprobHead
 from april_rl.learner.lora import base_parameters, initialise, inject, merged_parameters
-from april_rl.learner.names import Part, StoredNames, cut
+from april_rl.learner.names import Part, StoredNames, TextPrefixes, cut, untrained_names
 from april_rl.learner.row import PackedRow
-
-TIED_HEAD = "lm_head.weight"
 
 
 class Policy(nn.Module):
@@ -47,14 +45,25 @@ class Policy(nn.Module):
     loss that balances the experts.
     """
 
-    def __init__(self, causal_lm: PreTrainedModel, *, temperature: float) -> None:
-        """Take over the parts of `causal_lm`; tied parameters stay one parameter."""
+    def __init__(
+        self,
+        causal_lm: PreTrainedModel,
+        *,
+        temperature: float,
+        prefixes: TextPrefixes = TextPrefixes(),  # noqa: B008 -- immutable
+    ) -> None:
+        """Take over the parts of `causal_lm`; tied parameters stay one parameter. `prefixes` are
+        those of its checkpoint.
+        """
         super().__init__()
         embedding: nn.Module = causal_lm.get_input_embeddings()
         head: nn.Linear = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.model_type: str = causal_lm.config.model_type
         self.is_tied: bool = causal_lm.config.tie_word_embeddings
         self.model = causal_lm.base_model
+        # Where vLLM uses transformers' own code for a model, it changes the class in this process:
+        # a call then looks for this attribute, and compiles unless it is true.
+        vars(self.model)["do_not_compile"] = True
         weight = (embedding if self.is_tied else head).get_parameter("weight")
         self.lm_head = LogprobHead(
             weight,
@@ -63,7 +72,8 @@ class Policy(nn.Module):
             shape=logit_shape(causal_lm),
         )
         self._layers = layers_of(causal_lm)
-        self._stored_names = StoredNames(causal_lm)
+        self._stored_names = StoredNames(causal_lm, prefixes)
+        self.untouched: list[str] = []  # of its checkpoint: what belongs to other models
         self._frozen = frozen_tensors(causal_lm)
         self._embedding = (embedding,)  # a tuple, so that torch registers it in the backbone only
 
@@ -209,10 +219,14 @@ def build_policy(
     if activation_checkpointing:
         _check_checkpointing(causal_lm)
         causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
-    policy = Policy(causal_lm, temperature=temperature)
     checkpoint = Checkpoint(folder)
-    names = [part.name for part, _ in policy.stored()]
-    checkpoint.check_names(names, optional=[TIED_HEAD] if policy.is_tied else [])
+    prefixes = checkpoint.prefixes
+    policy = Policy(causal_lm, temperature=temperature, prefixes=prefixes)
+    policy.untouched = checkpoint.untouched(
+        [part.name for part, _ in policy.stored()],
+        optional=[f"{prefixes.lm_head}weight"] if policy.is_tied else [],
+        ignored=untrained_names(causal_lm, prefixes),
+    )
     if lora is not None:
         inject(causal_lm, lora)
     policy.shard(mesh, compute_dtype=compute_dtype)

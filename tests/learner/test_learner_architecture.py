@@ -177,7 +177,6 @@ def test_logits_that_are_shaped_in_another_way_are_refused(monkeypatch):
     ("model_type", "changes", "reason"),
     [
         ("gemma3_text", {"use_bidirectional_attention": True}, "attention is not causal"),
-        ("gemma3", {}, "multimodal"),
         ("gpt2", {}, "does not consist of a backbone `model`"),
         ("nemotron", {"num_key_value_heads": 4, "head_dim": 8}, "does not pass the sample"),
         ("phimoe", {"sliding_window": 8}, "sliding_window=8. only through an attention mask"),
@@ -189,7 +188,7 @@ def test_logits_that_are_shaped_in_another_way_are_refused(monkeypatch):
 )
 def test_what_the_learner_does_not_compute_is_refused_by_name(model_type, changes, reason):
     """Before weights are loaded; some was found in the middle of a run, some never."""
-    small = {} if model_type in ("gemma3", "gpt2") else SIZES
+    small = {} if model_type == "gpt2" else SIZES
     config = AutoConfig.for_model(model_type, **small | changes)
     with pytest.raises(UnsupportedModelError, match=f"model_type {model_type} .*{reason}"):
         empty_model(config, dtype=torch.float32)

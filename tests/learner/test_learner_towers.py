@@ -1,0 +1,122 @@
+"""A text model inside a multimodal one, and tensors of a checkpoint that no model here has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from learner_setup import (
+    group_of_one,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    pack_minibatch,
+    plain_adamw,
+    plain_logprobs,
+    plain_update,
+)
+from safetensors.torch import load_file, save_file
+from tiny_architectures import tiny_config, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from april_rl.config.choices import ComputeDtype
+from april_rl.config.lora import LoraConfig
+from april_rl.learner.checkpoint import CheckpointError
+from april_rl.learner.model_sizes import model_sizes
+
+FILE = "model.safetensors"
+VOCABULARY = 98  # of make_examples
+MTP = "mtp.layers.0.mlp.down_proj.weight"  # of a layer that guesses tokens ahead
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group():
+    with group_of_one():
+        yield
+
+
+def as_published(name: str) -> str:
+    """Gemma 3's names on the hub."""
+    name = name.replace("model.language_model.", "language_model.model.")
+    return name.replace("model.vision_tower.", "vision_tower.")
+
+
+def renamed(file: Path, new: Callable[[str], str]) -> None:
+    save_file({new(n): t for n, t in load_file(file).items()}, file, metadata={"format": "pt"})
+
+
+def gemma3(folder: Path) -> None:
+    tiny_model(tiny_config("gemma3", vocab_size=VOCABULARY)).save_pretrained(folder)
+
+
+def published_gemma3(folder: Path) -> None:
+    gemma3(folder)
+    renamed(folder / FILE, as_published)
+
+
+def qwen3_5(folder: Path) -> None:
+    torch.manual_seed(0)
+    config = tiny_config("qwen3_5", vocab_size=VOCABULARY)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    tensors = load_file(folder / FILE) | {MTP: torch.randn(3, 4)}
+    save_file(tensors, folder / FILE, metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module", params=[gemma3, published_gemma3, qwen3_5])
+def path(request, tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp(request.param.__name__)
+    request.param(folder)
+    return str(folder)
+
+
+def text_names(tensors: dict[str, torch.Tensor]) -> set[str]:
+    return {n for n in tensors if "language_model" in n or n.startswith("lm_head")}
+
+
+def whole_model(path: str):
+    """The multimodal model, which is not what the learner builds."""
+    kind = AutoModelForImageTextToText
+    return kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def test_the_text_model_is_trained_as_in_plain_torch_and_exported_with_the_others(path, tmp_path):
+    """The export loads as the multimodal model. Fails when an encoder is lost, changed or trained,
+    or the text model's tensors have other names than in model.path.
+    """
+    examples = make_examples(path, noise=0.3, age=1)
+    learner, model = make_learner(path), whole_model(path)
+    plain_update(model, plain_adamw(model), [examples])
+    learner.update([pack_minibatch([examples])])
+    learner.export(tmp_path / "export")
+    stored, exported = load_file(Path(path, FILE)), load_file(tmp_path / "export" / FILE)
+    assert exported.keys() == stored.keys()
+    sent = dict(learner.weights())
+    assert sent.keys() == text_names(stored)
+    for name, tensor in stored.items():
+        same = torch.equal(exported[name], tensor)
+        assert same if name not in sent else torch.equal(exported[name], sent[name]), name
+    assert AutoConfig.from_pretrained(tmp_path / "export").model_type in ("gemma3", "qwen3_5")
+    for each in (model, whole_model(str(tmp_path / "export"))):
+        with torch.no_grad():
+            expected = torch.cat([plain_logprobs(each, example) for example in examples])
+        found = learner_logprobs(learner, examples)
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_encoders_are_not_in_the_memory_plan(path):
+    sent = dict(make_learner(path, compute_dtype=ComputeDtype.float32).weights())
+    assert model_sizes(path, LoraConfig()).num_parameters == sum(t.numel() for t in sent.values())
+
+
+def test_a_tensor_that_belongs_to_nothing_is_refused(tmp_path):
+    """Where the model is no part of another one, and no layer that guesses tokens."""
+    model = AutoModelForCausalLM.from_config(tiny_config("qwen3"))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / FILE) | {"vision_tower.weight": torch.ones(2)}
+    save_file(tensors, tmp_path / FILE)
+    with pytest.raises(CheckpointError, match=r"1 \(vision_tower\.weight\) unknown"):
+        make_learner(str(tmp_path))

@@ -1,0 +1,183 @@
+"""What vLLM makes of an architecture on a CPU: `python tools/engine_check.py MODEL_TYPE`.
+
+A tiny random model is loaded by the engine and sampled from; then the engine gets the weights of a
+learner with another model and is sampled from again; then it is interrupted halfway, keeps its
+caches, and goes on. Log-probabilities are compared with those of transformers' own logits. Prints
+one line of JSON, the largest difference of each part in nats.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import torch.distributed as dist
+import transformers
+from tiny_architectures import VOCABULARY, tiny_config, tiny_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from april_rl.config.choices import ComputeDtype
+from april_rl.config.engine import EngineConfig
+from april_rl.engine.vllm_engine import VllmEngine
+from april_rl.learner.mesh import build_mesh
+from april_rl.learner.policy import build_policy
+from april_rl.rollout.requests import Request
+from april_rl.types import Completion, SampleId
+
+TEMPERATURE = 0.8
+NUM_SAMPLES, NUM_PROMPT, NUM_TOKENS, NUM_BEFORE = 4, 5, 16, 6
+# vLLM's kernels on CPUs want heads of at least 32, and experts of multiples of 32.
+_SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 64,
+    "max_window_layers": 4,
+    "head_dim": 32,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "qk_head_dim": 192,
+    "v_head_dim": 128,
+    "kv_lora_rank": 512,
+    "swa_head_dim": 32,
+    "swa_v_head_dim": 32,
+    "max_position_embeddings": 128,
+}
+# vLLM wants head_dim in config.json, where published ones have it.
+_HEADS_BY_NAME = ("glm4_moe", "minimax_m2")
+# What config.json has when published, and the class in transformers does not know.
+_PUBLISHED: dict[str, dict[str, object]] = {
+    "deepseek_v3": {"topk_method": "noaux_tc"},
+    "glm4_moe_lite": {"first_k_dense_replace": 1, "topk_method": "noaux_tc"},
+    "minimax_m2": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
+    "hy_v3": {"first_k_dense_replace": 1},
+    "solar_open": {"first_k_dense_replace": 1},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_expand": 2},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_expand": 2},
+}
+
+
+def engine_of(folder: Path) -> VllmEngine:
+    """Start a small engine in float32 that keeps the caches of interrupted samples."""
+    return VllmEngine(
+        EngineConfig(
+            max_batched_tokens=256,
+            kv_cache_gib=0.05,
+            dtype=ComputeDtype.float32,
+            gpu_memory_utilization=0.2,
+            cuda_graphs=False,
+        ),
+        model_path=str(folder),
+        seed=0,
+        temperature=TEMPERATURE,
+        max_model_len=64,
+        max_num_seqs=NUM_SAMPLES,
+        keeps_parked=True,
+        sleeps=False,
+        stop_tokens=[],
+    )
+
+
+def requests() -> list[Request]:
+    """Return requests of as many different prompts."""
+    return [
+        Request(
+            sample_id=SampleId(index, 0),
+            prompt_token_ids=tuple(3 + (7 * index + 5 * i) % 90 for i in range(NUM_PROMPT)),
+            start=0,
+            max_tokens=NUM_TOKENS,
+            seed=index,
+        )
+        for index in range(NUM_SAMPLES)
+    ]
+
+
+def sampled(engine: VllmEngine, *, interrupted: bool) -> list[tuple[list[int], list[float]]]:
+    """Return tokens and log-probabilities of a sample of each request."""
+    parts: list[Sequence[Completion]] = []
+    todo = requests()
+    if interrupted:
+        engine.advance(todo, slots=NUM_SAMPLES, max_steps=NUM_BEFORE)
+        parts.append(sorted(engine.abort(), key=lambda each: each.sample_id))
+        todo = [continued(one, begun) for one, begun in zip(todo, parts[0], strict=True)]
+    ended = engine.advance(todo, slots=NUM_SAMPLES, max_steps=1000).finished
+    parts.append(sorted(ended, key=lambda each: each.sample_id))
+    return [
+        ([t for each in of_one for t in each.token_ids], [p for e in of_one for p in e.logprobs])
+        for of_one in zip(*parts, strict=True)
+    ]
+
+
+def continued(request: Request, begun: Completion) -> Request:
+    """Return the request that goes on after the tokens of an interrupted one."""
+    return Request(
+        sample_id=request.sample_id,
+        prompt_token_ids=request.prompt_token_ids,
+        start=len(begun.token_ids),
+        max_tokens=NUM_TOKENS - len(begun.token_ids),
+        seed=request.seed,
+        parts=(tuple(begun.token_ids),),
+    )
+
+
+@torch.no_grad()
+def difference(model: PreTrainedModel, samples: list[tuple[list[int], list[float]]]) -> float:
+    """Return the largest |engine - transformers|, nats."""
+    model.base_model.do_not_compile = True  # vLLM may have changed its class
+    worst = 0.0
+    for request, (tokens, logprobs) in zip(requests(), samples, strict=True):
+        ids = torch.tensor([[*request.prompt_token_ids, *tokens]])
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, NUM_PROMPT - 1 : -1]
+        own = (logits.float() / TEMPERATURE).log_softmax(-1)
+        own = own.gather(-1, ids[0, NUM_PROMPT:, None])[:, 0]
+        worst = max(worst, (own - torch.tensor(logprobs)).abs().max().item())
+    return worst
+
+
+def main(model_type: str) -> None:
+    """Check one architecture."""
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    default = transformers.AutoConfig.for_model(model_type).get_text_config().to_dict()
+    sizes: dict[str, object] = {k: size for k, size in _SIZES.items() if default.get(k) is not None}
+    if model_type in _HEADS_BY_NAME:
+        sizes["head_dim"] = 32
+    if "use_sliding_window" in default:  # published ones have none, and vLLM has none for them
+        sizes |= {"use_sliding_window": False, "layer_types": None}
+    sizes |= _PUBLISHED.get(model_type, {})
+    config = tiny_config(model_type, vocab_size=VOCABULARY, **sizes)
+    models = [tiny_model(config, seed=seed) for seed in (0, 1)]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with tempfile.TemporaryDirectory() as root:
+        folders = [Path(root, name) for name in ("first", "second")]
+        for model, folder in zip(models, folders, strict=True):
+            model.save_pretrained(folder)
+        policy = build_policy(  # first, as in a worker: vLLM may change the model's class
+            folders[1],
+            mesh=build_mesh("cpu", shard_size=0),
+            device=torch.device("cpu"),
+            compute_dtype=torch.float32,
+            activation_checkpointing=False,
+            temperature=TEMPERATURE,
+        )
+        engine = engine_of(folders[0])
+        found = {"loaded": difference(models[0], sampled(engine, interrupted=False))}
+        engine.load_weights(policy.gathered(torch.float32), policy_version=1)
+        found["synced"] = difference(models[1], sampled(engine, interrupted=False))
+        found["kept"] = difference(models[1], sampled(engine, interrupted=True))
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # vLLM's threads may outlive the interpreter
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

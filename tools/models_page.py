@@ -1,0 +1,109 @@
+"""The page of models, docs/models.md: its rows, and what is kept of it when it is written again."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import transformers
+
+_CHECK = Path(__file__).with_name("engine_check.py")
+_TOLERANCE = 1e-4  # nats, of the engine
+
+
+class Result(Enum):
+    """Result for an architecture."""
+
+    right = "right"
+    wrong = "WRONG"
+    refused = "refused"
+    untried = "not tried"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One row of the table."""
+
+    model_type: str
+    result: Result
+    why: str  # features that were tested, or the reason
+    engine: str = ""  # what vLLM makes of it
+
+    def __str__(self) -> str:
+        return f"| `{self.model_type}` | {self.result.value} | {self.engine} | {self.why} |"
+
+
+def tried_engine(model_type: str) -> str:
+    """Check an architecture in a process of its own; return the result in a few words."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, str(_CHECK), model_type],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "does not run (no result in 300 s)"
+    lines = ended.stdout.splitlines()
+    if ended.returncode != 0 or not lines:
+        errors = [x for x in ended.stderr.splitlines() if re.search(r"\w+(Error|Exception)\b", x)]
+        last = errors[-1].rpartition("]:")[2].strip() if errors else f"status {ended.returncode}"
+        return f"does not run ({last.replace('|', '/')[:100]})"
+    found = json.loads(lines[-1])
+    wrong = [part for part, difference in found.items() if difference > _TOLERANCE]
+    return f"WRONG when {wrong[0]}: {found[wrong[0]]:.1e} nats" if wrong else "right"
+
+
+def page(verdicts: Iterable[Verdict]) -> str:
+    """Return the text of docs/models.md."""
+    rows = sorted(verdicts, key=lambda v: (list(Result).index(v.result), v.model_type))
+    counts = ", ".join(f"{sum(v.result is r for v in rows)} {r.value}" for r in Result)
+    return "\n".join(
+        [_HEAD.format(version=transformers.__version__, counts=counts), *map(str, rows), ""]
+    )
+
+
+def engine_cells(text: str) -> dict[str, str]:
+    """Return what a page says of vLLM, by model_type."""
+    rows = re.findall(r"^\| `(\S+)` \| [^|]* \| ([^|]*) \| [^|]*\|$", text, flags=re.M)
+    return {model_type: cell.strip() for model_type, cell in rows}
+
+
+_HEAD = """# Models
+
+Written by `python tools/models_table.py`; do not edit. Every architecture that transformers
+{version} has a causal language model for, built tiny with random weights: {counts}.
+
+- **right**: from a packed row of four sequences, with activation checkpointing where the model has
+  it, the learner's log-probabilities equal those of transformers' own logits, one sequence at a
+  time, to 1e-5 nats in float32, and so do their gradients, to 1e-4 of a tensor's largest entry.
+  Windows are 4 tokens and sequences up to 24; scales, multipliers and soft caps differ from 1;
+  dropouts are 0.3 in `config.json`. *Frozen* tensors are loaded, sent to the engine and exported as
+  they are, and never trained; the bias by which a router chooses its experts is one, which the
+  published recipes update from the experts' load. Layers *with a state* (gated delta nets, Mamba,
+  short convolutions) get the sequences of a row one by one. Where it says *CPUs only*, a run on
+  GPUs ends at its start, for the kernel there has no sinks or soft caps with gradients.
+- *Text model of a multimodal one*: prompts are text alone, the encoders stay in the export as they
+  are in `model.path`, and vLLM does not load them.
+- **refused**: the run ends when the learner is built, before weights are loaded or anything is
+  generated, with this reason.
+- **not tried**: no small configuration was found. The run checks what it can: the kinds of layers,
+  the shape of the logits and the names of the checkpoint's tensors.
+
+The third column is vLLM's build for CPUs, in float32 (`--engine`): *right* after loading, after new
+weights of the learner, and going on with kept caches, to 1e-4 nats. What does not run there may run
+on a GPU; the mismatch check of every step (`mismatch/logprob_abs_mean`) compares both.
+
+Beside this table: `phimoe` and `qwen2_moe` with a sliding window shorter than their context are
+refused, for their code applies it by its mask alone; the published ones have none. Routers stay in
+evaluation mode: some sample their experts in training mode (`phimoe`).
+
+| model_type | learner | vLLM on a CPU | with, or why |
+|---|---|---|---|"""
