@@ -30,6 +30,7 @@ from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.layout import Layout, settled
+from april_rl.runtime.preflight import check_engine_takes
 from april_rl.tracking.samples_file import write_evaluation
 from april_rl.tracking.terminal import Phase
 from april_rl.tracking.tracker import open_view
@@ -62,6 +63,8 @@ class EvaluationRun:
         stack.callback(stop_ray)
         config, layout = settled(config)
         check_machine(config, layout, is_training=False)
+        model = model_sizes(config.model.path, config.lora)
+        check_engine_takes(model, prefix_caching=config.engine.prefix_caching, is_training=False)
         _make(folder)
         self.config = config  # as this machine would train with it, rollout.resume decided
         self._folder, self._interrupts = folder, interrupts
@@ -93,7 +96,6 @@ class EvaluationRun:
         workers = build_workers(config, layout, run_dir=folder, sizes=sizes)
         stack.callback(workers.close)
         if config.rollout.resume is Resume.auto:
-            model = model_sizes(config.model.path, config.lora)
             room = least_room(workers.memory())
             self.config = with_resume(config, layout, model=model, room=room)
         with self._view.phase("starting vLLM"):

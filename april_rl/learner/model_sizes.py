@@ -25,6 +25,7 @@ from april_rl.learner.architecture import (
 )
 from april_rl.learner.attention import Packing
 from april_rl.learner.lora import inject
+from april_rl.learner.mixers import has_known_mixers
 from april_rl.learner.sizes import ModelSizes
 
 _COUNTING = "april_rl_counting"  # name in transformers of an attention that computes nothing
@@ -54,6 +55,8 @@ def model_sizes(model_path: str, lora: LoraConfig) -> ModelSizes:
     if lora.rank:
         inject(causal_lm, lora)
     return ModelSizes(
+        model_type=causal_lm.config.model_type,
+        has_states=has_known_mixers(causal_lm),
         num_parameters=num_parameters,
         num_trained=sum(p.numel() for p in causal_lm.parameters() if p.requires_grad),
         has_adapters=lora.rank > 0,

@@ -14,8 +14,10 @@ MIN_BLOCK_ROWS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Sizes of a model, in numbers (parameters) unless a name says bytes."""
+    """Sizes of a model, in numbers (parameters) unless a name says bytes, and what it is."""
 
+    model_type: str
+    has_states: bool  # layers that carry a state from token to token
     num_parameters: int
     num_trained: int  # all of them, or those of its adapters
     has_adapters: bool

@@ -15,10 +15,15 @@ from huggingface_hub import constants
 from transformers import AutoConfig
 
 from april_rl.errors import RunError
+from april_rl.learner.sizes import ModelSizes
 from april_rl.runtime.engine_build import installed_engines, wrong_engine
 from april_rl.supervision.host_memory import host_memory
 
 _GIB = 1 << 30
+
+
+# What vLLM copies past the loaders that a reload replaces (its models/gpt_oss.py).
+_NEVER_NEW = {"gpt_oss": "attention sinks and experts"}
 
 
 class PreflightError(RunError):
@@ -106,6 +111,21 @@ def check_start(
         lines = "\n".join(f"  - {line}" for line in missing)
         raise PreflightError(f"this run cannot start here:\n{lines}")
     return facts
+
+
+def check_engine_takes(model: ModelSizes, *, prefix_caching: bool, is_training: bool) -> None:
+    """Raise PreflightError where vLLM 0.32 samples wrongly from a model, or fails after a while."""
+    kind = model.model_type
+    if is_training and kind in _NEVER_NEW:
+        raise PreflightError(
+            f"model.path: model_type {kind} cannot be trained: vLLM 0.32 keeps its first "
+            f"{_NEVER_NEW[kind]} when new weights are sent. It can be evaluated"
+        )
+    if model.has_states and prefix_caching:
+        raise PreflightError(
+            f"engine.prefix_caching=true: model_type {kind} has layers that carry a state, which "
+            "vLLM's prefix cache does not support everywhere; set engine.prefix_caching=false"
+        )
 
 
 def _too_few_cores(num_workers: int) -> list[str]:
