@@ -29,9 +29,8 @@ class EngineConfig:
     tensor_parallel_size: int = within(">= 1", 1)  # workers that share one engine, on one node
     # on GPU; false: eager, without a compiler too, which starts in seconds and samples more slowly
     cuda_graphs: bool = True
-    prefix_caching: bool = (
-        True  # samples of a group share their prompt's KV cache; false where layers carry a state
-    )
+    # samples of a group share their prompt's KV cache; false where layers carry a state
+    prefix_caching: bool = True
     # auto: that of engine.dtype; fp8 holds twice the tokens, and samples from another distribution
     # than the learner's, which algorithm.correction or algorithm.ratio=behaviour has to make good;
     # mismatch/ shows how far, learner.max_mismatch may have to be higher
