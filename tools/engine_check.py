@@ -54,7 +54,7 @@ _SIZES = {
     "max_position_embeddings": 128,
 }
 # vLLM wants head_dim in config.json, where published ones have it.
-_HEADS_BY_NAME = ("glm4_moe", "minimax_m2")
+_HEADS_BY_NAME = ("glm4_moe", "minimax_m2", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")
 # What config.json has when published, and the class in transformers does not know.
 _PUBLISHED: dict[str, dict[str, object]] = {
     "deepseek_v3": {"topk_method": "noaux_tc"},

@@ -39,6 +39,14 @@ class Verdict:
         return f"| `{self.model_type}` | {self.result.value} | {self.engine} | {self.why} |"
 
 
+def _reason(printed: str) -> str:
+    """Return the last error that was printed, without paths; a missing package comes first."""
+    errors = re.findall(r"\w+(?:Error|Exception): .*|AssertionError", printed)
+    missing = [error for error in errors if error.startswith("ModuleNotFoundError")]
+    last = (missing or errors or ["no error was printed"])[-1]
+    return re.sub(r"'/\S+'", "the folder", last).replace("|", "/")[:100].strip()
+
+
 def tried_engine(model_type: str) -> str:
     """Check an architecture in a process of its own; return the result in a few words."""
     try:
@@ -53,12 +61,10 @@ def tried_engine(model_type: str) -> str:
         return "does not run (no result in 300 s)"
     lines = ended.stdout.splitlines()
     if ended.returncode != 0 or not lines:
-        errors = [x for x in ended.stderr.splitlines() if re.search(r"\w+(Error|Exception)\b", x)]
-        last = errors[-1].rpartition("]:")[2].strip() if errors else f"status {ended.returncode}"
-        return f"does not run ({last.replace('|', '/')[:100]})"
+        return f"does not run ({_reason(ended.stdout + ended.stderr)})"
     found = json.loads(lines[-1])
     wrong = [part for part, difference in found.items() if difference > _TOLERANCE]
-    return f"WRONG when {wrong[0]}: {found[wrong[0]]:.1e} nats" if wrong else "right"
+    return f"wrong when {wrong[0]}: {found[wrong[0]]:.0e} nats" if wrong else "right"
 
 
 def page(verdicts: Iterable[Verdict]) -> str:
@@ -99,8 +105,9 @@ Written by `python tools/models_table.py`; do not edit. Every architecture that 
   the shape of the logits and the names of the checkpoint's tensors.
 
 The third column is vLLM's build for CPUs, in float32 (`--engine`): *right* after loading, after new
-weights of the learner, and going on with kept caches, to 1e-4 nats. What does not run there may run
-on a GPU; the mismatch check of every step (`mismatch/logprob_abs_mean`) compares both.
+weights of the learner, and going on with kept caches, to 1e-4 nats. What is *wrong* or does not run
+there may be right on a GPU, or at the sizes of published models; the mismatch check of every step
+(`mismatch/logprob_abs_mean`) compares both, and skips the step where they disagree.
 
 Beside this table: `phimoe` and `qwen2_moe` with a sliding window shorter than their context are
 refused, for their code applies it by its mask alone; the published ones have none. Routers stay in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import torch
 from vllm import EngineArgs
@@ -19,29 +20,37 @@ _ALLOCATORS = re.compile(r"can't allocate memory|out of memory", re.I)
 # vLLM's checks of weights and KV cache against the device raise ValueError with these words.
 _CHECKS = re.compile(r"\b(available|free|enough)\b.*\bmemory\b|\bmemory utilization\b", re.I)
 
+_MORE_MEMORY = (
+    "weights and KV cache of the engine do not fit into memory: change engine.kv_cache_gib (on "
+    "CPU) or engine.gpu_memory_utilization (on GPU), or lower engine.max_model_len"
+)
+_TORCHVISION = (
+    "vLLM cannot load its code for this model. For Qwen3.5 and multimodal models it imports "
+    "torchvision, which is not installed: install the version that belongs to this torch, on a "
+    "CPU from PyTorch's index of builds for CPUs (another build breaks transformers)"
+)
+
 
 class EngineStartError(RunError):
-    """The engine does not fit into memory with these settings; the message names them."""
+    """The engine does not fit into memory, or lacks a package; the message names the remedy."""
 
 
 def start_core(args: EngineArgs) -> InprocClient:
-    """Start a vLLM core in this process; raise EngineStartError when it does not fit into
-    memory.
-    """
+    """Start a vLLM core in this process; raise EngineStartError when it cannot."""
     args.scheduler_cls = counting_scheduler(is_async=bool(args.async_scheduling))
-    config = args.create_engine_config()
-    # vLLM turns it off on CPU, where it gains nothing; here the setting counts everywhere.
-    config.scheduler_config.async_scheduling = args.async_scheduling
     try:
+        config = args.create_engine_config()
+        # vLLM turns it off on CPU, where it gains nothing; here the setting counts everywhere.
+        config.scheduler_config.async_scheduling = args.async_scheduling
         return InprocClient(config, executor_class(config), log_stats=False)
     except (ValueError, RuntimeError, MemoryError) as error:
-        if not lacks_memory(error):
+        if lacks_memory(error):
+            remedy = _MORE_MEMORY
+        elif "failed to be inspected" in str(error) and find_spec("torchvision") is None:
+            remedy = f"model.path={args.model}: {_TORCHVISION}"
+        else:
             raise
-        raise EngineStartError(
-            "weights and KV cache of the engine do not fit into memory: change "
-            "engine.kv_cache_gib (on CPU) or engine.gpu_memory_utilization (on GPU), or lower "
-            f"engine.max_model_len. vLLM's message: {error}"
-        ) from error
+        raise EngineStartError(f"{remedy}. vLLM's message: {error}") from error
 
 
 def lacks_memory(error: Exception) -> bool:

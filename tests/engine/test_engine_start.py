@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from small_engine import small_engine
+from tiny_architectures import tiny_config, tiny_model
 from tiny_models import EOS_ID, write_tiny_qwen3
 
 from april_rl.data.tokenizer import stop_token_ids
@@ -55,6 +57,13 @@ def test_no_room_for_the_kv_cache_names_the_setting(tmp_path: Path, kv_cache_gib
             max_batched_tokens=64,
             kv_cache_gib=kv_cache_gib,
         )
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_a_model_whose_code_in_vllm_needs_torchvision_says_so(tmp_path: Path) -> None:
+    tiny_model(tiny_config("qwen3_5_text")).save_pretrained(tmp_path)
+    with pytest.raises(EngineStartError, match=r"imports torchvision, which is not installed"):
+        small_engine(tmp_path, max_model_len=64, max_num_seqs=4, stop_tokens=[])
 
 
 def test_the_end_token_is_the_tokenizers_where_there_is_no_generation_config(
