@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from functools import cache
 from tempfile import TemporaryDirectory
 
+from source_tree import ROOT
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from april_rl.config.choices import ComputeDtype
@@ -20,6 +21,7 @@ from april_rl.runtime.layout import Layout
 from april_rl.supervision.host_memory import WorkerMemory
 
 GPU = 80 * GIB
+PUBLISHED = ROOT / "april_rl" / "lab" / "rehearsal" / "models"
 # DeepSeek-R1-Distill-Qwen-1.5B.
 R1_DISTILL = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
 R1_DISTILL |= {"num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936}
@@ -49,8 +51,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         vocab_size=151936,
     ),
 }
-# Models of the hub that recipes name.
+# Models of the hub that recipes name; a name with a slash has its config.json in the package.
 HUB = {
+    "Qwen/Qwen3.5-4B": "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
     "Qwen/Qwen3-0.6B": "0.6B",
     "Qwen/Qwen3-4B": "4B",
     "Qwen/Qwen3-8B": "8B",
@@ -83,7 +87,10 @@ def changed(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
 
 @cache
 def sizes_of(name: str, *, rank: int = 0) -> ModelSizes:
-    """Return the sizes of a model of `MODELS`, or of "R1-1.5B", with adapters of that rank."""
+    """Return the sizes of a model of `HUB` or `MODELS`, with adapters of that rank."""
+    published = PUBLISHED / name.replace("/", "--")
+    if published.is_dir():
+        return model_sizes(str(published), LoraConfig(rank=rank))
     with TemporaryDirectory() as folder:
         if name == "R1-1.5B":
             config: PreTrainedConfig = Qwen2Config(**R1_DISTILL)

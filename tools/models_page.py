@@ -94,7 +94,9 @@ Written by `python tools/models_table.py`; do not edit. Every architecture that 
   dropouts are 0.3 in `config.json`. *Frozen* tensors are loaded, sent to the engine and exported as
   they are, and never trained; the bias by which a router chooses its experts is one, which the
   published recipes update from the experts' load. Layers *with a state* (gated delta nets, Mamba,
-  short convolutions) get the sequences of a row one by one, and need `engine.prefix_caching=false`.
+  short convolutions) get the sequences of a row one by one, and need `engine.prefix_caching=false`
+  and, on a GPU, the packages flash-linear-attention and causal-conv1d, or mamba-ssm: transformers'
+  own code for them is slow, and a warning says so.
   Where it says *CPUs only*, a run on GPUs ends at its start, for the kernel there has no sinks or
   soft caps with gradients. `gpt_oss` is only evaluated: vLLM 0.32 does not take its new weights.
 - *Text model of a multimodal one*: prompts are text alone, the encoders stay in the export as they

@@ -137,6 +137,8 @@ def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
         ("Qwen/Qwen3-8B", 8.19e9),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.78e9),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", 134.5e6),
+        ("Qwen/Qwen3.5-4B", 4.21e9),  # without its image encoder
+        ("Qwen/Qwen3-30B-A3B", 30.5e9),
     ],
 )
 def test_the_stand_in_of_a_model_has_its_published_size(model, num_parameters):

@@ -24,7 +24,9 @@ def write_tiny_model(folder: Path, *, config_path: str) -> int:
 
 
 def shrunk(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return `config` with few, narrow layers; what the sizes do not fix stays as it is."""
+    """Return the configuration of the text model with few, narrow layers, some of each kind; what
+    the sizes do not fix stays as it is.
+    """
     text = config.get_text_config()
     sizes = text.to_dict()
     grouped = (sizes.get("num_key_value_heads") or sizes["num_attention_heads"]) < sizes[
@@ -42,10 +44,14 @@ def shrunk(config: PreTrainedConfig) -> PreTrainedConfig:
         "num_local_experts": _EXPERTS,
         "num_experts_per_tok": 2,
         "max_window_layers": _LAYERS,
+        "linear_num_key_heads": _HEADS // 2,
+        "linear_num_value_heads": _HEADS,
     }
     for key, value in changes.items():
         if sizes.get(key) is not None:
             setattr(text, key, value)
     if sizes.get("layer_types"):
-        text.layer_types = sizes["layer_types"][:_LAYERS]
-    return config
+        kinds = list(dict.fromkeys(sizes["layer_types"]))  # one layer of each
+        text.layer_types = (kinds * _LAYERS)[: max(_LAYERS, len(kinds))]
+        text.num_hidden_layers = len(text.layer_types)
+    return text
