@@ -31,6 +31,7 @@ def small_engine(
     keeps_parked: bool = False,
     sleeps: bool = True,
     stop_tokens: Sequence[int] | None = None,
+    lora_rank: int = 0,
     **settings: Any,
 ) -> VllmEngine:
     """Start an engine with the model in `folder`; `settings` are those of the section `engine`."""
@@ -46,4 +47,5 @@ def small_engine(
         keeps_parked=keeps_parked,
         sleeps=sleeps,
         stop_tokens=stop_token_ids(str(folder)) if stop_tokens is None else stop_tokens,
+        lora_rank=lora_rank,
     )

@@ -12,6 +12,13 @@ class OnStale(Enum):
     mask = "mask"  # its tokens beyond the cap get no gradient
 
 
+class LoraSync(Enum):
+    """What a weight sync sends of a model with adapters."""
+
+    merged = "merged"  # W + (alpha / rank) · B · A, rounded to engine.dtype
+    adapter = "adapter"  # A and B alone, for vLLM's own LoRA layers
+
+
 class Resume(Enum):
     """Ways in which a parked sample continues in the next step."""
 

@@ -83,3 +83,18 @@ class Attempt:
             logprobs=self.logprobs[:],
             finish_reason=finish_reason,
         )
+
+
+def check_request(request: Request, *, max_model_len: int) -> None:
+    """Raise ValueError for a request that can never be computed."""
+    num_tokens = request.num_tokens
+    if request.max_tokens < 1 or num_tokens < 1:
+        raise ValueError(
+            f"sample {request.sample_id}: a request needs at least one token to start from and "
+            f"one to sample, got {num_tokens} and max_tokens {request.max_tokens}"
+        )
+    if num_tokens + request.max_tokens > max_model_len:
+        raise ValueError(
+            f"sample {request.sample_id}: {num_tokens} tokens and {request.max_tokens} more do "
+            f"not fit engine.max_model_len = {max_model_len}"
+        )

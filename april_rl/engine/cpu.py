@@ -8,6 +8,7 @@ requests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ def keep_plain_weights() -> None:
     vllm_linear.dispatch_cpu_unquantized_gemm = _plain_linear
 
 
+@wraps(_set_up_experts)
 def _set_up_and_pack_experts(
     method: UnquantizedFusedMoEMethod, layer: RoutedExperts, w13: torch.Tensor, w2: torch.Tensor
 ) -> None:

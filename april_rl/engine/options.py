@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from vllm import EngineArgs
+from vllm.config.lora import MaxLoRARanks
 
 from april_rl.config.choices import ComputeDtype, Speculation
 from april_rl.config.engine import EngineConfig
@@ -22,6 +23,7 @@ def engine_args(
     seed: int,
     max_model_len: int,
     max_num_seqs: int,
+    lora_rank: int = 0,
 ) -> EngineArgs:
     """Return arguments that keep the distribution of samples and their exact log-probabilities,
     except for the precision of the KV cache.
@@ -44,9 +46,22 @@ def engine_args(
         logprobs_mode="processed_logprobs",  # after the temperature
         disable_log_stats=True,
         use_tqdm_on_load=False,
+        **_lora_args(lora_rank),
         **parallel_args(config.tensor_parallel_size),
         **device.engine_args(),
     )
+
+
+def _lora_args(rank: int) -> dict[str, Any]:
+    """Return arguments for LoRA layers that hold one adapter; none for rank 0."""
+    if rank == 0:
+        return {}
+    allowed = sorted(get_args(MaxLoRARanks))
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next((size for size in allowed if size >= rank), rank),
+    }
 
 
 def speculative_config(config: EngineConfig) -> dict[str, Any] | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import cast
 
 import torch
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
 from april_rl.config.engine import EngineConfig
-from april_rl.engine.attempt import Attempt
+from april_rl.engine.attempt import Attempt, check_request
 from april_rl.engine.core import drain, start_core
 from april_rl.engine.device import this_device
 from april_rl.engine.options import engine_args
@@ -49,14 +51,16 @@ class VllmEngine:
         keeps_parked: bool,
         sleeps: bool,
         stop_tokens: Sequence[int],
+        lora_rank: int = 0,
     ) -> None:
         """Load the model from the folder `model_path`.
 
         `max_model_len` (tokens) and `max_num_seqs` replace the settings of the same names, which
         may be 0. Log-probabilities are taken at `temperature`. With `keeps_parked`, aborted samples
         keep their KV cache while memory allows. With `sleeps`, an accelerator frees its memory in
-        `sleep`, including that of parked samples. `stop_tokens` end a turn. vLLM seeds the whole
-        process with `seed`. Raise EngineStartError when it does not fit into memory.
+        `sleep`, including that of parked samples. `stop_tokens` end a turn. With `lora_rank` an
+        adapter of at most that rank is applied once `load_adapter` has brought it. vLLM seeds the
+        whole process with `seed`. Raise EngineStartError when it does not fit into memory.
         """
         self._device = this_device(config, sleeps=sleeps)
         self._core = start_core(
@@ -67,8 +71,10 @@ class VllmEngine:
                 seed=seed,
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
+                lora_rank=lora_rank,
             )
         )
+        self._adapter: LoRARequest | None = None
         self._scheduler = cast("CountingScheduler", self._core.engine_core.scheduler)
         self._device.attach(self._core, temperature=temperature)
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
@@ -91,6 +97,11 @@ class VllmEngine:
         return self._policy_version
 
     @property
+    def keeps_weights(self) -> bool:
+        """Return whether the weights stay in memory during `sleep`."""
+        return self._device.keeps_kv_cache
+
+    @property
     def kv_cache_tokens(self) -> int:
         """Return how many tokens fit the KV cache, as vLLM's cache manager counts them."""
         num_tokens = self._core.engine_core.vllm_config.cache_config.kv_cache_size_tokens
@@ -108,7 +119,7 @@ class VllmEngine:
         """
         started = time.perf_counter()
         for request in submit:
-            self._check(request)
+            check_request(request, max_model_len=self._max_model_len)
         self._queue.extend(submit)
         self._submitted.update(request.sample_id for request in submit)
         counts = self._scheduler.counts = TickCounts()
@@ -176,6 +187,18 @@ class VllmEngine:
             self._core.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         self._policy_version = policy_version
 
+    def load_adapter(self, folder: Path, *, policy_version: int) -> None:
+        """Read the adapter in `folder`, in the form of peft, and sample with it from now on.
+
+        Only while the engine is empty. Parked samples go on with it.
+        """
+        self._assert_empty()
+        name, number = "policy", 1
+        newer = LoRARequest(name, number, str(folder), load_inplace=True)
+        self._core.add_lora(newer)
+        self._adapter = LoRARequest(name, number, str(folder))
+        self._policy_version = policy_version
+
     def sleep(self) -> None:
         """Free weights and KV cache if the device sleeps; only while the engine is empty."""
         self._assert_empty()
@@ -194,20 +217,6 @@ class VllmEngine:
     def _assert_empty(self) -> None:
         assert not self._running, "abort first: the engine has running requests"
         assert not self._queue, "abort first: the engine has queued requests"
-
-    def _check(self, request: Request) -> None:
-        """Raise ValueError for a request that can never be computed."""
-        num_tokens = request.num_tokens
-        if request.max_tokens < 1 or num_tokens < 1:
-            raise ValueError(
-                f"sample {request.sample_id}: a request needs at least one token to start from and "
-                f"one to sample, got {num_tokens} and max_tokens {request.max_tokens}"
-            )
-        if num_tokens + request.max_tokens > self._max_model_len:
-            raise ValueError(
-                f"sample {request.sample_id}: {num_tokens} tokens and {request.max_tokens} more do "
-                f"not fit engine.max_model_len = {self._max_model_len}"
-            )
 
     def _fill(self, slots: int) -> None:
         """Hand queued requests to vLLM while fewer than `slots` run."""
@@ -228,7 +237,7 @@ class VllmEngine:
                     sampling_params=self._sampling_params(request),
                     pooling_params=None,
                     arrival_time=time.time(),
-                    lora_request=None,
+                    lora_request=self._adapter,
                     cache_salt=self._cache_salt(request.sample_id),
                     data_parallel_rank=None,
                 )

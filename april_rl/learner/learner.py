@@ -24,7 +24,7 @@ from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.checkpoint import Checkpoint, local_folder
 from april_rl.learner.export import export
-from april_rl.learner.lora import adapter_writer
+from april_rl.learner.lora import adapter_writer, write_adapter
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.mismatch import Mismatch
 from april_rl.learner.objective import Objective
@@ -79,8 +79,7 @@ class Learner:
         `temperature` is the sampling temperature, `seed` initialises the adapters, and
         `num_optimizer_steps` counts the whole run. With `lora.rank` > 0 the model is frozen in
         `compute_dtype` and only its adapters are trained. `on_forward` is called after each forward
-        pass of policy or reference, as a sign of progress. Raises CheckpointError when `model_path`
-        cannot be loaded.
+        pass, as a sign of progress. Raises CheckpointError when `model_path` cannot be loaded.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
@@ -150,33 +149,39 @@ class Learner:
         return merge([*steps, statistics.metrics(), mismatch.metrics()])
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        """Return log-probabilities [T] of the next token, without gradient; a collective.
-
-        In nats, under the current weights, at the sampling temperature; 0 outside the response
-        mask.
+        """Return log-probabilities [T] of the next token in nats, at the sampling temperature,
+        without gradient; 0 outside the response mask. A collective.
         """
         self._masters.reload()
         row = PackedRow.of(micro_batch, device=self._device)
         logprobs = self._logprobs(row)
         return logprobs.new_zeros(row.token_ids.shape[1]).index_copy(0, row.positions, logprobs)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Yield name and whole tensor, in `compute_dtype`, of everything in a checkpoint.
 
         An engine of the same dtype then computes with the learner's exact numbers. A collective:
         every rank iterates to the end, even one that needs nothing. A tied lm_head is left out
-        because it is the embedding.
+        because it is the embedding. With `merged` false, adapters are left out.
         """
         self._masters.reload()
-        return self._policy.gathered(self._compute_dtype)
+        return self._policy.gathered(self._compute_dtype, merged=merged)
+
+    def write_adapter(self, folder: Path) -> int:
+        """Write float32 adapters in the form of peft into this rank's `folder`; return their bytes.
+        A collective.
+        """
+        assert self._lora is not None
+        self._masters.reload()
+        self._policy.reshard_all()
+        return write_adapter(self._policy, self._lora, folder)
 
     def export(self, path: Path | str) -> None:
         """Write weights, config and tokenizer as the Hugging Face folder `path`.
 
-        Adapters are merged, and also written alone into the subfolder `adapter`. Tensors of
-        model.path that the learner does not have, such as those of an image encoder, are copied. A
-        collective; rank 0 writes. The folder appears whole or not at all, and replaces one that is
-        there.
+        Adapters are merged, and also written alone into the subfolder `adapter`; other tensors of
+        model.path, such as those of an image encoder, are copied. A collective; rank 0 writes. The
+        folder appears whole or not at all, and replaces one that is there.
         """
         self._policy.reshard_all()
         checkpoint, untouched = Checkpoint(self._folder), self._policy.untouched

@@ -102,8 +102,35 @@ def adapter_writer(
     """
     if lora is None:
         return None
+    config = _peft_config(module, lora, base=base)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in _adapter_tensors(module):
+        if dist.get_rank() == 0:
+            tensors[name] = tensor.cpu()
+
+    def write(folder: Path) -> None:
+        _write(config, tensors, folder / ADAPTER_FOLDER)
+
+    return write
+
+
+def write_adapter(module: nn.Module, lora: LoraConfig, folder: Path) -> int:
+    """Write the current adapters into `folder`, in the form of peft, on every rank; return the
+    bytes of the tensors. A collective.
+    """
+    tensors = {name: tensor.cpu() for name, tensor in _adapter_tensors(module)}
+    _write(_peft_config(module, lora, base=""), tensors, folder)
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _write(config: PeftConfig, tensors: dict[str, Tensor], folder: Path) -> None:
+    config.save_pretrained(str(folder))
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def _peft_config(module: nn.Module, lora: LoraConfig, *, base: str) -> PeftConfig:
     targets = lora.target_modules or {name.rpartition(".")[2] for name in _adapted(module)}
-    config = PeftConfig(
+    return PeftConfig(
         r=lora.rank,
         lora_alpha=cast(int, lora.alpha),
         target_modules=sorted(targets),
@@ -111,16 +138,6 @@ def adapter_writer(
         base_model_name_or_path=base,
         inference_mode=True,
     )
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in _adapter_tensors(module):
-        if dist.get_rank() == 0:
-            tensors[name] = tensor.cpu()
-
-    def write(folder: Path) -> None:
-        config.save_pretrained(str(folder / ADAPTER_FOLDER))
-        save_file(tensors, folder / ADAPTER_FOLDER / WEIGHTS_FILE, metadata={"format": "pt"})
-
-    return write
 
 
 @contextmanager

@@ -160,19 +160,21 @@ class Policy(nn.Module):
             for part, tensor in self.stored()
         ]
 
-    def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    def gathered(self, dtype: torch.dtype, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Yield name and whole tensor of each part of `stored`, in its order, on every rank.
 
         A collective: all ranks iterate to the end together. Parameters are cast to `dtype` and
         gathered one at a time. A yielded tensor never shares memory with the master weights; the
         experts of a layer are views of one tensor. A tied output layer comes once, as the
-        embedding, and adapters come merged into the weights they adapt. Buffers keep their dtype:
+        embedding, and adapters come merged into the weights they adapt, or with `merged` false not
+        at all. Buffers keep their dtype:
         a router's bias rounded to bfloat16 would choose other experts.
         """
         self.reshard_all()
-        for name, parameter in merged_parameters(self):
+        of_model = merged_parameters(self) if merged else base_parameters(self)
+        for name, parameter in of_model:
             parts = self._stored_names.stored(name, parameter.shape)
-            shard = cast(DTensor, parameter.to(dtype, copy=True))
+            shard = cast(DTensor, parameter.detach().to(dtype, copy=True))
             yield from cut(shard.full_tensor(), parts)
         for name, buffer in self._frozen_buffers():
             yield from cut(buffer.clone(), self._stored_names.stored(name, buffer.shape))

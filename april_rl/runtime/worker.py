@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +21,13 @@ from april_rl.runtime.cluster import WorkerLocation
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
 from april_rl.runtime.process_setup import end_with_parent, unlink_shared_memory
 from april_rl.runtime.saving import BackgroundWrite
+from april_rl.runtime.weight_sync import send_adapter, send_weights, sends_adapter
 from april_rl.runtime.worker_parts import WorkerSettings, build_engine, build_learner
 from april_rl.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 from april_rl.supervision.host_memory import WorkerMemory, host_memory
 from april_rl.supervision.memory_usage import worker_memory
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from april_rl.batch.packing import MicroBatch
@@ -144,6 +144,14 @@ class Worker:
         self._engine = build_engine(self._settings, sleeps=sleeps)
         unlink_shared_memory()
 
+    @records_activity
+    def send_first_adapter(self) -> None:
+        """Have all of the engine's samples begin with the adapter, which is still zero; a
+        collective.
+        """
+        send_adapter(self._learner, self._engine, self.heartbeat, version=0)
+        self._learner.offload()
+
     def kv_cache_tokens(self) -> int:
         """Return how many tokens fit the engine's KV cache."""
         return self._engine.kv_cache_tokens
@@ -234,29 +242,13 @@ class Worker:
         self._learner.load_state(folder)
 
     def _send_weights(self, policy_version: int) -> int:
-        """Wake the engine and load the learner's weights into it; return their bytes."""
+        """Wake the engine and load the learner's weights into it; return the bytes sent."""
         self._engine.wake_weights()
-        sent = _Counted(self.heartbeat.beat_each(self._learner.weights()))
-        self._engine.load_weights(sent, policy_version=policy_version)
+        send = send_adapter if sends_adapter(self._settings.config.lora) else send_weights
+        num_bytes = send(self._learner, self._engine, self.heartbeat, version=policy_version)
         self._learner.offload()
         self._engine.wake_kv_cache()
-        return sent.num_bytes
-
-
-class _Counted:
-    """An iterator over weights that counts their bytes."""
-
-    def __init__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        self._weights = weights
-        self.num_bytes = 0  # so far
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return self
-
-    def __next__(self) -> tuple[str, Tensor]:
-        name, tensor = next(self._weights)
-        self.num_bytes += tensor.nbytes
-        return name, tensor
+        return num_bytes
 
 
 def _node_ip() -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
 from april_rl.rollout.garbage_collection import garbage_collection_paused
+from april_rl.runtime.weight_sync import sends_adapter
 
 if TYPE_CHECKING:
     from april_rl.engine.vllm_engine import VllmEngine
@@ -73,4 +74,5 @@ def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
         keeps_parked=config.rollout.resume is not Resume.reprefill,
         sleeps=sleeps,
         stop_tokens=settings.stop_tokens,
+        lora_rank=config.lora.rank if sends_adapter(config.lora) else 0,
     )

@@ -15,6 +15,7 @@ from april_rl.metrics import Metrics, merge
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.runtime.layout import Layout
 from april_rl.runtime.process_setup import thread_environment
+from april_rl.runtime.weight_sync import sends_adapter
 from april_rl.runtime.worker import Worker
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.supervision.host_memory import WorkerMemory, pinned_environment
@@ -38,6 +39,7 @@ class Workers:
         `watchdog` waits for every call to them. `batch_tokens` is the maximum that a step trains.
         """
         self.layout, self.watchdog = layout, watchdog
+        self._lora = settings.config.lora
         self._answers: list[Any] = []  # to "what have you written", under way
         self.policy_version = 0  # of the weights that were synced last
         start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
@@ -73,6 +75,8 @@ class Workers:
         self._all("build_learner")
         on_stage("starting vLLM")
         self._build_engines(sleep=engines_sleep)
+        if sends_adapter(self._lora):
+            self._all("send_first_adapter")
 
     def start_engines(self) -> None:
         """Form the process group and start the engines with the model's own weights, without a

@@ -58,11 +58,11 @@ def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, s
     assert said in refusal("+recipe=tiny_cpu", *overrides)
 
 
-def arguments(**settings: Any) -> EngineArgs:
+def arguments(*, lora_rank: int = 0, **settings: Any) -> EngineArgs:
     """Return the options that vLLM gets from an engine's settings on an accelerator."""
     config = EngineConfig(**({"dtype": ComputeDtype.bfloat16} | settings))
     device = AcceleratorDevice(config, sleeps=False)
-    sizes = {"max_model_len": 64, "max_num_seqs": 16}
+    sizes = {"max_model_len": 64, "max_num_seqs": 16, "lora_rank": lora_rank}
     return engine_args(config, device, model_path="some/model", seed=0, **sizes)
 
 
@@ -85,6 +85,12 @@ def test_a_setting_of_the_engine_reaches_vllm(settings, expected):
     plain, changed = arguments(), arguments(**settings)
     for name, value in expected.items():
         assert getattr(changed, name) == value != getattr(plain, name)
+
+
+def test_an_adapter_gets_layers_of_the_next_rank_that_vllm_has():
+    assert arguments().enable_lora is False
+    found = arguments(lora_rank=9)
+    assert (found.enable_lora, found.max_loras, found.max_lora_rank) == (True, 1, 16)
 
 
 def test_speculation_is_off_by_default():

@@ -33,6 +33,7 @@ SIGNATURES = {
     f"{CLIENT}.add_request": "self request",
     f"{CLIENT}.get_output": "self",
     f"{CLIENT}.abort_requests": "self request_ids",
+    f"{CLIENT}.add_lora": "self lora_request",
     f"{CLIENT}.collective_rpc": "self method timeout args kwargs",
     f"{CLIENT}.sleep": "self level mode",
     f"{CLIENT}.wake_up": "self tags",

@@ -26,6 +26,7 @@ def task(tmp_path_factory) -> Path:
     "own",
     [
         pytest.param(("lora.rank=4",), id="adapters"),
+        pytest.param(("lora.rank=4", "lora.sync=adapter"), id="adapters_alone"),
         pytest.param(("data.path={folder}/few.jsonl",), id="in_the_second_epoch"),
         pytest.param((TWO, SPLIT), id="one_engine_of_two_workers"),
     ],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from learner_setup import NO_ADAPTERS, make_learner
 from small_engine import small_engine
@@ -15,16 +16,19 @@ from tiny_models import write_tiny_qwen3, write_tiny_qwen3_moe
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Packer
-from april_rl.config.choices import ComputeDtype, Offload
+from april_rl.config.choices import ComputeDtype, LoraSync, Offload
 from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.learner import Learner
 from april_rl.learner.update_errors import MismatchError
 from april_rl.rollout.requests import Request
+from april_rl.runtime.weight_sync import send_adapter, send_weights, sends_adapter
+from april_rl.supervision.heartbeat import Heartbeat
 from april_rl.types import Group, Prompt, Sample, SampleId, ScoredGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 GROUP_SIZE = 4
+Send = Callable[..., int]
 
 
 MODELS = {
@@ -34,20 +38,30 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=[pytest.param("tied", marks=pytest.mark.soak), "untied", "experts"])
-def model_path(request, tmp_path) -> Iterator[str]:
-    MODELS[request.param](tmp_path)
+@pytest.fixture
+def _group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield str(tmp_path)
+    yield
     if dist.is_initialized():  # vLLM may have ended it with its own
         dist.destroy_process_group()
 
 
-def build(model_path: str, *, lora: LoraConfig = NO_ADAPTERS) -> tuple[Learner, VllmEngine]:
+@pytest.fixture(params=[pytest.param("tied", marks=pytest.mark.soak), "untied", "experts"])
+def model_path(request, tmp_path, _group) -> str:
+    MODELS[request.param](tmp_path)
+    return str(tmp_path)
+
+
+def build(
+    model_path: str,
+    *,
+    lora: LoraConfig = NO_ADAPTERS,
+    dtype: ComputeDtype = ComputeDtype.bfloat16,
+) -> tuple[Learner, VllmEngine]:
     learner = make_learner(
         model_path,
         lora=lora,
-        compute_dtype=ComputeDtype.bfloat16,
+        compute_dtype=dtype,
         offload=Offload.all,
         lr=2e-2,
         beta2=0.999,
@@ -61,6 +75,8 @@ def build(model_path: str, *, lora: LoraConfig = NO_ADAPTERS) -> tuple[Learner, 
         max_num_seqs=32,
         kv_cache_gib=0.25,
         temperature=0.8,
+        dtype=dtype,
+        lora_rank=lora.rank if sends_adapter(lora) else 0,
     )
     return learner, engine
 
@@ -98,7 +114,9 @@ def generate(engine: VllmEngine, step: int) -> list[ScoredGroup]:
     ]
 
 
-def train(learner: Learner, engine: VllmEngine, *, sync: bool) -> list[float]:
+def train(
+    learner: Learner, engine: VllmEngine, *, sync: bool, send: Send = send_weights
+) -> list[float]:
     """The mismatch of three steps."""
     packer = Packer(
         num_ranks=1,
@@ -118,9 +136,31 @@ def train(learner: Learner, engine: VllmEngine, *, sync: bool) -> list[float]:
         metrics = learner.update(batch.of_rank(0))
         mismatches.append(metrics.read()["mismatch/logprob_abs_mean"])
         if sync:
-            engine.load_weights(learner.weights(), policy_version=step + 1)
+            send(learner, engine, Heartbeat(), version=step + 1)
             learner.offload()
     return mismatches
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize("keeps_weights", [True, False])
+def test_an_engine_with_the_adapter_alone_agrees_with_the_learner(
+    tmp_path, monkeypatch, keeps_weights
+):
+    """Also one that has lost the frozen weights in its sleep, and gets them anew. Fails when the
+    adapter is an older one, has another scale, or is added to weights that hold it already.
+    """
+    write_tiny_qwen3(tmp_path, tied=True)
+    lora = LoraConfig(rank=4, alpha=16.0, sync=LoraSync.adapter)
+    learner, engine = build(str(tmp_path), lora=lora, dtype=ComputeDtype.float32)
+    monkeypatch.setattr(VllmEngine, "keeps_weights", keeps_weights)
+    adapter_bytes = sum(p.numel() for p in learner._policy.trained()) * 4
+    sent = send_adapter(learner, engine, Heartbeat(), version=0)
+    assert (sent == adapter_bytes) is keeps_weights
+    assert max(train(learner, engine, sync=True, send=send_adapter)) <= 2e-6
+    merged = dict(learner.weights())
+    assert any(
+        not torch.equal(tensor, merged[name]) for name, tensor in learner.weights(merged=False)
+    )
 
 
 def test_a_synced_engine_agrees_with_the_learner_and_an_unsynced_one_stops_the_run(model_path):

@@ -52,7 +52,8 @@ class Log:
         assert [name for name, _ in weights] == ["embedding", "head"]
         self.calls.append(f"load version {policy_version}")
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self, *, merged: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        assert merged
         yield from (("embedding", torch.zeros(4)), ("head", torch.zeros(2)))
 
     def export(self, path: Path) -> None:
@@ -96,14 +97,20 @@ def record(calls: list[dict[str, Any]]) -> Callable[..., None]:
     return lambda config, **keywords: calls.append({"config": config, **keywords})
 
 
+ADAPTER_ALONE = ("lora.rank=4", "lora.sync=adapter")
+
+
+@pytest.mark.parametrize(("lora", "lora_rank"), [((), 0), (ADAPTER_ALONE, 4), (["lora.rank=4"], 0)])
 @pytest.mark.parametrize("sleeps", [False, True])
 @pytest.mark.parametrize("resume", list(Resume))
-def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sleeps, resume):
+def test_a_workers_engine_gets_the_settings_and_what_was_decided(
+    monkeypatch, sleeps, resume, lora, lora_rank
+):
     """Fails when the decision of the memory plan, or a setting, does not reach vLLM."""
     built: list[dict[str, Any]] = []
     monkeypatch.setattr(vllm_engine, "VllmEngine", record(built))
     overrides = ("rollout.temperature=0.6", f"rollout.resume={resume.value}", "seed=7")
-    config = load("+recipe=tiny_cpu", "model.path=some/model", *overrides)
+    config = load("+recipe=tiny_cpu", "model.path=some/model", *overrides, *lora)
     worker = BareWorker(Log(policy_version=0))
     worker._settings = WorkerSettings(
         config=config, device="cpu", threads=1, max_model_len=300, max_num_seqs=5, stop_tokens=(1,)
@@ -120,6 +127,7 @@ def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sl
         "keeps_parked": resume is not Resume.reprefill,  # the engine drops it when it sleeps
         "sleeps": sleeps,
         "stop_tokens": (1,),
+        "lora_rank": lora_rank,
     }
 
 

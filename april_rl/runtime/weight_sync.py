@@ -1,0 +1,65 @@
+"""What a weight sync sends from a worker's learner to its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from april_rl.config.choices import LoraSync
+from april_rl.config.lora import LoraConfig
+from april_rl.supervision.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from april_rl.engine.vllm_engine import VllmEngine
+    from april_rl.learner.learner import Learner
+
+
+def sends_adapter(lora: LoraConfig) -> bool:
+    """Return whether adapters travel alone."""
+    return lora.rank > 0 and lora.sync is LoraSync.adapter
+
+
+def send_weights(learner: Learner, engine: VllmEngine, beat: Heartbeat, *, version: int) -> int:
+    """Load the learner's weights into the engine, with adapters merged; return their bytes."""
+    return _stream(learner, engine, beat, version=version, merged=True)
+
+
+def send_adapter(learner: Learner, engine: VllmEngine, beat: Heartbeat, *, version: int) -> int:
+    """Load the adapters into the engine, and before them the frozen weights, if it lost them in its
+    sleep; return the bytes.
+    """
+    num_bytes = 0
+    if not engine.keeps_weights:
+        num_bytes += _stream(learner, engine, beat, version=version, merged=False)
+    with TemporaryDirectory(prefix="april_rl_adapter_") as folder:
+        num_bytes += learner.write_adapter(Path(folder))
+        engine.load_adapter(Path(folder), policy_version=version)
+    return num_bytes
+
+
+def _stream(
+    learner: Learner, engine: VllmEngine, beat: Heartbeat, *, version: int, merged: bool
+) -> int:
+    sent = _Counted(beat.beat_each(learner.weights(merged=merged)))
+    engine.load_weights(sent, policy_version=version)
+    return sent.num_bytes
+
+
+class _Counted:
+    """An iterator over weights that counts their bytes."""
+
+    def __init__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        self._weights = weights
+        self.num_bytes = 0  # so far
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[str, Tensor]:
+        name, tensor = next(self._weights)
+        self.num_bytes += tensor.nbytes
+        return name, tensor
