@@ -15,7 +15,7 @@ from april_rl.memory.check import check_memory, least_room
 from april_rl.memory.engine_sleep import settle_sleep
 from april_rl.memory.inputs import memory_inputs
 from april_rl.runtime.layout import Layout, choices_made, resume_line, settled
-from april_rl.runtime.preflight import check_engine_takes
+from april_rl.runtime.preflight import check_engine_takes, check_router_replay
 from april_rl.supervision.host_memory import WorkerMemory
 
 
@@ -47,6 +47,7 @@ def decide(requested: TrainConfig) -> Decisions:
 
     model = model_sizes(config.model.path, config.lora)
     check_engine_takes(model, prefix_caching=config.engine.prefix_caching, is_training=True)
+    check_router_replay(model, config.learner.router_replay)
     lines = (
         str(layout),
         *choices_made(requested, config),

@@ -131,6 +131,18 @@ class Offload(Enum):
     all = "all"  # float32 master weights too: 12 bytes a parameter
 
 
+class RouterReplay(Enum):
+    """Forward passes whose experts an update repeats, in a mixture of experts."""
+
+    none = "none"  # every pass chooses its own
+    learner = "learner"  # the pass that computed the proximal log-probabilities
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether any pass repeats experts."""
+        return self is not RouterReplay.none
+
+
 class Template(Enum):
     """Ways to turn a prompt column into the text that the model sees."""
 

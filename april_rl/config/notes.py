@@ -24,6 +24,13 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
             f"1: {keys} never act and loss/clip_frac stays 0. That is sound; for ratios that "
             "differ, set num_minibatches=2, or algorithm.ratio=behaviour algorithm.correction=none"
         )
+    replay, has_proximal = config.learner.router_replay, algorithm.ratio is Ratio.proximal
+    if replay.is_on and (is_one_update or not has_proximal):
+        cause = "trainer.num_minibatches=1" if is_one_update else "algorithm.ratio=behaviour"
+        yield (
+            f"learner.router_replay={replay.value} has no effect with {cause}, where no pass "
+            "computes proximal log-probabilities beforehand; remove it"
+        )
     yield from _ignored_on_cpu(config) if device == "cpu" else _ignored_on_gpu(config)
 
 

@@ -19,6 +19,7 @@ from april_rl.config.choices import (
     Offload,
     OnStale,
     Resume,
+    RouterReplay,
     Schedule,
 )
 from april_rl.config.engine import EngineConfig
@@ -132,6 +133,9 @@ class LearnerConfig:
     shard_size: int = within(">= 0", 0)
     # on GPU; a checkpoint reads what has been moved to the host
     offload: Offload = Offload.none
+    # mixtures of experts: the pass from which later minibatches repeat the experts of each token,
+    # so that a ratio compares two policies with the same experts
+    router_replay: RouterReplay = RouterReplay.none
 
     def __post_init__(self) -> None:
         check_bounds("learner", self)

@@ -22,6 +22,7 @@ from april_rl.batch.packing import MicroBatch
 from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
+from april_rl.learner.anchors import Anchor, Anchors
 from april_rl.learner.checkpoint import Checkpoint, local_folder
 from april_rl.learner.export import export
 from april_rl.learner.lora import adapter_writer, write_adapter
@@ -32,6 +33,7 @@ from april_rl.learner.offload import Offloadable, return_cached_memory
 from april_rl.learner.optimizer import Optimizer
 from april_rl.learner.policy import build_policy
 from april_rl.learner.reference import OwnReference, Reference
+from april_rl.learner.routers import Routers
 from april_rl.learner.row import PackedRow
 from april_rl.learner.statistics import TokenStatistics
 from april_rl.learner.training_state import Snapshot, TrainingState
@@ -39,15 +41,6 @@ from april_rl.learner.update_errors import NonFiniteError
 from april_rl.metrics import Metrics, merge
 
 _DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
-
-
-class _Anchors(NamedTuple):
-    """Log-probabilities [N] per row of a minibatch, computed before the first optimizer step. None:
-    for `proximal`, those of the forward pass itself; for `reference`, the loss needs none.
-    """
-
-    proximal: Sequence[Tensor | None]
-    reference: Sequence[Tensor | None]
 
 
 class _Pass(NamedTuple):
@@ -118,6 +111,8 @@ class Learner:
         self._reference = self._build_reference(mesh, self._compute_dtype, temperature)
         if on_forward is not None and isinstance(self._reference, Reference):
             self._reference.on_forward(on_forward)
+        self._routers = Routers(self._policy if config.router_replay.is_on else None)
+        self._anchors = self._build_anchors()
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Take one optimizer step per minibatch; return this rank's metrics, to merge over ranks.
@@ -132,7 +127,7 @@ class Learner:
         rows = [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
         mismatch = Mismatch(device=self._device)
         statistics = TokenStatistics(device=self._device)
-        anchors = self._anchors(rows, mismatch)
+        anchors = self._anchors.of(rows, mismatch)
         steps: list[Metrics] = []
         try:
             for part, part_anchors in zip(rows, anchors, strict=True):
@@ -234,22 +229,13 @@ class Learner:
             temperature=temperature,
         )
 
-    def _anchors(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[_Anchors]:
-        """Return the anchors of each minibatch, under the weights before the update.
-
-        The first minibatch's own forward pass gives its proximal log-probabilities.
-        """
-        proximal: list[Sequence[Tensor | None]] = [[None] * len(part) for part in rows]
-        for number, part in enumerate(rows[1:] if self._objective.needs_proximal else (), start=1):
-            found = [self._logprobs(row) for row in part]
-            for row, logprobs in zip(part, found, strict=True):
-                mismatch.add(row, logprobs)
-            proximal[number] = found
-        if self._reference is None:
-            references: Sequence[Sequence[Tensor | None]] = [[None] * len(part) for part in rows]
-        else:
-            references = self._reference.logprobs(rows)
-        return [_Anchors(*pair) for pair in zip(proximal, references, strict=True)]
+    def _build_anchors(self) -> Anchors:
+        return Anchors(
+            self._policy,
+            routers=self._routers,
+            reference=self._reference,
+            needs_proximal=self._objective.needs_proximal,
+        )
 
     @torch.no_grad()
     def _logprobs(self, row: PackedRow) -> Tensor:
@@ -257,17 +243,18 @@ class Learner:
         return logprobs
 
     def _accumulate(
-        self, rows: Sequence[PackedRow], anchors: _Anchors, statistics: TokenStatistics
+        self, rows: Sequence[PackedRow], anchors: Sequence[Anchor], statistics: TokenStatistics
     ) -> _Pass:
         """Run the forward and backward pass of every row; gradients accumulate."""
         losses, seen = [], []
-        held = zip(rows, anchors.proximal, anchors.reference, strict=True)
-        for number, (row, proximal, reference) in enumerate(held, start=1):
+        for number, (row, anchor) in enumerate(zip(rows, anchors, strict=True), start=1):
+            proximal, reference, choices = anchor
             self._policy.set_last_backward(number == len(rows))
-            logprobs, entropy = self._policy(row)
-            loss = self._objective.of(row, logprobs, proximal=proximal, reference=reference)
-            # FSDP averages gradients over ranks; the loss is a sum over them.
-            torch.autograd.backward(loss.total * dist.get_world_size())
+            with self._routers.repeating(choices):
+                logprobs, entropy = self._policy(row)
+                loss = self._objective.of(row, logprobs, proximal=proximal, reference=reference)
+                # FSDP averages gradients over ranks; the loss is a sum over them.
+                torch.autograd.backward(loss.total * dist.get_world_size())
             losses.append(loss.total.detach())
             seen.append(logprobs.detach())
             statistics.add(

@@ -26,6 +26,7 @@ from april_rl.learner.architecture import (
 from april_rl.learner.attention import Packing
 from april_rl.learner.lora import inject
 from april_rl.learner.mixers import has_known_mixers
+from april_rl.learner.routers import has_known_routers
 from april_rl.learner.sizes import ModelSizes
 
 _COUNTING = "april_rl_counting"  # name in transformers of an attention that computes nothing
@@ -57,6 +58,7 @@ def model_sizes(model_path: str, lora: LoraConfig) -> ModelSizes:
     return ModelSizes(
         model_type=causal_lm.config.model_type,
         has_states=has_known_mixers(causal_lm),
+        has_known_routers=has_known_routers(causal_lm),
         num_parameters=num_parameters,
         num_trained=sum(p.numel() for p in causal_lm.parameters() if p.requires_grad),
         has_adapters=lora.rank > 0,

@@ -18,6 +18,7 @@ class ModelSizes:
 
     model_type: str
     has_states: bool  # layers that carry a state from token to token
+    has_known_routers: bool  # of experts, which can repeat choices (learner.router_replay)
     num_parameters: int
     num_trained: int  # all of them, or those of its adapters
     has_adapters: bool

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants
 from transformers import AutoConfig
 
+from april_rl.config.choices import RouterReplay
 from april_rl.errors import RunError
 from april_rl.learner.sizes import ModelSizes
 from april_rl.runtime.engine_build import installed_engines, wrong_engine
@@ -126,6 +127,18 @@ def check_engine_takes(model: ModelSizes, *, prefix_caching: bool, is_training: 
             f"engine.prefix_caching=true: model_type {kind} has layers that carry a state, which "
             "vLLM's prefix cache does not support everywhere; set engine.prefix_caching=false"
         )
+
+
+def check_router_replay(model: ModelSizes, replay: RouterReplay) -> None:
+    """Raise PreflightError when the learner knows no router in a model whose experts it shall
+    repeat.
+    """
+    if model.has_known_routers or not replay.is_on:
+        return
+    raise PreflightError(
+        f"learner.router_replay={replay.value}: model_type {model.model_type} has no router whose "
+        "choices the learner can repeat (docs/usage.md names the families); remove it"
+    )
 
 
 def _too_few_cores(num_workers: int) -> list[str]:

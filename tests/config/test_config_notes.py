@@ -72,6 +72,7 @@ READ_ON_BOTH = {
     *("engine.speculation", "engine.speculative_tokens", "learner.compute_dtype"),
     *("learner.max_tokens", "learner.age_decay", "learner.age_weight", "learner.max_mismatch"),
     *("learner.activation_checkpointing", "learner.shard_size", "runtime.device"),
+    "learner.router_replay",
     *("runtime.num_workers", "runtime.ray_address", "runtime.stall_timeout_s"),
     *("runtime.call_timeout_s", "runtime.max_restarts"),
 }
@@ -106,3 +107,15 @@ def test_a_setting_that_the_device_ignores_is_named_at_the_start(
 
 def test_on_cpu_engine_sleep_never_needs_no_note() -> None:
     assert notes("engine.sleep=never", "trainer.num_minibatches=2") == []
+
+
+@pytest.mark.parametrize("cause", ["trainer.num_minibatches=1", "algorithm.ratio=behaviour"])
+def test_router_replay_without_a_proximal_pass_is_named_at_the_start(cause: str) -> None:
+    both = ("learner.router_replay=learner", "trainer.num_minibatches=2")
+    assert notes(*both) == []
+    overrides = {one.partition("=")[0]: one for one in (*both, cause)}
+    if cause == "algorithm.ratio=behaviour":
+        overrides["algorithm.correction"] = "algorithm.correction=none"
+    found = [line for line in notes(*overrides.values()) if line.startswith(both[0])]
+    assert len(found) == 1
+    assert f"has no effect with {cause}" in found[0]

@@ -24,6 +24,8 @@ from learner_setup import (
 from safetensors.torch import load_file
 from tiny_models import write_tiny_qwen3_moe
 
+from april_rl.config.choices import RouterReplay
+
 pytestmark = pytest.mark.slow
 
 NUM_RANKS = 2
@@ -45,7 +47,29 @@ def run(path: str, *, shard_size: int) -> dict[str, Any]:
         "loaded": loaded,
         "sent": dict(learner.weights()),
         "logprobs": learner_logprobs(learner, examples),
+        "repeated": repeat(path, shard_size=shard_size),
     }
+
+
+def repeat(path: str, *, shard_size: int) -> torch.Tensor:
+    """Return log-probabilities after an update whose second minibatch has the experts of its
+    proximal pass.
+    """
+    learner = make_learner(
+        path,
+        shard_size=shard_size,
+        router_replay=RouterReplay.learner,
+        activation_checkpointing=True,
+    )
+    seen = []
+    learner._policy.register_forward_hook(lambda *_: seen.append(learner._routers.last_choices()))
+    examples = make_examples(path, noise=0.3, age=1)
+    bins = DEALT[dist.get_world_size()][dist.get_rank()]
+    rows = [pack([examples[i] for i in bin_], total=num_tokens([examples])) for bin_ in bins]
+    learner.update([rows, rows])
+    for before, after in zip(seen[: len(rows)], seen[-len(rows) :], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    return learner_logprobs(learner, examples)
 
 
 def run_rank(rank: int, folder: str) -> None:
@@ -101,3 +125,12 @@ def test_an_export_of_two_ranks_is_what_they_send_under_the_names_on_disk(seen, 
         sent = rank[shard_size]["sent"]
         assert exported.keys() == sent.keys()
         assert all(torch.equal(exported[name], sent[name]) for name in sent)
+
+
+@pytest.mark.parametrize("shard_size", SHARD_SIZES)
+def test_two_ranks_repeat_the_experts_of_their_rows_as_one(seen, shard_size):
+    _, one, ranks = seen
+    for rank in ranks:
+        found = rank[shard_size]["repeated"]
+        torch.testing.assert_close(found, one["repeated"], atol=2e-3, rtol=1e-3)
+    assert not torch.equal(one["repeated"], one["logprobs"])

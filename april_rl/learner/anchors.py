@@ -1,0 +1,64 @@
+"""What an update compares the policy with: computed before its first optimizer step.
+
+Legend: [N] response tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from april_rl.learner.mismatch import Mismatch
+from april_rl.learner.policy import Policy
+from april_rl.learner.reference import OwnReference, Reference
+from april_rl.learner.routers import Choices, Routers
+from april_rl.learner.row import PackedRow
+
+
+class Anchor(NamedTuple):
+    """The anchor of a row, under the weights before the update."""
+
+    proximal: Tensor | None = None  # log-probabilities [N]; None: those of the row's own pass
+    reference: Tensor | None = None  # log-probabilities [N]; None: the loss needs none
+    choices: Choices | None = None  # of experts, in the pass of `proximal`; None: chosen anew
+
+
+class Anchors:
+    """Computes the anchors of the rows of an update."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        routers: Routers,
+        reference: Reference | OwnReference | None,
+        needs_proximal: bool,
+    ) -> None:
+        """Use the trained `policy` and its `routers`."""
+        self._policy, self._routers, self._reference = policy, routers, reference
+        self._needs_proximal = needs_proximal
+
+    def of(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[list[Anchor]]:
+        """Return the anchor of every row of each minibatch; add log-probabilities to `mismatch`.
+
+        The first minibatch's own forward pass gives its proximal log-probabilities. A collective.
+        """
+        later = rows[1:] if self._needs_proximal else ()
+        anchors = [[Anchor() for _ in part] for part in rows]
+        for number, part in enumerate(later, start=1):
+            anchors[number] = [self._proximal(row, mismatch) for row in part]
+        if self._reference is None:
+            return anchors
+        return [
+            [anchor._replace(reference=logprobs) for anchor, logprobs in zip(*pair, strict=True)]
+            for pair in zip(anchors, self._reference.logprobs(rows), strict=True)
+        ]
+
+    @torch.no_grad()
+    def _proximal(self, row: PackedRow, mismatch: Mismatch) -> Anchor:
+        logprobs = self._policy(row)[0]
+        mismatch.add(row, logprobs)
+        return Anchor(proximal=logprobs, choices=self._routers.last_choices())

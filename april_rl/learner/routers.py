@@ -1,0 +1,125 @@
+"""Routers of mixtures of experts, which can repeat the choices of an earlier forward pass.
+
+Legend: [T] tokens of a packed row, [K] experts of a token. A router scores all experts, and takes
+the best K with `torch.topk`. To repeat a choice its own code runs again, and only that call answers
+with the earlier indices: scores, weights and gradients are those of the current parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# Classes in transformers, and which call of topk in their `forward` chooses the experts. An expert
+# that is not among the best K must still get the weight of its score; in DeepSeek-V2 it may get 0.
+_CHOOSING_CALL: Mapping[str, int] = {
+    **dict.fromkeys(
+        (
+            *("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "Qwen3NextTopKRouter"),
+            *("Qwen3_5MoeTopKRouter", "MixtralTopKRouter", "OlmoeTopKRouter", "FlexOlmoTopKRouter"),
+            *("GraniteMoeTopKRouter", "GraniteMoeHybridTopKRouter", "GraniteMoeSharedTopKRouter"),
+            *("GraniteMoeSWATopKRouter", "HunYuanMoEV1Gate"),
+        ),
+        1,
+    ),
+    # The first two calls choose groups of experts.
+    **dict.fromkeys(
+        (
+            *("DeepseekV3TopkRouter", "Dots1TopkRouter", "ExaoneMoeTopkRouter"),
+            *("Glm4MoeTopkRouter", "KimiLinearTopkRouter", "NemotronHTopkRouter"),
+        ),
+        3,
+    ),
+}
+_STORED = torch.int16  # of expert numbers
+
+Choices = tuple[Tensor, ...]  # [T, K] of each router, in the order of the layers
+
+
+def has_known_routers(model: nn.Module) -> bool:
+    """Return whether a model has routers that can repeat choices."""
+    return next(_routers(model), None) is not None
+
+
+class Routers:
+    """The routers of a model, whose forward functions it takes over; or none, which do nothing."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        """Find the routers of `model`, which must have some."""
+        self._routers = [] if model is None else [_Router(part) for part in _routers(model)]
+        assert model is None or self._routers, "preflight refuses a model without known routers"
+
+    def last_choices(self) -> Choices:
+        """Return the choices of the last forward pass."""
+        return tuple(router.choice.to(_STORED) for router in self._routers)
+
+    @contextmanager
+    def repeating(self, choices: Choices | None) -> Iterator[None]:
+        """Repeat `choices` in every pass of the block, also where the backward pass recomputes
+        activations; with None the routers choose.
+        """
+        if choices is None:
+            yield
+            return
+        for router, choice in zip(self._routers, choices, strict=True):
+            router.repeated = choice
+        try:
+            yield
+        finally:
+            for router in self._routers:
+                router.repeated = None
+
+
+class _Router:
+    """The forward function of a router."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._forward: Callable[..., Any] = module.forward
+        self._number = _CHOOSING_CALL[type(module).__name__]
+        self.choice: Tensor  # [T, K], of the last pass
+        self.repeated: Tensor | None = None  # [T, K], for the next passes; None: choose
+        module.forward = self
+
+    def __call__(self, hidden_states: Tensor) -> object:
+        with _Topk(self._number, self.repeated) as topk:
+            output: object = self._forward(hidden_states)
+        self.choice = topk.indices
+        return output
+
+
+class _Topk(TorchFunctionMode):
+    """Watches the calls of topk in a block, and may answer one of them with given indices."""
+
+    def __init__(self, number: int, repeated: Tensor | None) -> None:
+        super().__init__()
+        self._calls_left, self._repeated = number, repeated
+        self.indices: Tensor
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        """Make a call of torch in place of the block."""
+        if func not in (torch.topk, Tensor.topk):
+            return func(*args, **(kwargs or {}))
+        self._calls_left -= 1
+        if self._calls_left or self._repeated is None:
+            result = func(*args, **(kwargs or {}))
+        else:
+            indices = self._repeated.long()
+            result = torch.return_types.topk((args[0].gather(-1, indices), indices))
+        if not self._calls_left:
+            self.indices = result.indices
+        return result
+
+
+def _routers(module: nn.Module) -> Iterator[nn.Module]:
+    return (part for part in module.modules() if type(part).__name__ in _CHOOSING_CALL)
