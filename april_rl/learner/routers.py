@@ -3,6 +3,7 @@
 Legend: [T] tokens of a packed row, [K] experts of a token. A router scores all experts, and takes
 the best K with `torch.topk`. To repeat a choice its own code runs again, and only that call answers
 with the earlier indices: scores, weights and gradients are those of the current parameters.
+Choices wait in host memory, where a token takes 2 bytes for each of its experts in each layer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _CHOOSING_CALL: Mapping[str, int] = {
             *("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "Qwen3NextTopKRouter"),
             *("Qwen3_5MoeTopKRouter", "MixtralTopKRouter", "OlmoeTopKRouter", "FlexOlmoTopKRouter"),
             *("GraniteMoeTopKRouter", "GraniteMoeHybridTopKRouter", "GraniteMoeSharedTopKRouter"),
-            *("GraniteMoeSWATopKRouter", "HunYuanMoEV1Gate"),
+            *("GraniteMoeSWATopKRouter", "HunYuanMoEV1Gate", "MellumTopKRouter"),
+            "Ernie4_5_MoeTopKRouter",
         ),
         1,
     ),
@@ -31,14 +33,15 @@ _CHOOSING_CALL: Mapping[str, int] = {
     **dict.fromkeys(
         (
             *("DeepseekV3TopkRouter", "Dots1TopkRouter", "ExaoneMoeTopkRouter"),
-            *("Glm4MoeTopkRouter", "KimiLinearTopkRouter", "NemotronHTopkRouter"),
+            *("Glm4MoeTopkRouter", "Glm4MoeLiteTopkRouter", "KimiLinearTopkRouter"),
+            *("NemotronHTopkRouter", "SolarOpenTopkRouter"),
         ),
         3,
     ),
 }
 _STORED = torch.int16  # of expert numbers
 
-Choices = tuple[Tensor, ...]  # [T, K] of each router, in the order of the layers
+Choices = tuple[Tensor, ...]  # [T, K] of each router, in the order of the layers; on the host
 
 
 def has_known_routers(model: nn.Module) -> bool:
@@ -56,7 +59,7 @@ class Routers:
 
     def last_choices(self) -> Choices:
         """Return the choices of the last forward pass."""
-        return tuple(router.choice.to(_STORED) for router in self._routers)
+        return tuple(router.choice.cpu() for router in self._routers)
 
     @contextmanager
     def repeating(self, choices: Choices | None) -> Iterator[None]:
@@ -66,9 +69,9 @@ class Routers:
         if choices is None:
             yield
             return
-        for router, choice in zip(self._routers, choices, strict=True):
-            router.repeated = choice
         try:
+            for router, choice in zip(self._routers, choices, strict=True):
+                router.repeated = choice.to(router.choice.device)
             yield
         finally:
             for router in self._routers:
@@ -81,14 +84,14 @@ class _Router:
     def __init__(self, module: nn.Module) -> None:
         self._forward: Callable[..., Any] = module.forward
         self._number = _CHOOSING_CALL[type(module).__name__]
-        self.choice: Tensor  # [T, K], of the last pass
+        self.choice: Tensor  # [T, K], of the last pass, on its device
         self.repeated: Tensor | None = None  # [T, K], for the next passes; None: choose
         module.forward = self
 
     def __call__(self, hidden_states: Tensor) -> object:
         with _Topk(self._number, self.repeated) as topk:
             output: object = self._forward(hidden_states)
-        self.choice = topk.indices
+        self.choice = topk.indices.to(_STORED)
         return output
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,6 @@ from learner_setup import (
     Example,
     gradients_seen,
     group_of_one,
-    make_examples,
     make_learner,
     pack,
     pack_minibatch,
@@ -21,7 +22,10 @@ from learner_setup import (
 from tiny_architectures import tiny_config, tiny_model
 from torch import Tensor
 
+from april_rl.batch.packing import MicroBatch
 from april_rl.config.choices import RouterReplay
+from april_rl.config.lora import LoraConfig
+from april_rl.learner.architecture import empty_model
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.model_sizes import model_sizes
 from april_rl.learner.policy import Policy, build_policy
@@ -33,9 +37,11 @@ CPU = torch.device("cpu")
 FAMILIES = (
     *("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "mixtral", "olmoe", "flex_olmo"),
     *("granitemoe", "granitemoehybrid", "granitemoeshared", "granitemoe_swa", "hunyuan_v1_moe"),
-    *("deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "kimi_linear"),
-    "nemotron_h",
+    *("mellum", "ernie4_5_moe", "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite"),
+    *("kimi_linear", "nemotron_h", "solar_open"),
 )
+# Two groups of two experts: repeated experts may lie outside the best group.
+GROUPS = {"n_group": 2, "topk_group": 1}
 VOCABULARY = 98  # of make_examples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
@@ -58,7 +64,8 @@ def qwen(tmp_path_factory) -> str:
 
 
 def write(folder: Path, model_type: str) -> str:
-    tiny_model(tiny_config(model_type, vocab_size=VOCABULARY)).save_pretrained(folder)
+    changes = GROUPS if model_type == "deepseek_v3" else {}
+    tiny_model(tiny_config(model_type, vocab_size=VOCABULARY, **changes)).save_pretrained(folder)
     return str(folder)
 
 
@@ -97,7 +104,8 @@ def passed(
     with routers.repeating(choices):
         logprobs, _ = policy(row)
         (logprobs * row.advantages).sum().backward()
-    grads = {n: p.grad.full_tensor().clone() for n, p in policy.named_parameters()}
+    trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+    grads = {n: p.grad.full_tensor().clone() for n, p in trained.items()}
     return logprobs.detach(), grads
 
 
@@ -106,11 +114,20 @@ def moved(choices: Choices, num_experts: int) -> Choices:
     return tuple((choice + 1) % num_experts for choice in choices)
 
 
-def test_every_known_router_is_tried(path):
-    """Fails when a class is in the list and in no family here, or finds no router."""
-    names = {type(part).__name__ for part in build(path).modules()}
-    assert len(names & _CHOOSING_CALL.keys()) == 1
-    assert len(FAMILIES) == len(_CHOOSING_CALL)
+def test_every_known_router_is_tried_in_one_family():
+    found = []
+    for model_type in FAMILIES:
+        model = empty_model(tiny_config(model_type), dtype=torch.float32)
+        names = {type(part).__name__ for part in model.modules()}
+        found += names & _CHOOSING_CALL.keys()
+    assert sorted(found) == sorted(_CHOOSING_CALL)
+
+
+def test_the_page_names_every_family_and_no_other():
+    text = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
+    (line,) = [one for one in text.splitlines() if one.strip().startswith("`deepseek_v3`")]
+    paragraph = text[text.index(line) :].partition(".\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", paragraph)) == sorted({*FAMILIES, "qwen3_5_moe"})
 
 
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
@@ -152,8 +169,9 @@ def test_other_choices_are_repeated_with_weights_and_gradients_of_the_scores(pat
         assert torch.equal(choice, other)
     known = [n for n, part in policy.named_modules() if type(part).__name__ in _CHOOSING_CALL]
     names = [n for n in grads if n.rpartition(".")[0].removesuffix(".wg") in known]
+    assert len(names) == len(others)
+    assert all(grads[name].any() for name in names)
     slope = sum(grads[name].square().sum() for name in names)
-    assert slope > 0
     advantages = PackedRow.of(pack(examples_of(), total=1), device=CPU).advantages
     size = 1e-3 / slope.sqrt()
     values = []
@@ -163,52 +181,79 @@ def test_other_choices_are_repeated_with_weights_and_gradients_of_the_scores(pat
             for name in names:
                 policy.get_parameter(name)._local_tensor.add_(grads[name], alpha=step.item())
         values.append((passed(policy, routers, others)[0] * advantages).double().sum())
+        assert all(map(torch.equal, routers.last_choices(), others))
     found = (values[0] - values[1]) / (2 * size)
     torch.testing.assert_close(found, slope.double(), rtol=0.05, atol=1e-3)
 
 
-def flipping(
-    path: str, replay: RouterReplay, **changes: object
-) -> tuple[list[Choices], Sequence[dict[str, Tensor]]]:
-    """Return the choices of an update's proximal pass and last pass, and its gradients; its first
-    step changes many choices.
+def two_minibatches() -> list[list[MicroBatch]]:
+    """Return minibatches of two rows each."""
+    examples = examples_of(8)
+    return [
+        pack_minibatch([[first], [second, third, fourth]])
+        for first, second, third, fourth in (examples[:4], examples[4:])
+    ]
+
+
+def choices_of_update(path: str, replay: RouterReplay, **changes: Any) -> list[list[Choices]]:
+    """Return the choices of the rows of an update's last minibatch, in its proximal pass and in its
+    own; the first step changes many choices.
     """
     learner = make_learner(path, lr=0.1, router_replay=replay, **changes)
     routers = learner._routers if replay is RouterReplay.learner else Routers(learner._policy)
     seen: list[Choices] = []
     learner._policy.register_forward_hook(lambda *_: seen.append(routers.last_choices()))
-    examples = examples_of(8)
-    with gradients_seen(learner._policy) as grads:
-        learner.update([pack_minibatch([examples[:4]]), pack_minibatch([examples[4:]])])
-    assert len(seen) == 3, "a proximal pass and one for each minibatch"
-    return [seen[0], seen[2]], grads
+    learner.update(two_minibatches())
+    assert len(seen) == 6, "two rows of a proximal pass and of each minibatch"
+    return [seen[:2], seen[4:]]
 
 
-def test_a_later_minibatch_repeats_the_experts_of_its_proximal_pass(qwen):
+@pytest.mark.parametrize(
+    "lora",
+    [NO_ADAPTERS, LoraConfig(rank=4, alpha=256.0, target_modules=["q_proj", "v_proj"])],
+    ids=["whole", "adapters"],
+)
+def test_a_later_minibatch_repeats_the_experts_of_its_proximal_pass(qwen, lora):
     """Fails when the setting does nothing, or another row's choices are repeated."""
-    (before, after), _ = flipping(qwen, RouterReplay.none)
-    changed = [(a != b).any(dim=-1).float().mean() for a, b in zip(before, after, strict=True)]
-    assert min(changed) > 0.05, "the test needs a step that changes experts"
-    (before, after), _ = flipping(qwen, RouterReplay.learner)
-    assert len(before) == len(changed)
-    for a, b in zip(before, after, strict=True):
-        assert torch.equal(a, b)
+    before, after = choices_of_update(qwen, RouterReplay.none, lora=lora)
+    for a, b in zip(chain(*before), chain(*after), strict=True):
+        assert (a != b).any(dim=-1).float().mean() > 0.05, "the test needs changed experts"
+    before, after = choices_of_update(qwen, RouterReplay.learner, lora=lora)
+    assert all(map(torch.equal, chain(*before), chain(*after)))
 
 
 def test_recomputed_activations_have_the_repeated_experts(qwen):
     """Fails when the backward pass chooses anew: its gradients would be another function's."""
-    _, kept = flipping(qwen, RouterReplay.learner)
-    _, recomputed = flipping(qwen, RouterReplay.learner, activation_checkpointing=True)
-    for step, again in zip(kept, recomputed, strict=True):
+    steps = []
+    for is_recomputed in (False, True):
+        learner = make_learner(
+            qwen,
+            lr=0.1,
+            router_replay=RouterReplay.learner,
+            activation_checkpointing=is_recomputed,
+        )
+        with gradients_seen(learner._policy) as grads:
+            learner.update(two_minibatches())
+        steps.append(grads)
+    for step, again in zip(*steps, strict=True):
         for name, grad in step.items():
             torch.testing.assert_close(again[name], grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_nothing_is_repeated_after_an_update(qwen):
     learner = make_learner(qwen, lr=0.1, router_replay=RouterReplay.learner)
-    examples = make_examples(qwen, noise=0.3, age=1)
-    learner.update([pack_minibatch([examples[:3]]), pack_minibatch([examples[3:]])])
-    learner.logprobs(pack(examples, total=1))  # more tokens: the choices would not fit them
+    learner.update(two_minibatches())
+    # More tokens than any row before: its choices would not fit.
+    learner.logprobs(pack(examples_of(8), total=1))
+
+
+def test_an_error_inside_the_block_ends_the_repeating(qwen):
+    policy = build(qwen)
+    routers = Routers(policy)
+    passed(policy, routers, None)
+    with pytest.raises(ZeroDivisionError), routers.repeating(routers.last_choices()):
+        raise ZeroDivisionError
+    policy(PackedRow.of(pack(examples_of(8), total=1), device=CPU))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "deepseek_v2", "gpt_oss", "phimoe"])
