@@ -9,16 +9,19 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 from transformers import AutoConfig
 
-from april_rl.config.choices import RouterReplay
 from april_rl.errors import RunError
 from april_rl.learner.sizes import ModelSizes
 from april_rl.runtime.engine_build import installed_engines, wrong_engine
 from april_rl.supervision.host_memory import host_memory
+
+if TYPE_CHECKING:  # the acceptance tool looks at a machine where Hydra may be broken
+    from april_rl.config.choices import RouterReplay
 
 _GIB = 1 << 30
 
