@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
+from april_rl.config.lora import LoraConfig
 from april_rl.data.tokenizer import stop_token_ids
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def small_engine(
     keeps_parked: bool = False,
     sleeps: bool = True,
     stop_tokens: Sequence[int] | None = None,
-    lora_rank: int = 0,
+    lora: LoraConfig | None = None,
     **settings: Any,
 ) -> VllmEngine:
     """Start an engine with the model in `folder`; `settings` are those of the section `engine`."""
@@ -47,5 +48,5 @@ def small_engine(
         keeps_parked=keeps_parked,
         sleeps=sleeps,
         stop_tokens=stop_token_ids(str(folder)) if stop_tokens is None else stop_tokens,
-        lora_rank=lora_rank,
+        lora=lora,
     )

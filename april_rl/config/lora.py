@@ -9,6 +9,7 @@ from april_rl.config.checks import check_bounds, require, within
 from april_rl.config.choices import LoraSync
 
 _MODULE = re.compile(r"\w+(\.\w+)*")
+_LARGEST_RANK = 512  # of vLLM's LoRA layers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +33,11 @@ class LoraConfig:
             names is None or (len(names) > 0 and all(map(_MODULE.fullmatch, names))),
             f"lora.target_modules must be null or names of layers, such as "
             f"[q_proj,v_proj], got {names}",
+        )
+        require(
+            self.sync is LoraSync.merged or self.rank <= _LARGEST_RANK,
+            f"lora.rank={self.rank}: vLLM's LoRA layers have at most rank {_LARGEST_RANK}; lower "
+            "it, or set lora.sync=merged",
         )
         if self.rank == 0:
             self._check_nothing_is_ignored()

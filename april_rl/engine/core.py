@@ -8,6 +8,9 @@ from importlib.util import find_spec
 
 import torch
 from vllm import EngineArgs
+from vllm.config import VllmConfig
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core_client import InprocClient
 
@@ -30,6 +33,11 @@ _TORCHVISION = (
     "CPU from PyTorch's index of builds for CPUs (another build breaks transformers)"
 )
 
+_MERGED = (
+    "lora.sync=adapter: vLLM cannot apply the adapters of this model; set lora.sync=merged, or "
+    "choose other layers in lora.target_modules"
+)
+
 
 class EngineStartError(RunError):
     """The engine does not fit into memory, or lacks a package; the message names the remedy."""
@@ -40,6 +48,7 @@ def start_core(args: EngineArgs) -> InprocClient:
     args.scheduler_cls = counting_scheduler(is_async=bool(args.async_scheduling))
     try:
         config = args.create_engine_config()
+        _check_experts(config)
         # vLLM turns it off on CPU, where it gains nothing; here the setting counts everywhere.
         config.scheduler_config.async_scheduling = args.async_scheduling
         return InprocClient(config, executor_class(config), log_stats=False)
@@ -48,9 +57,30 @@ def start_core(args: EngineArgs) -> InprocClient:
             remedy = _MORE_MEMORY
         elif "failed to be inspected" in str(error) and find_spec("torchvision") is None:
             remedy = f"model.path={args.model}: {_TORCHVISION}"
+        elif args.enable_lora and "LoRA" in str(error):
+            remedy = _MERGED
         else:
             raise
         raise EngineStartError(f"{remedy}. vLLM's message: {error}") from error
+
+
+def _check_experts(config: VllmConfig) -> None:
+    """Raise EngineStartError for experts whose CPU kernel vLLM does not take beside LoRA layers: it
+    would take one of Triton's, and fail at the first token.
+    """
+    if config.lora_config and config.model_config.is_moe and current_platform.is_cpu():
+        raise EngineStartError(
+            "lora.sync=adapter: this model has experts, which vLLM's build for CPUs cannot compute "
+            "beside LoRA layers; set lora.sync=merged"
+        )
+
+
+def add_adapter(core: InprocClient, adapter: LoRARequest) -> None:
+    """Read an adapter from its folder; raise EngineStartError when vLLM has no such layers."""
+    try:
+        core.add_lora(adapter)
+    except ValueError as error:
+        raise EngineStartError(f"{_MERGED}. vLLM's message: {error}") from error
 
 
 def lacks_memory(error: Exception) -> bool:

@@ -9,6 +9,7 @@ from vllm.config.lora import MaxLoRARanks
 
 from april_rl.config.choices import ComputeDtype, Speculation
 from april_rl.config.engine import EngineConfig
+from april_rl.config.lora import LoraConfig
 from april_rl.engine.device import Device
 from april_rl.engine.tensor_parallel import parallel_args
 
@@ -23,7 +24,7 @@ def engine_args(
     seed: int,
     max_model_len: int,
     max_num_seqs: int,
-    lora_rank: int = 0,
+    lora: LoraConfig | None = None,
 ) -> EngineArgs:
     """Return arguments that keep the distribution of samples and their exact log-probabilities,
     except for the precision of the KV cache.
@@ -46,21 +47,25 @@ def engine_args(
         logprobs_mode="processed_logprobs",  # after the temperature
         disable_log_stats=True,
         use_tqdm_on_load=False,
-        **_lora_args(lora_rank),
+        **_lora_args(lora),
         **parallel_args(config.tensor_parallel_size),
         **device.engine_args(),
     )
 
 
-def _lora_args(rank: int) -> dict[str, Any]:
-    """Return arguments for LoRA layers that hold one adapter; none for rank 0."""
-    if rank == 0:
+def _lora_args(lora: LoraConfig | None) -> dict[str, Any]:
+    """Return arguments for LoRA layers that hold one adapter; none without `lora`.
+
+    Only layers that have an adapter become LoRA layers.
+    """
+    if lora is None:
         return {}
-    allowed = sorted(get_args(MaxLoRARanks))
+    targets = lora.target_modules
     return {
         "enable_lora": True,
         "max_loras": 1,
-        "max_lora_rank": next((size for size in allowed if size >= rank), rank),
+        "max_lora_rank": min(size for size in get_args(MaxLoRARanks) if size >= lora.rank),
+        "lora_target_modules": targets and [name.rpartition(".")[2] for name in targets],
     }
 
 

@@ -14,8 +14,9 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
 from april_rl.config.engine import EngineConfig
+from april_rl.config.lora import LoraConfig
 from april_rl.engine.attempt import Attempt, check_request
-from april_rl.engine.core import drain, start_core
+from april_rl.engine.core import add_adapter, drain, start_core
 from april_rl.engine.device import this_device
 from april_rl.engine.options import engine_args
 from april_rl.engine.parked import Parked
@@ -51,16 +52,16 @@ class VllmEngine:
         keeps_parked: bool,
         sleeps: bool,
         stop_tokens: Sequence[int],
-        lora_rank: int = 0,
+        lora: LoraConfig | None = None,
     ) -> None:
         """Load the model from the folder `model_path`.
 
         `max_model_len` (tokens) and `max_num_seqs` replace the settings of the same names, which
         may be 0. Log-probabilities are taken at `temperature`. With `keeps_parked`, aborted samples
         keep their KV cache while memory allows. With `sleeps`, an accelerator frees its memory in
-        `sleep`, including that of parked samples. `stop_tokens` end a turn. With `lora_rank` an
-        adapter of at most that rank is applied once `load_adapter` has brought it. vLLM seeds the
-        whole process with `seed`. Raise EngineStartError when it does not fit into memory.
+        `sleep`, including that of parked samples. `stop_tokens` end a turn. With `lora` an
+        adapter of that form is applied once `load_adapter` has brought it. vLLM seeds the whole
+        process with `seed`. Raise EngineStartError when it does not fit into memory.
         """
         self._device = this_device(config, sleeps=sleeps)
         self._core = start_core(
@@ -71,7 +72,7 @@ class VllmEngine:
                 seed=seed,
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
-                lora_rank=lora_rank,
+                lora=lora,
             )
         )
         self._adapter: LoRARequest | None = None
@@ -190,12 +191,12 @@ class VllmEngine:
     def load_adapter(self, folder: Path, *, policy_version: int) -> None:
         """Read the adapter in `folder`, in the form of peft, and sample with it from now on.
 
-        Only while the engine is empty. Parked samples go on with it.
+        Only while the engine is empty. Parked samples go on with it. Raise EngineStartError when
+        vLLM lacks its layers.
         """
         self._assert_empty()
         name, number = "policy", 1
-        newer = LoRARequest(name, number, str(folder), load_inplace=True)
-        self._core.add_lora(newer)
+        add_adapter(self._core, LoRARequest(name, number, str(folder), load_inplace=True))
         self._adapter = LoRARequest(name, number, str(folder))
         self._policy_version = policy_version
 

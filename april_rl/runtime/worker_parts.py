@@ -74,5 +74,5 @@ def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
         keeps_parked=config.rollout.resume is not Resume.reprefill,
         sleeps=sleeps,
         stop_tokens=settings.stop_tokens,
-        lora_rank=config.lora.rank if sends_adapter(config.lora) else 0,
+        lora=config.lora if sends_adapter(config.lora) else None,
     )

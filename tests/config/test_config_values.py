@@ -135,6 +135,11 @@ SOURCES = (
             ["lora.rank=4", "lora.target_modules=[q_proj,'.*']"],
             "lora.target_modules must be null or names",
         ),
+        (
+            ["lora.rank=513", "lora.sync=adapter"],
+            "lora.rank=513: vLLM's LoRA layers have at most rank 512",
+        ),
+        (["lora.sync=adapter"], "has no effect with lora.rank=0; set lora.rank"),
         (["lora.alpha=16"], "lora.alpha=16.0 has no effect with lora.rank=0"),
         (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] has no effect with"),
     ],

@@ -18,8 +18,9 @@ from small_engine import small_engine
 from tiny_models import write_tiny_qwen3
 from transformers import AutoModelForCausalLM
 
-from april_rl.config.choices import ComputeDtype, KvCacheDtype, Speculation
+from april_rl.config.choices import ComputeDtype, KvCacheDtype, LoraSync, Speculation
 from april_rl.config.engine import EngineConfig
+from april_rl.config.lora import LoraConfig
 from april_rl.engine.device import AcceleratorDevice
 from april_rl.engine.options import engine_args
 from april_rl.rollout.requests import Request
@@ -58,11 +59,11 @@ def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, s
     assert said in refusal("+recipe=tiny_cpu", *overrides)
 
 
-def arguments(*, lora_rank: int = 0, **settings: Any) -> EngineArgs:
+def arguments(*, lora: LoraConfig | None = None, **settings: Any) -> EngineArgs:
     """Return the options that vLLM gets from an engine's settings on an accelerator."""
     config = EngineConfig(**({"dtype": ComputeDtype.bfloat16} | settings))
     device = AcceleratorDevice(config, sleeps=False)
-    sizes = {"max_model_len": 64, "max_num_seqs": 16, "lora_rank": lora_rank}
+    sizes = {"max_model_len": 64, "max_num_seqs": 16, "lora": lora}
     return engine_args(config, device, model_path="some/model", seed=0, **sizes)
 
 
@@ -89,8 +90,12 @@ def test_a_setting_of_the_engine_reaches_vllm(settings, expected):
 
 def test_an_adapter_gets_layers_of_the_next_rank_that_vllm_has():
     assert arguments().enable_lora is False
-    found = arguments(lora_rank=9)
+    found = arguments(lora=LoraConfig(rank=9, sync=LoraSync.adapter))
     assert (found.enable_lora, found.max_loras, found.max_lora_rank) == (True, 1, 16)
+    assert found.lora_target_modules is None
+    largest = LoraConfig(rank=512, sync=LoraSync.adapter, target_modules=["q_proj", "mlp.up_proj"])
+    found = arguments(lora=largest)
+    assert (found.max_lora_rank, found.lora_target_modules) == (512, ["q_proj", "up_proj"])
 
 
 def test_speculation_is_off_by_default():

@@ -27,6 +27,10 @@ def task(tmp_path_factory) -> Path:
     [
         pytest.param(("lora.rank=4",), id="adapters"),
         pytest.param(("lora.rank=4", "lora.sync=adapter"), id="adapters_alone"),
+        pytest.param(
+            (TWO, SPLIT, "lora.rank=4", "lora.sync=adapter"),
+            id="adapters_alone_in_one_engine_of_two_workers",
+        ),
         pytest.param(("data.path={folder}/few.jsonl",), id="in_the_second_epoch"),
         pytest.param((TWO, SPLIT), id="one_engine_of_two_workers"),
     ],

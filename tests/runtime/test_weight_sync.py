@@ -76,7 +76,7 @@ def build(
         kv_cache_gib=0.25,
         temperature=0.8,
         dtype=dtype,
-        lora_rank=lora.rank if sends_adapter(lora) else 0,
+        lora=lora if sends_adapter(lora) else None,
     )
     return learner, engine
 

@@ -100,12 +100,10 @@ def record(calls: list[dict[str, Any]]) -> Callable[..., None]:
 ADAPTER_ALONE = ("lora.rank=4", "lora.sync=adapter")
 
 
-@pytest.mark.parametrize(("lora", "lora_rank"), [((), 0), (ADAPTER_ALONE, 4), (["lora.rank=4"], 0)])
+@pytest.mark.parametrize("lora", [(), ADAPTER_ALONE, ("lora.rank=4",)])
 @pytest.mark.parametrize("sleeps", [False, True])
 @pytest.mark.parametrize("resume", list(Resume))
-def test_a_workers_engine_gets_the_settings_and_what_was_decided(
-    monkeypatch, sleeps, resume, lora, lora_rank
-):
+def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sleeps, resume, lora):
     """Fails when the decision of the memory plan, or a setting, does not reach vLLM."""
     built: list[dict[str, Any]] = []
     monkeypatch.setattr(vllm_engine, "VllmEngine", record(built))
@@ -127,7 +125,7 @@ def test_a_workers_engine_gets_the_settings_and_what_was_decided(
         "keeps_parked": resume is not Resume.reprefill,  # the engine drops it when it sleeps
         "sleeps": sleeps,
         "stop_tokens": (1,),
-        "lora_rank": lora_rank,
+        "lora": config.lora if lora is ADAPTER_ALONE else None,
     }
 
 

@@ -1,0 +1,54 @@
+"""Runs with adapters through the command: sent alone, or merged into the whole weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import command, run_all, steps_of, write_task
+from exported_adapters import check_merged
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
+SYNCS = ("adapter", "merged")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """Return the directories of two runs in float32 that differ in what a sync sends."""
+    task = write_task(tmp_path_factory.mktemp("task"))
+    own = ("lora.rank=8", "rollout.resume=keep", "rollout.max_staleness=2", "deterministic=true")
+    programs = [command(task, task / sync, *own, f"lora.sync={sync}") for sync in SYNCS]
+    for done in run_all(programs, task):
+        assert done.returncode == 0, done.stderr[-3000:]
+    return {sync: task / sync for sync in SYNCS}
+
+
+def test_engine_and_learner_agree_whatever_a_sync_sends(runs):
+    """Kept samples go on. Fails when an engine samples with an older adapter, or with none."""
+    for run_dir in runs.values():
+        rows = steps_of(run_dir)
+        assert len(rows) == 4
+        assert rows[-1]["rollout/resumed_samples"] > 0
+        key = "mismatch/logprob_abs_mean"  # of a step with tokens of its own version only
+        mismatches = [row[key] for row in rows if key in row]
+        assert len(mismatches) > 1
+        assert max(mismatches) < 1e-5
+
+
+def test_a_sync_sends_the_adapter_or_the_whole_weights(runs):
+    """In float32. Fails when both are sent, or the metric counts something else."""
+    export = next(runs["adapter"].glob("exports/step_*"))
+    sent = {
+        "adapter": load_file(export / "adapter" / "adapter_model.safetensors"),
+        "merged": load_file(runs["adapter"].parent / "model" / "model.safetensors"),
+    }
+    for sync, run_dir in runs.items():
+        num_bytes = sum(4 * tensor.numel() for tensor in sent[sync].values())
+        assert {row["sync/bytes"] for row in steps_of(run_dir)} == {num_bytes}
+
+
+def test_an_export_is_merged_whatever_a_sync_sends(runs):
+    start = load_file(runs["merged"].parent / "model" / "model.safetensors")
+    for run_dir in runs.values():
+        check_merged(next(run_dir.glob("exports/step_*")), start, scaling=32 / 8)
