@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from april_rl.python import TrainedRun, evaluate, train
 
+__version__ = "0.1.0"
 __all__ = ["TrainedRun", "evaluate", "train"]
 
 

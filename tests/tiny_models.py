@@ -51,8 +51,9 @@ def write_tiny_qwen3(
     hidden_size: int = 64,
     num_layers: int = 2,
     initializer_range: float = 0.1,
+    vocab_size: int = len(VOCABULARY),
 ) -> None:
-    """Write a random bfloat16 Qwen3 with 98 tokens and its tokenizer into the folder `path`.
+    """Write a random bfloat16 Qwen3 and the tokenizer of 98 tokens into the folder `path`.
 
     The same arguments give the same weights. `tied`: whether lm_head is the embedding.
     `initializer_range` is the standard deviation of the weights: at 0.1 the next-token
@@ -64,7 +65,7 @@ def write_tiny_qwen3(
         num_hidden_layers=num_layers,
         initializer_range=initializer_range,
         tie_word_embeddings=tied,
-        **_SHAPE,
+        **_SHAPE | {"vocab_size": vocab_size},
     )
     _write(Qwen3ForCausalLM, config, path, seed=seed)
 

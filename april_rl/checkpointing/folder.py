@@ -19,11 +19,11 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import april_rl
 from april_rl.checkpointing.manifest import (
     CheckpointError,
     FileRecord,
@@ -107,7 +107,7 @@ def commit(
         Manifest(
             step=step,
             created=datetime.now().astimezone().isoformat(timespec="seconds"),
-            version=version("april_rl"),
+            version=april_rl.__version__,
             about=about,
             files=dict(sorted(files.items())),
         ),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from april_rl.learner.sizes import BLOCK_BYTES, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS
+from april_rl.learner.sizes import BLOCK_BYTES, BLOCK_MULTIPLE, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class LogitShape:
     def of(self, products: Tensor) -> Tensor:
         """Return the logits of the products x; overwrites `products`."""
         if self.cap is None:
-            return products.mul_(self.scale)
+            return products if self.scale == 1 else products.mul_(self.scale)
         return products.mul_(self.scale / self.cap).tanh_().mul(self.cap)
 
     def bend(self, logits: Tensor) -> Tensor | None:
@@ -88,7 +88,7 @@ class LogprobHead(nn.Module):
         if self._block_bytes is not None:
             return max(1, self._block_bytes // row_bytes)
         suited = CPU_BLOCK_BYTES if hidden.device.type == "cpu" else BLOCK_BYTES
-        return max(MIN_BLOCK_ROWS, suited // row_bytes)
+        return max(MIN_BLOCK_ROWS, suited // row_bytes // BLOCK_MULTIPLE * BLOCK_MULTIPLE)
 
 
 def _in_one_block(
@@ -129,9 +129,11 @@ class _TokenLogprobs(Function):
             shift = top - new_top
             below = logits.sub_(new_top[:, None])
             exps = below.exp()
-            weighted = (weighted + shift * total) * shift.exp() + torch.linalg.vecdot(exps, below)
+            weighted = (weighted + shift * total) * shift.exp()
             total = total * shift.exp() + exps.sum(dim=1)
+            weighted += exps.mul_(below).sum(dim=1)
             top = new_top
+            del logits, below, exps  # before the next block's are computed
         log_normaliser = top + total.log()
         entropy = total.log() - weighted / total
         ctx.save_for_backward(hidden, weight, labels, log_normaliser)
@@ -165,6 +167,7 @@ class _TokenLogprobs(Function):
             grad_hidden += slope @ rows
             if grad_weight is not None:
                 torch.mm(slope.T, hidden, out=grad_weight[start : start + len(rows)])
+            del logits, bend, probs, slope  # before the next block's are computed
         return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 

@@ -10,6 +10,7 @@ SHARD_BYTES = 2 * 2**30  # size of a file of an export, which rank 0 holds whole
 CPU_BLOCK_BYTES = 8 * 2**20
 BLOCK_BYTES = 256 * 2**20
 MIN_BLOCK_ROWS = 512
+BLOCK_MULTIPLE = 128  # of rows; a GPU's matrix product of an odd number of them takes three times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from april_rl.memory.inputs import MemoryInputs
 GIB = 1 << 30
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32
 _COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and in the engine's form
-_LOGIT_BLOCKS = 3  # logits, their exponentials, and the 16-bit product before
+_LOGIT_BLOCKS = 3  # at most: logits, their exponentials, and a product of both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

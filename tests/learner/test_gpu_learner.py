@@ -82,8 +82,10 @@ def test_the_varlen_kernel_computes_what_sdpa_does(window):
 
 
 def build(folder: Path, device: torch.device, *, offload: Offload) -> Learner:
-    """Thirty million parameters: large enough for memory to be that of tensors."""
-    write_tiny_qwen3(folder, hidden_size=512, num_layers=8)
+    """Thirty million parameters: large enough for memory to be that of tensors, with more logits
+    than a block of them holds.
+    """
+    write_tiny_qwen3(folder, hidden_size=512, num_layers=8, vocab_size=32768)
     return make_learner(
         str(folder),
         device=device.type,
@@ -120,6 +122,7 @@ def test_offload_frees_masters_and_moments_and_brings_them_back_bit_by_bit(tmp_p
     learner = build(tmp_path, this_device(), offload=Offload.all)
     learner.update([pack_minibatch([[example] for example in rows()])])
     before = state(learner)
+    learner.offload()  # frees what the last forward pass gathered
     learner.reload()
     resident = torch.accelerator.memory_allocated()
     learner.offload()
@@ -151,6 +154,5 @@ def test_the_plan_of_the_backward_pass_is_its_measured_peak(tmp_path):
     torch.accelerator.reset_peak_memory_stats()
     learner.update([minibatch])
     peak = torch.accelerator.max_memory_allocated()
-    items = planned(tmp_path)["backward"]
-    expected = sum(items.values()) - items["overhead"] - items["engine, asleep"]
+    expected = sum(planned(tmp_path)["backward"].values())
     assert 0.75 * expected <= peak <= expected

@@ -1,8 +1,12 @@
 """The output layer of log-probabilities against the whole logits in float32."""
 
+from collections.abc import Callable
+from itertools import accumulate
+
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from april_rl.learner.logprobs import LogitShape, LogprobHead
 
@@ -88,3 +92,25 @@ def test_at_a_real_vocabulary_float32_is_within_1e_5_nats_of_float64():
     wanted = exact.gather(-1, labels[:, None])[:, 0]
     assert (logprobs.double() - wanted).abs().max() <= 1e-5
     assert (entropy.double() + (exact.exp() * exact).sum(-1)).abs().max() <= 1e-5
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Memory that `work` allocates beyond what was there, at its peak."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    results = profiler.profiler.kineto_results
+    changes = [event for event in results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in changes))
+
+
+def test_two_blocks_of_logits_exist_at_a_time():
+    """Fails when a block outlives the next one's products; gradients and [N] vectors are small."""
+    num_tokens, block_bytes = 512, 2**20
+    hidden = torch.randn(num_tokens, HIDDEN).bfloat16().requires_grad_()
+    weight = nn.Parameter(torch.randn(4096, HIDDEN).bfloat16())
+    labels = torch.randint(0, 4096, (num_tokens,))
+    head = LogprobHead(weight, temperature=TEMPERATURE, block_bytes=block_bytes)
+    outputs: list[torch.Tensor] = []
+    assert peak_bytes(lambda: outputs.extend(head(hidden, labels))) <= 2.2 * block_bytes
+    assert peak_bytes(lambda: outputs[0].sum().backward()) <= 2.2 * block_bytes
