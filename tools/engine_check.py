@@ -1,15 +1,19 @@
-"""What vLLM makes of an architecture on a CPU: `python tools/engine_check.py MODEL_TYPE`.
+"""What vLLM makes of an architecture on a CPU.
 
-A tiny random model is loaded by the engine and sampled from; then the engine gets the weights of a
-learner with another model and is sampled from again; then it is interrupted halfway, keeps its
-caches, and goes on. Log-probabilities are compared with those of transformers' own logits. Prints
-one line of JSON, the largest difference of each part in nats.
+    python tools/engine_check.py MODEL_TYPE WHAT
+
+WHAT is `weights`: a tiny random model is loaded by the engine and sampled from; then the engine
+gets the weights of a learner with another model and is sampled from again; then it is interrupted
+halfway, keeps its caches, and goes on. Or `adapter`: it samples, with an interruption, after a sync
+of a learner's adapters alone. Log-probabilities are compared with those of transformers' own
+logits. Prints one line of JSON, the largest difference of each part in nats.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import warnings
@@ -21,15 +25,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.distributed as dist
 import transformers
+from safetensors.torch import save_file
 from tiny_architectures import VOCABULARY, tiny_config, tiny_model
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from april_rl.config.choices import ComputeDtype
+from april_rl.config.choices import ComputeDtype, LoraSync
 from april_rl.config.engine import EngineConfig
+from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
+from april_rl.learner.lora import write_adapter
 from april_rl.learner.mesh import build_mesh
-from april_rl.learner.policy import build_policy
+from april_rl.learner.policy import Policy, build_policy
 from april_rl.rollout.requests import Request
 from april_rl.types import Completion, SampleId
 
@@ -67,7 +74,7 @@ _PUBLISHED: dict[str, dict[str, object]] = {
 }
 
 
-def engine_of(folder: Path) -> VllmEngine:
+def engine_of(folder: Path, lora: LoraConfig | None = None) -> VllmEngine:
     """Start a small engine in float32 that keeps the caches of interrupted samples."""
     return VllmEngine(
         EngineConfig(
@@ -85,6 +92,7 @@ def engine_of(folder: Path) -> VllmEngine:
         keeps_parked=True,
         sleeps=False,
         stop_tokens=[],
+        lora=lora,
     )
 
 
@@ -144,10 +152,8 @@ def difference(model: PreTrainedModel, samples: list[tuple[list[int], list[float
     return worst
 
 
-def main(model_type: str) -> None:
-    """Check one architecture."""
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
+def config_of(model_type: str) -> PreTrainedConfig:
+    """Return a small configuration that vLLM's kernels take."""
     default = transformers.AutoConfig.for_model(model_type).get_text_config().to_dict()
     sizes: dict[str, object] = {k: size for k, size in _SIZES.items() if default.get(k) is not None}
     if model_type in _HEADS_BY_NAME:
@@ -155,29 +161,69 @@ def main(model_type: str) -> None:
     if "use_sliding_window" in default:  # published ones have none, and vLLM has none for them
         sizes |= {"use_sliding_window": False, "layer_types": None}
     sizes |= _PUBLISHED.get(model_type, {})
-    config = tiny_config(model_type, vocab_size=VOCABULARY, **sizes)
+    return tiny_config(model_type, vocab_size=VOCABULARY, **sizes)
+
+
+def policy_of(folder: Path, lora: LoraConfig | None = None) -> Policy:
+    """Return a learner's policy. Build it before the engine, as in a worker: vLLM may change the
+    model's class.
+    """
+    return build_policy(
+        folder,
+        mesh=build_mesh("cpu", shard_size=0),
+        device=torch.device("cpu"),
+        compute_dtype=torch.float32,
+        activation_checkpointing=False,
+        temperature=TEMPERATURE,
+        lora=lora,
+    )
+
+
+def check_weights(config: PreTrainedConfig, root: Path) -> dict[str, float]:
+    """Return the differences as loaded, after a sync of other weights, and with kept caches."""
     models = [tiny_model(config, seed=seed) for seed in (0, 1)]
+    for model, name in zip(models, "ab", strict=True):
+        model.save_pretrained(root / name)
+    policy = policy_of(root / "b")
+    engine = engine_of(root / "a")
+    found = {"loaded": difference(models[0], sampled(engine, interrupted=False))}
+    engine.load_weights(policy.gathered(torch.float32), policy_version=1)
+    found["synced"] = difference(models[1], sampled(engine, interrupted=False))
+    found["kept"] = difference(models[1], sampled(engine, interrupted=True))
+    return found
+
+
+def check_adapter(config: PreTrainedConfig, root: Path) -> dict[str, float]:
+    """Return the difference from the model with merged weights, after adapters alone were sent."""
+    lora = LoraConfig(rank=4, alpha=8.0, sync=LoraSync.adapter)
+    tiny_model(config, seed=0).save_pretrained(root / "base")
+    policy = policy_of(root / "base", lora)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    for name in ("adapter", "merged"):
+        (root / name).mkdir()
+    write_adapter(policy, lora, root / "adapter")
+    save_file(dict(policy.gathered(torch.float32)), root / "merged" / "model.safetensors")
+    shutil.copy(root / "base" / "config.json", root / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(root / "merged", attn_implementation="eager")
+    engine = engine_of(root / "base", lora)
+    engine.load_adapter(root / "adapter", policy_version=1)
+    return {"adapter": difference(merged.eval(), sampled(engine, interrupted=True))}
+
+
+def main(model_type: str, what: str) -> None:
+    """Check one architecture."""
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    check = {"weights": check_weights, "adapter": check_adapter}[what]
     with tempfile.TemporaryDirectory() as root:
-        folders = [Path(root, name) for name in ("first", "second")]
-        for model, folder in zip(models, folders, strict=True):
-            model.save_pretrained(folder)
-        policy = build_policy(  # first, as in a worker: vLLM may change the model's class
-            folders[1],
-            mesh=build_mesh("cpu", shard_size=0),
-            device=torch.device("cpu"),
-            compute_dtype=torch.float32,
-            activation_checkpointing=False,
-            temperature=TEMPERATURE,
-        )
-        engine = engine_of(folders[0])
-        found = {"loaded": difference(models[0], sampled(engine, interrupted=False))}
-        engine.load_weights(policy.gathered(torch.float32), policy_version=1)
-        found["synced"] = difference(models[1], sampled(engine, interrupted=False))
-        found["kept"] = difference(models[1], sampled(engine, interrupted=True))
+        found = check(config_of(model_type), Path(root))
     print(json.dumps(found), flush=True)
     os._exit(0)  # vLLM's threads may outlive the interpreter
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -15,6 +15,13 @@ import transformers
 
 _CHECK = Path(__file__).with_name("engine_check.py")
 _TOLERANCE = 1e-4  # nats, of the engine
+# Parts of the project's own messages, and what the page says.
+_REFUSALS = {
+    "experts of a mixture-of-experts model cannot have adapters": "experts",
+    "has experts": "experts",
+    "peft takes no such layers": "by peft",
+    "set lora.sync=merged": "set `lora.sync=merged`",
+}
 
 
 class Result(Enum):
@@ -34,9 +41,11 @@ class Verdict:
     result: Result
     why: str  # features that were tested, or the reason
     engine: str = ""  # what vLLM makes of it
+    adapter: str = ""  # and of adapters alone
 
     def __str__(self) -> str:
-        return f"| `{self.model_type}` | {self.result.value} | {self.engine} | {self.why} |"
+        cells = (self.result.value, self.engine, self.adapter, self.why)
+        return f"| `{self.model_type}` | {' | '.join(cells)} |"
 
 
 def _reason(printed: str) -> str:
@@ -47,11 +56,18 @@ def _reason(printed: str) -> str:
     return re.sub(r"'/\S+'", "the folder", last).replace("|", "/")[:100].strip()
 
 
-def tried_engine(model_type: str) -> str:
-    """Check an architecture in a process of its own; return the result in a few words."""
+def tried_engine(model_type: str) -> dict[str, str]:
+    """Check an architecture; return the cells `engine` and `adapter` of its row."""
+    engine = _tried(model_type, "weights")
+    adapter = _tried(model_type, "adapter") if engine == "right" else ""
+    return {"engine": engine, "adapter": adapter}
+
+
+def _tried(model_type: str, what: str) -> str:
+    """Check in a process of its own; return the result in a few words."""
     try:
         ended = subprocess.run(
-            [sys.executable, str(_CHECK), model_type],
+            [sys.executable, str(_CHECK), model_type, what],
             capture_output=True,
             text=True,
             timeout=300,
@@ -61,7 +77,9 @@ def tried_engine(model_type: str) -> str:
         return "does not run (no result in 300 s)"
     lines = ended.stdout.splitlines()
     if ended.returncode != 0 or not lines:
-        return f"does not run ({_reason(ended.stdout + ended.stderr)})"
+        printed = ended.stdout + ended.stderr
+        refusals = [refusal for message, refusal in _REFUSALS.items() if message in printed]
+        return f"refused ({refusals[0]})" if refusals else f"does not run ({_reason(printed)})"
     found = json.loads(lines[-1])
     wrong = [part for part, difference in found.items() if difference > _TOLERANCE]
     return f"wrong when {wrong[0]}: {found[wrong[0]]:.0e} nats" if wrong else "right"
@@ -76,10 +94,10 @@ def page(verdicts: Iterable[Verdict]) -> str:
     )
 
 
-def engine_cells(text: str) -> dict[str, str]:
-    """Return what a page says of vLLM, by model_type."""
-    rows = re.findall(r"^\| `(\S+)` \| [^|]* \| ([^|]*) \| [^|]*\|$", text, flags=re.M)
-    return {model_type: cell.strip() for model_type, cell in rows}
+def engine_cells(text: str) -> dict[str, dict[str, str]]:
+    """Return what a page says of vLLM, by model_type, as `tried_engine` does."""
+    rows = re.findall(r"^\| `(\S+)` \| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]*\|$", text, flags=re.M)
+    return {name: {"engine": a.strip(), "adapter": b.strip()} for name, a, b in rows}
 
 
 _HEAD = """# Models
@@ -109,11 +127,13 @@ Written by `python tools/models_table.py`; do not edit. Every architecture that 
 The third column is vLLM's build for CPUs, in float32 (`--engine`): *right* after loading, after new
 weights of the learner, and going on with kept caches, to 1e-4 nats. What is *wrong* or does not run
 there may be right on a GPU, or at the sizes of published models; the mismatch check of every step
-(`mismatch/logprob_abs_mean`) compares both, and skips the step where they disagree.
+(`mismatch/logprob_abs_mean`) compares both, and skips the step where they disagree. The fourth
+column is the same with `lora.sync=adapter`, for adapters on every linear layer, where the third is
+right.
 
 Beside this table: `phimoe` and `qwen2_moe` with a sliding window shorter than their context are
 refused, for their code applies it by its mask alone; the published ones have none. Routers stay in
 evaluation mode: some sample their experts in training mode (`phimoe`).
 
-| model_type | learner | vLLM on a CPU | with, or why |
-|---|---|---|---|"""
+| model_type | learner | vLLM on a CPU | adapters alone | with, or why |
+|---|---|---|---|---|"""

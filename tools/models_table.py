@@ -2,7 +2,7 @@
 
 python tools/models_table.py            # write docs/models.md; half a minute of CPU
 
-python tools/models_table.py --engine   # and try vLLM with all that are right; half an hour
+python tools/models_table.py --engine   # and try vLLM with all that are right; an hour
 
 python tools/models_table.py --check    # compare with docs/models.md; exit status 1 if it differs
 
@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     if parsed.engine:
         right = [each.model_type for each in verdicts if each.result is Result.right]
         cells = {model_type: tried_engine(model_type) for model_type in tqdm(right)}
-    verdicts = [replace(each, engine=cells.get(each.model_type, "")) for each in verdicts]
+    verdicts = [replace(each, **cells.get(each.model_type, {})) for each in verdicts]
     written = page(verdicts)
     wrong = [verdict for verdict in verdicts if verdict.result is Result.wrong]
     print(*wrong, sep="\n", file=sys.stderr)

@@ -42,7 +42,7 @@ def inject(causal_lm: PreTrainedModel, lora: LoraConfig) -> None:
     """Freeze the model and add float32 adapters to the chosen layers, on the meta device.
 
     Raises LoraError when a name matches no linear layer, and when a mixture-of-experts model gets
-    targets outside attention.
+    targets outside attention; and when peft refuses the layers, as some of Mamba.
     """
     _check_targets(causal_lm, lora.target_modules)
     config = PeftConfig(
@@ -50,7 +50,13 @@ def inject(causal_lm: PreTrainedModel, lora: LoraConfig) -> None:
         lora_alpha=cast(int, lora.alpha),  # peft types it as int and also computes with a float
         target_modules=_ALL if lora.target_modules is None else lora.target_modules,
     )
-    inject_adapter_in_model(config, causal_lm, adapter_name=ADAPTER, low_cpu_mem_usage=True)
+    try:
+        inject_adapter_in_model(config, causal_lm, adapter_name=ADAPTER, low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise LoraError(
+            f"lora.target_modules={lora.target_modules or 'null'}: peft takes no such layers of "
+            f"this model: {error}; name others, such as [q_proj,v_proj]"
+        ) from error
     for layer in _adapted(causal_lm).values():
         layer.lora_A.float()
         layer.lora_B.float()

@@ -28,12 +28,14 @@ from learner_setup import (
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
+from tiny_architectures import tiny_config
 from tiny_models import write_tiny_qwen3_moe
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.config.lora import LoraConfig
+from april_rl.learner.architecture import empty_model
 from april_rl.learner.learner import Learner
 from april_rl.learner.lora import LoraError, inject
 from april_rl.learner.reference import Reference
@@ -263,6 +265,13 @@ def test_adapters_on_all_layers_are_refused_where_every_layer_has_experts(moe_pa
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(LoraError, match="the experts"):
         inject(model, LORA)
+
+
+def test_layers_that_peft_refuses_are_named():
+    """Fails when its error reaches the user without the setting."""
+    config = tiny_config("falcon_h1")
+    with pytest.raises(LoraError, match=r"^lora\.target_modules=null: .*'out_proj'.*q_proj"):
+        inject(empty_model(config, dtype=torch.float32), LORA)
 
 
 def test_attention_beside_experts_can_have_adapters(moe_path):

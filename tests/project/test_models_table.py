@@ -44,7 +44,7 @@ def test_an_architecture_is_right_or_refused_as_the_page_says(model_type):
     """To 1e-5 nats of transformers' own logits, with sequences longer than every window."""
     verdict, text = judge(model_type), PAGE.read_text()
     assert verdict.result in (Result.right, Result.refused)
-    assert str(replace(verdict, engine=engine_cells(text)[model_type])) in text.splitlines()
+    assert str(replace(verdict, **engine_cells(text)[model_type])) in text.splitlines()
 
 
 def test_the_page_has_every_architecture_once_and_none_that_is_wrong():
