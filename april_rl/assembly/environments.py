@@ -35,7 +35,7 @@ def with_environments(
     """Return the rewards, with the environments of the run in `folder` if there are any; closing
     `stack` ends the processes. Raise EnvironmentFailedError when one fails with an example.
     """
-    if not config.environment.function:
+    if not config.environment.is_set:
         return rewards
     environments = EnvironmentPool(
         config.environment,
@@ -54,7 +54,7 @@ def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:
     """Return the facts of the environment, none if there is none. Raise EnvironmentFailedError when
     it cannot be loaded, TokenizerError when the model cannot call its tools.
     """
-    if not config.environment.function:
+    if not config.environment.is_set:
         return Description()
     found = describe(config.environment)
     if found.tools:
@@ -80,6 +80,7 @@ def _rules(
     for name, held_out in config.evaluation.sets.items():
         sampling = set_sampling(config, held_out)
         chosen[name] = (evaluation_set(config.data, held_out), sampling.max_response_tokens)
+    has_agent = config.environment.has_agent
     told = {"tools": list(tools)} if tools else {}
     stop_ids = frozenset(stop_token_ids(config.model.path))
     return {
@@ -89,7 +90,8 @@ def _rules(
                 is_chat=each.template is Template.chat,
                 variables=each.chat_template_kwargs | told,
                 stop_ids=stop_ids,
-                has_tools=bool(tools),
+                has_tools=bool(tools) or (has_agent and tokenizer.has_tool_calls),
+                has_agent=has_agent,
             ),
             max_response_tokens=most,
         )

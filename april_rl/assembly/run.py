@@ -168,6 +168,7 @@ def _read_data(
             seed=config.seed,
             columns=columns,
             tools=description.tools,
+            has_agent=config.environment.has_agent,
             tell=tell,
         )
         training, held_out = sets.training(), held_out_sets(config, sets.load)

@@ -125,6 +125,7 @@ class EvaluationRun:
                 seed=config.seed,
                 columns=columns,
                 tools=tools,
+                has_agent=config.environment.has_agent,
                 tell=self._view.message,
             )
             return choose(config, sets)

@@ -129,12 +129,20 @@ def _check_environment(config: TrainConfig) -> None:
         **{f"evaluation.sets.{k}": each.environment for k, each in config.evaluation.sets.items()},
     }
     used = [f"{key}.environment=true" for key, is_used in sets.items() if is_used]
-    is_set = bool(config.environment.function)
-    require(is_set or not used, f"{' and '.join(used)} needs environment.function=module:Class")
+    is_set = config.environment.is_set
+    require(
+        is_set or not used,
+        f"{' and '.join(used)} needs environment.function=module:Class, or an agent "
+        "(environment.agent or environment.command)",
+    )
     require(
         not is_set or bool(used),
-        f"environment.function={config.environment.function} has no effect: no data set has an "
+        f"{config.environment.setting if is_set else ''} has no effect: no data set has an "
         "environment; set data.environment=true, or that of a source",
+    )
+    require(
+        not (config.environment.has_agent and config.data.system_prompt),
+        "data.system_prompt has no effect where an agent writes the messages; remove it",
     )
     is_by_turn = config.algorithm.advantage is Advantage.grpo_by_turn
     require(

@@ -9,15 +9,20 @@ from typing import Any
 from april_rl.config.checks import check_bounds, require, within
 from april_rl.config.choices import OnRestart
 
-_CLASS = re.compile(r"[\w.]+:\w+")
+_NAMED = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(slots=True, kw_only=True)
 class EnvironmentConfig:
     """The environment of the data sets with `environment: true`."""
 
-    function: str = ""  # module:Class, one instance for each sample; empty: there is none
-    args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the class
+    function: str = ""  # module:Class, one instance for each sample
+    # or module:function, a coroutine function (client, row, seed) -> reward or None: an agent that
+    # talks to the policy through a client of the package openai
+    agent: str = ""
+    command: str = ""  # or a program that does; in its environment OPENAI_BASE_URL and the row
+    # keyword arguments of the class or the function
+    args: dict[str, Any] = field(default_factory=dict)
     # data columns that `reset` gets, besides prompt, answer and data set
     columns: list[str] = field(default_factory=list)
     max_turns: int = within(">= 1", 10)  # of an episode; the last one is answered, too
@@ -33,7 +38,39 @@ class EnvironmentConfig:
 
     def __post_init__(self) -> None:
         check_bounds("environment", self)
+        for key, form, name in (
+            ("function", "module:Class", self.function),
+            ("agent", "module:function", self.agent),
+        ):
+            is_named = not name or _NAMED.fullmatch(name) is not None
+            require(is_named, f"environment.{key} must be {form}, got {name}")
+        given = [name for name, value in self._kinds().items() if value]
         require(
-            not self.function or _CLASS.fullmatch(self.function) is not None,
-            f"environment.function must be module:Class, got {self.function}",
+            len(given) <= 1,
+            f"environment.{' and environment.'.join(given)}: an episode has one of them; empty the "
+            "others",
         )
+        require(
+            not (self.command and self.args),
+            "environment.args are keyword arguments, and environment.command takes none: write "
+            "them into the command",
+        )
+
+    @property
+    def is_set(self) -> bool:
+        """Return whether there is an environment."""
+        return any(self._kinds().values())
+
+    @property
+    def has_agent(self) -> bool:
+        """Return whether it is an agent, which writes the prompts itself."""
+        return bool(self.agent or self.command)
+
+    @property
+    def setting(self) -> str:
+        """Return the setting that names it, for messages."""
+        name, value = next((name, value) for name, value in self._kinds().items() if value)
+        return f"environment.{name}={value}"
+
+    def _kinds(self) -> dict[str, str]:
+        return {"function": self.function, "agent": self.agent, "command": self.command}

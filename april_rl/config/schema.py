@@ -191,4 +191,4 @@ class TrainConfig:
     @property
     def observation_tokens(self) -> int:
         """Return the most tokens that an environment adds to a sample."""
-        return self.environment.max_observation_tokens if self.environment.function else 0
+        return self.environment.max_observation_tokens if self.environment.is_set else 0

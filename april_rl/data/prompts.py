@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import overload
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
 from april_rl.data.procedural import PREFIX
@@ -37,6 +39,7 @@ class PromptTable(Sequence[Prompt]):
         summary: str,
         warning: str,
         has_environment: bool = False,
+        has_agent: bool = False,
     ) -> None:
         """`places` [prompts] are row indices in the tokenized table; `path` is the source as the
         settings name it; `summary` is one line for people: how many rows were read and left out;
@@ -44,7 +47,7 @@ class PromptTable(Sequence[Prompt]):
         """
         self._tokenized, self._places = tokenized, places
         self.path, self.dataset, self.summary, self.warning = path, dataset, summary, warning
-        self._has_environment = has_environment
+        self._has_environment, self._has_agent = has_environment, has_agent
 
     @property
     def num_rows(self) -> int:
@@ -101,11 +104,13 @@ class PromptTable(Sequence[Prompt]):
                 summary=self.summary,
                 warning=self.warning,
                 has_environment=self._has_environment,
+                has_agent=self._has_agent,
             )
         row = self._tokenized.table[int(self._places[index])]
         return Prompt(
             id=range(len(self))[index],
-            token_ids=tuple(row["token_ids"]),
+            # What the policy reads is all said by the agent.
+            token_ids=() if self._has_agent else tuple(row["token_ids"]),
             text=row["text"],
             answer=row["answer"],
             source=self._tokenized.names.name(row["place"]),
@@ -126,15 +131,20 @@ def load_prompts(
     deduplicate: bool = True,
     num_processes: int = 1,
     seed: int = 0,
+    has_agent: bool = False,
 ) -> PromptTable:
     """Return the prompts of the set that the setting `key` names; raises DataError and
     TokenizerError.
 
     `columns` are data columns to keep in `Prompt.columns` (`entry` of a procedural task is always
     kept); `num_processes` render and tokenize, 0 means one per core; `seed` draws the rows of
-    procedural tasks. A large table is stored in the Hugging Face cache, where the next start with
-    the same content, settings and tokenizer finds it.
+    procedural tasks. With `has_agent` prompts of a set with an environment are questions for an
+    agent: text without a chat template, and no tokens. A large table is stored in the Hugging Face
+    cache, where the next start with the same content, settings and tokenizer finds it.
     """
+    has_agent &= chosen.environment
+    if has_agent:
+        chosen = replace(chosen, template=Template.plain, chat_template_kwargs={})
     is_procedural = chosen.path.startswith(PREFIX)
     if chosen.args and not is_procedural:
         raise DataError(
@@ -166,6 +176,7 @@ def load_prompts(
         summary=f"{chosen.path}: {_counts(tokenized, len(places), limit=max_prompt_tokens)}",
         warning=_unknown_tokens(chosen.path, tokenized, tokenizer),
         has_environment=chosen.environment,
+        has_agent=has_agent,
     )
 
 

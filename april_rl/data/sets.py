@@ -24,11 +24,13 @@ class PromptSets:
         seed: int,
         columns: Mapping[str, Collection[str]] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        has_agent: bool = False,
         tell: Callable[[str], None],
     ) -> None:
         """`seed` draws the rows of procedural tasks; `columns` are the data columns that the reward
-        and the environment need, by set; `tools` of the environment are told to the model; `tell`
-        gets one line for each set, and a second one where the model cannot read the prompts.
+        and the environment need, by set; `tools` of the environment are told to the model;
+        `has_agent` says that the environment is an agent; `tell` gets one line for each set, and a
+        second one where the model cannot read the prompts.
         """
         self._chosen = training_sets(data)
         self._tools = list(tools)
@@ -40,6 +42,7 @@ class PromptSets:
             deduplicate=data.deduplicate,
             num_processes=data.num_processes,
             seed=seed,
+            has_agent=has_agent,
         )
 
     def load(self, *, key: str, chosen: PromptSetConfig, dataset: str) -> PromptTable:

@@ -110,9 +110,14 @@ class Tokenizer:
             ) from error
         return str(text)
 
+    @property
+    def has_tool_calls(self) -> bool:
+        """Return whether `tool_calls` can read what this model writes."""
+        return self._call_form() is not None
+
     def check_tool_calls(self) -> None:
-        """Raise TokenizerError unless `tool_calls` can read what this model writes."""
-        if self._call_form() is None:
+        """Raise TokenizerError unless `has_tool_calls`."""
+        if not self.has_tool_calls:
             raise TokenizerError(
                 f"nobody knows how model.path={self._path} writes calls of tools: its "
                 "tokenizer_config.json has no response_template, the form of transformers "

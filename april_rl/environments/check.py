@@ -39,14 +39,14 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
 def _check_following(pool: EnvironmentPool, example: Prompt) -> None:
     """Raise EnvironmentFailedError when the template cannot go on after a turn."""
     dialogue = pool.rules[example.dataset].dialogue
-    roles = ("user", "tool") if dialogue.has_tools else ("user",)
+    has_tools = dialogue.has_tools and not dialogue.has_agent  # whose tools are not known yet
+    roles = ("user", "tool") if has_tools else ("user",)
     for role in roles:
         try:
             dialogue.following([{"role": role, "name": "tool", "content": "1"}])
         except TokenizerError as error:
             raise EnvironmentFailedError(
-                f"environment.function={pool.function}: nothing of the {role} can follow a turn: "
-                f"{error}"
+                f"{pool.setting}: nothing of the {role} can follow a turn: {error}"
             ) from error
 
 
@@ -55,7 +55,7 @@ def _heard(pool: EnvironmentPool, sample: Sample, method: str) -> Observation:
     (reply,) = pool.mailbox.collect((pool,), None)
     if reply.observation.failure:
         raise EnvironmentFailedError(
-            f"environment.function={pool.function}: {reply.observation.failure}, when `{method}` "
+            f"{pool.setting}: {reply.observation.failure}, when `{method}` "
             f"was called as a test ({sample.prompt.source})"
         )
     return reply.observation

@@ -13,7 +13,7 @@ from pebble import ProcessExpired, ProcessPool
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import columns_of, is_of_tools, methods_of, tools_of
 from april_rl.environments.jobs import EnvironmentFailedError
-from april_rl.environments.loading import load_class
+from april_rl.environments.loading import check_loadable, load_class
 from april_rl.rewards.child_process import die_with_controller, lifeline
 from april_rl.rewards.plugins import GIB, Caught
 from april_rl.rewards.processes import stop
@@ -38,8 +38,7 @@ def describe(config: EnvironmentConfig) -> Description:
     )
     limit_s = config.start_timeout_s
     try:
-        args = (config.function, config.args)
-        found = pool.schedule(_described, args=args, timeout=limit_s).result()
+        found = pool.schedule(_described, args=(config,), timeout=limit_s).result()
     except (TimeoutError, ProcessExpired) as error:
         found = (
             f"its process died or did not load it within environment.start_timeout_s={limit_s:g}: "
@@ -48,7 +47,7 @@ def describe(config: EnvironmentConfig) -> Description:
     finally:
         stop(pool)
     if isinstance(found, str):
-        raise EnvironmentFailedError(f"environment.function={config.function}: {found}")
+        raise EnvironmentFailedError(f"{config.setting}: {found}")
     return found
 
 
@@ -57,14 +56,17 @@ def _prepare(memory_bytes: int, lifeline: Connection) -> None:
     die_with_controller(lifeline)
 
 
-def _described(function: str, args: Mapping[str, Any]) -> Description | str:
+def _described(config: EnvironmentConfig) -> Description | str:
     with Caught() as caught:
-        found = load_class(function, args)
+        check_loadable(config)
+        if config.has_agent:
+            return Description()
+        found = load_class(config.function, config.args)
         if not is_of_tools(found):
             return Description()
         from transformers.utils.chat_template_utils import get_json_schema
 
-        methods = methods_of(found(**args))
+        methods = methods_of(found(**config.args))
         tools = tuple(get_json_schema(methods[name]) for name in tools_of(found))
         return Description(tools, columns_of(found))
     return caught.message

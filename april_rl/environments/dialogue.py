@@ -31,11 +31,17 @@ class Dialogue:
     variables: Mapping[str, Any]  # data.chat_template_kwargs
     stop_ids: frozenset[int]  # tokens that end a turn
     has_tools: bool = False  # calls of tools are read from turns
+    has_agent: bool = False  # whose messages are the whole conversation: prompts have no tokens
 
-    def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def opening(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
         """Return the tokens between a prompt, which ends with a message of the user, and the first
-        turn. Raise TokenizerError for messages that the template refuses.
+        turn; `tools` are those of an agent. Raise TokenizerError for messages that the template
+        refuses, and for tools that the model cannot call.
         """
+        if self.has_agent:
+            return self._told(messages, tools)
         if not self.is_chat:
             return self._encoded(_plain(messages))
         closing = self._after_marker([_QUESTION], begins_turn=False)
@@ -73,9 +79,11 @@ class Dialogue:
         """Return a turn in which the policy says `text`."""
         return (*self._encoded(text), min(self.stop_ids))
 
-    def turn(self, token_ids: Sequence[int], *, is_truncated: bool, is_last: bool) -> Turn:
-        """Return what the policy said as text, with the calls of tools in it; a turn that was cut
-        off has none.
+    def turn(
+        self, token_ids: Sequence[int], *, is_truncated: bool, is_last: bool, num_context: int = 0
+    ) -> Turn:
+        """Return what the policy said as text, after `num_context` tokens, with the calls of tools
+        in it; a turn that was cut off has none.
         """
         is_ended = bool(token_ids) and token_ids[-1] in self.stop_ids
         turn = Turn(
@@ -83,6 +91,8 @@ class Dialogue:
             raw_text=self.tokenizer.text_seen(token_ids[:-1] if is_ended else token_ids),
             is_truncated=is_truncated,
             is_last=is_last,
+            num_tokens=len(token_ids),
+            num_context=num_context,
         )
         if not self.has_tools or is_truncated:
             return turn
@@ -92,6 +102,20 @@ class Dialogue:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return turn._replace(fault=f"the call cannot be read: {reason}")
         return turn._replace(calls=calls)
+
+    def _told(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...]:
+        """Return the first messages of an agent, as a prompt of a data set is written."""
+        if tools and not (self.is_chat and self.has_tools):
+            raise TokenizerError(
+                "the agent tells of tools, and nobody can read this model's calls of them: it "
+                "needs data.template=chat and a response_template in tokenizer_config.json"
+            )
+        if not self.is_chat:
+            return self.tokenizer.encode([_plain(messages)], add_special_tokens=True)[0]
+        told = {"tools": list(tools)} if tools else {}
+        return self._encoded(self.tokenizer.chat_text(messages, {**self.variables, **told}))
 
     def _after_marker(self, messages: Sequence[Message], *, begins_turn: bool) -> str:
         text = self.tokenizer.chat_text(messages, self.variables, begins_turn=begins_turn)

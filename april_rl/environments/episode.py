@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from april_rl.environments.agents import Agent
 from april_rl.environments.calls import Calls
 from april_rl.environments.jobs import Answer, Ask, Outcome
 from april_rl.environments.protocol import Environment, Saves, StepResult
@@ -42,6 +43,8 @@ class Episode:
     def close(self) -> None:
         """End the episode: what still runs of it makes no calls."""
         self._calls.close()
+        if isinstance(self._environment, Agent):
+            self._environment.end()
 
     async def answered(self, ask: Ask) -> Answer:
         """Begin if the question says so, take its turns, and return every result; those before a
@@ -128,6 +131,8 @@ def _key(said: Sequence[str]) -> str:
 
 
 def _opening(returned: object) -> StepResult:
+    if isinstance(returned, StepResult):  # an agent's, which tells of tools
+        return returned._replace(messages=_messages("reset", returned.messages))
     return StepResult(messages=_messages("reset", [] if returned is None else returned))
 
 
@@ -135,7 +140,7 @@ def _result(returned: object) -> StepResult:
     """Return what `step` returned in one form; raise GarbageError if it has none."""
     if not isinstance(returned, tuple) or len(returned) != len(StepResult._fields):
         raise GarbageError(f"step returned {returned!r:.80}, expected a StepResult")
-    messages, reward, is_final = returned
+    messages, reward, is_final, _ = returned
     if not isinstance(reward, Real) or not math.isfinite(reward):
         raise GarbageError(f"step returned the reward {reward!r:.80}, expected a finite number")
     return StepResult(_messages("step", messages), float(reward), bool(is_final))

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import (
     SkyRLEnvironment,
     ToolsEnvironment,
@@ -13,6 +14,8 @@ from april_rl.environments.adapters import (
     is_of_tools,
     names_of,
 )
+from april_rl.environments.agents import Agent, check_function, of_command, of_function
+from april_rl.environments.endpoint import Endpoint
 from april_rl.environments.protocol import Context, Environment, Loads
 from april_rl.rewards.loading import check_args, wanted
 from april_rl.rewards.plugins import import_function
@@ -40,14 +43,28 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
     return found
 
 
-def new_environment(
-    function: str, args: Mapping[str, Any], context: Context, *, max_turns: int
-) -> Environment:
+def check_loadable(config: EnvironmentConfig) -> None:
+    """Import what is to be imported; raise as `load_class` and `check_function` do."""
+    if config.function:
+        load_class(config.function, config.args)
+    elif config.agent:
+        check_function(import_function(config.agent), config.args)
+
+
+def new_environment(config: EnvironmentConfig, context: Context, endpoint: Endpoint) -> Environment:
     """Return a new instance, ready for `reset`."""
-    found = load_class(function, args)
+    if config.has_agent:
+        program = (
+            of_function(import_function(config.agent), config.args)
+            if config.agent
+            else of_command(config.command)
+        )
+        prompt_id, index = context.sample_id
+        return Agent(program, endpoint, name=f"chatcmpl-{prompt_id}-{index}")
+    found = load_class(config.function, config.args)
     if is_of_skyrl(found):
-        return SkyRLEnvironment(found, args, max_turns=max_turns)
-    made = found(**args)
+        return SkyRLEnvironment(found, config.args, max_turns=config.max_turns)
+    made = found(**config.args)
     if isinstance(made, Loads):
         made.load(context)
     if is_of_tools(found):

@@ -31,7 +31,6 @@ from april_rl.environments.turns import (
 )
 from april_rl.metrics import Metrics
 from april_rl.rewards.mailbox import Mailbox
-from april_rl.rewards.plugins import GIB
 from april_rl.types import Reply, Sample, SampleId
 
 MAX_ATTEMPTS = 2
@@ -65,17 +64,10 @@ class EnvironmentPool:
         events go to `mailbox`; `folder` is for the calls of samples, which are removed `num_saves`
         saves after the sample has ended.
         """
-        self.function, self.rules, self.mailbox = config.function, rules, mailbox
+        self.setting, self.rules, self.mailbox = config.setting, rules, mailbox
         self._config, self._seed = config, seed
         self._may_replay = config.on_restart is OnRestart.replay
-        self._settings = ProcessSettings(
-            function=config.function,
-            args=config.args,
-            step_timeout_s=config.step_timeout_s,
-            max_turns=config.max_turns,
-            memory_bytes=int(config.memory_gib * GIB),
-            folder=folder,
-        )
+        self._settings = ProcessSettings(config=config, folder=folder)
         # Samples that ended since each of the last saves, the latest first.
         self._ended: deque[set[SampleId]] = deque([set()], maxlen=num_saves + 1)
         self._homes: list[Home] = []
@@ -227,8 +219,7 @@ class EnvironmentPool:
         self._num_deaths += 1
         if self._num_deaths > MAX_RESTARTS * self._config.num_processes:
             raise EnvironmentFailedError(
-                f"environment.function={self._config.function}: its processes keep ending, the "
-                f"last one {reason}"
+                f"{self.setting}: its processes keep ending, the last one {reason}"
             )
         home.kill()  # the programs that it has started
         self._home_of = {key: at for key, at in self._home_of.items() if at is not home}

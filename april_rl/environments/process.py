@@ -6,22 +6,22 @@ import asyncio
 import os
 import resource
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
+from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.calls import Calls
+from april_rl.environments.endpoint import Endpoint
 from april_rl.environments.episode import Episode
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
-from april_rl.environments.loading import load_class, new_environment
+from april_rl.environments.loading import check_loadable, new_environment
 from april_rl.environments.protocol import Context
 from april_rl.rewards.child_process import die_with_controller
-from april_rl.rewards.plugins import Caught
+from april_rl.rewards.plugins import GIB, Caught
 from april_rl.types import SampleId
 
 # Calls under way that are not coroutines; hung ones keep theirs. Their stacks count as memory.
@@ -32,11 +32,7 @@ _MOST_THREADS, _STACK_BYTES = 256, 1 << 20
 class ProcessSettings:
     """Settings of a process with environments."""
 
-    function: str  # module:Class
-    args: Mapping[str, Any]  # of its constructor
-    step_timeout_s: float
-    max_turns: int
-    memory_bytes: int  # address space
+    config: EnvironmentConfig
     folder: Path  # for the calls of samples
 
 
@@ -48,10 +44,11 @@ def run_process(connection: Connection, settings: ProcessSettings, lifeline: Con
     """
     os.setsid()
     threading.stack_size(_STACK_BYTES)
-    resource.setrlimit(resource.RLIMIT_AS, (settings.memory_bytes, settings.memory_bytes))
+    memory_bytes = int(settings.config.memory_gib * GIB)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     die_with_controller(lifeline, with_group=True)
     with Caught() as caught:
-        load_class(settings.function, settings.args)
+        check_loadable(settings.config)
     connection.send(Ready(caught.message))
     if not caught.message:
         asyncio.run(_Episodes(connection, settings).serve())
@@ -62,6 +59,7 @@ class _Episodes:
 
     def __init__(self, connection: Connection, settings: ProcessSettings) -> None:
         self._connection, self._settings = connection, settings
+        self._endpoint = Endpoint()
         self._alive: dict[SampleId, Episode] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio holds weak references
 
@@ -115,14 +113,8 @@ class _Episodes:
             episode.close()
 
     def _episode(self, ask: Ask) -> Episode:
-        settings = self._settings
-        calls = Calls(settings.folder, ask.sample_id)
+        config = self._settings.config
+        calls = Calls(self._settings.folder, ask.sample_id)
         context = Context(sample_id=ask.sample_id, is_replay=bool(ask.turns), once=calls.once)
-        build = partial(
-            new_environment,
-            settings.function,
-            settings.args,
-            context,
-            max_turns=settings.max_turns,
-        )
-        return Episode(build, calls, limit_s=settings.step_timeout_s)
+        build = partial(new_environment, config, context, self._endpoint)
+        return Episode(build, calls, limit_s=config.step_timeout_s)

@@ -41,6 +41,8 @@ class Turn(NamedTuple):
     is_last: bool = False  # no turn follows, whatever the answer
     calls: tuple[ToolCall, ...] = ()  # of the tools, for classes in TRL's form
     fault: str = ""  # why calls could not be read
+    num_tokens: int = 0  # that the policy sampled in it
+    num_context: int = 0  # tokens that it read before
 
 
 class StepResult(NamedTuple):
@@ -49,6 +51,7 @@ class StepResult(NamedTuple):
     messages: Messages = ()  # what the policy reads next; not used when the episode is over
     reward: float = 0.0  # of this turn; the reward function `environment` adds them up
     is_final: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas that an agent tells before its turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,5 +62,6 @@ def _observation(
 
 def _rendered(dialogue: Dialogue, result: StepResult, *, is_opening: bool) -> tuple[int, ...]:
     assert not isinstance(result.messages, str)
-    write = dialogue.opening if is_opening else dialogue.following
-    return write(result.messages)
+    if is_opening:
+        return dialogue.opening(result.messages, result.tools)
+    return dialogue.following(result.messages)

@@ -22,20 +22,25 @@ def turns_of(
     sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
 ) -> tuple[Turn, ...]:
     """Return the turns of a sample as text, or the last one alone."""
-    turns: list[tuple[list[int], bool]] = []
+    turns: list[tuple[list[int], bool, int]] = []
     said: list[int] = []
+    num_read = len(sample.prompt.token_ids)
     for span in sample.spans:
+        num_read += len(span.token_ids)
         if isinstance(span, Completion):
             said += span.token_ids
             if span.finish_reason is not None:
-                turns.append((said, span.finish_reason == "length"))
+                turns.append((said, span.finish_reason == "length", num_read - len(said)))
                 said = []
     is_over = is_last_turn(sample, rules, max_turns)
     return tuple(
         rules.dialogue.turn(
-            token_ids, is_truncated=is_truncated, is_last=is_over and place == len(turns) - 1
+            token_ids,
+            is_truncated=is_truncated,
+            is_last=is_over and place == len(turns) - 1,
+            num_context=num_context,
         )
-        for place, (token_ids, is_truncated) in enumerate(turns)
+        for place, (token_ids, is_truncated, num_context) in enumerate(turns)
         if not last_alone or place == len(turns) - 1
     )
 

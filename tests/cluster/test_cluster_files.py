@@ -11,6 +11,7 @@ import pytest
 import yaml
 from source_tree import ROOT
 
+import april_rl
 from april_rl.config.store import compose_overrides
 
 FOLDER = ROOT / "tools" / "cluster"
@@ -37,11 +38,9 @@ def test_recipes_and_paths_in_the_files_exist(path):
 
 
 def test_the_image_has_one_name_and_the_version_of_the_package():
-    version = re.search(r"^version = (.+)$", (ROOT / "setup.cfg").read_text(), re.M)
-    assert version is not None
     images = [IMAGE.findall(path.read_text()) for path in FILES]
     assert sum(map(bool, images)) == 3
-    assert {tag for tags in images for tag in tags} == {version[1]}
+    assert {tag for tags in images for tag in tags} == {april_rl.__version__}
 
 
 def test_the_image_copies_what_its_commands_need():

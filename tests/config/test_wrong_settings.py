@@ -17,7 +17,7 @@ RECIPES = (
     "paper/r1_distill_1_5b_dapo_math_grpo, paper/r1_distill_1_5b_deepscaler_grpo, "
     "qwen3_0_6b_smoke, qwen3_30b_a3b_gspo, qwen3_4b_dapo, qwen3_4b_tools, qwen3_5_4b_dapo, "
     "qwen3_8b_dapo, smollm2_135m_cpu, "
-    "tiny_cpu, tiny_gpu, tiny_tools_cpu; "
+    "tiny_agent_cpu, tiny_cpu, tiny_gpu, tiny_tools_cpu; "
     "a recipe of yours needs --config-dir FOLDER"
 )
 HELP = "--cfg job prints every setting"

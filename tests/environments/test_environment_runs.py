@@ -19,6 +19,24 @@ SMALL = (
     *("+recipe=tiny_tools_cpu", "tracking.wandb=disabled", "runtime.threads=1"),
     *("trainer.num_groups=4", "rollout.group_size=4", "environment.args.median_s=0.01"),
 )
+AGENT = ("+recipe=tiny_agent_cpu", *SMALL[1:-1])
+
+
+def test_a_run_trains_an_agent_as_it_is(tmp_path: Path) -> None:
+    """Fails when a request is lost, or what the agent says is not in the sample."""
+    few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
+    done = run(command(None, tmp_path / "run", *AGENT, *few), tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run" / "samples" / "step_00001.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
+    told = [[who for who, _ in sample["conversation"]] for sample in samples]
+    assert ["environment", "policy"] in told
+    assert ["environment", "policy", "environment", "policy"] in told
+    assert all(sample["prompt"] == sample["conversation"][0][1] for sample in samples)
+    last = rows_of(tmp_path / "run")[-1]
+    assert last["environment/errors"] == 0
+    first = next(row for row in rows_of(tmp_path / "run") if "mismatch/logprob_abs_mean" in row)
+    assert first["mismatch/logprob_abs_mean"] < 1e-3
 
 
 def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
@@ -51,10 +69,11 @@ def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.soak
-def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("small", [SMALL, AGENT], ids=["tools", "agent"])
+def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path, small: tuple[str, ...]) -> None:
     """Its episodes are built again by their turns; nothing that it says or trains differs."""
     exact = (
-        *(*SMALL, "deterministic=true", "trainer.num_steps=8", "evaluation.every=4"),
+        *(*small, "deterministic=true", "trainer.num_steps=8", "evaluation.every=4"),
         *("checkpoint.every_steps=1", "tracking.save_samples_every=1"),
     )
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
+from agent_episodes import agents, played, question
 from source_tree import ROOT
 
 from april_rl.environments.calls import Calls
@@ -12,7 +13,7 @@ from april_rl.environments.protocol import Context, Environment, StepResult, Tur
 from april_rl.types import SampleId
 
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
-GUESS, CLERK = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+GUESS, AGENT, CLERK = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 def made(code: str, name: str, **given: object) -> Environment:
@@ -31,6 +32,15 @@ def test_the_first_example_plays_as_its_comments_say() -> None:
     answers = [asyncio.run(guess.step(said(text))) for text in ("9", "five", "3", " 7")]  # type: ignore[arg-type]
     assert [result.messages for result in answers[:3]] == ["too high", "a number, please", "no"]
     assert answers[3] == StepResult(reward=1.0, is_final=True)
+
+
+def test_the_agent_asks_until_it_is_right(tmp_path, monkeypatch) -> None:
+    (tmp_path / "my_agent.py").write_text(AGENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    with agents(tmp_path, agent="my_agent:run") as pool:
+        sample, reply = played(pool, question("1 to 9", reference="7"), "3", "it is 7")
+    assert len(sample.completions) == 2
+    assert (reply.is_final, reply.reward) == (True, 1.0)
 
 
 def test_the_tool_of_the_second_example_is_called_once(tmp_path) -> None:

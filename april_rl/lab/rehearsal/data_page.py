@@ -122,6 +122,7 @@ class DataPage:
             deduplicate=data.deduplicate,
             num_processes=data.num_processes,
             seed=self._config.seed,
+            has_agent=self._config.environment.has_agent,
         )
         return stand_ins.find_prompts(load, chosen, self._say)
 

@@ -139,6 +139,7 @@ class Rehearsal:
             deduplicate=True,  # to count duplicates, also where a run would keep them
             num_processes=self.config.data.num_processes,
             seed=self.config.seed,
+            has_agent=self.config.environment.has_agent,
         )
         table, chosen = stand_ins.find_prompts(load, chosen, self.say)
         tried = try_forms(table, partial(rate, rewards))

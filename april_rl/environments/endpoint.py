@@ -1,0 +1,107 @@
+"""The HTTP server of a process with agents: chat completions whose answers the policy samples.
+
+It listens on 127.0.0.1. Each episode has a key of its own, which ends with it. A request waits on
+its connection until the policy has answered, over weight syncs and while its sample is parked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from typing import NamedTuple, Protocol
+
+from aiohttp import web
+
+from april_rl.environments.chat import ChatRequest, RefusedError, chunks, completion
+from april_rl.environments.protocol import Turn
+from april_rl.types import Message
+
+_MAX_BODY_BYTES = 4 << 20
+
+
+class Answered(NamedTuple):
+    """An answer to a request."""
+
+    turn: Turn
+    message: Message  # the turn as the agent sees it
+    name: str  # of the answer
+
+
+class Asked(Protocol):
+    """The party that requests with a key are for."""
+
+    def ask(self, request: ChatRequest) -> asyncio.Future[Answered]:
+        """Take a request; raise RefusedError."""
+
+
+class Access(NamedTuple):
+    """What a client needs."""
+
+    base_url: str
+    key: str
+
+
+class Endpoint:
+    """The server, for one event loop; it starts with the first episode."""
+
+    def __init__(self) -> None:
+        """Listen to nothing yet."""
+        self._of_key: dict[str, Asked] = {}
+        self._port: asyncio.Task[int] | None = None
+
+    async def admit(self, asked: Asked) -> Access:
+        """Return the access of a new episode."""
+        if self._port is None:
+            self._port = asyncio.get_running_loop().create_task(self._listen())
+        port, key = await asyncio.shield(self._port), secrets.token_urlsafe(24)
+        self._of_key[key] = asked
+        return Access(f"http://127.0.0.1:{port}/v1", key)
+
+    def dismiss(self, access: Access) -> None:
+        """End the key of an episode."""
+        self._of_key.pop(access.key, None)
+
+    async def _listen(self) -> int:
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", _models)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port: int = runner.addresses[0][1]
+        return port
+
+    async def _complete(self, http: web.Request) -> web.StreamResponse:
+        key = http.headers.get("Authorization", "").removeprefix("Bearer ")
+        asked = self._of_key.get(key)
+        if asked is None:
+            return _error(401, "no episode has this key: it has ended, or there never was one")
+        try:
+            request = ChatRequest.of(await http.json())
+            answered = await asyncio.shield(asked.ask(request))
+        except RefusedError as error:
+            return _error(400, str(error))
+        except ValueError as error:
+            return _error(400, f"the body is no JSON: {error}")
+        turn, message, name = answered
+        if not request.is_streamed:
+            return web.json_response(completion(turn, message, name=name))
+        events = chunks(turn, message, name=name, wants_usage=request.wants_usage)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(http)
+        for event in (*map(json.dumps, events), "[DONE]"):
+            await response.write(f"data: {event}\n\n".encode())
+        await response.write_eof()
+        return response
+
+
+async def _models(_: web.Request) -> web.Response:
+    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "april_rl"}
+    return web.json_response({"object": "list", "data": [model]})
+
+
+def _error(status: int, message: str) -> web.Response:
+    told = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
+    return web.json_response({"error": told}, status=status)

@@ -1,0 +1,72 @@
+"""Episodes of agents that talk to the policy, and a policy that says what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from byte_tokenizer import END, hf_byte_tokenizer
+from episodes import answer, fresh, with_turn
+
+from april_rl.config.environment import EnvironmentConfig
+from april_rl.data.tokenizer import Tokenizer
+from april_rl.environments.dialogue import Dialogue
+from april_rl.environments.pool import EnvironmentPool
+from april_rl.environments.turns import EpisodeRules
+from april_rl.rewards.mailbox import Mailbox
+from april_rl.types import Observation, Sample
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(hf_byte_tokenizer(), path="bytes")
+
+
+def encoded(text: str) -> tuple[int, ...]:
+    return tokenizer().encode([text], add_special_tokens=False)[0]
+
+
+@contextmanager
+def agents(folder: Path, *, has_tools: bool = True, **changes: object) -> Iterator[EnvironmentPool]:
+    """Start the agents of `agent_programs`."""
+    settings = {"num_processes": 1, "max_turns": 9, "step_timeout_s": 20.0} | changes
+    if "command" not in settings:
+        settings = {"agent": "agent_programs:run"} | settings
+    dialogue = Dialogue(
+        tokenizer=tokenizer(),
+        is_chat=True,
+        variables={},
+        stop_ids=frozenset(encoded(END)),
+        has_tools=has_tools,
+        has_agent=True,
+    )
+    rules = EpisodeRules(dialogue=dialogue, max_response_tokens=9999)
+    config = EnvironmentConfig(**settings)  # type: ignore[arg-type]
+    pool = EnvironmentPool(config, {"": rules}, seed=0, mailbox=Mailbox(), folder=folder)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def question(text: str, *, reference: str = "20") -> Sample:
+    prompt = replace(fresh().prompt, text=text, token_ids=(), answer=reference)
+    return Sample(prompt, 0)
+
+
+def said(sample: Sample, text: str) -> Sample:
+    return with_turn(sample, encoded(text + END))
+
+
+def played(pool: EnvironmentPool, sample: Sample, *turns: str) -> tuple[Sample, Observation]:
+    """Let the policy say `turns` as long as it is asked; return the sample and the last reply."""
+    reply = answer(pool, sample)
+    for turn in turns:
+        if reply.is_final:
+            break
+        sample = said(sample.extended(reply), turn)
+        reply = answer(pool, sample)
+    return sample, reply

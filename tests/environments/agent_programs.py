@@ -1,0 +1,201 @@
+"""Agents for tests; the first word of the question says what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+import httpx
+from openai import BadRequestError, OpenAI
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+async def said(client, messages, **wishes):
+    answer = await client.chat.completions.create(model="m", messages=messages, **wishes)
+    return answer.choices[0].message
+
+
+async def run(client, row, _seed):
+    what, _, rest = row["prompt"].partition(" ")
+    return await PROGRAMS[what](client, rest)
+
+
+async def talk(client, rest):
+    """Two requests; the reward is the length of what was said."""
+    messages = [{"role": "user", "content": rest}]
+    first = await said(client, messages)
+    messages += [first, {"role": "user", "content": "more"}]
+    second = await said(client, messages)
+    return float(len(first.content + second.content))
+
+
+async def rewrite(client, _rest):
+    """The second request forgets the first."""
+    await said(client, [{"role": "user", "content": "a"}])
+    try:
+        await said(client, [{"role": "user", "content": "b"}])
+    except BadRequestError as error:
+        return 7.0 if "only grows" in str(error) else -1.0
+
+
+async def wish(client, rest):
+    """A request with the wishes of the question; refused ones are read back as the reward 3."""
+    try:
+        await said(client, [{"role": "user", "content": "a"}], **json.loads(rest))
+    except BadRequestError:
+        await said(client, [{"role": "user", "content": "a"}])
+        return 3.0
+    return 1.0
+
+
+async def retry(client, _rest):
+    """A client that loses patience asks again and gets the same answer."""
+    messages = [{"role": "user", "content": "a"}]
+    impatient = client.with_options(timeout=0.3, max_retries=50)
+    first = await said(impatient, messages)
+    again = await said(client, messages)
+    return 5.0 if first.content == again.content else -1.0
+
+
+async def stopped(client, rest):
+    """What it reads of an answer, in characters; the answer stays what it read."""
+    messages = [{"role": "user", "content": "a"}]
+    message = await said(client, messages, **json.loads(rest))
+    again = {"role": "assistant", "content": f"{message.content}</code>\n"}
+    messages += [again, {"role": "user", "content": "b"}]
+    await said(client, messages)
+    return float(len(message.content))
+
+
+async def stream(client, _rest):
+    stream = await client.chat.completions.create(
+        model="m",
+        messages=[{"role": "user", "content": "a"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, usage, reason = "", None, None
+    async for event in stream:
+        for choice in event.choices:
+            text += choice.delta.content or ""
+            reason = choice.finish_reason or reason
+        usage = event.usage or usage
+    assert usage is not None
+    assert reason == "stop"
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens > 20
+    return float(usage.completion_tokens) + 0.1 * len(text)
+
+
+async def twice(client, _rest):
+    """Two requests at a time."""
+    both = await asyncio.gather(
+        said(client, [{"role": "user", "content": "a"}]),
+        said(client, [{"role": "user", "content": "b"}]),
+        return_exceptions=True,
+    )
+    refused = [each for each in both if isinstance(each, BadRequestError)]
+    return 2.0 if len(refused) == 1 and "one at a time" in str(refused[0]) else -1.0
+
+
+async def loop(client, _rest):
+    """Asks for ever."""
+    messages = [{"role": "user", "content": "a"}]
+    while True:
+        messages += [await said(client, messages), {"role": "user", "content": "b"}]
+
+
+async def silent(_client, _rest):
+    return 1.0
+
+
+async def hang(client, _rest):
+    await said(client, [{"role": "user", "content": "a"}])
+    await asyncio.sleep(600)
+
+
+async def fail(client, _rest):
+    await said(client, [{"role": "user", "content": "a"}])
+    raise KeyError("a tool is missing")
+
+
+async def words(client, _rest):
+    await said(client, [{"role": "user", "content": "a"}])
+    return "much"
+
+
+async def huge(client, _rest):
+    """A body that is too long."""
+    url = f"{client.base_url}chat/completions"
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    async with httpx.AsyncClient() as http:
+        response = await http.post(url, content=b"x" * (5 << 20), headers=headers)
+        assert response.status_code == 413
+        response = await http.post(url, content=b"{", headers=headers)
+        assert response.status_code == 400
+        response = await http.post(url, content=b"{}", headers={"Authorization": "Bearer no"})
+        assert response.status_code == 401
+    await said(client, [{"role": "user", "content": "a"}])
+    return 4.0
+
+
+async def models(client, _rest):
+    first = [model.id async for model in await client.models.list()]
+    await said(client, [{"role": "user", "content": "a"}])
+    return float(first == ["policy"])
+
+
+async def tool(client, _rest):
+    """Reads calls of a tool, answers them, and rewards the last answer."""
+    messages = [{"role": "user", "content": "weather?"}]
+    for _ in range(3):
+        message = await said(client, messages, tools=[WEATHER])
+        messages.append(message)
+        if not message.tool_calls:
+            return float(len(messages))
+        for call in message.tool_calls:
+            city = json.loads(call.function.arguments)["city"]
+            told = {"role": "tool", "tool_call_id": call.id, "content": f"rain in {city}"}
+            messages.append(told)
+    return -1.0
+
+
+PROGRAMS = {
+    each.__name__: each
+    for each in (
+        *(stopped, talk, rewrite, wish, retry, stream, twice, loop, silent),
+        *(hang, fail, words, huge, models, tool),
+    )
+}
+
+
+async def told(client, _row, seed, *, extra):
+    await said(client, [{"role": "user", "content": extra}])
+    return float(seed)
+
+
+def main() -> None:
+    """As a command: two requests, then the reward; or a complaint."""
+    row = json.loads(os.environ["APRIL_RL_ROW"])
+    client = OpenAI()
+    messages = [{"role": "user", "content": row["prompt"]}]
+    for _ in range(2):
+        answer = client.chat.completions.create(model="m", messages=messages)
+        messages += [answer.choices[0].message, {"role": "user", "content": "more"}]
+    if row["prompt"] == "complain":
+        sys.exit("it is too hot")
+    print("working", flush=True)
+    print(len(row["answer"]))
+
+
+if __name__ == "__main__":
+    main()

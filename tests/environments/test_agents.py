@@ -1,0 +1,167 @@
+"""Agents that talk to the policy through the package openai, in their real processes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import agent_programs
+import pytest
+from agent_episodes import agents, encoded, played, question, said, tokenizer
+from episodes import answer
+from own_process import is_running, wait_until
+
+from april_rl.config.environment import EnvironmentConfig
+from april_rl.environments.description import describe
+from april_rl.environments.jobs import EnvironmentFailedError
+
+COMMAND = f"{sys.executable} {agent_programs.__file__}"
+
+
+def test_what_is_trained_is_the_conversation_as_it_was_sampled(tmp_path):
+    with agents(tmp_path) as pool:
+        sample, reply = played(pool, question("talk hello"), "one", "three")
+    messages = [
+        *({"role": "user", "content": "hello"}, {"role": "assistant", "content": "one"}),
+        *({"role": "user", "content": "more"}, {"role": "assistant", "content": "three"}),
+    ]
+    whole = tokenizer().chat_text(messages, begins_turn=False)
+    assert tuple(sample.sequence) == encoded(whole)[: len(sample.sequence)]
+    assert len(encoded(whole)) - len(sample.sequence) <= 1, "what a template writes after a turn"
+    assert [len(each.token_ids) for each in sample.completions] == [4, 6]
+    assert (reply.is_final, reply.reward) == (True, 8.0)
+
+
+ENDS = {
+    "rewrite": 7.0,
+    "stream": 4.3,  # tokens, and a tenth for each character
+    "twice": 2.0,
+    "huge": 4.0,
+    "models": 1.0,
+    'wish {"temperature": 0.1, "max_tokens": 5, "n": 1}': 1.0,
+    'wish {"n": 2}': 3.0,
+    'stopped {"stop": ["c", "x"]}': 2.0,
+    'stopped {"stop": "a"}': 0.0,
+    'wish {"logprobs": true}': 3.0,
+    'wish {"stop": 5}': 3.0,
+    'wish {"tools": ["a"]}': 3.0,
+    'wish {"extra_body": {"guided": 1}}': 3.0,
+}
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_an_unchanged_client_gets_what_it_expects_or_a_clear_error(tmp_path, text):
+    with agents(tmp_path) as pool:
+        _, reply = played(pool, question(text), "abc", "abc")
+    assert not reply.failure
+    assert reply.is_final
+    assert reply.reward == pytest.approx(ENDS[text])
+
+
+def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_path):
+    """The sample may be parked over weight syncs; its client gives up after 0.3 s each time."""
+    with agents(tmp_path) as pool:
+        sample = question("retry")
+        sample = sample.extended(answer(pool, sample))
+        time.sleep(1.0)
+        reply = answer(pool, said(sample, "abc"))
+    assert (reply.is_final, reply.reward) == (True, 5.0)
+
+
+FAILURES = {
+    "silent": "ended before it asked the policy anything",
+    "hang": "no answer within environment.step_timeout_s",
+    "fail": "a tool is missing",
+    "words": "returned 'much', expected a number",
+}
+
+
+@pytest.mark.parametrize("text", FAILURES)
+def test_an_agent_that_fails_is_a_reason_and_no_reward(tmp_path, text):
+    with agents(tmp_path, step_timeout_s=2.0) as pool:
+        _, reply = played(pool, question(text), "abc")
+    assert FAILURES[text] in reply.failure
+    assert reply.reward == 0.0
+
+
+def test_an_agent_that_never_ends_is_told_when_its_budget_is_used_up(tmp_path):
+    with agents(tmp_path, max_turns=3) as pool:
+        sample, reply = played(pool, question("loop"), *"abcdef")
+    assert len(sample.completions) == 3
+    assert (reply.is_final, reply.reward, reply.failure) == (True, 0.0, "")
+
+
+def test_calls_of_tools_are_those_of_the_model(tmp_path):
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+    with agents(tmp_path) as pool:
+        sample, reply = played(pool, question("tool"), call, "it rains")
+    text = tokenizer().text_seen(sample.sequence)
+    assert "The weather of a city." in text, "the tools are told"
+    assert "rain in Ulm" in text
+    assert (reply.is_final, reply.reward) == (True, 4.0)
+
+
+def test_tools_of_a_model_that_cannot_call_them_are_refused(tmp_path):
+    with agents(tmp_path, has_tools=False) as pool:
+        _, reply = played(pool, question("tool"))
+    assert "nobody can read this model's calls" in reply.failure
+
+
+def test_a_process_that_dies_is_replaced_and_the_agent_is_answered_as_before(tmp_path):
+    with agents(tmp_path) as pool:
+        sample = question("talk hello")
+        sample = said(sample.extended(answer(pool, sample)), "one")
+        sample = sample.extended(answer(pool, sample))
+        pool._homes[0].kill()
+        last = answer(pool, said(sample, "three"))
+    assert (last.is_final, last.reward) == (True, 8.0)
+
+
+def test_a_program_is_an_agent(tmp_path):
+    with agents(tmp_path, command=COMMAND) as pool:
+        sample, reply = played(pool, question("hello", reference="123"), "a", "b")
+        assert (len(sample.completions), reply.is_final, reply.reward) == (2, True, 3.0)
+        _, reply = played(pool, question("complain"), "a", "b")
+    assert "ended with exit code 1: it is too hot" in reply.failure
+
+
+def test_a_program_ends_with_its_episode(tmp_path):
+    """Fails when a sample that was given up leaves its program waiting."""
+    note = tmp_path / "alive"
+    script = tmp_path / "agent.py"
+    script.write_text(
+        "import os, pathlib, openai\n"
+        f"pathlib.Path({str(note)!r}).write_text(str(os.getpid()))\n"
+        "asked = [dict(role='user', content='a')]\n"
+        "openai.OpenAI().chat.completions.create(model='m', messages=asked)\n"
+    )
+    with agents(tmp_path, command=f"{sys.executable} {script}") as pool:
+        sample = question("a")
+        answer(pool, sample)
+        process = Path("/proc", note.read_text())
+        assert process.exists()
+        pool.let_go(sample.id)
+        wait_until(lambda: not is_running(int(process.name)), within_s=20.0)
+
+
+def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
+    told = {"agent": "agent_programs:told", "args": {"extra": "hello"}}
+    with agents(tmp_path, **told) as pool:
+        first, second = (played(pool, question("x"), "a") for _ in range(2))
+    assert "hello" in tokenizer().text_seen(first[0].sequence)
+    assert first[1].reward == second[1].reward > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"agent": "agent_programs:main"}, "no coroutine function"),
+        ({"agent": "agent_programs:told"}, "missing a required argument: 'extra'"),
+        ({"agent": "agent_programs:nobody"}, "has no function 'nobody'"),
+    ],
+)
+def test_what_is_no_agent_is_refused_before_training(settings, complaint):
+    with pytest.raises(EnvironmentFailedError, match=complaint) as caught:
+        describe(EnvironmentConfig(**settings))
+    assert str(caught.value).startswith(f"environment.agent={settings['agent']}: ")
