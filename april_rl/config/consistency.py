@@ -18,6 +18,7 @@ from april_rl.config.choices import (
     Sleep,
     Speculation,
 )
+from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.schema import TrainConfig
 
 
@@ -140,10 +141,14 @@ def _check_environment(config: TrainConfig) -> None:
         f"{config.environment.setting if is_set else ''} has no effect: no data set has an "
         "environment; set data.environment=true, or that of a source",
     )
-    require(
-        not (config.environment.has_agent and config.data.system_prompt),
-        "data.system_prompt has no effect where an agent writes the messages; remove it",
-    )
+    chosen = training_sets(config.data)
+    chosen |= {k: evaluation_set(config.data, s) for k, s in config.evaluation.sets.items()}
+    for name, each in chosen.items() if config.environment.has_agent else ():
+        require(
+            not (each.environment and each.system_prompt),
+            f"system_prompt of {name or 'data'} has no effect where an agent writes the messages; "
+            "empty it",
+        )
     is_by_turn = config.algorithm.advantage is Advantage.grpo_by_turn
     require(
         is_set or not is_by_turn,

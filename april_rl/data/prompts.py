@@ -144,7 +144,9 @@ def load_prompts(
     """
     has_agent &= chosen.environment
     if has_agent:
-        chosen = replace(chosen, template=Template.plain, chat_template_kwargs={})
+        chosen = replace(
+            chosen, template=Template.plain, plain_template="{prompt}", chat_template_kwargs={}
+        )
     is_procedural = chosen.path.startswith(PREFIX)
     if chosen.args and not is_procedural:
         raise DataError(

@@ -17,6 +17,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import psutil
+
 from april_rl.environments.chat import (
     ChatRequest,
     RefusedError,
@@ -30,6 +32,7 @@ from april_rl.types import Message
 # Runs an episode of a row with a seed; returns what it gives as reward.
 Program = Callable[[Access, Mapping[str, Any], int], Awaitable[object]]
 _SHOWN_BYTES = 2000  # of what a failed command wrote last
+_MAX_AGAIN = 20  # retries of a client that did not get its answer
 
 
 class Agent:
@@ -47,6 +50,9 @@ class Agent:
         self._answer: asyncio.Future[Answered] | None = None  # to it
         self._num_turns = 0
         self._is_over = False  # the budget is used up: nothing more is sampled
+        self._was_told = False  # that it is, in answer to a request
+        self._num_again = 0  # times that the last request came again after its answer
+        self._has_ended = False
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> StepResult:
         """Start the program; return its first request."""
@@ -55,6 +61,7 @@ class Agent:
         self._running = asyncio.ensure_future(running)
         messages = await self._next_request()
         if messages is None:
+            self._running.result()  # raises what ended it
             raise RuntimeError("the agent ended before it asked the policy anything")
         return StepResult(messages, tools=self._tools)
 
@@ -62,6 +69,11 @@ class Agent:
         """Answer the request with a turn; return what the next one adds, or the reward."""
         assert self._answer is not None
         assert self._asked is not None
+        if self._answer.done():
+            raise RuntimeError(
+                f"the agent ended after {self._num_turns} turns, when it was started again to go "
+                "on: it is not repeatable"
+            )
         self._num_turns += 1
         self._is_over = turn.is_last
         message = answer_message(turn, self._asked, number=self._num_turns)
@@ -74,9 +86,11 @@ class Agent:
 
     def end(self) -> None:
         """Stop the program if it still runs."""
+        self._has_ended = True
         if self._access is not None:
             self._endpoint.dismiss(self._access)
         if self._running is not None:
+            self._running.add_done_callback(_forget_failure)
             self._running.cancel()
         if self._answer is not None and not self._answer.done():
             self._answer.cancel()
@@ -85,10 +99,18 @@ class Agent:
         """Take a request of the program. The last one again, from a client that lost patience or
         its connection, gets the same answer.
         """
+        if self._has_ended:
+            raise RefusedError("the episode has ended")
         if self._asked == request:
             assert self._answer is not None
-            return self._answer
+            self._num_again += self._answer.done()
+            if self._num_again <= _MAX_AGAIN:
+                return self._answer
+            raise RefusedError(
+                "the same request gets the same answer: add a message to get another one"
+            )
         if self._is_over:
+            self._was_told = True
             raise RefusedError(
                 "the episode is over: its budget of turns or tokens is used up; catch this, and "
                 "return the reward"
@@ -98,7 +120,7 @@ class Agent:
         if self._asked is not None and request.tools != self._tools:
             raise RefusedError("tools must stay as they were in the first request")
         messages = new_messages(self._history, request.messages)
-        self._tools, self._asked = request.tools, request
+        self._tools, self._asked, self._num_again = request.tools, request, 0
         self._answer = asyncio.get_running_loop().create_future()
         self._requests.put_nowait(messages)
         return self._answer
@@ -118,7 +140,7 @@ class Agent:
         that the episode is over.
         """
         assert self._running is not None
-        if self._running.exception() is not None and self._is_over:
+        if self._running.exception() is not None and self._was_told:
             return 0.0
         reward = self._running.result()
         if reward is None:
@@ -148,10 +170,13 @@ def of_function(function: Callable[..., Any], args: Mapping[str, Any]) -> Progra
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         # Nothing is encrypted; loading certificates would take longer than an episode.
-        http = DefaultAsyncHttpxClient(verify=False, timeout=None)
+        http = DefaultAsyncHttpxClient(verify=False, timeout=None, trust_env=False)  # no proxy
         url, key = access
         async with AsyncOpenAI(base_url=url, api_key=key, timeout=None, http_client=http) as client:
-            return await function(client, row, seed, **args)
+            try:
+                return await function(client, row, seed, **args)
+            except (SystemExit, KeyboardInterrupt) as error:  # they would end the whole process
+                raise RuntimeError(f"the agent raised {error!r}") from error
 
     return run
 
@@ -164,17 +189,22 @@ def of_command(command: str) -> Program:
 async def _run_command(
     words: Sequence[str], access: Access, row: Mapping[str, Any], seed: int
 ) -> float | None:
-    """Return the number in the last line that a command prints; None if that is no number. Raise
-    RuntimeError when it fails.
+    """Return the number in the last line that a command prints; None if it prints nothing. Raise
+    RuntimeError when it fails, ValueError when that line is no number.
     """
     told = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key}
     told |= {"APRIL_RL_ROW": json.dumps(row, default=str), "APRIL_RL_SEED": str(seed)}
+    for name in ("NO_PROXY", "no_proxy"):
+        told[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
     process = await asyncio.create_subprocess_exec(
         *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env={**os.environ, **told}
     )
     try:
         printed, complained = await process.communicate()
     finally:
+        with suppress(psutil.NoSuchProcess):  # and what it has started
+            for each in psutil.Process(process.pid).children(recursive=True):
+                each.kill()
         with suppress(ProcessLookupError):
             process.kill()
     if process.returncode:
@@ -185,4 +215,10 @@ async def _run_command(
     try:
         return float(said[-1]) if said else None
     except ValueError:
-        return None
+        raise ValueError(f"the last line must be the reward, got {said[-1]!r:.80}") from None
+
+
+def _forget_failure(running: asyncio.Task[object]) -> None:
+    """Look at the exception of a program that nobody waits for: asyncio reports others."""
+    if not running.cancelled():
+        running.exception()

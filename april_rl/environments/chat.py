@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from april_rl.environments.protocol import Turn
@@ -38,6 +39,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0),
     "logit_bias": (None, {}),
 }
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _READ = {"messages", "tools", "stop"}
 
 
@@ -91,15 +93,16 @@ def new_messages(history: Sequence[Message], asked: Sequence[Message]) -> tuple[
     for place, (ours, theirs) in enumerate(zip(history, before, strict=False)):
         if not _is_same(ours, theirs):
             raise RefusedError(
-                f"message {place} was {ours!r:.120} and is now {theirs!r:.120}: an episode is one "
-                "conversation that only grows, so that its tokens are trained as they were sampled"
+                f"message {place} was {_excerpt(ours, theirs)} and is now "
+                f"{_excerpt(theirs, ours)}: an episode is one conversation that only grows, so "
+                "that its tokens are trained as they were sampled"
             )
     if len(before) < len(history):
         raise RefusedError(
             f"the conversation has {len(history)} messages and the request only {len(before)} of "
             "them: an episode is one conversation that only grows"
         )
-    if not added or any(message["role"] == "assistant" for message in added):
+    if not added or (history and any(message["role"] == "assistant" for message in added)):
         raise RefusedError(
             "a request must add messages, and none of the assistant, to the last answer"
         )
@@ -171,15 +174,26 @@ def _usage(turn: Turn) -> dict[str, int]:
 
 def _message(given: object) -> Message:
     """Return a message whose content is text; raise RefusedError."""
-    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
-        raise RefusedError(f"{given!r:.80} is no message: it needs role and content")
+    role = given.get("role") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or role not in _ROLES:
+        raise RefusedError(f"{given!r:.80} is no message with a role of {', '.join(_ROLES)}")
     content = given.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
         kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
         if other := [kind for kind in kinds if kind != "text"]:
             raise RefusedError(f"content of type {other[0]!r:.40} is not supported, only text")
         content = "".join(str(part.get("text", "")) for part in content)
-    return {**given, "content": content}
+    if content is not None and not isinstance(content, str):
+        raise RefusedError(f"content={content!r:.40} is no text")
+    calls = given.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise RefusedError(f"tool_calls={calls!r:.40} has no form of the API")
+    try:
+        json.dumps(dict(given), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RefusedError(f"the message holds half a character: {error}") from error
+    # Chat templates know the older name.
+    return {**given, "role": "system" if role == "developer" else role, "content": content}
 
 
 def _is_same(ours: Message, theirs: Message) -> bool:
@@ -193,6 +207,22 @@ def _is_same(ours: Message, theirs: Message) -> bool:
     return is_kept and ours["role"] == theirs["role"] and _calls(ours) == _calls(theirs)
 
 
+def _excerpt(message: Message, other: Message) -> str:
+    """Return a message from shortly before the first difference from another one."""
+    text, others = (json.dumps(dict(each), default=str) for each in (message, other))
+    equal = takewhile(lambda pair: pair[0] == pair[1], zip(text, others, strict=False))
+    start = max(0, sum(1 for _ in equal) - 40)
+    return f"{'…' if start else ''}{text[start : start + 120]}"
+
+
 def _calls(message: Message) -> list[tuple[object, object]]:
-    called = (call.get("function", {}) for call in message.get("tool_calls") or ())
-    return [(each.get("name"), each.get("arguments")) for each in called]
+    called = (call.get("function") or {} for call in message.get("tool_calls") or ())
+    return [(each.get("name"), _parsed(each.get("arguments"))) for each in called]
+
+
+def _parsed(arguments: object) -> object:
+    """Return arguments as data: clients may write them anew."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments

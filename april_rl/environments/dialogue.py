@@ -115,6 +115,7 @@ class Dialogue:
         if not self.is_chat:
             return self.tokenizer.encode([_plain(messages)], add_special_tokens=True)[0]
         told = {"tools": list(tools)} if tools else {}
+        self.tokenizer.check_chat(told)
         return self._encoded(self.tokenizer.chat_text(messages, {**self.variables, **told}))
 
     def _after_marker(self, messages: Sequence[Message], *, begins_turn: bool) -> str:
@@ -143,4 +144,4 @@ def _call(said: Any) -> ToolCall:  # noqa: ANN401
 
 
 def _plain(messages: Sequence[Message]) -> str:
-    return "".join(str(message.get("content", "")) for message in messages)
+    return "".join(str(message.get("content") or "") for message in messages)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
@@ -90,10 +91,11 @@ class Endpoint:
             return web.json_response(completion(turn, message, name=name))
         events = chunks(turn, message, name=name, wants_usage=request.wants_usage)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(http)
-        for event in (*map(json.dumps, events), "[DONE]"):
-            await response.write(f"data: {event}\n\n".encode())
-        await response.write_eof()
+        with suppress(ConnectionError):  # of a client that has lost patience
+            await response.prepare(http)
+            for event in (*map(json.dumps, events), "[DONE]"):
+                await response.write(f"data: {event}\n\n".encode())
+            await response.write_eof()
         return response
 
 

@@ -50,6 +50,8 @@ def _observation(
     if result.is_final or is_last_turn(sample, rules, config.max_turns):
         return Observation((), is_final=True, reward=result.reward)
     token_ids = _rendered(rules.dialogue, result, is_opening=is_opening)
+    if not token_ids and not sample.prompt.token_ids and is_opening:
+        return failed("its first messages have no tokens")
     if len(token_ids) <= config.max_observation_tokens - (sample.end - sample.num_tokens):
         return Observation(token_ids, reward=result.reward)
     if is_opening:

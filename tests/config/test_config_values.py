@@ -97,6 +97,35 @@ SOURCES = (
             "algorithm.loss=gspo takes one advantage for a response",
         ),
         (
+            ["data.environment=true"],
+            "data.environment=true needs environment.function=module:Class, or an agent",
+        ),
+        (
+            ["environment.agent=a:run"],
+            "environment.agent=a:run has no effect: no data set has an environment",
+        ),
+        (
+            ["environment.agent=a:run", "environment.command=b", "data.environment=true"],
+            "environment.agent and environment.command: an episode has one of them",
+        ),
+        (
+            ["environment.command=b", "+environment.args.a=1", "data.environment=true"],
+            "environment.args are keyword arguments, and environment.command takes none",
+        ),
+        (
+            ["environment.agent=run", "data.environment=true"],
+            "environment.agent must be module:function, got run",
+        ),
+        (
+            [
+                "environment.agent=a:run",
+                "data.environment=true",
+                "data.template=chat",
+                "data.system_prompt=hello",
+            ],
+            "system_prompt of data has no effect where an agent writes the messages",
+        ),
+        (
             ["+reward.functions.f={function: exact, sources: [a]}"],
             "reward.functions.f.sources names a; data.sources and evaluation.sets have held_out",
         ),

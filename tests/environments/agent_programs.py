@@ -107,6 +107,61 @@ async def twice(client, _rest):
     return 2.0 if len(refused) == 1 and "one at a time" in str(refused[0]) else -1.0
 
 
+async def examples(client, _rest):
+    """Few-shot, with the newer name of a system message."""
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "two"},
+    ]
+    return float(len((await said(client, messages)).content))
+
+
+async def broken(_client, _rest):
+    raise KeyError("a column is missing")
+
+
+async def leave(_client, _rest):
+    sys.exit(3)
+
+
+async def scoring(client, _rest):
+    await said(client, [{"role": "user", "content": "a"}])
+    raise KeyError("a bug behind the last turn")
+
+
+async def insist(client, _rest):
+    """Asks the same until the answer is another one."""
+    messages = [{"role": "user", "content": "a"}]
+    try:
+        while True:
+            await said(client, messages)
+    except BadRequestError as error:
+        return 6.0 if "add a message" in str(error) else -1.0
+
+
+async def odd(client, _rest):
+    """Bodies that no client of Python writes."""
+    url, headers = (
+        f"{client.base_url}chat/completions",
+        {"Authorization": f"Bearer {client.api_key}"},
+    )
+    user = '{"role": "user", "content": "a"}'
+    for message in (
+        '{"role": "user", "content": "\\udcff"}',
+        '{"role": "user", "content": 5}',
+        '{"role": "friend", "content": "a"}',
+        '{"role": "assistant", "tool_calls": ["x"]}',
+    ):
+        async with httpx.AsyncClient() as http:
+            body = f'{{"messages": [{user}, {message}]}}'
+            response = await http.post(url, content=body.encode(), headers=headers)
+            assert response.status_code == 400, message
+    await said(client, [{"role": "user", "content": "a"}])
+    return 8.0
+
+
 async def loop(client, _rest):
     """Asks for ever."""
     messages = [{"role": "user", "content": "a"}]
@@ -172,6 +227,7 @@ async def tool(client, _rest):
 PROGRAMS = {
     each.__name__: each
     for each in (
+        *(examples, broken, leave, scoring, insist, odd),
         *(stopped, talk, rewrite, wish, retry, stream, twice, loop, silent),
         *(hang, fail, words, huge, models, tool),
     )
@@ -194,7 +250,7 @@ def main() -> None:
     if row["prompt"] == "complain":
         sys.exit("it is too hot")
     print("working", flush=True)
-    print(len(row["answer"]))
+    print(row["answer"] if row["prompt"] == "chat" else len(row["answer"]))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,9 @@ ENDS = {
     "twice": 2.0,
     "huge": 4.0,
     "models": 1.0,
+    "examples": 3.0,
+    "insist": 6.0,
+    "odd": 8.0,
     'wish {"temperature": 0.1, "max_tokens": 5, "n": 1}': 1.0,
     'wish {"n": 2}': 3.0,
     'stopped {"stop": ["c", "x"]}': 2.0,
@@ -70,6 +73,8 @@ def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_pat
 
 
 FAILURES = {
+    "broken": "KeyError: 'a column is missing'",
+    "leave": "the agent raised SystemExit(3)",
     "silent": "ended before it asked the policy anything",
     "hang": "no answer within environment.step_timeout_s",
     "fail": "a tool is missing",
@@ -83,6 +88,12 @@ def test_an_agent_that_fails_is_a_reason_and_no_reward(tmp_path, text):
         _, reply = played(pool, question(text), "abc")
     assert FAILURES[text] in reply.failure
     assert reply.reward == 0.0
+
+
+def test_a_fault_behind_the_last_turn_is_no_reward(tmp_path):
+    with agents(tmp_path, max_turns=1) as pool:
+        _, reply = played(pool, question("scoring"), "abc")
+    assert "a bug behind the last turn" in reply.failure
 
 
 def test_an_agent_that_never_ends_is_told_when_its_budget_is_used_up(tmp_path):
@@ -123,7 +134,9 @@ def test_a_program_is_an_agent(tmp_path):
         sample, reply = played(pool, question("hello", reference="123"), "a", "b")
         assert (len(sample.completions), reply.is_final, reply.reward) == (2, True, 3.0)
         _, reply = played(pool, question("complain"), "a", "b")
-    assert "ended with exit code 1: it is too hot" in reply.failure
+        assert "ended with exit code 1: it is too hot" in reply.failure
+        _, reply = played(pool, question("chat", reference="ten points"), "a", "b")
+    assert "the last line must be the reward, got 'ten points'" in reply.failure
 
 
 def test_a_program_ends_with_its_episode(tmp_path):
