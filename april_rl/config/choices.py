@@ -13,7 +13,7 @@ class OnStale(Enum):
 
 
 class LoraSync(Enum):
-    """What a weight sync sends of a model with adapters."""
+    """Tensors that a weight sync sends for a model with adapters."""
 
     merged = "merged"  # W + (alpha / rank) · B · A, rounded to engine.dtype
     adapter = "adapter"  # A and B alone, for vLLM's own LoRA layers

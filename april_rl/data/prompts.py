@@ -109,7 +109,7 @@ class PromptTable(Sequence[Prompt]):
         row = self._tokenized.table[int(self._places[index])]
         return Prompt(
             id=range(len(self))[index],
-            # What the policy reads is all said by the agent.
+            # An agent writes everything that the policy reads.
             token_ids=() if self._has_agent else tuple(row["token_ids"]),
             text=row["text"],
             answer=row["answer"],

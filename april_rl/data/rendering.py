@@ -84,7 +84,7 @@ class Renderer:
         if not isinstance(row.prompt, str):
             raise DataError(
                 f"{self._names.name(place)}: the prompt is a list of chat messages; "
-                "data.template=plain takes text only"
+                "data.template=plain and agents take text only"
             )
         return self._plain_template.replace("{prompt}", self._instructed(row.prompt))
 

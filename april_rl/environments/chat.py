@@ -14,22 +14,17 @@ from typing import Any
 from april_rl.environments.protocol import Turn
 from april_rl.types import Message
 
-# Wishes that would change the distribution that is trained, or that say nothing about the answer.
-_WITHOUT_EFFECT = frozenset(
+# Parameters that are accepted and ignored: they would change the distribution that is trained, or
+# do not concern the answer.
+_IGNORED = frozenset(
     (
         *("model", "temperature", "top_p", "seed", "max_tokens", "max_completion_tokens", "user"),
-        *(
-            "stream",
-            "stream_options",
-            "store",
-            "metadata",
-            "parallel_tool_calls",
-            "safety_identifier",
-        ),
+        *("stream", "stream_options", "store", "metadata", "parallel_tool_calls"),
         *("reasoning_effort", "verbosity", "prompt_cache_key", "service_tier", "top_logprobs"),
+        "safety_identifier",
     )
 )
-# Wishes that are granted with these values alone.
+# Parameters that are accepted with these values only.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "logprobs": (None, False),
@@ -66,7 +61,7 @@ class ChatRequest:
             if name in _ONLY and value not in _ONLY[name]:
                 least = json.dumps(_ONLY[name][-1])
                 raise RefusedError(f"{name}={json.dumps(value):.60} is not supported, only {least}")
-            if name not in _ONLY and name not in _WITHOUT_EFFECT | _READ:
+            if name not in _ONLY and name not in _IGNORED | _READ:
                 raise RefusedError(f"{name} is not supported")
         messages, tools = body.get("messages"), body.get("tools") or []
         if not isinstance(messages, list) or not messages:
@@ -75,7 +70,7 @@ class ChatRequest:
         stop = [stop] if isinstance(stop, str) else stop
         for name, values, kind in (("tools", tools, Mapping), ("stop", stop, str)):
             if not isinstance(values, list) or not all(isinstance(v, kind) for v in values):
-                raise RefusedError(f"{name}={json.dumps(values):.60} has no form of the API")
+                raise RefusedError(f"{name}={json.dumps(values):.60} is not valid in the API")
         return cls(
             messages=tuple(map(_message, messages)),
             tools=tuple(tools),
@@ -187,7 +182,7 @@ def _message(given: object) -> Message:
         raise RefusedError(f"content={content!r:.40} is no text")
     calls = given.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise RefusedError(f"tool_calls={calls!r:.40} has no form of the API")
+        raise RefusedError(f"tool_calls={calls!r:.40} is not valid in the API")
     try:
         json.dumps(dict(given), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

@@ -30,14 +30,14 @@ class Answered(NamedTuple):
 
 
 class Asked(Protocol):
-    """The party that requests with a key are for."""
+    """Receiver of the requests made with one key."""
 
     def ask(self, request: ChatRequest) -> asyncio.Future[Answered]:
         """Take a request; raise RefusedError."""
 
 
 class Access(NamedTuple):
-    """What a client needs."""
+    """Base URL and API key for a client."""
 
     base_url: str
     key: str

@@ -1,4 +1,4 @@
-"""What an update compares the policy with: computed before its first optimizer step.
+"""Log-probabilities that an update compares the policy with, computed before its first step.
 
 Legend: [N] response tokens of a row.
 """

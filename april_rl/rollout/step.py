@@ -27,7 +27,7 @@ class StepRules:
 
     num_groups: int  # N: groups that a step trains
     group_size: int  # G
-    refill: bool  # false: a step starts C samples and no more (one-shot)
+    refill: bool  # false: a step starts C samples only (one-shot)
     max_staleness: int  # largest age of a token in training, in steps
     finish_stale: bool  # wait for groups that would become too old; else mask their tokens
     max_rejected_groups: int  # groups that a step may lose; 0: no limit

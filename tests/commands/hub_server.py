@@ -18,7 +18,7 @@ USER, ORGANISATION, TOKEN = "someone", "lab", "hf_right"
 
 @dataclass
 class Hub:
-    """What the server has, and what it was asked."""
+    """Files of the server, and the requests it received."""
 
     url: str = ""
     role: str = "write"  # of the token

@@ -23,7 +23,9 @@ def without_start_token():
     return tokenizer
 
 
-def tokenized(tmp_path, *prompts, chat_template=CHAT, backend=None, limit=100, **settings):
+def tokenized(
+    tmp_path, *prompts, chat_template=CHAT, backend=None, limit=100, has_agent=False, **settings
+):
     """The prompts of a file with one row of each."""
     path = tmp_path / "data.jsonl"
     rows = [{"prompt": prompt, "answer": str(n)} for n, prompt in enumerate(prompts)]
@@ -31,7 +33,9 @@ def tokenized(tmp_path, *prompts, chat_template=CHAT, backend=None, limit=100, *
     made = backend() if backend else hf_tokenizer(chat_template)
     tokenizer = Tokenizer(made, path="models/words")
     chosen = PromptSetConfig(path=str(path), **settings)
-    return load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=limit)
+    return load_prompts(
+        chosen, tokenizer, key="data.path", max_prompt_tokens=limit, has_agent=has_agent
+    )
 
 
 def message(content, role="user"):
@@ -47,6 +51,20 @@ def test_a_chat_prompt_ends_where_the_answer_begins_and_has_no_second_start_toke
 def test_a_list_of_messages_is_used_as_it_is(tmp_path):
     (prompt,) = tokenized(tmp_path, [message("three", "system"), message("one")])
     assert words(prompt.token_ids) == "system three <eos> user one <eos> assistant"
+
+
+@pytest.mark.parametrize("environment", [True, False])
+def test_an_agent_gets_the_bare_question_and_the_policy_no_prompt(tmp_path, environment):
+    """Other sets of the same run are prompts as ever. Fails when the policy reads the question
+    twice.
+    """
+    prompts = tokenized(
+        tmp_path, "one", "two", has_agent=True, environment=environment, instruction="three"
+    )
+    texts = {False: "user one\n\nthree <eos> assistant", True: "one\n\nthree"}
+    assert prompts[0].text == texts[environment]
+    assert [bool(prompt.token_ids) for prompt in prompts] == [not environment] * 2
+    assert bool(prompts[1:][0].token_ids) is not environment
 
 
 def test_a_plain_prompt_has_the_template_around_it_and_the_start_token(tmp_path):
@@ -96,7 +114,7 @@ BAD_SETTINGS = {
     "plain messages": (
         ["one", [message("one")]],
         {"template": Template.plain},
-        "data.jsonl:2: .*data.template=plain takes text only",
+        "data.jsonl:2: .*data.template=plain and agents take text only",
     ),
     "plain system": (
         ["one"],

@@ -51,6 +51,8 @@ class Told:
             return StepResult(str(program.pid))
         if word == "nan":
             return StepResult(reward=float("nan"))
+        if word == "tuple":
+            return "plain", 0.5, True
         if word == "none":
             return None
         if word == "norole":

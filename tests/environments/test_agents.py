@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -156,6 +158,35 @@ def test_a_program_ends_with_its_episode(tmp_path):
         assert process.exists()
         pool.let_go(sample.id)
         wait_until(lambda: not is_running(int(process.name)), within_s=20.0)
+
+
+FIRST_REQUEST = """
+import asyncio, os, sys
+import agent_programs
+from april_rl.environments.agents import Agent, of_command, of_function
+from april_rl.environments.endpoint import Endpoint
+
+command = sys.argv[1]
+program = of_command(command) if command else of_function(agent_programs.run, {})
+agent = Agent(program, Endpoint(), name="a")
+opening = asyncio.run(agent.reset({"prompt": "talk hello", "answer": ""}, 0))
+print(opening.messages, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("command", ["", COMMAND], ids=["function", "command"])
+def test_a_proxy_of_the_machine_is_not_asked(command):
+    proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_REQUEST, command],
+        env={**os.environ, **proxies, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "hello" in done.stdout, done.stderr
 
 
 def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):

@@ -32,6 +32,12 @@ def test_an_episode_begins_and_goes_on_in_its_own_instance():
         assert replies[0].observation.reward == 0.5
 
 
+def test_a_plain_tuple_of_messages_reward_and_end_is_a_step_result():
+    with pool() as environments:
+        observation = answer(environments, said(heard(environments, fresh()), "tuple"))
+    assert (observation.is_final, observation.reward) == (True, 0.5)
+
+
 def test_siblings_get_the_same_seed_and_other_prompts_another(tmp_path):
     notes = tmp_path / "notes"
     with pool() as environments:

@@ -114,3 +114,9 @@ def test_two_blocks_of_logits_exist_at_a_time():
     outputs: list[torch.Tensor] = []
     assert peak_bytes(lambda: outputs.extend(head(hidden, labels))) <= 2.2 * block_bytes
     assert peak_bytes(lambda: outputs[0].sum().backward()) <= 2.2 * block_bytes
+
+
+def test_a_block_has_a_multiple_of_128_rows_whatever_the_number_of_tokens():
+    head = LogprobHead(nn.Parameter(torch.zeros(1, 1)), temperature=1.0)
+    rows = [head._block_rows(torch.zeros(n, 1)) for n in (1, 999, 1001, 4099, 70_001)]
+    assert [size % 128 for size in rows] == [0] * 5

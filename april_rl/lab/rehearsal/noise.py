@@ -1,4 +1,4 @@
-"""A reward for models that know nothing: it differs between responses and means nothing."""
+"""A reward for models that know nothing: it differs between responses at random."""
 
 from __future__ import annotations
 
