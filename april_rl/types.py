@@ -44,13 +44,9 @@ class SampleId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A tokenized question.
+    """A tokenized question."""
 
-    `id` is its position in the endless stream of prompts: unique over the run, smaller for older
-    prompts.
-    """
-
-    id: int
+    id: int  # its position in the endless stream of prompts: unique, smaller for older ones
     token_ids: tuple[int, ...]  # [P]
     text: str
     answer: str
@@ -105,6 +101,7 @@ class Observation(NamedTuple):
     is_final: bool = False  # no turn follows
     reward: float = 0.0  # of the turn before it
     failure: str = ""  # why the environment has failed; it is final then
+    begins_context: bool = False  # the policy reads these tokens in place of all before them
 
 
 Span = Completion | Observation
@@ -127,9 +124,7 @@ class Sample:
     finish_reason: FinishReason | None = field(init=False)  # None while the sample is unfinished
 
     def __init__(self, prompt: Prompt, index: int, spans: tuple[Span, ...] = ()) -> None:
-        """Set the fields by hand; a dataclass's own method with `__post_init__` takes twice as
-        long.
-        """
+        """Set the fields by hand: `__post_init__` would take twice as long."""
         self.prompt, self.index, self.spans = prompt, index, spans
         self.id = SampleId(prompt.id, index)
         self.num_tokens = self.end = 0
@@ -157,6 +152,16 @@ class Sample:
         """Return for each token of `sequence` whether the policy sampled it [P + end], 0 or 1."""
         parts = (bytes([isinstance(s, Completion)]) * len(s.token_ids) for s in self.spans)
         return bytes(len(self.prompt.token_ids)) + b"".join(parts)
+
+    @property
+    def context_lengths(self) -> list[int]:
+        """Return the tokens of each context in `sequence`, in order: none reads those before it."""
+        lengths = [len(self.prompt.token_ids)]
+        for span in self.spans:
+            if isinstance(span, Observation) and span.begins_context:
+                lengths.append(0)
+            lengths[-1] += len(span.token_ids)
+        return lengths
 
     @property
     def token_ids(self) -> array[int]:

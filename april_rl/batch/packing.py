@@ -4,13 +4,15 @@ ranks.
 Legend: [T] positions of a packed row, [R] response tokens of a sample. Rows are aligned to the
 *predicting* position: position t carries what belongs to the token at t + 1 of the same sequence,
 so a sequence of P + R tokens has its response at positions P - 1 … P + R - 2 and nothing at its
-last one. What an environment says between the turns is in the sequence, and in no mask.
+last one. What an environment says between the turns is in the sequence, and in no mask. A sample
+with several contexts is several sequences, one after the other, and one response.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +39,7 @@ class MicroBatch:
     """One packed row: the input of one forward and backward pass."""
 
     lengths: tuple[int, ...]  # tokens of each sequence; Σ lengths = T
-    response_lengths: tuple[int, ...]  # response tokens of each sequence
+    response_lengths: tuple[int, ...]  # response tokens of each sample, of one or more sequences
     token_ids: NDArray[np.int64]  # [T]
     position_ids: NDArray[np.int64]  # [T], from 0 within each sequence
     labels: NDArray[np.int64]  # [T], the next token; 0 where there is no response token to predict
@@ -222,7 +224,8 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
     """Concatenate the samples of `weighed` into one row; without samples, return a row of two
     tokens with loss weight 0.
     """
-    lengths = tuple(row.num_tokens for row, _ in weighed) or (_DUMMY_TOKENS,)
+    of_samples = (row.sample.context_lengths for row, _ in weighed)
+    lengths = tuple(chain.from_iterable(of_samples)) or (_DUMMY_TOKENS,)
     size = sum(lengths)
     token_ids, labels = np.zeros(size, np.int64), np.zeros(size, np.int64)
     mask, is_comparable = np.zeros(size, np.bool_), np.zeros(size, np.bool_)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from april_rl.environments.protocol import Turn
@@ -80,28 +79,13 @@ class ChatRequest:
         )
 
 
-def new_messages(history: Sequence[Message], asked: Sequence[Message]) -> tuple[Message, ...]:
-    """Return what a request adds to the conversation so far; raise RefusedError for one that does
-    not go on from it.
+def added_messages(history: Sequence[Message], asked: Sequence[Message]) -> tuple[Message, ...]:
+    """Return what a request adds to the conversation up to the last answer; nothing if it does not
+    go on from there.
     """
     before, added = asked[: len(history)], tuple(asked[len(history) :])
-    for place, (ours, theirs) in enumerate(zip(history, before, strict=False)):
-        if not _is_same(ours, theirs):
-            raise RefusedError(
-                f"message {place} was {_excerpt(ours, theirs)} and is now "
-                f"{_excerpt(theirs, ours)}: an episode is one conversation that only grows, so "
-                "that its tokens are trained as they were sampled"
-            )
-    if len(before) < len(history):
-        raise RefusedError(
-            f"the conversation has {len(history)} messages and the request only {len(before)} of "
-            "them: an episode is one conversation that only grows"
-        )
-    if not added or (history and any(message["role"] == "assistant" for message in added)):
-        raise RefusedError(
-            "a request must add messages, and none of the assistant, to the last answer"
-        )
-    return added
+    goes_on = len(before) == len(history) and all(map(_is_same, history, before))
+    return () if any(message["role"] == "assistant" for message in added) or not goes_on else added
 
 
 def answer_message(turn: Turn, request: ChatRequest, *, number: int) -> Message:
@@ -200,14 +184,6 @@ def _is_same(ours: Message, theirs: Message) -> bool:
     is_answer = ours["role"] == "assistant"
     is_kept = again.strip() in said or said.strip() in again if is_answer else said == again
     return is_kept and ours["role"] == theirs["role"] and _calls(ours) == _calls(theirs)
-
-
-def _excerpt(message: Message, other: Message) -> str:
-    """Return a message from shortly before the first difference from another one."""
-    text, others = (json.dumps(dict(each), default=str) for each in (message, other))
-    equal = takewhile(lambda pair: pair[0] == pair[1], zip(text, others, strict=False))
-    start = max(0, sum(1 for _ in equal) - 40)
-    return f"{'…' if start else ''}{text[start : start + 120]}"
 
 
 def _calls(message: Message) -> list[tuple[object, object]]:

@@ -41,7 +41,7 @@ class Dialogue:
         refuses, and for tools that the model cannot call.
         """
         if self.has_agent:
-            return self._told(messages, tools)
+            return self.conversation(messages, tools)
         if not self.is_chat:
             return self._encoded(_plain(messages))
         closing = self._after_marker([_QUESTION], begins_turn=False)
@@ -103,10 +103,13 @@ class Dialogue:
             return turn._replace(fault=f"the call cannot be read: {reason}")
         return turn._replace(calls=calls)
 
-    def _told(
+    def conversation(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
-        """Return the first messages of an agent, as a prompt of a data set is written."""
+        """Return messages that are read from the beginning, as a prompt of a data set is written.
+        Raise TokenizerError for messages that the template refuses, and for tools that the model
+        cannot call.
+        """
         if tools and not (self.is_chat and self.has_tools):
             raise TokenizerError(
                 "the agent tells of tools, and nobody can read this model's calls of them: it "

@@ -140,10 +140,10 @@ def _result(returned: object) -> StepResult:
     """Return what `step` returned in one form; raise GarbageError if it has none."""
     if not isinstance(returned, tuple) or not 3 <= len(returned) <= len(StepResult._fields):
         raise GarbageError(f"step returned {returned!r:.80}, expected a StepResult")
-    messages, reward, is_final, *_ = returned
+    messages, reward, is_final, *of_agents = returned
     if not isinstance(reward, Real) or not math.isfinite(reward):
         raise GarbageError(f"step returned the reward {reward!r:.80}, expected a finite number")
-    return StepResult(_messages("step", messages), float(reward), bool(is_final))
+    return StepResult(_messages("step", messages), float(reward), bool(is_final), *of_agents)
 
 
 def _messages(method: str, returned: object) -> list[Message]:

@@ -14,8 +14,9 @@ from april_rl.environments.adapters import (
     is_of_tools,
     names_of,
 )
-from april_rl.environments.agents import Agent, check_function, of_command, of_function
+from april_rl.environments.agents import Agent
 from april_rl.environments.endpoint import Endpoint
+from april_rl.environments.programs import check_function, of_command, of_function
 from april_rl.environments.protocol import Context, Environment, Loads
 from april_rl.rewards.loading import check_args, wanted
 from april_rl.rewards.plugins import import_function
@@ -55,9 +56,9 @@ def new_environment(config: EnvironmentConfig, context: Context, endpoint: Endpo
     """Return a new instance, ready for `reset`."""
     if config.has_agent:
         program = (
-            of_function(import_function(config.agent), config.args)
+            of_function(import_function(config.agent), config.args, context)
             if config.agent
-            else of_command(config.command)
+            else of_command(config.command, context)
         )
         prompt_id, index = context.sample_id
         return Agent(program, endpoint, name=f"chatcmpl-{prompt_id}-{index}")

@@ -52,6 +52,7 @@ class StepResult(NamedTuple):
     reward: float = 0.0  # of this turn; the reward function `environment` adds them up
     is_final: bool = False
     tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas that an agent tells before its turns
+    begins_context: bool = False  # the messages are all that the policy reads from now on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

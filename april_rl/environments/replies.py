@@ -40,7 +40,11 @@ def _observation(
     first = len(heard) + 1 - len(results)  # observations before those of `results`
     for place, (before, again) in enumerate(zip(heard[first:], results[:-1], strict=True)):
         token_ids = _rendered(rules.dialogue, again, is_opening=first + place == 0)
-        if tuple(before.token_ids) != token_ids or before.reward != again.reward:
+        if (tuple(before.token_ids), before.reward, before.begins_context) != (
+            token_ids,
+            again.reward,
+            again.begins_context,
+        ):
             return failed(
                 f"it said something else when it was built again, after turn {first + place}: it "
                 "is not repeatable; with environment.on_restart=again a resumed run begins such "
@@ -50,10 +54,11 @@ def _observation(
     if result.is_final or is_last_turn(sample, rules, config.max_turns):
         return Observation((), is_final=True, reward=result.reward)
     token_ids = _rendered(rules.dialogue, result, is_opening=is_opening)
-    if not token_ids and not sample.prompt.token_ids and is_opening:
-        return failed("its first messages have no tokens")
+    is_first = is_opening and not sample.prompt.token_ids
+    if not token_ids and (is_first or result.begins_context):
+        return failed("the first messages of a conversation have no tokens")
     if len(token_ids) <= config.max_observation_tokens - (sample.end - sample.num_tokens):
-        return Observation(token_ids, reward=result.reward)
+        return Observation(token_ids, reward=result.reward, begins_context=result.begins_context)
     if is_opening:
         return failed(
             f"its first words have {len(token_ids)} tokens, more than "
@@ -66,4 +71,6 @@ def _rendered(dialogue: Dialogue, result: StepResult, *, is_opening: bool) -> tu
     assert not isinstance(result.messages, str)
     if is_opening:
         return dialogue.opening(result.messages, result.tools)
+    if result.begins_context:
+        return dialogue.conversation(result.messages, result.tools)
     return dialogue.following(result.messages)

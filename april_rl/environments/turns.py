@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.protocol import Turn
-from april_rl.types import Completion, Prompt, Sample
+from april_rl.types import Completion, Observation, Prompt, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,8 @@ def turns_of(
     said: list[int] = []
     num_read = len(sample.prompt.token_ids)
     for span in sample.spans:
+        if isinstance(span, Observation) and span.begins_context:
+            num_read = 0
         num_read += len(span.token_ids)
         if isinstance(span, Completion):
             said += span.token_ids

@@ -207,6 +207,7 @@ class Dispatch:
             parts=[
                 tuple(span.token_ids for span in group.spans[index]) for group, index in samples
             ],
+            context_starts=[group.context_start(index) for group, index in samples],
             sampling=self._rules.sampling,
         )
 

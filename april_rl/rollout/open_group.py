@@ -185,6 +185,12 @@ class OpenGroup:
         self.move(index, SampleState.finished if observation.is_final else unfinished)
         self._append(index, observation)
 
+    def context_start(self, index: int) -> int:
+        """Return where a sample's last context begins, in its prompt and its spans."""
+        if not self.prompt.has_environment:
+            return 0
+        return sum(self.sample(index).context_lengths[:-1])
+
     def turn_tokens(self, index: int) -> int:
         """Return the response tokens of a sample's last turn so far."""
         spans, num_tokens = self.spans[index], 0

@@ -33,16 +33,17 @@ class Request(NamedTuple):
     seed: int
     parts: tuple[Sequence[int], ...] = ()  # tokens of each span so far; [start] in total
     sampling: Sampling | None = None  # None: the engine's temperature and all tokens
+    context_start: int = 0  # where the policy begins to read, in the prompt and these parts
 
     @property
     def token_ids(self) -> list[int]:
-        """Return the prompt and the response so far [P + start] as a new list."""
-        return list(chain(self.prompt_token_ids, *self.parts))
+        """Return what the policy reads [P + start - context_start] as a new list."""
+        return list(chain(self.prompt_token_ids, *self.parts))[self.context_start :]
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens of the prompt and the response so far, P + start."""
-        return len(self.prompt_token_ids) + self.start
+        """Return the number of tokens that the policy reads, P + start - context_start."""
+        return len(self.prompt_token_ids) + self.start - self.context_start
 
 
 class Requests(NamedTuple):
@@ -59,6 +60,7 @@ class Requests(NamedTuple):
     prompt_token_ids: Sequence[tuple[int, ...]] = ()
     num_sampled: Sequence[int] = ()  # response tokens that each sample has [n]
     parts: Sequence[tuple[Sequence[int], ...]] = ()  # tokens of each sample, by span [n]
+    context_starts: Sequence[int] = ()  # where the policy begins to read [n]; empty: all 0
     sampling: Sampling | None = None  # for all of them; None: as in training
 
     def each(self) -> list[Request]:
@@ -69,6 +71,7 @@ class Requests(NamedTuple):
             self.prompt_token_ids,
             self.num_sampled,
             self.parts,
+            self.context_starts or [0] * len(self.parts),
             strict=True,
         )
         return [
@@ -80,8 +83,9 @@ class Requests(NamedTuple):
                 seed=request_seed(self.run_seed, sample_id, len(parts)),
                 parts=parts,
                 sampling=self.sampling,
+                context_start=context_start,
             )
-            for prompt_id, index, prompt_token_ids, num_sampled, parts in samples
+            for prompt_id, index, prompt_token_ids, num_sampled, parts, context_start in samples
         ]
 
 

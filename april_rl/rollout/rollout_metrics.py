@@ -78,8 +78,10 @@ def _of_episodes(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
     if not samples:
         return {}
     num_turns = sum(span.finish_reason is not None for s in samples for span in s.completions)
+    num_contexts = sum(len(sample.context_lengths) for sample in samples)
     return {
         "environment/turns_mean": Mean(num_turns, len(samples)),
+        "environment/contexts_mean": Mean(num_contexts, len(samples)),
         "environment/observation_tokens_mean": Mean(
             sum(sample.end - sample.num_tokens for sample in samples), len(samples)
         ),

@@ -113,6 +113,7 @@ _ENVIRONMENT = _stage(
     frozen=(),
     more=(
         "turns_mean | turns | mean turns of the trained samples that have an environment",
+        "contexts_mean | contexts | mean conversations of these: 1 where each goes on to the end",
         "observation_tokens_mean | tokens | mean of what environments added to these samples",
         "step_s | s | mean time that an environment took to answer",
         "empty_slots_frac | share | slots without a sample to take, while as many samples wait for "

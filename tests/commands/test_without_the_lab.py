@@ -45,6 +45,7 @@ def test_a_command_of_the_lab_says_what_is_missing(tmp_path):
     assert ran(tmp_path, "-m", "april_rl").returncode == 0
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_run_and_an_evaluation_end_well_without_the_lab(tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 
 import httpx
 from openai import BadRequestError, OpenAI
@@ -40,12 +41,11 @@ async def talk(client, rest):
 
 
 async def rewrite(client, _rest):
-    """The second request forgets the first."""
-    await said(client, [{"role": "user", "content": "a"}])
-    try:
-        await said(client, [{"role": "user", "content": "b"}])
-    except BadRequestError as error:
-        return 7.0 if "only grows" in str(error) else -1.0
+    """The second request forgets the first, the third goes on from the second."""
+    await said(client, [{"role": "user", "content": "first"}])
+    messages = [{"role": "user", "content": "second"}]
+    messages += [await said(client, messages), {"role": "user", "content": "more"}]
+    return float(len((await said(client, messages)).content))
 
 
 async def wish(client, rest):
@@ -97,14 +97,48 @@ async def stream(client, _rest):
 
 
 async def twice(client, _rest):
-    """Two requests at a time."""
+    """Two requests at a time: two conversations."""
+    first, second = await asyncio.gather(
+        said(client, [{"role": "user", "content": "a"}]),
+        said(client, [{"role": "user", "content": "b"}]),
+    )
+    return float(len(first.content) * 10 + len(second.content))
+
+
+async def late(client, _rest):
+    """Two requests when there is room for one: the other one is refused; the reward counts."""
     both = await asyncio.gather(
         said(client, [{"role": "user", "content": "a"}]),
         said(client, [{"role": "user", "content": "b"}]),
         return_exceptions=True,
     )
     refused = [each for each in both if isinstance(each, BadRequestError)]
-    return 2.0 if len(refused) == 1 and "one at a time" in str(refused[0]) else -1.0
+    return 2.0 if len(refused) == 1 and "is used up" in str(refused[0]) else -1.0
+
+
+async def subagent(client, _rest):
+    """One with a tool is asked in between."""
+    messages = [{"role": "user", "content": "main"}]
+    messages.append(await said(client, messages))
+    helped = await said(client, [{"role": "user", "content": "sub"}], tools=[WEATHER])
+    messages.append({"role": "user", "content": helped.content})
+    return float(len((await said(client, messages)).content))
+
+
+async def counted(client, row, _seed, *, context):
+    """A tool with a side effect, called once in the life of the sample."""
+    messages = [{"role": "user", "content": row["prompt"]}]
+    for _ in range(2):
+        messages.append(await said(client, messages))
+        number = await context.once(_note, row["answer"])
+        messages.append({"role": "user", "content": f"line {number}"})
+    return float(number)
+
+
+async def _note(path):
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write("called\n")
+    return len(Path(path).read_text().splitlines())
 
 
 async def examples(client, _rest):
@@ -228,7 +262,7 @@ PROGRAMS = {
     each.__name__: each
     for each in (
         *(examples, broken, leave, scoring, insist, odd),
-        *(stopped, talk, rewrite, wish, retry, stream, twice, loop, silent),
+        *(stopped, talk, rewrite, wish, retry, stream, twice, late, subagent, loop, silent),
         *(hang, fail, words, huge, models, tool),
     )
 }

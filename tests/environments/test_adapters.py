@@ -19,7 +19,7 @@ from april_rl.environments.pool import EnvironmentPool
 from april_rl.environments.protocol import ToolCall
 from april_rl.environments.turns import EpisodeRules
 from april_rl.rewards.mailbox import Mailbox
-from april_rl.types import Sample
+from april_rl.types import Observation, Sample
 
 HI = {"role": "user", "content": "hi"}
 
@@ -100,7 +100,7 @@ def test_a_class_in_trls_form_plays_its_tools_until_a_turn_calls_none(tmp_path):
             f"\n<|im_start|>user\n<tool_response>1</tool_response>{END}\n"
             f"<|im_start|>user\n<tool_response>3</tool_response>{END}\n<|im_start|>assistant\n"
         )
-        assert answer(environments, said(sample, "there")) == ((), True, 1.0, "")
+        assert answer(environments, said(sample, "there")) == Observation((), True, 1.0)
 
 
 REPLIES = {
@@ -130,7 +130,7 @@ def test_the_last_turn_is_rewarded_although_it_calls(tmp_path):
         for _ in range(3):
             sample = heard(environments, said(sample, call("increment", '{"step": 1}')))
         last = answer(environments, said(sample, call("increment", '{"step": 1}')))
-        assert last == ((), True, 1.0, "")
+        assert last == Observation((), True, 1.0)
 
 
 def test_thoughts_call_nothing():
@@ -150,7 +150,7 @@ def test_a_class_of_skyrl_gym_plays(tmp_path):
         assert text_of(sample.spans[0]).startswith("<|im_start|>user\nguess<|im_end|>")
         sample = heard(environments, said(sample, "19"))
         assert "again" in text_of(sample.spans[-1])
-        assert answer(environments, said(sample, "20")) == ((), True, 1.0, "")
+        assert answer(environments, said(sample, "20")) == Observation((), True, 1.0)
 
 
 def test_what_cannot_be_described_or_called_is_refused():

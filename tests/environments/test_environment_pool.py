@@ -11,6 +11,7 @@ from own_process import is_running, wait_until
 from april_rl.config.choices import OnRestart
 from april_rl.environments.check import check_environment
 from april_rl.environments.jobs import EnvironmentFailedError
+from april_rl.types import Observation
 
 
 def counts(environments):
@@ -254,7 +255,7 @@ def test_programs_that_an_environment_starts_end_with_it():
 def test_an_episode_that_is_over_is_forgotten():
     with pool() as environments:
         sample = said(heard(environments, fresh()), "end 2")
-        assert answer(environments, sample) == ((), True, 2.0, "")
+        assert answer(environments, sample) == Observation((), True, 2.0)
         assert environments._home_of == {}
         heard(environments, fresh(1))
         environments.let_go(fresh(1).id)

@@ -22,21 +22,37 @@ SMALL = (
 AGENT = ("+recipe=tiny_agent_cpu", *SMALL[1:-1])
 
 
-def test_a_run_trains_an_agent_as_it_is(tmp_path: Path) -> None:
-    """Fails when a request is lost, or what the agent says is not in the sample."""
+FORGETFUL = """
+async def run(client, row, seed):
+    asked = [{"role": "user", "content": row["prompt"]}]
+    for _ in range(2):
+        answer = await client.chat.completions.create(model="policy", messages=asked)
+        asked += [answer.choices[0].message, {"role": "user", "content": " a2=2 "}]
+    answer = await client.chat.completions.create(model="policy", messages=asked[:1])
+    return float(len(answer.choices[0].message.content) % 2)
+"""
+
+
+def test_a_run_trains_an_agent_that_begins_anew(tmp_path: Path) -> None:
+    """Fails when a request is lost, what the agent says is not in the sample, or engine and learner
+    read different contexts.
+    """
+    (tmp_path / "forgetful.py").write_text(FORGETFUL)
+    own = ("environment.agent=forgetful:run", "environment.max_turns=3")
     few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
-    done = run(command(None, tmp_path / "run", *AGENT, *few), tmp_path)
+    room = "environment.max_observation_tokens=600"
+    done = run(command(None, tmp_path / "run", *AGENT, *own, *few, room), tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "run" / "samples" / "step_00001.jsonl").read_text().splitlines()
-    samples = [json.loads(line) for line in lines]
-    told = [[who for who, _ in sample["conversation"]] for sample in samples]
-    assert ["environment", "policy"] in told
-    assert ["environment", "policy", "environment", "policy"] in told
-    assert all(sample["prompt"] == sample["conversation"][0][1] for sample in samples)
-    last = rows_of(tmp_path / "run")[-1]
-    assert last["environment/errors"] == 0
-    first = next(row for row in rows_of(tmp_path / "run") if "mismatch/logprob_abs_mean" in row)
-    assert first["mismatch/logprob_abs_mean"] < 1e-3
+    told = [json.loads(line)["conversation"] for line in lines]
+    assert all(said[0][0] == "environment" and said[1][0] == "policy" for said in told)
+    whole = [said for said in told if len(said) == 6]
+    assert whole
+    assert all(said[4][1] == said[0][1] for said in whole), "the third request is the first"
+    rows = [row for row in rows_of(tmp_path / "run") if "mismatch/logprob_abs_mean" in row]
+    assert all(row["mismatch/logprob_abs_mean"] < 1e-5 for row in rows)
+    assert 1.5 < rows[0]["environment/contexts_mean"] <= 2
+    assert rows[-1]["environment/errors"] == 0
 
 
 def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:

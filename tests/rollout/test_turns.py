@@ -46,6 +46,20 @@ def test_a_reply_counts_once_and_for_the_turn_it_answers():
     assert (group.ends, group.lengths) == ([8], [5])
 
 
+def test_a_new_context_is_all_that_the_engine_reads():
+    """Fails when a request holds what the policy reads no more, or starts elsewhere than the sample
+    ends.
+    """
+    sent = Sent(group_size=1)
+    group = begun(sent)
+    take_turn(sent, group, TURN)
+    sent.groups.take_replies([Reply(TURN.sample_id, 6, SAID._replace(begins_context=True))])
+    sent.dispatch.add_turn(group)
+    assert sent.dispatch.assign(limit=1) == 1
+    *_, request = sent.dispatch._requests(0).each()
+    assert (request.token_ids, request.num_tokens, request.start) == ([9, 9], 2, 8)
+
+
 def test_another_turn_is_not_a_resumed_sample_and_the_length_of_a_turn_is_learned():
     """Fails when its context counts as prefilled again, or lengths learn contexts."""
     sent = Sent(group_size=1)

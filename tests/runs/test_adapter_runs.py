@@ -9,7 +9,7 @@ from command_line import command, run_all, steps_of, write_task
 from exported_adapters import check_merged
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
+pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.cpu_engine]
 SYNCS = ("adapter", "merged")
 
 

@@ -17,6 +17,7 @@ def task(tmp_path_factory) -> Path:
     return write_task(tmp_path_factory.mktemp("task"))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_mixture_of_experts_trains_with_repeated_choices(task, tmp_path):

@@ -132,7 +132,7 @@ SECTIONS = (
     PanelSection(
         "environments",
         (
-            Panel("turns of a sample", ("environment/turns_mean",)),
+            Panel("turns of a sample", _under("environment", "turns_mean", "contexts_mean")),
             Panel("tokens said by environments", ("environment/observation_tokens_mean",)),
             Panel("time of an answer", ("environment/step_s",)),
             Panel("slots empty meanwhile", ("environment/empty_slots_frac",)),

@@ -1,0 +1,100 @@
+"""Programs of agents: a coroutine function with a client of the package openai, or a command."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import shlex
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import psutil
+
+from april_rl.environments.endpoint import Access
+from april_rl.environments.protocol import Context
+
+# Runs an episode of a row with a seed; returns what it gives as reward.
+Program = Callable[[Access, Mapping[str, Any], int], Awaitable[object]]
+_SHOWN_BYTES = 2000  # of what a failed command wrote last
+
+
+def check_function(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
+    """Raise TypeError for what cannot be called as an agent."""
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError("is no coroutine function: async def run(client, row, seed)")
+    try:
+        inspect.signature(function).bind(None, {}, 0, **args, **_context(function, None))
+    except TypeError as error:
+        raise TypeError(
+            f"is called with (client, row, seed) and environment.args: {error}"
+        ) from None
+
+
+def _context(function: Callable[..., Any], context: Context | None) -> dict[str, Context | None]:
+    """Return the keyword argument `context` for a function that has it."""
+    takes_it = "context" in inspect.signature(function).parameters
+    return {"context": context} if takes_it else {}
+
+
+def of_function(function: Callable[..., Any], args: Mapping[str, Any], context: Context) -> Program:
+    """Return the program that calls a coroutine function with a client of the package openai."""
+    keywords = {**args, **_context(function, context)}
+
+    async def run(access: Access, row: Mapping[str, Any], seed: int) -> object:
+        # Importing it takes a second, which other environments need not wait.
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        # Nothing is encrypted; loading certificates would take longer than an episode.
+        http = DefaultAsyncHttpxClient(verify=False, timeout=None, trust_env=False)  # no proxy
+        url, key = access
+        async with AsyncOpenAI(base_url=url, api_key=key, timeout=None, http_client=http) as client:
+            try:
+                return await function(client, row, seed, **keywords)
+            except (SystemExit, KeyboardInterrupt) as error:  # they would end the whole process
+                raise RuntimeError(f"the agent raised {error!r}") from error
+
+    return run
+
+
+def of_command(command: str, context: Context) -> Program:
+    """Return the program that runs a command."""
+    prompt_id, index = context.sample_id
+    return partial(_run_command, shlex.split(command), f"{prompt_id}-{index}")
+
+
+async def _run_command(
+    words: Sequence[str], sample: str, access: Access, row: Mapping[str, Any], seed: int
+) -> float | None:
+    """Return the number in the last line that a command prints; None if it prints nothing. Raise
+    RuntimeError when it fails, ValueError when that line is no number.
+    """
+    told = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key}
+    told |= {"APRIL_RL_ROW": json.dumps(row, default=str), "APRIL_RL_SEED": str(seed)}
+    told["APRIL_RL_SAMPLE"] = sample
+    for name in ("NO_PROXY", "no_proxy"):
+        told[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env={**os.environ, **told}
+    )
+    try:
+        printed, complained = await process.communicate()
+    finally:
+        with suppress(psutil.NoSuchProcess):  # and what it has started
+            for each in psutil.Process(process.pid).children(recursive=True):
+                each.kill()
+        with suppress(ProcessLookupError):
+            process.kill()
+    if process.returncode:
+        last = complained[-_SHOWN_BYTES:].decode(errors="replace").strip()
+        raise RuntimeError(f"{shlex.join(words)} ended with exit code {process.returncode}: {last}")
+    lines = printed.decode(errors="replace").split("\n")
+    said = [line for line in lines if line.strip()]
+    try:
+        return float(said[-1]) if said else None
+    except ValueError:
+        raise ValueError(f"the last line must be the reward, got {said[-1]!r:.80}") from None
