@@ -10,13 +10,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from april_rl.environments.chat import (
-    ChatRequest,
-    RefusedError,
-    added_messages,
-    answer_message,
-)
-from april_rl.environments.endpoint import Access, Answered, Endpoint
+from april_rl.environments.answers import Answered, answered
+from april_rl.environments.chat import CompletionRequest, RefusedError, added_messages
+from april_rl.environments.endpoint import Access, Endpoint
 from april_rl.environments.programs import Program
 from april_rl.environments.protocol import StepResult, Turn
 from april_rl.types import Message
@@ -32,7 +28,7 @@ _OVER = (
 class _Request(NamedTuple):
     """A request of the program, and its answer to come."""
 
-    asked: ChatRequest
+    asked: CompletionRequest
     answer: asyncio.Future[Answered]
 
 
@@ -65,7 +61,7 @@ class Agent:
             self._running.result()  # raises what ended it
             raise RuntimeError("the agent ended before it asked the policy anything")
         asked = self._current.asked
-        return StepResult(asked.messages, tools=asked.tools)
+        return StepResult(asked.messages, tools=asked.tools, max_turn_tokens=asked.max_tokens)
 
     async def step(self, turn: Turn) -> StepResult:
         """Answer a request with a turn; return what the next one tells, or the reward."""
@@ -77,21 +73,24 @@ class Agent:
             )
         self._num_turns += 1
         self._num_again = 0
-        message = answer_message(turn, current.asked, number=self._num_turns)
-        self._history, self._last = (*current.asked.messages, message), current
+        answer = answered(turn, current.asked, name=self._name, number=self._num_turns)
+        self._history, self._last = (*current.asked.messages, answer.message), current
         self._waiting.remove(current)
-        current.answer.set_result(Answered(turn, message, f"{self._name}-{self._num_turns}"))
+        current.answer.set_result(answer)
         if turn.is_last:
             self._close()
         self._current = await self._next_request()
         if self._current is None:
             return StepResult(reward=self._reward(), is_final=True)
         asked = self._current.asked
+        limit = asked.max_tokens
         if asked.tools == current.asked.tools and (
             added := added_messages(self._history, asked.messages)
         ):
-            return StepResult(added)
-        return StepResult(asked.messages, tools=asked.tools, begins_context=True)
+            return StepResult(added, max_turn_tokens=limit)
+        return StepResult(
+            asked.messages, tools=asked.tools, begins_context=True, max_turn_tokens=limit
+        )
 
     def end(self) -> None:
         """Stop the program if it still runs."""
@@ -104,7 +103,7 @@ class Agent:
         for request in self._waiting:
             request.answer.cancel()
 
-    def ask(self, request: ChatRequest) -> asyncio.Future[Answered]:
+    def ask(self, request: CompletionRequest) -> asyncio.Future[Answered]:
         """Take a request of the program. One that waits or was answered last comes again from a
         client that lost patience or its connection: it gets the same answer.
         """

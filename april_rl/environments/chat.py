@@ -1,4 +1,5 @@
-"""The chat completions of OpenAI's API (v1), as far as a policy in training can give them.
+"""Requests for completions in OpenAI's API (v1), of chats and of texts, as far as a policy in
+training can answer them.
 
 Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 """
@@ -10,31 +11,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from april_rl.environments.protocol import Turn
+from april_rl.environments.protocol import TEXT
 from april_rl.types import Message
 
 # Parameters that are accepted and ignored: they would change the distribution that is trained, or
 # do not concern the answer.
 _IGNORED = frozenset(
     (
-        *("model", "temperature", "top_p", "seed", "max_tokens", "max_completion_tokens", "user"),
-        *("stream", "stream_options", "store", "metadata", "parallel_tool_calls"),
-        *("reasoning_effort", "verbosity", "prompt_cache_key", "service_tier", "top_logprobs"),
-        "safety_identifier",
+        *("model", "temperature", "top_p", "seed", "user", "store", "metadata"),
+        *("parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key"),
+        *("service_tier", "safety_identifier"),
     )
 )
 # Parameters that are accepted with these values only.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
-    "logprobs": (None, False),
-    "tool_choice": (None, "auto"),
-    "response_format": (None, {"type": "text"}),
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "logit_bias": (None, {}),
 }
+_ONLY_OF_CHAT = {
+    "tool_choice": (None, "auto"),
+    "response_format": (None, {"type": "text"}),
+    "top_logprobs": (None, 0),
+}
+_ONLY_OF_TEXT = {"best_of": (None, 1), "echo": (None, False), "suffix": (None, "")}
+_READ = {"stop", "stream", "stream_options", "max_tokens", "logprobs"}
+_READ_OF_CHAT = {"messages", "tools", "max_completion_tokens"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_READ = {"messages", "tools", "stop"}
+_MAX_TOKENS_OF_TEXT = 16  # the API's default
 
 
 class RefusedError(ValueError):
@@ -42,113 +47,103 @@ class RefusedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """A request, checked."""
+class CompletionRequest:
+    """A request, checked. The prompt of a text is one message of the role TEXT."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     stop: tuple[str, ...] = ()  # the agent reads an answer up to the first of these
+    max_tokens: int = 0  # of the answer; 0: what is left of the budget
     is_streamed: bool = False
     wants_usage: bool = field(default=False, compare=False)
+    wants_logprobs: bool = field(default=False, compare=False)
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether a text is to be continued, not a chat."""
+        return bool(self.messages[0]["role"] == TEXT)
 
     @classmethod
-    def of(cls, body: object) -> ChatRequest:
-        """Return the request in the body of a POST; raise RefusedError."""
-        if not isinstance(body, Mapping):
-            raise RefusedError("the body must be a JSON object")
-        for name, value in body.items():
-            if name in _ONLY and value not in _ONLY[name]:
-                least = json.dumps(_ONLY[name][-1])
-                raise RefusedError(f"{name}={json.dumps(value):.60} is not supported, only {least}")
-            if name not in _ONLY and name not in _IGNORED | _READ:
-                raise RefusedError(f"{name} is not supported")
+    def of_chat(cls, body: object) -> CompletionRequest:
+        """Return the request in the body of a POST to chat/completions; raise RefusedError."""
+        body = _checked(body, {**_ONLY, **_ONLY_OF_CHAT}, _READ_OF_CHAT)
         messages, tools = body.get("messages"), body.get("tools") or []
         if not isinstance(messages, list) or not messages:
             raise RefusedError("messages must be a list with at least one message")
-        options, stop = body.get("stream_options") or {}, body.get("stop") or []
-        stop = [stop] if isinstance(stop, str) else stop
-        for name, values, kind in (("tools", tools, Mapping), ("stop", stop, str)):
-            if not isinstance(values, list) or not all(isinstance(v, kind) for v in values):
-                raise RefusedError(f"{name}={json.dumps(values):.60} is not valid in the API")
+        if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+            raise RefusedError(f"tools={json.dumps(tools):.60} is not valid in the API")
+        newer = body.get("max_completion_tokens")
         return cls(
             messages=tuple(map(_message, messages)),
             tools=tuple(tools),
-            stop=tuple(stop),
-            is_streamed=bool(body.get("stream")),
-            wants_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+            **_common({**body, "max_tokens": newer} if newer is not None else body),
         )
+
+    @classmethod
+    def of_text(cls, body: object) -> CompletionRequest:
+        """Return the request in the body of a POST to completions; raise RefusedError."""
+        body = _checked(body, {**_ONLY, **_ONLY_OF_TEXT}, {"prompt"})
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1:
+            (prompt,) = prompt
+        if not isinstance(prompt, str) or not prompt:
+            raise RefusedError("prompt must be one text, which is not empty")
+        _check_characters(prompt)
+        if type(body.get("logprobs")) is int and body["logprobs"] > 0:
+            raise RefusedError("logprobs above 0 is not supported: only those of what was sampled")
+        has_limit = body.get("max_tokens") is not None
+        limit = body["max_tokens"] if has_limit else _MAX_TOKENS_OF_TEXT
+        return cls(
+            messages=({"role": TEXT, "content": prompt},), **_common({**body, "max_tokens": limit})
+        )
+
+
+def _checked(
+    body: object, only: Mapping[str, tuple[Any, ...]], read: set[str]
+) -> Mapping[str, Any]:
+    """Return a body whose parameters are known; raise RefusedError."""
+    if not isinstance(body, Mapping):
+        raise RefusedError("the body must be a JSON object")
+    for name, value in body.items():
+        if name in only and value not in only[name]:
+            least = json.dumps(only[name][-1])
+            raise RefusedError(f"{name}={json.dumps(value):.60} is not supported, only {least}")
+        if name not in only and name not in _IGNORED | _READ | read:
+            raise RefusedError(f"{name} is not supported")
+    return body
+
+
+def _common(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of chats and texts; raise RefusedError."""
+    options, stop = body.get("stream_options") or {}, body.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop):
+        raise RefusedError(f"stop={json.dumps(stop):.60} is not valid in the API")
+    limit = body.get("max_tokens")
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise RefusedError(f"max_tokens={json.dumps(limit):.60} must be a number of at least 1")
+    return {
+        "stop": tuple(stop),
+        "max_tokens": limit or 0,
+        "is_streamed": bool(body.get("stream")),
+        "wants_usage": isinstance(options, Mapping) and bool(options.get("include_usage")),
+        # 0 asks for those of the sampled tokens alone, in the API of texts.
+        "wants_logprobs": body.get("logprobs") is not None and body["logprobs"] is not False,
+    }
 
 
 def added_messages(history: Sequence[Message], asked: Sequence[Message]) -> tuple[Message, ...]:
     """Return what a request adds to the conversation up to the last answer; nothing if it does not
     go on from there.
     """
+    if asked[0]["role"] == TEXT:
+        text, said = asked[0]["content"], "".join(str(each["content"]) for each in history)
+        goes_on = bool(history) and history[0]["role"] == TEXT and text.startswith(said)
+        added = text[len(said) :] if goes_on else ""
+        return ({"role": TEXT, "content": added},) if added else ()
     before, added = asked[: len(history)], tuple(asked[len(history) :])
     goes_on = len(before) == len(history) and all(map(_is_same, history, before))
     return () if any(message["role"] == "assistant" for message in added) or not goes_on else added
-
-
-def answer_message(turn: Turn, request: ChatRequest, *, number: int) -> Message:
-    """Return a turn as the message of the assistant; `number` counts the turns of the episode."""
-    if not (request.tools and turn.calls):
-        ends = (place for each in request.stop if (place := turn.text.find(each)) >= 0)
-        return {"role": "assistant", "content": turn.text[: min(ends, default=None)]}
-    calls = [
-        {
-            "id": f"call_{number}_{place}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-        }
-        for place, call in enumerate(turn.calls)
-    ]
-    before = turn.text.partition("<tool_call>")[0].strip()
-    return {"role": "assistant", "content": before or None, "tool_calls": calls}
-
-
-def completion(turn: Turn, message: Message, *, name: str) -> dict[str, Any]:
-    """Return the body of an answer that is not streamed."""
-    return {
-        "id": name,
-        "object": "chat.completion",
-        "created": 0,
-        "model": "policy",
-        "choices": [
-            {
-                "index": 0,
-                "message": {**message, "refusal": None},
-                "logprobs": None,
-                "finish_reason": _finish_reason(turn, message),
-            }
-        ],
-        "usage": _usage(turn),
-    }
-
-
-def chunks(turn: Turn, message: Message, *, name: str, wants_usage: bool) -> list[dict[str, Any]]:
-    """Return the events of a streamed answer: all of it at once, and its end."""
-    calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", ()))]
-    delta = {**message, "tool_calls": calls} if calls else message
-    base = {"id": name, "object": "chat.completion.chunk", "created": 0, "model": "policy"}
-    last = {"index": 0, "delta": {}, "finish_reason": _finish_reason(turn, message)}
-    events: list[dict[str, Any]] = [
-        {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-        {**base, "choices": [last]},
-    ]
-    return [*events, {**base, "choices": [], "usage": _usage(turn)}] if wants_usage else events
-
-
-def _finish_reason(turn: Turn, message: Message) -> str:
-    if turn.is_truncated:
-        return "length"
-    return "tool_calls" if message.get("tool_calls") else "stop"
-
-
-def _usage(turn: Turn) -> dict[str, int]:
-    return {
-        "prompt_tokens": turn.num_context,
-        "completion_tokens": turn.num_tokens,
-        "total_tokens": turn.num_context + turn.num_tokens,
-    }
 
 
 def _message(given: object) -> Message:
@@ -167,12 +162,16 @@ def _message(given: object) -> Message:
     calls = given.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise RefusedError(f"tool_calls={calls!r:.40} is not valid in the API")
-    try:
-        json.dumps(dict(given), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise RefusedError(f"the message holds half a character: {error}") from error
+    _check_characters(json.dumps(dict(given), ensure_ascii=False))
     # Chat templates know the older name.
     return {**given, "role": "system" if role == "developer" else role, "content": content}
+
+
+def _check_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RefusedError(f"the request holds half a character: {error}") from error
 
 
 def _is_same(ours: Message, theirs: Message) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
-from april_rl.environments.protocol import ToolCall, Turn
+from april_rl.environments.protocol import TEXT, ToolCall, Turn
 from april_rl.types import Message
 
 _MARKER = "\N{BLACK DIAMOND}said\N{BLACK DIAMOND}"  # in no template
@@ -53,11 +53,11 @@ class Dialogue:
             )
         return self._encoded(following.removeprefix(closing))
 
-    def following(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the tokens between a turn that has ended with a stop token and the next turn.
-        Raise TokenizerError for messages that the template refuses.
+    def following(self, messages: Sequence[Message], *, is_cut: bool = False) -> tuple[int, ...]:
+        """Return the tokens between a turn that has ended with a stop token, or was cut off before
+        one, and the next turn. Raise TokenizerError for messages that the template refuses.
         """
-        if not self.is_chat:
+        if not self.is_chat or _is_text(messages):
             return self._encoded(_plain(messages))
         said: Message = {"role": "assistant", "content": _MARKER}
         try:
@@ -73,17 +73,23 @@ class Dialogue:
                 "tokens that end a turn (eos_token_id in generation_config.json): turns cannot be "
                 "told apart; add the token that the template writes there"
             )
-        return token_ids[ends[0] + 1 :]
+        return token_ids[ends[0] + (not is_cut) :]
 
     def answer(self, text: str) -> tuple[int, ...]:
         """Return a turn in which the policy says `text`."""
         return (*self._encoded(text), min(self.stop_ids))
 
     def turn(
-        self, token_ids: Sequence[int], *, is_truncated: bool, is_last: bool, num_context: int = 0
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float] = (),
+        *,
+        is_truncated: bool,
+        is_last: bool,
+        num_context: int = 0,
     ) -> Turn:
         """Return what the policy said as text, after `num_context` tokens, with the calls of tools
-        in it; a turn that was cut off has none.
+        in it; a turn that was cut off has none. `logprobs` [R of the turn] are told to agents.
         """
         is_ended = bool(token_ids) and token_ids[-1] in self.stop_ids
         turn = Turn(
@@ -94,6 +100,9 @@ class Dialogue:
             num_tokens=len(token_ids),
             num_context=num_context,
         )
+        if self.has_agent:
+            tokens = tuple(self.tokenizer.text_seen([token_id]) for token_id in token_ids)
+            turn = turn._replace(tokens=tokens, logprobs=tuple(logprobs))
         if not self.has_tools or is_truncated:
             return turn
         try:
@@ -115,7 +124,7 @@ class Dialogue:
                 "the agent tells of tools, and nobody can read this model's calls of them: it "
                 "needs data.template=chat and a response_template in tokenizer_config.json"
             )
-        if not self.is_chat:
+        if not self.is_chat or _is_text(messages):
             return self.tokenizer.encode([_plain(messages)], add_special_tokens=True)[0]
         told = {"tools": list(tools)} if tools else {}
         self.tokenizer.check_chat(told)
@@ -148,3 +157,7 @@ def _call(said: Any) -> ToolCall:  # noqa: ANN401
 
 def _plain(messages: Sequence[Message]) -> str:
     return "".join(str(message.get("content") or "") for message in messages)
+
+
+def _is_text(messages: Sequence[Message]) -> bool:
+    return bool(messages) and messages[0]["role"] == TEXT

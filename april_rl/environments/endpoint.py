@@ -1,4 +1,5 @@
-"""The HTTP server of a process with agents: chat completions whose answers the policy samples.
+"""The HTTP server of a process with agents: completions, of chats and of texts, that the policy
+samples.
 
 It listens on 127.0.0.1. Each episode has a key of its own, which ends with it. A request waits on
 its connection until the policy has answered, over weight syncs and while its sample is parked.
@@ -9,30 +10,24 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
 
-from april_rl.environments.chat import ChatRequest, RefusedError, chunks, completion
-from april_rl.environments.protocol import Turn
-from april_rl.types import Message
+from april_rl.environments import answers
+from april_rl.environments.answers import Answered
+from april_rl.environments.chat import CompletionRequest, RefusedError
 
 _MAX_BODY_BYTES = 4 << 20
-
-
-class Answered(NamedTuple):
-    """An answer to a request."""
-
-    turn: Turn
-    message: Message  # the turn as the agent sees it
-    name: str  # of the answer
 
 
 class Asked(Protocol):
     """Receiver of the requests made with one key."""
 
-    def ask(self, request: ChatRequest) -> asyncio.Future[Answered]:
+    def ask(self, request: CompletionRequest) -> asyncio.Future[Answered]:
         """Take a request; raise RefusedError."""
 
 
@@ -65,7 +60,11 @@ class Endpoint:
 
     async def _listen(self) -> int:
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.router.add_post("/v1/chat/completions", self._complete)
+        for path, parse in (
+            ("/v1/chat/completions", CompletionRequest.of_chat),
+            ("/v1/completions", CompletionRequest.of_text),
+        ):
+            app.router.add_post(path, partial(self._complete, parse))
         app.router.add_get("/v1/models", _models)
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
@@ -74,22 +73,23 @@ class Endpoint:
         port: int = runner.addresses[0][1]
         return port
 
-    async def _complete(self, http: web.Request) -> web.StreamResponse:
+    async def _complete(
+        self, parse: Callable[[object], CompletionRequest], http: web.Request
+    ) -> web.StreamResponse:
         key = http.headers.get("Authorization", "").removeprefix("Bearer ")
         asked = self._of_key.get(key)
         if asked is None:
             return _error(401, "no episode has this key: it has ended, or there never was one")
         try:
-            request = ChatRequest.of(await http.json())
+            request = parse(await http.json())
             answered = await asyncio.shield(asked.ask(request))
         except RefusedError as error:
             return _error(400, str(error))
         except ValueError as error:
             return _error(400, f"the body is no JSON: {error}")
-        turn, message, name = answered
         if not request.is_streamed:
-            return web.json_response(completion(turn, message, name=name))
-        events = chunks(turn, message, name=name, wants_usage=request.wants_usage)
+            return web.json_response(answers.body(answered, request))
+        events = answers.events(answered, request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         with suppress(ConnectionError):  # of a client that has lost patience
             await response.prepare(http)

@@ -61,7 +61,7 @@ def new_environment(config: EnvironmentConfig, context: Context, endpoint: Endpo
             else of_command(config.command, context)
         )
         prompt_id, index = context.sample_id
-        return Agent(program, endpoint, name=f"chatcmpl-{prompt_id}-{index}")
+        return Agent(program, endpoint, name=f"{prompt_id}-{index}")
     found = load_class(config.function, config.args)
     if is_of_skyrl(found):
         return SkyRLEnvironment(found, config.args, max_turns=config.max_turns)

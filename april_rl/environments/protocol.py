@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from april_rl.types import Message, SampleId
 
 Messages = str | Sequence[Message]  # text stands for one message of the user
+TEXT = "text"  # role of what is read as it is, outside of the chat template
 
 
 class ToolCall(NamedTuple):
@@ -37,12 +38,14 @@ class Turn(NamedTuple):
 
     text: str  # without special tokens
     raw_text: str  # with special tokens, except the one that ended the turn
-    is_truncated: bool = False  # the response budget was used up within it
+    is_truncated: bool = False  # cut off, where its tokens or the budget were used up
     is_last: bool = False  # no turn follows, whatever the answer
     calls: tuple[ToolCall, ...] = ()  # of the tools, for classes in TRL's form
     fault: str = ""  # why calls could not be read
     num_tokens: int = 0  # that the policy sampled in it
     num_context: int = 0  # tokens that it read before
+    tokens: tuple[str, ...] = ()  # each of the `num_tokens` as text; for agents only
+    logprobs: tuple[float, ...] = ()  # of these, at the run's temperature, in nats
 
 
 class StepResult(NamedTuple):
@@ -53,6 +56,7 @@ class StepResult(NamedTuple):
     is_final: bool = False
     tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas that an agent tells before its turns
     begins_context: bool = False  # the messages are all that the policy reads from now on
+    max_turn_tokens: int = 0  # that the next turn may have; 0: what is left of the budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

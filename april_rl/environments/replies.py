@@ -9,7 +9,7 @@ from april_rl.data.tokenizer import TokenizerError
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.protocol import StepResult
 from april_rl.environments.turns import EpisodeRules, is_last_turn
-from april_rl.types import Observation, Sample
+from april_rl.types import FinishReason, Observation, Sample
 
 
 def observation_of(
@@ -37,14 +37,11 @@ def _observation(
     results: Sequence[StepResult], sample: Sample, rules: EpisodeRules, config: EnvironmentConfig
 ) -> Observation:
     heard = [span for span in sample.spans if isinstance(span, Observation)]
+    ends = [c.finish_reason for c in sample.completions if c.finish_reason is not None]
     first = len(heard) + 1 - len(results)  # observations before those of `results`
     for place, (before, again) in enumerate(zip(heard[first:], results[:-1], strict=True)):
-        token_ids = _rendered(rules.dialogue, again, is_opening=first + place == 0)
-        if (tuple(before.token_ids), before.reward, before.begins_context) != (
-            token_ids,
-            again.reward,
-            again.begins_context,
-        ):
+        said = _observed(rules.dialogue, again, ends[: first + place])
+        if before._replace(token_ids=tuple(before.token_ids)) != said:
             return failed(
                 f"it said something else when it was built again, after turn {first + place}: it "
                 "is not repeatable; with environment.on_restart=again a resumed run begins such "
@@ -53,24 +50,34 @@ def _observation(
     result, is_opening = results[-1], not heard
     if result.is_final or is_last_turn(sample, rules, config.max_turns):
         return Observation((), is_final=True, reward=result.reward)
-    token_ids = _rendered(rules.dialogue, result, is_opening=is_opening)
+    said = _observed(rules.dialogue, result, ends)
     is_first = is_opening and not sample.prompt.token_ids
-    if not token_ids and (is_first or result.begins_context):
+    if not said.token_ids and (is_first or result.begins_context):
         return failed("the first messages of a conversation have no tokens")
-    if len(token_ids) <= config.max_observation_tokens - (sample.end - sample.num_tokens):
-        return Observation(token_ids, reward=result.reward, begins_context=result.begins_context)
+    if len(said.token_ids) <= config.max_observation_tokens - (sample.end - sample.num_tokens):
+        return said
     if is_opening:
         return failed(
-            f"its first words have {len(token_ids)} tokens, more than "
+            f"its first words have {len(said.token_ids)} tokens, more than "
             f"environment.max_observation_tokens={config.max_observation_tokens}"
         )
     return Observation((), is_final=True, reward=result.reward)
 
 
-def _rendered(dialogue: Dialogue, result: StepResult, *, is_opening: bool) -> tuple[int, ...]:
+def _observed(
+    dialogue: Dialogue, result: StepResult, ends: Sequence[FinishReason | None]
+) -> Observation:
+    """Return a result as the policy reads it, after turns that ended for the reasons `ends`."""
     assert not isinstance(result.messages, str)
-    if is_opening:
-        return dialogue.opening(result.messages, result.tools)
-    if result.begins_context:
-        return dialogue.conversation(result.messages, result.tools)
-    return dialogue.following(result.messages)
+    if not ends:
+        token_ids = dialogue.opening(result.messages, result.tools)
+    elif result.begins_context:
+        token_ids = dialogue.conversation(result.messages, result.tools)
+    else:
+        token_ids = dialogue.following(result.messages, is_cut=ends[-1] == "length")
+    return Observation(
+        token_ids,
+        reward=result.reward,
+        begins_context=result.begins_context,
+        max_turn_tokens=result.max_turn_tokens,
+    )

@@ -22,8 +22,9 @@ def turns_of(
     sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
 ) -> tuple[Turn, ...]:
     """Return the turns of a sample as text, or the last one alone."""
-    turns: list[tuple[list[int], bool, int]] = []
+    turns: list[tuple[list[int], list[float], bool, int]] = []
     said: list[int] = []
+    logprobs: list[float] = []
     num_read = len(sample.prompt.token_ids)
     for span in sample.spans:
         if isinstance(span, Observation) and span.begins_context:
@@ -31,27 +32,30 @@ def turns_of(
         num_read += len(span.token_ids)
         if isinstance(span, Completion):
             said += span.token_ids
+            logprobs += span.logprobs
             if span.finish_reason is not None:
-                turns.append((said, span.finish_reason == "length", num_read - len(said)))
-                said = []
+                is_truncated = span.finish_reason == "length"
+                turns.append((said, logprobs, is_truncated, num_read - len(said)))
+                said, logprobs = [], []
     is_over = is_last_turn(sample, rules, max_turns)
     return tuple(
         rules.dialogue.turn(
             token_ids,
+            logprobs,
             is_truncated=is_truncated,
             is_last=is_over and place == len(turns) - 1,
             num_context=num_context,
         )
-        for place, (token_ids, is_truncated, num_context) in enumerate(turns)
+        for place, (token_ids, logprobs, is_truncated, num_context) in enumerate(turns)
         if not last_alone or place == len(turns) - 1
     )
 
 
 def is_last_turn(sample: Sample, rules: EpisodeRules, max_turns: int) -> bool:
     """Return whether no turn may follow the last one of a sample."""
-    ends = [span.finish_reason for span in sample.completions if span.finish_reason is not None]
+    num_turns = sum(span.finish_reason is not None for span in sample.completions)
     is_used_up = sample.num_tokens >= rules.max_response_tokens
-    return bool(ends) and (len(ends) >= max_turns or ends[-1] == "length" or is_used_up)
+    return num_turns >= max_turns or is_used_up
 
 
 def row_of(prompt: Prompt) -> dict[str, object]:

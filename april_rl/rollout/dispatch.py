@@ -197,13 +197,13 @@ class Dispatch:
     def _requests(self, engine: int) -> Requests:
         """Build the requests assigned to `engine`, oldest prompts first."""
         samples = sorted(self._assigned[engine], key=lambda each: (each[0].prompt.id, each[1]))
+        budget = self._rules.max_response_tokens
         return Requests(
-            self._rules.max_response_tokens,
             self._rules.seed,
             prompt_ids=[group.prompt.id for group, _ in samples],
             indices=[index for _, index in samples],
             prompt_token_ids=[group.prompt.token_ids for group, _ in samples],
-            num_sampled=[group.lengths[index] for group, index in samples],
+            max_tokens=[group.room(index, budget=budget) for group, index in samples],
             parts=[
                 tuple(span.token_ids for span in group.spans[index]) for group, index in samples
             ],

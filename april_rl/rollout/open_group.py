@@ -200,6 +200,15 @@ class OpenGroup:
             num_tokens += len(span.token_ids)
         return num_tokens
 
+    def room(self, index: int, *, budget: int) -> int:
+        """Return how many tokens a sample may get in this turn, of `budget` for all its turns."""
+        room = budget - self.lengths[index]
+        if not self.prompt.has_environment:
+            return room
+        told = (span for span in reversed(self.spans[index]) if isinstance(span, Observation))
+        limit = next(told).max_turn_tokens
+        return min(room, limit - self.turn_tokens(index)) if limit else room
+
     def _append(self, index: int, span: Span) -> None:
         self.spans[index] += (span,)
         self.ends[index] += len(span.token_ids)

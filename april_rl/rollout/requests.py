@@ -29,7 +29,7 @@ class Request(NamedTuple):
     sample_id: SampleId
     prompt_token_ids: tuple[int, ...]  # [P]
     start: int  # tokens that the sample has behind its prompt
-    max_tokens: int  # what remains of the response budget
+    max_tokens: int  # what remains of the response budget, or of that of the turn
     seed: int
     parts: tuple[Sequence[int], ...] = ()  # tokens of each span so far; [start] in total
     sampling: Sampling | None = None  # None: the engine's temperature and all tokens
@@ -52,13 +52,12 @@ class Requests(NamedTuple):
     A few lists are cheap to pickle; the worker makes a `Request` of each sample.
     """
 
-    max_response_tokens: int  # budget of a sample over all its requests
     run_seed: int
     prompt_ids: Sequence[int] = ()  # [n]
     indices: Sequence[int] = ()  # of each sample in its group [n]
     # [n][P]; siblings share one tuple, and pickle writes shared objects once.
     prompt_token_ids: Sequence[tuple[int, ...]] = ()
-    num_sampled: Sequence[int] = ()  # response tokens that each sample has [n]
+    max_tokens: Sequence[int] = ()  # that each sample may get at most [n]
     parts: Sequence[tuple[Sequence[int], ...]] = ()  # tokens of each sample, by span [n]
     context_starts: Sequence[int] = ()  # where the policy begins to read [n]; empty: all 0
     sampling: Sampling | None = None  # for all of them; None: as in training
@@ -69,7 +68,7 @@ class Requests(NamedTuple):
             self.prompt_ids,
             self.indices,
             self.prompt_token_ids,
-            self.num_sampled,
+            self.max_tokens,
             self.parts,
             self.context_starts or [0] * len(self.parts),
             strict=True,
@@ -79,13 +78,13 @@ class Requests(NamedTuple):
                 sample_id=(sample_id := SampleId(prompt_id, index)),
                 prompt_token_ids=prompt_token_ids,
                 start=sum(map(len, parts)),
-                max_tokens=self.max_response_tokens - num_sampled,
+                max_tokens=max_tokens,
                 seed=request_seed(self.run_seed, sample_id, len(parts)),
                 parts=parts,
                 sampling=self.sampling,
                 context_start=context_start,
             )
-            for prompt_id, index, prompt_token_ids, num_sampled, parts, context_start in samples
+            for prompt_id, index, prompt_token_ids, max_tokens, parts, context_start in samples
         ]
 
 

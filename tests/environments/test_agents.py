@@ -13,7 +13,7 @@ import agent_programs
 import pytest
 from agent_episodes import agents, encoded, played, question, said, tokenizer
 from byte_tokenizer import END
-from episodes import answer
+from episodes import answer, with_turn
 from own_process import is_running, wait_until
 
 from april_rl.config.environment import EnvironmentConfig
@@ -50,7 +50,13 @@ ENDS = {
     'wish {"n": 2}': 3.0,
     'stopped {"stop": ["c", "x"]}': 2.0,
     'stopped {"stop": "a"}': 0.0,
-    'wish {"logprobs": true}': 3.0,
+    'wish {"max_tokens": 0}': 3.0,
+    'wish {"logprobs": true, "top_logprobs": 2}': 3.0,
+    'refused {"logprobs": 2}': 1.0,
+    'refused {"best_of": 2}': 1.0,
+    'refused {"prompt": ["a", "b"]}': 1.0,
+    'refused {"prompt": [[1, 2]]}': 1.0,
+    "likely": -2.0,
     'wish {"stop": 5}': 3.0,
     'wish {"tools": ["a"]}': 3.0,
     'wish {"extra_body": {"guided": 1}}': 3.0,
@@ -116,6 +122,32 @@ def told(sample: Sample) -> list[str]:
 
 def as_prompt(text: str) -> str:
     return tokenizer().chat_text([{"role": "user", "content": text}])
+
+
+def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_goes_on(tmp_path):
+    with agents(tmp_path) as pool:
+        asked = question("short")
+        first = answer(pool, asked)
+        assert first.max_turn_tokens == 3
+        cut = with_turn(asked.extended(first), encoded("one"), finish_reason="length")
+        second = answer(pool, cut)
+        whole = said(cut.extended(second), "three")
+        last = answer(pool, whole)
+    assert second.max_turn_tokens == 0
+    assert told(whole) == [
+        f"{as_prompt('a')}one{END}\n<|im_start|>user\nb{END}\n<|im_start|>assistant\nthree{END}"
+    ]
+    assert (last.is_final, last.reward) == (True, 5.0)
+    with agents(tmp_path) as pool:  # built again
+        assert answer(pool, cut) == second
+
+
+def test_a_text_is_continued_as_it_was_sampled(tmp_path):
+    with agents(tmp_path) as pool:
+        sample, reply = played(pool, question("text"), "upon. no", "a", "b")
+    assert told(sample) == [f"once upon. no{END}! more: a{END}", f"anotherb{END}"]
+    assert [span.max_turn_tokens for span in sample.spans[::2]] == [50, 50, 16]
+    assert (reply.is_final, reply.reward, reply.failure) == (True, 41.0, "")
 
 
 def test_a_rewritten_history_begins_a_context_and_the_sample_stays_one(tmp_path):

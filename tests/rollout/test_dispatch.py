@@ -245,7 +245,7 @@ def test_many_engines_are_waited_for_together(num_engines, tick_s, gather_s):
     class Asked(FakeEngines):
         def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
             asked.append(gather_s)
-            self.launch(0, Requests(1, 0), slots=1, max_steps=1)
+            self.launch(0, Requests(0), slots=1, max_steps=1)
             ended = super().wait(timeout_s, gather_s=gather_s)
             return [(engine, replace(tick, elapsed_s=tick_s)) for engine, tick in ended]
 

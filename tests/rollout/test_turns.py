@@ -60,6 +60,23 @@ def test_a_new_context_is_all_that_the_engine_reads():
     assert (request.token_ids, request.num_tokens, request.start) == ([9, 9], 2, 8)
 
 
+def test_a_turn_has_its_own_limit_within_the_budget():
+    """Fails when a limit counts other turns, or what an aborted request sampled is forgotten."""
+    sent = Sent(group_size=1)
+    group = begun(sent)
+    take_turn(sent, group, TURN)
+    sent.groups.take_replies([Reply(TURN.sample_id, 6, SAID._replace(max_turn_tokens=4))])
+    assert group.room(0, budget=40) == 4
+    sent.dispatch.add_turn(group)
+    sent.dispatch.assign(limit=1)
+    (request,) = sent.dispatch._requests(0).each()
+    assert request.max_tokens == 4
+    part = replace(completion(0, start=8, num_tokens=1, version=3), finish_reason=None)
+    take_turn(sent, group, part)
+    assert group.room(0, budget=40) == 3
+    assert group.room(0, budget=7) == 1
+
+
 def test_another_turn_is_not_a_resumed_sample_and_the_length_of_a_turn_is_learned():
     """Fails when its context counts as prefilled again, or lengths learn contexts."""
     sent = Sent(group_size=1)

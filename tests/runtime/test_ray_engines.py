@@ -77,7 +77,7 @@ def crew_of(num_engines: int, num_ranks: int) -> Crew:
 
 def launch(engines: RayEngines, *which: int) -> None:
     for engine in which:
-        engines.launch(engine, Requests(1, 0), slots=1, max_steps=1)
+        engines.launch(engine, Requests(0), slots=1, max_steps=1)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -102,7 +102,7 @@ def engines_of(folder: Path, *tokens: int, policy_version: int = 0) -> RayEngine
 
 def of_prompt(prompt_id: int, *indices: int) -> Requests:
     count = len(indices)
-    return Requests(4, 0, [prompt_id] * count, indices, [(1, 2)] * count, [0] * count, [()] * count)
+    return Requests(0, [prompt_id] * count, indices, [(1, 2)] * count, [4] * count, [()] * count)
 
 
 @pytest.mark.usefixtures("_cluster")

@@ -77,7 +77,7 @@ def after(seconds, act) -> None:
 
 def keep_ticking(engines: RayEngines) -> None:
     while engines.wait(1.0):
-        engines.launch(0, Requests(1, 0), slots=1, max_steps=8)
+        engines.launch(0, Requests(0), slots=1, max_steps=8)
 
 
 def test_healthy_workers_give_results_and_no_report(shared_group, tmp_path):
@@ -104,7 +104,7 @@ def test_ticks_that_return_without_an_engine_step_are_a_stall(shared_group, tmp_
     watchdog = GroupWatchdog(shared_group, tmp_path)
     workers = EngineGroup(engines=[shared_group.actors[:1]], policy_version=0, watchdog=watchdog)
     engines = RayEngines(workers, deterministic=True)
-    request = Requests(4, 0, [7], [2], [(1, 2, 3)], [0], [()])
+    request = Requests(0, [7], [2], [(1, 2, 3)], [4], [()])
     engines.launch(0, request, slots=1, max_steps=8)
     with pytest.raises(EngineStalledError, match=r"no engine has made a step .* in flight: 1"):
         keep_ticking(engines)

@@ -1,0 +1,120 @@
+"""Turns of the policy as answers in OpenAI's API (v1): of chats and of texts, streamed or not.
+
+Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from april_rl.environments.chat import CompletionRequest
+from april_rl.environments.protocol import TEXT, Turn
+from april_rl.types import Message
+
+_Object = dict[str, Any]
+
+
+class Answered(NamedTuple):
+    """An answer to a request."""
+
+    turn: Turn
+    message: Message  # the turn as the agent sees it
+    name: str  # of the answer
+
+
+def answered(turn: Turn, request: CompletionRequest, *, name: str, number: int) -> Answered:
+    """Return a turn as an answer; `number` counts the turns of the episode `name`."""
+    kind = "cmpl" if request.is_text else "chatcmpl"
+    return Answered(turn, _message(turn, request, number=number), f"{kind}-{name}-{number}")
+
+
+def _message(turn: Turn, request: CompletionRequest, *, number: int) -> Message:
+    role = TEXT if request.is_text else "assistant"
+    if not (request.tools and turn.calls):
+        ends = (place for each in request.stop if (place := turn.text.find(each)) >= 0)
+        return {"role": role, "content": turn.text[: min(ends, default=None)]}
+    calls = [
+        {
+            "id": f"call_{number}_{place}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+        }
+        for place, call in enumerate(turn.calls)
+    ]
+    before = turn.text.partition("<tool_call>")[0].strip()
+    return {"role": role, "content": before or None, "tool_calls": calls}
+
+
+def body(answer: Answered, request: CompletionRequest) -> _Object:
+    """Return the body of an answer that is not streamed."""
+    choice = {"index": 0, "finish_reason": _finish_reason(answer, request)}
+    choice["logprobs"] = _logprobs(answer.turn, request)
+    if request.is_text:
+        choice["text"] = answer.message["content"]
+    else:
+        choice["message"] = {**answer.message, "refusal": None}
+    usage = _usage(answer.turn)
+    return {**_head(answer, request, is_streamed=False), "choices": [choice], "usage": usage}
+
+
+def events(answer: Answered, request: CompletionRequest) -> list[_Object]:
+    """Return the events of a streamed answer: all of it at once, and its end."""
+    first: _Object = {"index": 0, "finish_reason": None}
+    first["logprobs"] = _logprobs(answer.turn, request)
+    last: _Object = {"index": 0, "finish_reason": _finish_reason(answer, request)}
+    if request.is_text:
+        first["text"], last["text"] = answer.message["content"], ""
+    else:
+        calls = [{"index": i, **c} for i, c in enumerate(answer.message.get("tool_calls", ()))]
+        first["delta"] = {**answer.message, **({"tool_calls": calls} if calls else {})}
+        last["delta"] = {}
+    head = _head(answer, request, is_streamed=True)
+    made = [{**head, "choices": [first]}, {**head, "choices": [last]}]
+    if request.wants_usage:
+        made.append({**head, "choices": [], "usage": _usage(answer.turn)})
+    return made
+
+
+def _head(answer: Answered, request: CompletionRequest, *, is_streamed: bool) -> _Object:
+    of_chat = "chat.completion.chunk" if is_streamed else "chat.completion"
+    kind = "text_completion" if request.is_text else of_chat
+    return {"id": answer.name, "object": kind, "created": 0, "model": "policy"}
+
+
+def _finish_reason(answer: Answered, request: CompletionRequest) -> str:
+    """Return why an answer ends where the agent reads its end."""
+    if answer.message.get("tool_calls"):
+        return "tool_calls"
+    is_cut = any(each in answer.turn.text for each in request.stop)
+    return "length" if answer.turn.is_truncated and not is_cut else "stop"
+
+
+def _logprobs(turn: Turn, request: CompletionRequest) -> _Object | None:
+    """Return the log-probabilities of all that was sampled, behind a `stop` too."""
+    if not request.wants_logprobs:
+        return None
+    if request.is_text:
+        starts = accumulate(map(len, turn.tokens[:-1]), initial=0)
+        return {
+            "tokens": list(turn.tokens),
+            "token_logprobs": list(turn.logprobs),
+            "text_offset": list(starts) if turn.tokens else [],
+            "top_logprobs": None,
+        }
+    content = [_token(*pair) for pair in zip(turn.tokens, turn.logprobs, strict=True)]
+    return {"content": content, "refusal": None}
+
+
+def _token(text: str, logprob: float) -> Mapping[str, object]:
+    return {"token": text, "bytes": list(text.encode()), "logprob": logprob, "top_logprobs": []}
+
+
+def _usage(turn: Turn) -> dict[str, int]:
+    return {
+        "prompt_tokens": turn.num_context,
+        "completion_tokens": turn.num_tokens,
+        "total_tokens": turn.num_context + turn.num_tokens,
+    }
