@@ -53,9 +53,11 @@ def turns_of(
 
 def is_last_turn(sample: Sample, rules: EpisodeRules, max_turns: int) -> bool:
     """Return whether no turn may follow the last one of a sample."""
-    num_turns = sum(span.finish_reason is not None for span in sample.completions)
+    ends = [span.finish_reason for span in sample.completions if span.finish_reason is not None]
+    limits = [span.max_turn_tokens for span in sample.spans if isinstance(span, Observation)]
+    is_cut = ends[-1:] == ["length"] and not any(limits[-1:])  # by no limit of its own
     is_used_up = sample.num_tokens >= rules.max_response_tokens
-    return num_turns >= max_turns or is_used_up
+    return len(ends) >= max_turns or is_cut or is_used_up
 
 
 def row_of(prompt: Prompt) -> dict[str, object]:

@@ -69,7 +69,7 @@ def test_a_turn_has_its_own_limit_within_the_budget():
     assert group.room(0, budget=40) == 4
     sent.dispatch.add_turn(group)
     sent.dispatch.assign(limit=1)
-    (request,) = sent.dispatch._requests(0).each()
+    *_, request = sent.dispatch._requests(0).each()
     assert request.max_tokens == 4
     part = replace(completion(0, start=8, num_tokens=1, version=3), finish_reason=None)
     take_turn(sent, group, part)

@@ -1,0 +1,85 @@
+"""What the policy reads of an agent: conversations and texts that go on, or begin anew."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from agent_episodes import agents, encoded, played, question, said, tokenizer
+from byte_tokenizer import END
+from episodes import answer, with_turn
+
+from april_rl.types import Observation, Sample
+
+
+def told(sample: Sample) -> list[str]:
+    """Return each context of a sample as text."""
+    ends = list(accumulate(sample.context_lengths, initial=0))
+    parts = [sample.sequence[start:end] for start, end in pairwise(ends)]
+    return [tokenizer().text_seen(part) for part in parts]
+
+
+def as_prompt(text: str) -> str:
+    return tokenizer().chat_text([{"role": "user", "content": text}])
+
+
+def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_goes_on(tmp_path):
+    with agents(tmp_path) as pool:
+        asked = question("short")
+        first = answer(pool, asked)
+        assert first.max_turn_tokens == 3
+        cut = with_turn(asked.extended(first), encoded("one"), finish_reason="length")
+        second = answer(pool, cut)
+        whole = said(cut.extended(second), "three")
+        last = answer(pool, whole)
+    assert second.max_turn_tokens == 0
+    assert told(whole) == [
+        f"{as_prompt('a')}one{END}\n<|im_start|>user\nb{END}\n<|im_start|>assistant\nthree{END}"
+    ]
+    assert (last.is_final, last.reward) == (True, 5.0)
+    with agents(tmp_path) as pool:  # built again
+        assert answer(pool, cut) == second
+
+
+def test_a_text_is_continued_as_it_was_sampled(tmp_path):
+    with agents(tmp_path) as pool:
+        sample, reply = played(pool, question("text"), "upon. no", "a", "b")
+    assert told(sample) == [f"once upon. no{END}! more: a{END}", f"anotherb{END}"]
+    assert [span.max_turn_tokens for span in sample.spans[::2]] == [50, 50, 16]
+    assert (reply.is_final, reply.reward, reply.failure) == (True, 41.0, "")
+
+
+def test_a_rewritten_history_begins_a_context_and_the_sample_stays_one(tmp_path):
+    with agents(tmp_path) as pool:
+        sample, reply = played(pool, question("rewrite"), "one", "two", "three")
+    first, second = told(sample)
+    assert first == f"{as_prompt('first')}one{END}"
+    assert second.startswith(f"{as_prompt('second')}two{END}")
+    assert second.endswith("three" + END)
+    assert (reply.reward, len(sample.completions)) == (5.0, 3)
+
+
+def test_other_tools_begin_a_context_and_so_does_the_way_back(tmp_path):
+    with agents(tmp_path) as pool:
+        sample, reply = played(pool, question("subagent"), "one", "two", "three")
+    first, second, third = told(sample)
+    assert first == f"{as_prompt('main')}one{END}"
+    assert "weather" in second
+    assert third.startswith(first)
+    assert third.endswith("three" + END)
+    assert reply.reward == 5.0
+
+
+def test_a_context_is_built_again_as_it_was(tmp_path):
+    """In new processes, as after a kill; fails when the form of a context is not compared."""
+    with agents(tmp_path) as pool:
+        sample, _ = played(pool, question("subagent"), "one", "two")
+    with agents(tmp_path) as pool:
+        reply = answer(pool, sample)
+    assert reply.begins_context
+    forgotten = [
+        span._replace(begins_context=False) if isinstance(span, Observation) else span
+        for span in sample.spans
+    ]
+    with agents(tmp_path) as pool:
+        reply = answer(pool, Sample(sample.prompt, 0, tuple(forgotten)))
+    assert "it said something else when it was built again" in reply.failure

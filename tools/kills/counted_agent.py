@@ -1,0 +1,33 @@
+"""An agent for `kill_anywhere`: sums with a second try, and a slow tool whose calls are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from april_rl.environments.protocol import Context
+from april_rl.environments.tiny_sums import partial_sums
+
+_TOOL_S = 0.1
+
+
+async def run(
+    client: AsyncOpenAI, row: Mapping[str, Any], seed: int, *, log: str, context: Context
+) -> float:
+    """Ask, call the tool, and ask again, twice; then begin anew. Return the share of answers with
+    the right number; `log` is the file to which the tool adds a line for each call.
+    """
+    messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
+    num_right = 0
+    for number in range(3):
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        text = answer.choices[0].message.content or ""
+        num_right += row["answer"] in text
+        sums = await context.once(partial_sums, [number, seed % 9], takes_s=_TOOL_S, log=log)
+        messages.append({"role": "assistant", "content": text})
+        messages.append({"role": "user", "content": f" {sums[-1]} "})
+        if number == 1:
+            del messages[1:]
+    return num_right / 3
