@@ -47,7 +47,10 @@ those of training (april_rl/config/); data.path is not needed. See docs/evaluati
 """
 _OUTPUT = "output="
 # Sections of the configuration that an evaluation reads; evaluation.json records them.
-_SECTIONS = ("seed", "deterministic", "model", "data", "rollout", "engine", "reward", "evaluation")
+_SECTIONS = (
+    *("seed", "deterministic", "model", "data", "rollout", "engine", "reward", "environment"),
+    "evaluation",
+)
 _READ = (*_SECTIONS, "runtime", "recipe")
 _ROLLOUT_READ = ("temperature", "max_response_tokens", "tick_steps")
 _NOT_READ = ("data.path", "data.sources", "evaluation.every")

@@ -70,6 +70,7 @@ def set_report(averages: list[float], *, k: int = 4, folder: str = "/data") -> S
         ([TINY, "hydra.run.dir=x"], "hydra.run.dir has no effect here; give output=FOLDER"),
         ([TINY, "+evaluation.sampls=3"], "did you mean evaluation.num_samples"),
         ([TINY, "evaluation.top_p=2"], "evaluation.top_p must be in (0, 1], got 2"),
+        ([TINY, "environment.max_turns=0"], "environment.max_turns must be >= 1, got 0"),
         ([TINY, "--compare", "/nowhere"], "/nowhere cannot be read"),
         ([TINY, "--compare", __file__], "was not written by `python -m april_rl evaluate`"),
         (["+recipe=tiny_cp"], "there is no recipe tiny_cp; did you mean tiny_cpu?"),
