@@ -103,6 +103,7 @@ class Observation(NamedTuple):
     failure: str = ""  # why the environment has failed; it is final then
     begins_context: bool = False  # the policy reads these tokens in place of all before them
     max_turn_tokens: int = 0  # that the next turn may have; 0: what is left of the budget
+    stop: tuple[str, ...] = ()  # texts that end the next turn
 
 
 Span = Completion | Observation

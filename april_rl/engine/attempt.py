@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as EndOfRequest
 
+from april_rl.engine.stop_texts import StopTexts
 from april_rl.rollout.requests import Request
 from april_rl.types import Completion, FinishReason
 
@@ -20,6 +21,7 @@ class Attempt:
     """A request with the tokens and behaviour log-probabilities (nats) sampled for it."""
 
     request: Request
+    stop_texts: StopTexts
     context_version: int  # policy version that computed the first part of its KV cache
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # [R of this completion]
     logprobs: array[float] = field(default_factory=lambda: array("d"))  # [R of this completion]
@@ -33,6 +35,8 @@ class Attempt:
         """
         if output.new_token_ids and not self._append(output):
             return "nan_logprobs"
+        if self.request.stop and self._is_stopped(num_new=len(output.new_token_ids)):
+            return "stop"
         if output.finish_reason is None:
             is_full = len(self.token_ids) >= self.request.max_tokens
             return "length" if is_full else None  # vLLM has not noticed
@@ -58,6 +62,16 @@ class Attempt:
         self.logprobs.fromlist(logprobs)
         return True
 
+    def _is_stopped(self, *, num_new: int) -> bool:
+        """Return whether a text of the request is there, and forget the tokens behind it. One that
+        began before the request, which an abort has cut in two, is not found.
+        """
+        end = self.stop_texts.end(self.request.stop, self.token_ids, num_new=num_new)
+        if end is None:
+            return False
+        del self.token_ids[end:], self.logprobs[end:]
+        return True
+
     @property
     def has_state(self) -> bool:
         """Return whether its prefill is done, so that its KV cache is worth keeping."""
@@ -68,6 +82,7 @@ class Attempt:
         start = self.request.start + len(self.token_ids)
         return Attempt(
             request=self.request._replace(start=start),
+            stop_texts=self.stop_texts,
             context_version=self.context_version,
             is_continued=True,
         )

@@ -21,6 +21,7 @@ from april_rl.engine.device import this_device
 from april_rl.engine.options import engine_args
 from april_rl.engine.parked import Parked
 from april_rl.engine.scheduler import CountingScheduler
+from april_rl.engine.stop_texts import StopTexts
 from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Completions, Tick, TickCounts
 from april_rl.types import ENGINE_FAULTS, Completion, SampleId
@@ -83,7 +84,7 @@ class VllmEngine:
         self._parked = Parked(self._core, max_num_seqs=max_num_seqs)
         self._submitted: set[SampleId] = set()  # since the last abort
         self._temperature = temperature
-        self._stop_token_ids = [*stop_tokens]
+        self._stop_token_ids, self._stop_texts = [*stop_tokens], StopTexts(model_path)
         self._queue: deque[Request] = deque()
         self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
         self._num_attempts = 0
@@ -253,7 +254,7 @@ class VllmEngine:
         return f"policy {self._policy_version}{attempt}"
 
     def _attempt(self, request: Request) -> Attempt:
-        return Attempt(request, context_version=self._policy_version)
+        return Attempt(request, self._stop_texts, context_version=self._policy_version)
 
     def _sampling_params(self, request: Request) -> SamplingParams:
         own = request.sampling

@@ -7,15 +7,14 @@ turn before. Its reward is what it returns at its end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from april_rl.environments.answers import Answered, answered
-from april_rl.environments.chat import CompletionRequest, RefusedError, added_messages
+from april_rl.environments.answers import Answered, added_messages, answered
+from april_rl.environments.chat import CompletionRequest, RefusedError
 from april_rl.environments.endpoint import Access, Endpoint
 from april_rl.environments.programs import Program
 from april_rl.environments.protocol import StepResult, Turn
-from april_rl.types import Message
 
 _MAX_AGAIN = 20  # retries of a client that did not get its answer
 _MAX_WAITING = 64  # requests of an episode at a time
@@ -44,7 +43,6 @@ class Agent:
         self._waiting: list[_Request] = []  # without an answer, in the order of arrival
         self._current: _Request | None = None  # the one that the next turn answers
         self._last: _Request | None = None  # the one that was answered last
-        self._history: Sequence[Message] = ()  # the conversation up to that answer
         self._num_turns = 0
         self._is_over = False  # the budget is used up: nothing more is sampled
         self._was_told = False  # that it is, in answer to a request
@@ -60,8 +58,7 @@ class Agent:
         if self._current is None:
             self._running.result()  # raises what ended it
             raise RuntimeError("the agent ended before it asked the policy anything")
-        asked = self._current.asked
-        return StepResult(asked.messages, tools=asked.tools, max_turn_tokens=asked.max_tokens)
+        return _told(self._current.asked)
 
     async def step(self, turn: Turn) -> StepResult:
         """Answer a request with a turn; return what the next one tells, or the reward."""
@@ -74,7 +71,7 @@ class Agent:
         self._num_turns += 1
         self._num_again = 0
         answer = answered(turn, current.asked, name=self._name, number=self._num_turns)
-        self._history, self._last = (*current.asked.messages, answer.message), current
+        self._last = current
         self._waiting.remove(current)
         current.answer.set_result(answer)
         if turn.is_last:
@@ -83,14 +80,10 @@ class Agent:
         if self._current is None:
             return StepResult(reward=self._reward(), is_final=True)
         asked = self._current.asked
-        limit = asked.max_tokens
-        if asked.tools == current.asked.tools and (
-            added := added_messages(self._history, asked.messages)
-        ):
-            return StepResult(added, max_turn_tokens=limit)
-        return StepResult(
-            asked.messages, tools=asked.tools, begins_context=True, max_turn_tokens=limit
-        )
+        added = added_messages(current.asked, answer, asked)
+        if added is None:
+            return _told(asked)._replace(begins_context=True)
+        return _told(asked)._replace(messages=added, tools=())
 
     def end(self) -> None:
         """Stop the program if it still runs."""
@@ -162,6 +155,12 @@ class Agent:
         if not isinstance(reward, (int, float)):
             raise TypeError(f"the agent returned {reward!r:.80}, expected a number or None")
         return float(reward)
+
+
+def _told(asked: CompletionRequest) -> StepResult:
+    return StepResult(
+        asked.messages, tools=asked.tools, max_turn_tokens=asked.max_tokens, stop=asked.stop
+    )
 
 
 def _forget_failure(running: asyncio.Task[object]) -> None:

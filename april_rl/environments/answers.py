@@ -48,6 +48,26 @@ def _message(turn: Turn, request: CompletionRequest, *, number: int) -> Message:
     return {"role": role, "content": before or None, "tool_calls": calls}
 
 
+def added_messages(
+    before: CompletionRequest, answer: Answered, asked: CompletionRequest
+) -> tuple[Message, ...] | None:
+    """Return what a request adds to the last one and its answer; None if it does not go on from
+    there.
+    """
+    if asked.is_text != before.is_text or asked.tools != before.tools:
+        return None
+    if asked.is_text:
+        # A text goes on behind all that was sampled, and no token that ends it may stand there.
+        text, said = asked.messages[0]["content"], before.messages[0]["content"] + answer.turn.text
+        goes_on = (answer.turn.is_truncated or answer.turn.is_stopped) and text.startswith(said)
+        return ({"role": TEXT, "content": text[len(said) :]},) if goes_on else None
+    history = (*before.messages, answer.message)
+    again, added = asked.messages[: len(history)], asked.messages[len(history) :]
+    goes_on = len(again) == len(history) and all(map(_is_same, history, again))
+    is_answered = any(message["role"] == "assistant" for message in added)
+    return added if goes_on and added and not is_answered else None
+
+
 def body(answer: Answered, request: CompletionRequest) -> _Object:
     """Return the body of an answer that is not streamed."""
     choice = {"index": 0, "finish_reason": _finish_reason(answer, request)}
@@ -118,3 +138,27 @@ def _usage(turn: Turn) -> dict[str, int]:
         "completion_tokens": turn.num_tokens,
         "total_tokens": turn.num_context + turn.num_tokens,
     }
+
+
+def _is_same(ours: Message, theirs: Message) -> bool:
+    """Return whether a message is repeated. Clients add and drop empty fields. Of an answer an
+    agent may leave out thoughts or blanks, or add the `stop` at which it was cut: the policy goes
+    on from what it sampled.
+    """
+    said, again = (message.get("content") or "" for message in (ours, theirs))
+    is_answer = ours["role"] == "assistant"
+    is_kept = again.strip() in said or said.strip() in again if is_answer else said == again
+    return is_kept and ours["role"] == theirs["role"] and _calls(ours) == _calls(theirs)
+
+
+def _calls(message: Message) -> list[tuple[object, object]]:
+    called = (call.get("function") or {} for call in message.get("tool_calls") or ())
+    return [(each.get("name"), _parsed(each.get("arguments"))) for each in called]
+
+
+def _parsed(arguments: object) -> object:
+    """Return arguments as data: clients may write them anew."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments

@@ -52,7 +52,7 @@ class CompletionRequest:
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    stop: tuple[str, ...] = ()  # the agent reads an answer up to the first of these
+    stop: tuple[str, ...] = ()  # texts that end the answer, which the agent does not read
     max_tokens: int = 0  # of the answer; 0: what is left of the budget
     is_streamed: bool = False
     wants_usage: bool = field(default=False, compare=False)
@@ -132,20 +132,6 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def added_messages(history: Sequence[Message], asked: Sequence[Message]) -> tuple[Message, ...]:
-    """Return what a request adds to the conversation up to the last answer; nothing if it does not
-    go on from there.
-    """
-    if asked[0]["role"] == TEXT:
-        text, said = asked[0]["content"], "".join(str(each["content"]) for each in history)
-        goes_on = bool(history) and history[0]["role"] == TEXT and text.startswith(said)
-        added = text[len(said) :] if goes_on else ""
-        return ({"role": TEXT, "content": added},) if added else ()
-    before, added = asked[: len(history)], tuple(asked[len(history) :])
-    goes_on = len(before) == len(history) and all(map(_is_same, history, before))
-    return () if any(message["role"] == "assistant" for message in added) or not goes_on else added
-
-
 def _message(given: object) -> Message:
     """Return a message whose content is text; raise RefusedError."""
     role = given.get("role") if isinstance(given, Mapping) else None
@@ -172,27 +158,3 @@ def _check_characters(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise RefusedError(f"the request holds half a character: {error}") from error
-
-
-def _is_same(ours: Message, theirs: Message) -> bool:
-    """Return whether a message is repeated. Clients add and drop empty fields. Of an answer an
-    agent may leave out thoughts or blanks, or add the `stop` at which it was cut: the policy goes
-    on from what it sampled.
-    """
-    said, again = (message.get("content") or "" for message in (ours, theirs))
-    is_answer = ours["role"] == "assistant"
-    is_kept = again.strip() in said or said.strip() in again if is_answer else said == again
-    return is_kept and ours["role"] == theirs["role"] and _calls(ours) == _calls(theirs)
-
-
-def _calls(message: Message) -> list[tuple[object, object]]:
-    called = (call.get("function") or {} for call in message.get("tool_calls") or ())
-    return [(each.get("name"), _parsed(each.get("arguments"))) for each in called]
-
-
-def _parsed(arguments: object) -> object:
-    """Return arguments as data: clients may write them anew."""
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments

@@ -96,6 +96,7 @@ class Dialogue:
             text=self.tokenizer.decode(token_ids),
             raw_text=self.tokenizer.text_seen(token_ids[:-1] if is_ended else token_ids),
             is_truncated=is_truncated,
+            is_stopped=not (is_ended or is_truncated),
             is_last=is_last,
             num_tokens=len(token_ids),
             num_context=num_context,

@@ -39,6 +39,7 @@ class Turn(NamedTuple):
     text: str  # without special tokens
     raw_text: str  # with special tokens, except the one that ended the turn
     is_truncated: bool = False  # cut off, where its tokens or the budget were used up
+    is_stopped: bool = False  # ended at a text that an agent gave as `stop`
     is_last: bool = False  # no turn follows, whatever the answer
     calls: tuple[ToolCall, ...] = ()  # of the tools, for classes in TRL's form
     fault: str = ""  # why calls could not be read
@@ -57,6 +58,7 @@ class StepResult(NamedTuple):
     tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas that an agent tells before its turns
     begins_context: bool = False  # the messages are all that the policy reads from now on
     max_turn_tokens: int = 0  # that the next turn may have; 0: what is left of the budget
+    stop: Sequence[str] = ()  # texts that end the next turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

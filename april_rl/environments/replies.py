@@ -9,7 +9,7 @@ from april_rl.data.tokenizer import TokenizerError
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.protocol import StepResult
 from april_rl.environments.turns import EpisodeRules, is_last_turn
-from april_rl.types import FinishReason, Observation, Sample
+from april_rl.types import Observation, Sample
 
 
 def observation_of(
@@ -37,7 +37,8 @@ def _observation(
     results: Sequence[StepResult], sample: Sample, rules: EpisodeRules, config: EnvironmentConfig
 ) -> Observation:
     heard = [span for span in sample.spans if isinstance(span, Observation)]
-    ends = [c.finish_reason for c in sample.completions if c.finish_reason is not None]
+    turns = [c for c in sample.completions if c.finish_reason is not None]
+    ends = [c.token_ids[-1] for c in turns if c.token_ids]
     first = len(heard) + 1 - len(results)  # observations before those of `results`
     for place, (before, again) in enumerate(zip(heard[first:], results[:-1], strict=True)):
         said = _observed(rules.dialogue, again, ends[: first + place])
@@ -64,20 +65,19 @@ def _observation(
     return Observation((), is_final=True, reward=result.reward)
 
 
-def _observed(
-    dialogue: Dialogue, result: StepResult, ends: Sequence[FinishReason | None]
-) -> Observation:
-    """Return a result as the policy reads it, after turns that ended for the reasons `ends`."""
+def _observed(dialogue: Dialogue, result: StepResult, ends: Sequence[int]) -> Observation:
+    """Return a result as the policy reads it, after turns that ended with the tokens `ends`."""
     assert not isinstance(result.messages, str)
     if not ends:
         token_ids = dialogue.opening(result.messages, result.tools)
     elif result.begins_context:
         token_ids = dialogue.conversation(result.messages, result.tools)
     else:
-        token_ids = dialogue.following(result.messages, is_cut=ends[-1] == "length")
+        token_ids = dialogue.following(result.messages, is_cut=ends[-1] not in dialogue.stop_ids)
     return Observation(
         token_ids,
         reward=result.reward,
         begins_context=result.begins_context,
         max_turn_tokens=result.max_turn_tokens,
+        stop=tuple(result.stop),
     )

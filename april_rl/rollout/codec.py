@@ -165,7 +165,8 @@ def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
             completion = Completion(sample_id=sample.id, start=sample.end, **span)
             sample = sample.extended(completion)
         else:
-            sample = sample.extended(Observation(**span))
+            told = Observation(**span)
+            sample = sample.extended(told._replace(stop=tuple(told.stop)))
     return sample
 
 

@@ -208,6 +208,7 @@ class Dispatch:
                 tuple(span.token_ids for span in group.spans[index]) for group, index in samples
             ],
             context_starts=[group.context_start(index) for group, index in samples],
+            stops=[group.stop(index) for group, index in samples],
             sampling=self._rules.sampling,
         )
 

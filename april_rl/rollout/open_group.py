@@ -202,12 +202,20 @@ class OpenGroup:
 
     def room(self, index: int, *, budget: int) -> int:
         """Return how many tokens a sample may get in this turn, of `budget` for all its turns."""
-        room = budget - self.lengths[index]
-        if not self.prompt.has_environment:
-            return room
-        told = (span for span in reversed(self.spans[index]) if isinstance(span, Observation))
-        limit = next(told).max_turn_tokens
+        room, told = budget - self.lengths[index], self._told(index)
+        limit = told.max_turn_tokens if told is not None else 0
         return min(room, limit - self.turn_tokens(index)) if limit else room
+
+    def stop(self, index: int) -> tuple[str, ...]:
+        """Return the texts that end a sample's turn."""
+        told = self._told(index)
+        return told.stop if told is not None else ()
+
+    def _told(self, index: int) -> Observation | None:
+        """Return what the environment said before a sample's turn."""
+        if not self.prompt.has_environment:
+            return None
+        return next(span for span in reversed(self.spans[index]) if isinstance(span, Observation))
 
     def _append(self, index: int, span: Span) -> None:
         self.spans[index] += (span,)

@@ -34,6 +34,7 @@ class Request(NamedTuple):
     parts: tuple[Sequence[int], ...] = ()  # tokens of each span so far; [start] in total
     sampling: Sampling | None = None  # None: the engine's temperature and all tokens
     context_start: int = 0  # where the policy begins to read, in the prompt and these parts
+    stop: tuple[str, ...] = ()  # texts that end the turn
 
     @property
     def token_ids(self) -> list[int]:
@@ -60,6 +61,7 @@ class Requests(NamedTuple):
     max_tokens: Sequence[int] = ()  # that each sample may get at most [n]
     parts: Sequence[tuple[Sequence[int], ...]] = ()  # tokens of each sample, by span [n]
     context_starts: Sequence[int] = ()  # where the policy begins to read [n]; empty: all 0
+    stops: Sequence[tuple[str, ...]] = ()  # texts that end the turn of each [n]; empty: none
     sampling: Sampling | None = None  # for all of them; None: as in training
 
     def each(self) -> list[Request]:
@@ -71,6 +73,7 @@ class Requests(NamedTuple):
             self.max_tokens,
             self.parts,
             self.context_starts or [0] * len(self.parts),
+            self.stops or [()] * len(self.parts),
             strict=True,
         )
         return [
@@ -78,13 +81,14 @@ class Requests(NamedTuple):
                 sample_id=(sample_id := SampleId(prompt_id, index)),
                 prompt_token_ids=prompt_token_ids,
                 start=sum(map(len, parts)),
-                max_tokens=max_tokens,
+                max_tokens=limit,
                 seed=request_seed(self.run_seed, sample_id, len(parts)),
                 parts=parts,
                 sampling=self.sampling,
                 context_start=context_start,
+                stop=stop,
             )
-            for prompt_id, index, prompt_token_ids, max_tokens, parts, context_start in samples
+            for prompt_id, index, prompt_token_ids, limit, parts, context_start, stop in samples
         ]
 
 

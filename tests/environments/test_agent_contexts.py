@@ -40,12 +40,32 @@ def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_goes_on(tmp_pat
         assert answer(pool, cut) == second
 
 
-def test_a_text_is_continued_as_it_was_sampled(tmp_path):
+def test_a_text_goes_on_behind_what_was_sampled_but_not_behind_its_end(tmp_path):
+    """A policy that was served reads no token that ends a text, and the text of a `stop` once."""
     with agents(tmp_path) as pool:
-        sample, reply = played(pool, question("text"), "upon. no", "a", "b")
-    assert told(sample) == [f"once upon. no{END}! more: a{END}", f"anotherb{END}"]
-    assert [span.max_turn_tokens for span in sample.spans[::2]] == [50, 50, 16]
+        sample = question("text")
+        sample = with_turn(sample.extended(answer(pool, sample)), encoded("upon."))
+        sample = said(sample.extended(answer(pool, sample)), "a")
+        sample = said(sample.extended(answer(pool, sample)), "b")
+        reply = answer(pool, sample)
+    assert told(sample) == [f"once upon. more: a{END}", f"once upon. more: a!b{END}"]
+    heard = [span for span in sample.spans if isinstance(span, Observation)]
+    assert [span.max_turn_tokens for span in heard] == [50, 50, 16]
+    assert [span.stop for span in heard] == [(".",), (".",), ()]
     assert (reply.is_final, reply.reward, reply.failure) == (True, 41.0, "")
+
+
+def test_a_chat_goes_on_behind_the_text_that_ended_its_turn(tmp_path):
+    with agents(tmp_path) as pool:
+        sample = question('stopped {"stop": ["</code>"]}')
+        sample = with_turn(sample.extended(answer(pool, sample)), encoded("one</code>"))
+        sample = said(sample.extended(answer(pool, sample)), "two")
+        reply = answer(pool, sample)
+    assert told(sample) == [
+        f"{as_prompt('a')}one</code>{END}\n"
+        f"<|im_start|>user\nb{END}\n<|im_start|>assistant\ntwo{END}"
+    ]
+    assert (reply.is_final, reply.reward, reply.failure) == (True, 3.0, "")
 
 
 def test_a_rewritten_history_begins_a_context_and_the_sample_stays_one(tmp_path):

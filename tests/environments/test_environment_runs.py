@@ -28,9 +28,10 @@ async def run(client, row, seed):
     for _ in range(2):
         answer = await client.chat.completions.create(model="policy", messages=asked)
         asked += [answer.choices[0].message, {"role": "user", "content": " a2=2 "}]
-    prompt = asked[2]["content"]
-    answer = await client.completions.create(model="policy", prompt=prompt, max_tokens=3)
+    answer = await client.completions.create(model="policy", prompt=row["prompt"], max_tokens=3)
     assert answer.usage.completion_tokens <= 3
+    ends = {"max_tokens": 60, "stop": "="}
+    await client.completions.create(model="policy", prompt=row["prompt"], **ends)
     answer = await client.chat.completions.create(model="policy", messages=asked[:1])
     return float(len(answer.choices[0].message.content) % 2)
 """
@@ -41,7 +42,7 @@ def test_a_run_trains_an_agent_that_begins_anew(tmp_path: Path) -> None:
     read different contexts.
     """
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
-    own = ("environment.agent=forgetful:run", "environment.max_turns=4")
+    own = ("environment.agent=forgetful:run", "environment.max_turns=5")
     few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
     room = "environment.max_observation_tokens=600"
     done = run(command(None, tmp_path / "run", *AGENT, *own, *few, room), tmp_path)
@@ -49,13 +50,15 @@ def test_a_run_trains_an_agent_that_begins_anew(tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "samples" / "step_00001.jsonl").read_text().splitlines()
     told = [json.loads(line)["conversation"] for line in lines]
     assert all(said[0][0] == "environment" and said[1][0] == "policy" for said in told)
-    whole = [said for said in told if len(said) == 8]
+    whole = [said for said in told if len(said) == 10]
     assert whole
-    assert all(said[4][1].strip() == "a2=2" for said in whole), "a text of its own"
-    assert all(said[6][1] == said[0][1] for said in whole), "the last request is the first"
+    assert all(said[4][1] == said[6][1] == said[8][1] for said in whole), "each begins anew"
+    stopped = [said[7][1].strip() for said in whole if "=" in said[7][1]]
+    assert stopped
+    assert all(text.index("=") == len(text) - 1 for text in stopped)
     rows = [row for row in rows_of(tmp_path / "run") if "mismatch/logprob_abs_mean" in row]
     assert all(row["mismatch/logprob_abs_mean"] < 1e-5 for row in rows)
-    assert 2 < rows[0]["environment/contexts_mean"] <= 3
+    assert 2 < rows[0]["environment/contexts_mean"] <= 4
     assert rows[-1]["environment/errors"] == 0
 
 

@@ -25,11 +25,11 @@ async def text(client, _rest):
     (choice,) = answer.choices
     assert choice.logprobs.token_logprobs == [-0.5] * answer.usage.completion_tokens
     assert "".join(choice.logprobs.tokens).startswith(choice.text)
-    prompt += choice.text + "! more: "
+    prompt += choice.text + ". more: "
     stream = await client.completions.create(prompt=prompt, stream=True, **asked)
     told = [event async for event in stream]
     assert told[-1].choices[0].finish_reason == "stop"
-    await client.completions.create(model="m", prompt="another")
+    await client.completions.create(model="m", prompt=prompt + told[0].choices[0].text + "!")
     return float(len(choice.text) * 10 + sum(len(event.choices[0].text) for event in told))
 
 

@@ -65,12 +65,14 @@ def test_a_turn_has_its_own_limit_within_the_budget():
     sent = Sent(group_size=1)
     group = begun(sent)
     take_turn(sent, group, TURN)
-    sent.groups.take_replies([Reply(TURN.sample_id, 6, SAID._replace(max_turn_tokens=4))])
+    sent.groups.take_replies(
+        [Reply(TURN.sample_id, 6, SAID._replace(max_turn_tokens=4, stop=("b",)))]
+    )
     assert group.room(0, budget=40) == 4
     sent.dispatch.add_turn(group)
     sent.dispatch.assign(limit=1)
     *_, request = sent.dispatch._requests(0).each()
-    assert request.max_tokens == 4
+    assert (request.max_tokens, request.stop) == (4, ("b",))
     part = replace(completion(0, start=8, num_tokens=1, version=3), finish_reason=None)
     take_turn(sent, group, part)
     assert group.room(0, budget=40) == 3
