@@ -12,6 +12,7 @@ from april_rl.evaluation.estimators import averages, majorities, passes
 from april_rl.evaluation.held_out import EvaluationError, Outcome
 from april_rl.evaluation.intervals import Estimate, estimate
 from april_rl.metrics import Metrics
+from april_rl.types import Observation, Sample
 
 Values = NDArray[np.float64]  # [S], one value for each prompt with k rewards
 
@@ -80,8 +81,8 @@ def figures(outcome: Outcome, answers: Sequence[str | None] | None) -> Figures:
     if not scored.size:
         raise EvaluationError(
             f"evaluation.sets.{held_out.name}: each of its {len(rewards)} prompts has a sample "
-            f"without a reward ({int(is_missing.sum())} of {rewards.size} samples failed): see to "
-            "the reward function or its limits (reward.*)"
+            f"without a reward ({int(is_missing.sum())} of {rewards.size} samples failed): "
+            f"{_reason(outcome.samples)}"
         )
     k = held_out.sampling.num_samples
     kept = rewards[scored]
@@ -100,3 +101,10 @@ def figures(outcome: Outcome, answers: Sequence[str | None] | None) -> Figures:
         ),
         counts=outcome.counts,
     )
+
+
+def _reason(samples: Sequence[Sample]) -> str:
+    """Return what failed a sample, or where to look."""
+    last = (span for sample in samples for span in sample.spans[-1:])
+    failures = (span.failure for span in last if isinstance(span, Observation) and span.failure)
+    return next(failures, "see to the reward function or its limits (reward.*)")

@@ -29,11 +29,13 @@ from april_rl.config.task import (
 from april_rl.errors import RunError
 from april_rl.evaluation.evaluate import evaluate
 from april_rl.evaluation.evaluator import Evaluator
-from april_rl.evaluation.held_out import EvaluationError, HeldOut
+from april_rl.evaluation.figures import figures
+from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
 from april_rl.evaluation.settings import SetSampling, longest_response, set_sampling
+from april_rl.metrics import Metrics
 from april_rl.rollout.requests import Sampling, request_seed
 from april_rl.rollout.ticks import Completions
-from april_rl.types import Prompt, SampleId
+from april_rl.types import Observation, Prompt, Sample, SampleId
 
 BUDGET, NUM_PROMPTS, K = 40, 4, 3
 LENGTH_OF = lognormal(9, 0.9)
@@ -182,6 +184,15 @@ def test_a_failed_reward_leaves_its_prompt_out_and_is_no_zero() -> None:
 def test_a_set_without_a_scored_prompt_ends_in_one_message() -> None:
     with pytest.raises(EvaluationError, match=r"sums: each of its 4 prompts .*\(4 of 12 samples"):
         run(CountingScorer(failing={-1, -2, -3, -4}))
+
+
+def test_it_names_what_an_environment_that_fails_has_said() -> None:
+    end = Observation((), is_final=True, failure="KeyError: 'a column'")
+    samples = (Sample(replace(HELD_OUT.prompts[0], has_environment=True), 0, (end,)),)
+    rewards = np.full((1, 1), np.nan)
+    outcome = Outcome(held_out=HELD_OUT, samples=samples, rewards=rewards, counts=Metrics({}))
+    with pytest.raises(EvaluationError, match=r"1 samples failed.*KeyError: 'a column'"):
+        figures(outcome, None)
 
 
 def test_evaluation_function_chooses_which_reward_function_decides() -> None:

@@ -19,6 +19,14 @@ _DISPERSION = 1.25  # a ratio of standard deviations; 1 is a random draw
 _PREEMPTED = 0.01  # of the samples
 _PREFILLED_AGAIN = 0.05  # of the rollouts' time
 _SLOW_REWARD = 0.1  # of the rollouts
+_FASTER_REWARD = (
+    "Use a faster reward, or more of it at a time: reward.num_processes, or its argument "
+    "concurrency."
+)
+_FASTER_ENVIRONMENT = (
+    "An environment takes {step_s:.1f} s to answer a turn (environment/step_s): make it faster, or "
+    "give it more cores."
+)
 
 
 def advisories(run: RunFiles, gains: Gains | None) -> list[str]:
@@ -53,13 +61,18 @@ def _failures(run: RunFiles) -> Iterator[str]:
 
 def _slow_reward(run: RunFiles) -> Iterator[str]:
     waited_s, rollout_s = run.total("time/score_s"), run.total("rollout/time_s")
-    if waited_s > _SLOW_REWARD * rollout_s:
-        yield (
-            f"Rollouts wait for rewards for {percent(waited_s / rollout_s)} of their time "
-            f"({waited_s / len(run.steps):.1f} s a step), while no engine computes (time/score_s). "
-            "Use a faster reward, or more of it at a time: reward.num_processes, or its argument "
-            "concurrency."
-        )
+    if waited_s <= _SLOW_REWARD * rollout_s:
+        return
+    of_episodes = run.series("environment/step_s")
+    what, advice = "rewards", _FASTER_REWARD
+    if of_episodes:
+        step_s = fmean(value for _, value in of_episodes)
+        what, advice = "rewards and environments", _FASTER_ENVIRONMENT.format(step_s=step_s)
+    yield (
+        f"Rollouts wait for {what} for {percent(waited_s / rollout_s)} of their time "
+        f"({waited_s / len(run.steps):.1f} s a step), while no engine computes (time/score_s). "
+        f"{advice}"
+    )
 
 
 def _signal(run: RunFiles) -> Iterator[str]:
