@@ -21,6 +21,9 @@ class EnvironmentConfig:
     # talks to the policy through a client of the package openai
     agent: str = ""
     command: str = ""  # or a program that does; in its environment OPENAI_BASE_URL and the row
+    # of this machine, where agents reach the policy; the default is for those that run here,
+    # another one also for containers and machines that see it
+    address: str = "127.0.0.1"
     # keyword arguments of the class or the function
     args: dict[str, Any] = field(default_factory=dict)
     # data columns that `reset` gets, besides prompt, answer and data set
@@ -44,6 +47,7 @@ class EnvironmentConfig:
         ):
             is_named = not name or _NAMED.fullmatch(name) is not None
             require(is_named, f"environment.{key} must be {form}, got {name}")
+        require(bool(self.address), "environment.address is empty; 127.0.0.1 is this machine alone")
         given = [name for name, value in self._kinds().items() if value]
         require(
             len(given) <= 1,

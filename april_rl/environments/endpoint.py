@@ -1,8 +1,9 @@
 """The HTTP server of a process with agents: completions, of chats and of texts, that the policy
 samples.
 
-It listens on 127.0.0.1. Each episode has a key of its own, which ends with it. A request waits on
-its connection until the policy has answered, over weight syncs and while its sample is parked.
+It listens at environment.address. Each episode has a key of its own, which ends with it. A request
+waits on its connection until the policy has answered, over weight syncs and while its sample is
+parked.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -41,8 +43,9 @@ class Access(NamedTuple):
 class Endpoint:
     """The server, for one event loop; it starts with the first episode."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         """Listen to nothing yet."""
+        self._address = address
         self._of_key: dict[str, Asked] = {}
         self._port: asyncio.Task[int] | None = None
 
@@ -52,7 +55,7 @@ class Endpoint:
             self._port = asyncio.get_running_loop().create_task(self._listen())
         port, key = await asyncio.shield(self._port), secrets.token_urlsafe(24)
         self._of_key[key] = asked
-        return Access(f"http://127.0.0.1:{port}/v1", key)
+        return Access(f"http://{self._address}:{port}/v1", key)
 
     def dismiss(self, access: Access) -> None:
         """End the key of an episode."""
@@ -68,7 +71,7 @@ class Endpoint:
         app.router.add_get("/v1/models", _models)
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, self._address, 0)
         await site.start()
         port: int = runner.addresses[0][1]
         return port
@@ -97,6 +100,14 @@ class Endpoint:
                 await response.write(f"data: {event}\n\n".encode())
             await response.write_eof()
         return response
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError for an address at which this machine cannot listen."""
+    try:
+        socket.create_server((address, 0)).close()
+    except OSError as error:
+        raise ValueError(f"environment.address={address}: cannot listen there: {error}") from None
 
 
 async def _models(_: web.Request) -> web.Response:

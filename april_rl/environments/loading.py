@@ -15,7 +15,7 @@ from april_rl.environments.adapters import (
     names_of,
 )
 from april_rl.environments.agents import Agent
-from april_rl.environments.endpoint import Endpoint
+from april_rl.environments.endpoint import Endpoint, check_address
 from april_rl.environments.programs import check_function, of_command, of_function
 from april_rl.environments.protocol import Context, Environment, Loads
 from april_rl.rewards.loading import check_args, wanted
@@ -45,7 +45,11 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
 
 
 def check_loadable(config: EnvironmentConfig) -> None:
-    """Import what is to be imported; raise as `load_class` and `check_function` do."""
+    """Import what is to be imported; raise as `load_class`, `check_function` and `check_address`
+    do.
+    """
+    if config.has_agent:
+        check_address(config.address)
     if config.function:
         load_class(config.function, config.args)
     elif config.agent:

@@ -59,7 +59,7 @@ class _Episodes:
 
     def __init__(self, connection: Connection, settings: ProcessSettings) -> None:
         self._connection, self._settings = connection, settings
-        self._endpoint = Endpoint()
+        self._endpoint = Endpoint(settings.config.address)
         self._alive: dict[SampleId, Episode] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio holds weak references
 

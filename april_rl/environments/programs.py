@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -76,8 +77,9 @@ async def _run_command(
     told = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key}
     told |= {"APRIL_RL_ROW": json.dumps(row, default=str), "APRIL_RL_SEED": str(seed)}
     told["APRIL_RL_SAMPLE"] = sample
+    host = urlsplit(access.base_url).hostname
     for name in ("NO_PROXY", "no_proxy"):
-        told[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
+        told[name] = ",".join(filter(None, (os.environ.get(name), host)))
     process = await asyncio.create_subprocess_exec(
         *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env={**os.environ, **told}
     )

@@ -196,7 +196,7 @@ context = Context(sample_id=SampleId(0, 0), is_replay=False, once=print)
 program = (
     of_command(command, context) if command else of_function(agent_programs.run, {}, context)
 )
-agent = Agent(program, Endpoint(), name="a")
+agent = Agent(program, Endpoint("127.0.0.1"), name="a")
 opening = asyncio.run(agent.reset({"prompt": "talk hello", "answer": ""}, 0))
 print(opening.messages, flush=True)
 os._exit(0)
@@ -217,6 +217,12 @@ def test_a_proxy_of_the_machine_is_not_asked(command):
     assert "hello" in done.stdout, done.stderr
 
 
+def test_an_agent_elsewhere_is_served_at_another_address_of_the_machine(tmp_path):
+    with agents(tmp_path, agent="agent_programs:where", address="127.0.0.2") as pool:
+        _, reply = played(pool, question("x"), "a")
+    assert reply.reward == 1.0
+
+
 def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
     told = {"agent": "agent_programs:told", "args": {"extra": "hello"}}
     with agents(tmp_path, **told) as pool:
@@ -231,6 +237,10 @@ def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
         ({"agent": "agent_programs:main"}, "no coroutine function"),
         ({"agent": "agent_programs:told"}, "missing a required argument: 'extra'"),
         ({"agent": "agent_programs:nobody"}, "has no function 'nobody'"),
+        (
+            {"agent": "agent_programs:run", "address": "192.0.2.1"},
+            "address=192.0.2.1: cannot listen",
+        ),
     ],
 )
 def test_what_is_no_agent_is_refused_before_training(settings, complaint):
