@@ -14,6 +14,9 @@ With environments, every call of a slow tool is made once, or marked as a furthe
     python tools/kill_anywhere.py data.environment=true reward.function=environment \\
       environment.function=april_rl.environments.tiny_sums:Sums environment.max_turns=2 \\
       environment.max_observation_tokens=192 environment.args.log=FILE
+
+or, with an agent instead (PYTHONPATH=tools), environment.agent=kills.counted_agent:run,
+environment.max_turns=3 and environment.max_observation_tokens=300.
 """
 
 from __future__ import annotations
