@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from april_rl.environments.answers import Answered, added_messages, answered
 from april_rl.environments.chat import CompletionRequest, RefusedError
-from april_rl.environments.endpoint import Access, Endpoint
+from april_rl.environments.endpoint import Access, Client, Endpoint
 from april_rl.environments.programs import Program
 from april_rl.environments.protocol import StepResult, Turn
 
-_MAX_AGAIN = 20  # retries of a client that did not get its answer
 _MAX_WAITING = 64  # requests of an episode at a time
 _OVER = (
     "the episode is over: its budget of turns or tokens is used up; catch this, and return the "
@@ -24,11 +24,19 @@ _OVER = (
 )
 
 
-class _Request(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Request:
     """A request of the program, and its answer to come."""
 
     asked: CompletionRequest
     answer: asyncio.Future[Answered]
+    clients: list[Client]  # that wait for the answer
+    is_read: bool = False  # the answer, by one of them
+
+    @property
+    def has_client(self) -> bool:
+        """Return whether somebody waits, or has read the answer."""
+        return self.is_read or not (self.answer.done() or all(c.is_gone() for c in self.clients))
 
 
 class Agent:
@@ -46,7 +54,6 @@ class Agent:
         self._num_turns = 0
         self._is_over = False  # the budget is used up: nothing more is sampled
         self._was_told = False  # that it is, in answer to a request
-        self._num_again = 0  # times that the last request came again after its answer
         self._has_ended = False
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> StepResult:
@@ -69,10 +76,10 @@ class Agent:
                 "on: it is not repeatable"
             )
         self._num_turns += 1
-        self._num_again = 0
         answer = answered(turn, current.asked, name=self._name, number=self._num_turns)
         self._last = current
         self._waiting.remove(current)
+        current.is_read = current.has_client
         current.answer.set_result(answer)
         if turn.is_last:
             self._close()
@@ -96,28 +103,24 @@ class Agent:
         for request in self._waiting:
             request.answer.cancel()
 
-    def ask(self, request: CompletionRequest) -> asyncio.Future[Answered]:
-        """Take a request of the program. One that waits or was answered last comes again from a
-        client that lost patience or its connection: it gets the same answer.
+    def ask(self, request: CompletionRequest, client: Client) -> asyncio.Future[Answered]:
+        """Take a request of the program. When a client has lost patience or its connection, the
+        same request gets the answer that nobody has read.
         """
         if self._has_ended:
             raise RefusedError("the episode has ended")
-        if self._last is not None and self._last.asked == request:
-            self._num_again += 1
-            if self._num_again <= _MAX_AGAIN:
-                return self._last.answer
-            raise RefusedError(
-                "the same request gets the same answer: add a message to get another one"
-            )
-        for waiting in self._waiting:
-            if waiting.asked == request:
-                return waiting.answer
+        last = [self._last] if self._last is not None else []
+        for known in [*self._waiting, *last]:
+            if known.asked == request and (client.is_retry or not known.has_client):
+                known.clients.append(client)
+                known.is_read |= known.answer.done()
+                return known.answer
         if self._is_over:
             self._was_told = True
             raise RefusedError(_OVER)
         if len(self._waiting) >= _MAX_WAITING:
             raise RefusedError(f"{_MAX_WAITING} requests of the episode wait for their answers")
-        made = _Request(request, asyncio.get_running_loop().create_future())
+        made = _Request(request, asyncio.get_running_loop().create_future(), [client])
         self._waiting.append(made)
         self._arrived.put_nowait(made)
         return made.answer

@@ -26,10 +26,17 @@ from april_rl.environments.chat import CompletionRequest, RefusedError
 _MAX_BODY_BYTES = 4 << 20
 
 
+class Client(NamedTuple):
+    """Who has sent a request."""
+
+    is_retry: bool  # it says that it sends the request again
+    is_gone: Callable[[], bool]  # its connection is lost
+
+
 class Asked(Protocol):
     """Receiver of the requests made with one key."""
 
-    def ask(self, request: CompletionRequest) -> asyncio.Future[Answered]:
+    def ask(self, request: CompletionRequest, client: Client) -> asyncio.Future[Answered]:
         """Take a request; raise RefusedError."""
 
 
@@ -85,7 +92,7 @@ class Endpoint:
             return _error(401, "no episode has this key: it has ended, or there never was one")
         try:
             request = parse(await http.json())
-            answered = await asyncio.shield(asked.ask(request))
+            answered = await asyncio.shield(asked.ask(request, _client(http)))
         except RefusedError as error:
             return _error(400, str(error))
         except ValueError as error:
@@ -108,6 +115,14 @@ def check_address(address: str) -> None:
         socket.create_server((address, 0)).close()
     except OSError as error:
         raise ValueError(f"environment.address={address}: cannot listen there: {error}") from None
+
+
+def _client(http: web.Request) -> Client:
+    """Return who has sent a request; clients of OpenAI count their retries."""
+    return Client(
+        is_retry=http.headers.get("x-stainless-retry-count", "0") != "0",
+        is_gone=lambda: http.transport is None or http.transport.is_closing(),
+    )
 
 
 async def _models(_: web.Request) -> web.Response:

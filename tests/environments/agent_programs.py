@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 from openai import BadRequestError, OpenAI
+from repeating_agents import abandoned, again, retry
 from text_agents import likely, refused, short, text
 
 WEATHER = {
@@ -57,15 +58,6 @@ async def wish(client, rest):
         await said(client, [{"role": "user", "content": "a"}])
         return 3.0
     return 1.0
-
-
-async def retry(client, _rest):
-    """A client that loses patience asks again and gets the same answer."""
-    messages = [{"role": "user", "content": "a"}]
-    impatient = client.with_options(timeout=0.3, max_retries=50)
-    first = await said(impatient, messages)
-    again = await said(client, messages)
-    return 5.0 if first.content == again.content else -1.0
 
 
 async def stopped(client, rest):
@@ -166,16 +158,6 @@ async def scoring(client, _rest):
     raise KeyError("a bug behind the last turn")
 
 
-async def insist(client, _rest):
-    """Asks the same until the answer is another one."""
-    messages = [{"role": "user", "content": "a"}]
-    try:
-        while True:
-            await said(client, messages)
-    except BadRequestError as error:
-        return 6.0 if "add a message" in str(error) else -1.0
-
-
 async def odd(client, _rest):
     """Bodies that no client of Python writes."""
     url, headers = (
@@ -262,7 +244,7 @@ async def tool(client, _rest):
 PROGRAMS = {
     each.__name__: each
     for each in (
-        *(examples, broken, leave, scoring, insist, odd),
+        *(examples, broken, leave, scoring, abandoned, again, odd),
         *(stopped, talk, rewrite, wish, retry, stream, twice, late, subagent, loop, silent),
         *(hang, fail, words, huge, models, tool, short, text, likely, refused),
     )

@@ -41,7 +41,6 @@ ENDS = {
     "huge": 4.0,
     "models": 1.0,
     "examples": 3.0,
-    "insist": 6.0,
     "odd": 8.0,
     'wish {"temperature": 0.1, "max_tokens": 5, "n": 1}': 1.0,
     'wish {"n": 2}': 3.0,
@@ -69,14 +68,26 @@ def test_an_unchanged_client_gets_what_it_expects_or_a_clear_error(tmp_path, tex
     assert reply.reward == pytest.approx(ENDS[text])
 
 
-def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_path):
-    """The sample may be parked over weight syncs; its client gives up after 0.3 s each time."""
+@pytest.mark.parametrize(
+    ("text", "wait_s"), [("retry", 1.0), ("abandoned", 0.5), ("abandoned", 1.5)]
+)
+def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_path, text, wait_s):
+    """The sample may be parked over weight syncs; its client gives up after 0.3 s each time. Fails
+    when the request counts twice, or the answer is lost that nobody has read.
+    """
     with agents(tmp_path) as pool:
-        sample = question("retry")
+        sample = question(text)
         sample = sample.extended(answer(pool, sample))
-        time.sleep(1.0)
+        time.sleep(wait_s)
         reply = answer(pool, said(sample, "abc"))
-    assert (reply.is_final, reply.reward) == (True, 5.0)
+    assert (reply.is_final, reply.reward) == (True, 3.0)
+
+
+def test_the_same_request_again_gets_another_answer(tmp_path):
+    """For agents that sample several times, or try again what could not be read."""
+    with agents(tmp_path) as pool:
+        sample, reply = played(pool, question("again"), "one", "two", "three")
+    assert (reply.is_final, reply.reward, len(sample.context_lengths)) == (True, 3.0, 3)
 
 
 FAILURES = {
