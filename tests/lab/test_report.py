@@ -174,6 +174,7 @@ def told(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
         ({"reward/errors": 4.0, "ledger/ready": 1}, r"The reward failed on 28 % of the samples"),
         ({"time/score_s": 9.0}, r"Rollouts wait for rewards for \d+ % .*\(10\.5 s a step\)"),
         ({"time/score_s": 9.0, "environment/step_s": 5.3}, r"and environments .* takes 5\.3 s to"),
+        ({"environment/contexts_mean": 2.7, "environment/turns_mean": 3}, r"2\.7 contexts in 3\.0"),
         ({"reward/no_signal_frac": 1.0}, r"No group has a signal since step 0"),
         ({"reward/no_signal_frac": 0.6}, r"60 % of the groups have no signal.*dynamic_sampling"),
         ({"staleness/age_max": 8}, r"The staleness cap binds: in 100 % .* age 8 was trained"),

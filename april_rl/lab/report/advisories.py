@@ -19,6 +19,7 @@ _DISPERSION = 1.25  # a ratio of standard deviations; 1 is a random draw
 _PREEMPTED = 0.01  # of the samples
 _PREFILLED_AGAIN = 0.05  # of the rollouts' time
 _SLOW_REWARD = 0.1  # of the rollouts
+_SEVERAL, _MOST_TURNS = 1.5, 0.8
 _FASTER_REWARD = (
     "Use a faster reward, or more of it at a time: reward.num_processes, or its argument "
     "concurrency."
@@ -36,6 +37,7 @@ def advisories(run: RunFiles, gains: Gains | None) -> list[str]:
     return [
         *_failures(run),
         *_slow_reward(run),
+        *_contexts(run),
         *_signal(run),
         *(_tail(run, gains) if gains else ()),
         *_staleness(run),
@@ -63,16 +65,25 @@ def _slow_reward(run: RunFiles) -> Iterator[str]:
     waited_s, rollout_s = run.total("time/score_s"), run.total("rollout/time_s")
     if waited_s <= _SLOW_REWARD * rollout_s:
         return
-    of_episodes = run.series("environment/step_s")
+    step_s = run.mean("environment/step_s")
     what, advice = "rewards", _FASTER_REWARD
-    if of_episodes:
-        step_s = fmean(value for _, value in of_episodes)
+    if step_s is not None:
         what, advice = "rewards and environments", _FASTER_ENVIRONMENT.format(step_s=step_s)
     yield (
         f"Rollouts wait for {what} for {percent(waited_s / rollout_s)} of their time "
         f"({waited_s / len(run.steps):.1f} s a step), while no engine computes (time/score_s). "
         f"{advice}"
     )
+
+
+def _contexts(run: RunFiles) -> Iterator[str]:
+    contexts, turns = run.mean("environment/contexts_mean"), run.mean("environment/turns_mean")
+    if contexts and turns and contexts > _SEVERAL and contexts > _MOST_TURNS * turns:
+        yield (
+            f"The agent begins anew with nearly every request: {contexts:.1f} contexts in "
+            f"{turns:.1f} turns (environment/contexts_mean). If an early message changes, such as "
+            "the time of day, leave it out: training reads all of it again."
+        )
 
 
 def _signal(run: RunFiles) -> Iterator[str]:
