@@ -34,7 +34,7 @@ class ToolCall(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What the policy said."""
+    """One turn of the policy, as an environment reads it."""
 
     text: str  # without special tokens
     raw_text: str  # with special tokens, except the one that ended the turn

@@ -15,7 +15,7 @@ from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
 from april_rl.types import Completion, Reply, Score
 
-# With fewer, long groups wait in so many places that slots stay empty (docs/experiments.md).
+# With fewer, waiting long groups leave slots empty (docs/experiments.md).
 _FEWEST_LIVE, _FEWEST_LIVE_BATCHES = 40, 3
 # In a row and per engine. Two are under way on each when a sample is sent.
 _MANY_IDLE_TICKS = 4

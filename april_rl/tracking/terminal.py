@@ -30,7 +30,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _HEADING_EVERY = 20  # lines
 _REPEAT = 6  # a phase prints a line after `patience_s`, then every 6 · `patience_s`
 _LOG_WIDTH = 100  # columns of a sample in a log
-_PACE_STEPS = 20  # the time left follows the mean time of so many steps
+_PACE_STEPS = 20  # the time left is estimated from the mean time of the latest steps
 
 
 def can_redraw(console: Console) -> bool:

@@ -43,8 +43,8 @@ def test_every_token_gets_the_sum_and_mean_of_its_own_response(lengths):
 
 
 def test_a_long_responses_sum_does_not_lose_its_small_parts():
-    """50,000 log-ratios of 1e-4 in float32; added in float32 one behind the other the sum is off by
-    5e-4. Planted bug: that.
+    """50,000 log-ratios of 1e-4 in float32; adding them one at a time in float32 is wrong by 5e-4.
+    Planted bug: that sum.
     """
     values = torch.full((50_000,), 1e-4)
     exact = 50_000 * float(torch.tensor(1e-4))

@@ -1,4 +1,4 @@
-"""What the policy reads of an agent: conversations and texts that go on, or begin anew."""
+"""Requests of an agent that continue its context, and requests that begin a new one."""
 
 from __future__ import annotations
 

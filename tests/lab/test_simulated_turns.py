@@ -78,7 +78,7 @@ def test_one_turn_and_a_tool_without_latency_is_the_simulation_without_turns():
     keeps=st.booleans(),
 )
 def test_turns_share_the_response_evenly(num_turns, observation_tokens, factor, refill, keeps):
-    """Whatever is parked meanwhile; a response at its budget has no more turns. Fails when a
+    """Parked samples too; no turn follows when the response budget is used up. Fails when a
     resumed turn begins again, or an observation counts as sampled.
     """
     turns = Turns(num_turns=num_turns)

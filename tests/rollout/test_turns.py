@@ -47,8 +47,8 @@ def test_a_reply_counts_once_and_for_the_turn_it_answers():
 
 
 def test_a_new_context_is_all_that_the_engine_reads():
-    """Fails when a request holds what the policy reads no more, or starts elsewhere than the sample
-    ends.
+    """Fails when a request holds tokens of an earlier context, or does not start at the end of the
+    sample.
     """
     sent = Sent(group_size=1)
     group = begun(sent)

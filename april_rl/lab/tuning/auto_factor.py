@@ -28,7 +28,7 @@ _GRID = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, LARGEST_FACTOR)
 _STRIDE = 2  # grid points to a neighbour; a short simulation may miss the gain of a single one
 _GAIN = 0.02  # relative gain in generated tokens per second needed to raise α
 _UNDECIDED = (0.01, 1)  # mean gain before the first comparison, and its weight in comparisons
-_WEIGHT = 0.1  # of the latest comparison in the mean gain: about 19 count
+_WEIGHT = 0.1  # of the latest comparison in the mean gain, which remembers about 19
 _SHORTEST_REST, _LONGEST_REST = 3, 12  # steps that generate, between comparisons
 # A larger α must stay within _ROOM of each budget. _PEAK: a run's peak over a short simulation's.
 _ROOM, _PEAK = 0.985, 1.05
