@@ -10,8 +10,25 @@ from typing import NamedTuple
 
 THINK_START, THINK_END = "<think>", "</think>"
 
-# A box opens, something is escaped (so that its brace does not count), or a brace.
-_BRACES = re.compile(r"(?P<box>\\{1,2}boxed\s*\{)|\\.|[{}]", re.DOTALL)
+# A box opens, a box has its content without braces, something is escaped (so that its brace does
+# not count), or a brace.
+_BRACES = re.compile(
+    r"(?P<box>\\{1,2}(?:boxed|fbox)\s*\{)"
+    r"|\\{1,2}(?:boxed|fbox)\s*(?P<bare>[+-]?\d+(?:\.\d+)?(?:/\d+)?|[A-Z](?![A-Za-z]))"
+    r"|\\.|[{}]",
+    re.DOTALL,
+)
+# Commands that show nothing by themselves, and what counts as something.
+_EMPTY_COMMAND = re.compile(
+    r"\\(?:text\w*|math\w+|[lc]?dots|square|q?quad|boxed|Box)(?![A-Za-z])|[…□？]"
+)
+_SOMETHING = re.compile(r"[^\W_]+|\\[A-Za-z]+|\\[{}]|[^\x00-\x7f]")
+_PLACEHOLDER = frozenset(
+    (
+        *("a", "answer", "expression", "final", "goes", "here", "insert", "my", "number", "put"),
+        *("result", "solution", "the", "value", "write", "your"),
+    )
+)
 # "Answer:" at the beginning of a line in any case, or within a line with a capital letter.
 _ANSWER = re.compile(
     r"(?:(?P<begins>^(?i:[ \t>*_#`-]*(?:the[ \t]+)?(?:final[ \t]+)?answer))"
@@ -30,20 +47,28 @@ _NUMBER = re.compile(
     r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"(?:[eE][+-]?\d+)?(?:/\d+)?"
 )
-_UNIT = r"[A-Za-z]{2,}(?:[ \t][A-Za-z]{2,}){0,2}"
-_WITH_UNIT = re.compile(rf"(?P<number>[+-]?(?:{_NUMBER.pattern}))[ \t]+(?P<unit>{_UNIT})")
-_NO_UNITS = frozenset(
-    (
-        *("and", "but", "no", "not", "or", "to"),
-        *("half", "dozen", "hundred", "thousand", "million", "billion", "trillion", "percent"),
-        *("minus", "mod", "over", "plus", "times", "pi", "root"),
-        *("cubed", "factorial", "power", "squared", "th"),
-    )
-)
 _SPACES = re.compile(r"\s+|\\[,;:! ]|\\(?:left|right)(?![a-zA-Z])|[$~]")
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_EMPHASIS = re.compile(r"\*\*|(?<!\\)\$")
+# A sentence on an answer line ("The sum is 34. I hope it is correct.") and what it says.
+_SENTENCE = re.compile(r"[A-Za-z].*\s(?:is|are):?\s+(?P<said>\S.*)", re.DOTALL)
+_HOPE = re.compile(r"\.?\s+I hope (?:it|this) is correct\b.*", re.DOTALL)
+# Prose with one formula, and words that would change what the formula says.
+_PROSE = re.compile(
+    r"(?P<before>(?:[A-Z][^$\\]*[\s:])?)"
+    r"(?P<formula>\$\$[^$]+\$\$|\$[^$\n]+\$|\\\([^\n]+?\\\)|\\\[.+?\\\])(?P<after>\s+is\b[^$\\\d]*)?\.?",
+    re.DOTALL,
+)
+_CHANGES = re.compile(
+    r"\b(?:not|no|never|neither|least|most|about|approximately|around|nearly|almost|more|less|than|"
+    r"or|and|either|between|if|unless|except|wrong|false|incorrect)\b|n't\b",
+    re.IGNORECASE,
+)
+_NEXT_TURN = re.compile(r"\s*<\|\w+\|>\w*\s*$")  # a marker that a template writes between turns
+# Boxes of a data set's answer that belong together: the characters between them, and separators.
+_CLOSE, _NEAR = 10, 80
+_BETWEEN = re.compile(r"[,;]|\b(?:and|or)\b")
+_EMPHASIS = re.compile(r"(?<![\w)}\]])\*\*|\*\*(?![\w({\\])|(?<!\\)\$")  # but not 10**6
 _MARKUP = " \t\r\n*_`$"
 
 
@@ -97,40 +122,58 @@ def after_thinking(response: str) -> str | None:
     return None if THINK_START in text else text
 
 
-def last_boxed(text: str) -> str | None:
-    """Return the content of the last complete \\boxed{...} with balanced braces; None
-    without one.
-    """
-    boxes = _boxes(text)
-    return boxes[-1].text if boxes else None
-
-
 def gold_answer(answer: str) -> str:
-    """Return the answer of a data row as text to compare with: without box, `$` and markup."""
-    boxed = last_boxed(answer)
-    return bare(answer) if boxed is None else boxed
+    """Return the answer of a data row as text to compare with, without box, `$` and markup.
+
+    Several boxes in one line, such as `$\\boxed{2}$ or $\\boxed{5}$`, are a list; of a longer text
+    with other boxes the last ones count.
+    """
+    boxes = _boxes(answer)
+    if not boxes:
+        return bare(answer)
+    first = len(boxes) - 1
+    while first and _is_near(answer, boxes[first - 1], boxes[first]):
+        first -= 1
+    return ", ".join(dict.fromkeys(box.text.strip() for box in boxes[first:]))
+
+
+def _is_near(text: str, box: Statement, following: Statement) -> bool:
+    """Return whether two boxes are close to each other, or in one line with a comma or `and`."""
+    end = text.index(box.text, box.start) + len(box.text)
+    between = text[end : following.start]
+    is_listed = _BETWEEN.search(between) is not None and "\n" not in between.strip()
+    return len(between) <= _CLOSE or (is_listed and len(between) <= _NEAR)
+
+
+def states_nothing(text: str) -> bool:
+    """Return whether a box or a line only repeats the instruction: `...`, `?`, `your answer`."""
+    found = _SOMETHING.findall(_EMPTY_COMMAND.sub(" ", text))
+    words = {word.lower() for word in found}
+    return not words or ("answer" in words and words <= _PLACEHOLDER)
+
+
+def what_it_says(text: str) -> str:
+    """Return what a sentence states: 34 of "The sum is 34." or "We find that $34$."; else all."""
+    text = _HOPE.sub("", text).strip()
+    found = _PROSE.fullmatch(text)
+    if found and not _CHANGES.search(found["before"] + (found["after"] or "")):
+        return found["formula"]
+    sentence = _SENTENCE.fullmatch(text)
+    return sentence["said"] if sentence else text
 
 
 def bare(text: str) -> str:
     """Return a text without the markdown emphasis and dollar signs in it, and without the math
     delimiters and period around it.
     """
-    text = _EMPHASIS.sub("", text).strip(_MARKUP)
+    text = _EMPHASIS.sub("", _NEXT_TURN.sub("", text)).strip(_MARKUP)
+    if text.endswith("}") and text.count("}") > text.count("{"):  # of a box or a \\text around it
+        text = text[:-1].strip(_MARKUP)
     if text.endswith(".") and not text.endswith(".."):
         text = text[:-1].strip(_MARKUP)
     if text[:2] + text[-2:] in (r"\(\)", r"\[\]"):
         text = text[2:-2].strip(_MARKUP)
     return text
-
-
-def without_unit(answer: str) -> str:
-    """Return an answer without the words after a plain number ("34 dollars"), which math-verify
-    would read as a product of letters, unless one of them changes the number ("34 million").
-    """
-    found = _WITH_UNIT.fullmatch(answer)
-    if found is None or _NO_UNITS.intersection(found["unit"].lower().split()):
-        return answer
-    return found["number"]
 
 
 def normalised(answer: str) -> str:
@@ -148,13 +191,15 @@ def _boxes(text: str) -> list[Statement]:
     for token in _BRACES.finditer(text):
         if token["box"]:
             open_braces.append((token.start(), token.end()))
+        elif token["bare"]:
+            found.append(Statement(token.start(), token["bare"]))
         elif token[0] == "{":
             open_braces.append((-1, token.end()))
         elif token[0] == "}" and open_braces:
             start, content = open_braces.pop()
             if start >= 0 and not (found and found[-1].start > start):
                 found.append(Statement(start, text[content : token.start()]))
-    return found
+    return [box for box in found if not states_nothing(box.text)]
 
 
 def _answer_lines(text: str, boxes: list[Statement]) -> tuple[list[Statement], int]:
@@ -178,8 +223,9 @@ def _answer_lines(text: str, boxes: list[Statement]) -> tuple[list[Statement], i
         first = index
         while index < len(boxes) and boxes[index].start < end:
             index += 1
-        of_line = boxes[first:index] or [Statement(mark.start(), bare(text[start:end]))]
-        stated = [statement for statement in of_line if statement.text]
+        line = bare(what_it_says(text[start:end]))
+        of_line = boxes[first:index] or [Statement(mark.start(), line)]
+        stated = [statement for statement in of_line if not states_nothing(statement.text)]
         if stated:
             found.append((mark["begins"] is not None, end, stated))
     if not found:

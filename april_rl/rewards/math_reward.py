@@ -7,21 +7,15 @@ runs in the processes of the reward pool only.
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from math_verify import parse, verify
-
-from april_rl.rewards.extraction import gold_answer, normalised, stated_answers, without_unit
+from april_rl.rewards.extraction import gold_answer, normalised, stated_answers
+from april_rl.rewards.maths.compare import are_equal_answers
 
 ALARM_AGAIN_S = 0.1  # some libraries swallow the exception of a signal, so it is raised again
-
-logging.getLogger("math_verify").setLevel(
-    logging.ERROR
-)  # it warns that its own time limits are off
 
 
 class SoftTimeoutError(BaseException):
@@ -38,20 +32,11 @@ def score_math(response: str, answer: str, *, how: str = "auto", soft_timeout_s:
     one that math-verify cannot read. Raise SoftTimeoutError.
     """
     with alarm(soft_timeout_s):
-        stated = stated_answers(response, how)
-        if not stated or not _is_equal(gold_answer(answer), stated[-1]):
-            return 0.0
-        others = {normalised(text): text for text in stated}
-        del others[normalised(stated[-1])]
-        return float(all(_is_equal(stated[-1], text) for text in others.values()))
-
-
-def _is_equal(expected: str, text: str) -> bool:
-    """Return whether math-verify takes the two expressions as equal; the first is the right one."""
-    parsed_expected, parsed = (
-        parse(f"\\boxed{{{without_unit(part)}}}", parsing_timeout=None) for part in (expected, text)
-    )
-    return bool(verify(parsed_expected, parsed, timeout_seconds=None))
+        gold = gold_answer(answer)
+        stated = list({normalised(text): text for text in stated_answers(response, how)}.values())
+        if stated and all(are_equal_answers(gold, text) for text in stated):
+            return 1.0
+        return float(len(stated) > 1 and are_equal_answers(gold, ", ".join(stated)))
 
 
 @contextmanager

@@ -246,7 +246,7 @@ def test_everything_is_annotated() -> None:
 
 
 def test_no_broad_exception_is_swallowed() -> None:
-    """But where a library raises anything: trackers, which must not end a run, and Ray's start;
+    """But where a library raises anything: trackers, which must not end a run, Ray's start, sympy;
     where a run of a sweep fails; and where a file of a checkpoint is not written, for any reason.
     """
     wrong = [
@@ -259,6 +259,7 @@ def test_no_broad_exception_is_swallowed() -> None:
     found = {line.partition(":")[0] for line in wrong}
     allowed = {"runtime/cluster.py", "tracking/backends.py", "command_line.py"}
     allowed |= {"checkpointing/checkpointer.py", "runtime/saving.py", "environments/adapters.py"}
+    allowed |= {"rewards/maths/expressions.py"}
     assert found == {f"april_rl/{name}" for name in allowed}, wrong
 
 

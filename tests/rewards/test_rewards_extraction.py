@@ -10,7 +10,7 @@ from source_tree import ROOT
 
 from april_rl.config.choices import Extract
 from april_rl.rewards.check import gold_response
-from april_rl.rewards.extraction import extract_answer, normalised, stated_answers
+from april_rl.rewards.extraction import extract_answer, gold_answer, normalised, stated_answers
 from april_rl.rewards.math_reward import score_math
 
 AUTO = {
@@ -67,7 +67,7 @@ def documented_forms() -> dict[str, tuple[str, str, str]]:
 FORMS = documented_forms()
 # Not in the form that was asked for, or a chain of equations, of which math-verify takes the last.
 UNLIKE_A_PERSON = {
-    *("Answer: The sum is 34", "Answer: 33 = 34", "So the answer: 34"),
+    *("Answer: 33 = 34", "So the answer: 34"),
     *("It is 34.", "The answer is 34."),
 }
 
@@ -202,3 +202,82 @@ def test_normalising_keeps_what_an_answer_means():
         r"(1000,\frac{1}{2})"
     )
     assert len({normalised(text) for text in ("x^2", "x_2", "2x", "(1,2)", "12", "-12")}) == 6
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "",
+        " ",
+        "...",
+        r"\ldots",
+        "?",
+        "answer",
+        r"\text{your answer}",
+        "ANSWER",
+        r"\square",
+        r"\_\_",
+    ],
+)
+@pytest.mark.parametrize("how", ["auto", "boxed", "answer_line"])
+def test_a_box_or_line_that_repeats_the_instruction_states_nothing(box, how):
+    form = "Answer: {}" if how == "answer_line" else r"\boxed{{{}}}"
+    instruction, answer = form.format(box), form.format("42")
+    assert stated_answers(f"Write it as {instruction}.\nSo {answer}", how)[-1] == "42"
+    assert stated_answers(f"{answer}\n\nIt stands in {instruction}", how)[-1] == "42"
+    assert score_math(f"{instruction}\n{answer}\n{instruction}", "42", soft_timeout_s=20) == 1.0
+    assert stated_answers(instruction, "boxed") == []
+
+
+@pytest.mark.parametrize(
+    "box", [r"\emptyset", r"\{\}", r"\infty", "∞", "x", "no answer", r"\pi", "0"]
+)
+def test_an_unusual_box_is_an_answer_all_the_same(box):
+    assert stated_answers(rf"\boxed{{{box}}}", "boxed") == [box]
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    {
+        r"$\boxed 4$": "4",
+        r"\boxed4.": "4",
+        r"\boxed -12": "-12",
+        r"\boxed 1/2": "1/2",
+        r"\fbox{42}": "42",
+        r"\boxed B": "B",
+        r"Write it in \boxed and stop.": None,
+    }.items(),
+)
+def test_a_box_without_braces_is_a_box(response, answer):
+    assert extract_answer(response, "boxed") == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    {
+        r"So $x=\boxed{2}$ or $x=\boxed{5}$.": "2, 5",
+        r"\boxed{1}\boxed{2}": "1, 2",
+        r"$\boxed 3$": "3",
+        "First $\\boxed{7}$ is odd.\n\nThen it is $\\boxed{8}$.": "8",
+        r"\boxed{2}, which is again \boxed{2}": "2",
+    }.items(),
+)
+def test_the_data_sets_answer_in_several_boxes_of_a_line_is_a_list(answer, gold):
+    assert gold_answer(answer) == gold
+
+
+@pytest.mark.parametrize(
+    ("response", "is_right"),
+    {
+        r"$\boxed{2}$ and $\boxed{5}$": True,
+        r"\boxed{5}, \boxed{2}": True,
+        "Answer: 2\nAnswer: 5": True,
+        r"\boxed{2}": False,
+        r"\boxed{2} and \boxed{6}": False,
+        r"\boxed{2}, \boxed{5} or \boxed{6}": False,
+        r"\boxed{2, 5} and \boxed{3}": False,
+    }.items(),
+)
+def test_a_list_may_be_given_in_several_boxes(response, is_right):
+    assert score_math(response, "2, 5", soft_timeout_s=20) == float(is_right)
+    assert score_math(response, "2", soft_timeout_s=20) == float(response == r"\boxed{2}")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from april_rl.rewards.extraction import last_boxed
+from april_rl.rewards.extraction import extract_answer
 from april_rl.rewards.math_reward import SoftTimeoutError, alarm, score_math
 
 RIGHT = [
@@ -46,7 +46,8 @@ def test_another_expression_or_no_box_is_wrong(response, answer):
 
 @given(st.recursive(st.sampled_from(["x", r"\}", r"\{", "\\\\"]), lambda s: s.map("{{{}}}".format)))
 def test_braces_in_the_box_are_balanced_and_escaped_ones_do_not_count(content):
-    assert last_boxed(rf"\boxed{{1}} then \boxed{{{content}}} end") == content
+    response = rf"\boxed{{1}} then \boxed{{7{content}}} end"
+    assert extract_answer(response, "boxed") == f"7{content}"
 
 
 def test_an_answer_that_takes_too_long_is_a_soft_timeout_and_not_wrong():

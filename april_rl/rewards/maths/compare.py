@@ -1,0 +1,287 @@
+"""Compares two answers by what kind of thing they are; docs/rewards.md has the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from april_rl.rewards.maths import kinds
+from april_rl.rewards.maths.clean import clean, squeezed
+from april_rl.rewards.maths.expressions import (
+    are_equal_decimals,
+    are_equal_formulas,
+    has_variables,
+    rounds_to,
+)
+from april_rl.rewards.maths.kinds import Answer
+from april_rl.rewards.maths.reading import is_name, read
+from april_rl.rewards.maths.units import PERCENT
+
+LONGEST = 1000  # characters of an answer that is more than a text
+
+
+def are_equal_answers(gold: str, text: str) -> bool:
+    """Return whether two answers are equal; `gold` is the right one, as the data set has it.
+
+    The gold decides where it says less: `x = 5` is equal to a gold 5, and 34 cm to 34.
+    """
+    gold, text = clean(gold), clean(text)
+    if not gold or not text:
+        return False
+    if max(len(gold), len(text)) > LONGEST:
+        return squeezed(gold) == squeezed(text)
+    return _are_equal(read(gold), read(text))
+
+
+def _are_equal(gold: Answer, other: Answer) -> bool:
+    if squeezed(gold.text) == squeezed(other.text):
+        return True
+    match gold, other:
+        case kinds.Verbatim(), _:
+            return False
+        case _, kinds.Verbatim():
+            return False
+        case kinds.Approximation(), _:
+            return _are_equal(gold.exact, other) or _are_equal(gold.rounded, other)
+        case _, kinds.Approximation():
+            return _are_equal(gold, other.exact) or (
+                _is_rounded(other) and _are_equal(gold, other.rounded)
+            )
+        case kinds.Equation(), kinds.Equation():
+            return _are_equal_equations(gold, other)
+        case kinds.Equation(), _:
+            return _states_value(gold) and _are_equal(gold.sides[-1], other)
+        case _, kinds.Equation():
+            return _is_stated(gold, other)
+        case kinds.Congruence(), kinds.Congruence():
+            return _are_equal_congruences(gold, other)
+        case _, kinds.Congruence():
+            return isinstance(gold, kinds.Number) and _are_equal(gold, other.residues)
+        case (kinds.Quantity(), _) | (_, kinds.Quantity()):
+            return _are_equal_quantities(gold, other)
+        case kinds.Number(), kinds.Number():
+            return _are_equal_numbers(gold, other)
+        case kinds.Listing(), kinds.Listing():
+            return _are_equal_lists(gold, other)
+        case (kinds.Listing(), kinds.Number()) | (kinds.Number(), kinds.Listing()):
+            return _is_list_of_thousands(gold, other)
+        case kinds.Table(), kinds.Table():
+            return gold.environment == other.environment and _are_equal_tables(gold, other)
+        case kinds.Choice(), _:
+            return _are_equal_choices(gold, other)
+        case _, kinds.Choice(content=Answer() as content):
+            return _are_equal(gold, content)
+        case kinds.Words(), kinds.Words():
+            return _words(gold) == _words(other)
+        case kinds.Based(), kinds.Number():
+            return other.text.lstrip("0") == gold.digits
+        case kinds.Based(), kinds.Based():
+            return (gold.digits, gold.base) == (other.digits, other.base)
+        case kinds.Time(), kinds.Time():
+            return gold.numbers == other.numbers and not (
+                gold.half and other.half and gold.half != other.half
+            )
+        case kinds.Ratio(), (kinds.Ratio() | kinds.Time(half="")):
+            return _are_equal_ratios(gold, other)
+        case kinds.Based(), _:
+            return False
+        case _, (kinds.Based() | kinds.Time()):
+            return False
+        case kinds.Time(), _:
+            return False
+    return are_equal_formulas(gold.text, other.text)
+
+
+def _are_equal_numbers(gold: kinds.Number, other: kinds.Number) -> bool:
+    if gold.value == other.value:
+        return True
+    is_rounded = gold.is_decimal or other.is_decimal
+    return is_rounded and are_equal_decimals(gold.value, other.value)
+
+
+def _are_equal_quantities(gold: Answer, other: Answer) -> bool:
+    """Compare values with units: a unit may be left out or added, but not differ.
+
+    35 % is equal to 35 % and, since it is the same number, to 0.35. Where one side has no sign it
+    may have been left out, unless a number without a sign is below 1 (0.5 is not 0.5 %).
+    """
+    value, unit = _value_and_unit(gold)
+    other_value, other_unit = _value_and_unit(other)
+    if unit and other_unit and unit != other_unit:
+        return False
+    if PERCENT in (unit, other_unit) and unit != other_unit:
+        plain, percentage = (value, other_value) if unit is None else (other_value, value)
+        return _is_percentage(plain, percentage, may_be_small=unit == PERCENT)
+    return _are_equal(value, other_value)
+
+
+def _value_and_unit(answer: Answer) -> tuple[Answer, str | None]:
+    if isinstance(answer, kinds.Quantity):
+        return answer.value, answer.unit
+    return answer, None
+
+
+def _is_percentage(plain: Answer, percentage: Answer, *, may_be_small: bool) -> bool:
+    """Return whether a number without a percent sign is equal to `percentage` percent."""
+    if not isinstance(percentage, kinds.Number) or not isinstance(plain, kinds.Number):
+        return _are_equal(percentage, plain) or are_equal_formulas(
+            plain.text, rf"\frac{{{percentage.text}}}{{100}}"
+        )
+    if are_equal_decimals(percentage.value / 100, plain.value):
+        return True
+    is_large = abs(plain.value) >= 1
+    return (may_be_small or is_large) and _are_equal_numbers(plain, percentage)
+
+
+def _are_equal_lists(gold: kinds.Listing, other: kinds.Listing) -> bool:
+    """Compare members: in any order in sets and lists without brackets, else in theirs."""
+    loose = ("", r"\{")
+    if gold.opening in loose and other.opening in loose:
+        expected = _without_repeats(gold.members)
+        if len(expected) == len(gold.members):
+            return _are_equal_in_any_order(expected, _without_repeats(other.members))
+        return _are_equal_in_any_order(list(gold.members), list(other.members))
+    brackets = {gold.opening + gold.closing, other.opening + other.closing}
+    if "" in brackets and "()" in brackets:  # a pair whose brackets were left out
+        if not gold.opening:
+            return _are_equal_in_any_order(list(gold.members), list(other.members))
+    elif len(brackets) > 1 and brackets != {"()", r"\langle\rangle"}:
+        return False
+    return len(gold.members) == len(other.members) and all(
+        map(_are_equal, gold.members, other.members)
+    )
+
+
+def _without_repeats(members: Sequence[Answer]) -> list[Answer]:
+    kept: list[Answer] = []
+    for member in members:
+        if not any(_are_equal(each, member) for each in kept):
+            kept.append(member)
+    return kept
+
+
+def _are_equal_in_any_order(gold: list[Answer], other: list[Answer]) -> bool:
+    if len(gold) != len(other):
+        return False
+    left = list(other)
+    for member in gold:
+        found = next((each for each in left if _are_equal(member, each)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
+
+
+def _is_list_of_thousands(gold: Answer, other: Answer) -> bool:
+    """Compare a list with a number such as 220,284, which may be a list without spaces."""
+    listing, number = (gold, other) if isinstance(gold, kinds.Listing) else (other, gold)
+    if isinstance(gold, kinds.Number) and gold.is_decimal:  # 3,14 for 3.14
+        return other.text.replace(",", ".") == gold.text
+    if isinstance(number, kinds.Number) and number.is_ambiguous:
+        members = tuple(read(part) for part in number.text.split(","))
+        number = kinds.Listing(number.text, "", members, "")
+    elif isinstance(listing, kinds.Listing) and len(listing.members) == 1:
+        return listing.opening == r"\{" and _are_equal(listing.members[0], number)
+    else:
+        return False
+    pair = (listing, number) if listing is gold else (number, listing)
+    return _are_equal_lists(*pair)
+
+
+def _are_equal_tables(gold: kinds.Table, other: kinds.Table) -> bool:
+    """Compare cell by cell; the cases of a function may be in another order."""
+    left = list(other.rows)
+    for row in gold.rows:
+        candidates = left if gold.environment == "cases" else left[:1]
+        found = next((each for each in candidates if _are_equal_rows(row, each)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def _are_equal_rows(gold: Sequence[Answer], other: Sequence[Answer]) -> bool:
+    return len(gold) == len(other) and all(map(_are_equal, gold, other))
+
+
+def _are_equal_equations(gold: kinds.Equation, other: kinds.Equation) -> bool:
+    """Compare first and last sides, in either order, or the equations as a whole if they have
+    variables.
+    """
+    ends, other_ends = (gold.sides[0], gold.sides[-1]), (other.sides[0], other.sides[-1])
+    if any(all(map(_are_equal, ends, pair)) for pair in (other_ends, other_ends[::-1])):
+        return True
+    return (
+        len(gold.sides) == len(other.sides) == 2
+        and has_variables(gold.text)
+        and has_variables(other.text)
+        and are_equal_formulas(gold.text, other.text)
+    )
+
+
+def _is_stated(gold: Answer, other: kinds.Equation) -> bool:
+    """Return whether an equation states the value `gold`: its last side does."""
+    first, last = other.sides[0], other.sides[-1]
+    is_turned = is_name(last.text) and not is_name(first.text)  # 5 = x
+    return _are_equal(gold, first if is_turned else last)
+
+
+def _states_value(gold: kinds.Equation) -> bool:
+    """Return whether the last side of an equation is an answer of its own: x = 5, 12 - 5 = 7."""
+    first, last = gold.sides[0].text, gold.sides[-1].text
+    return is_name(first) or not (has_variables(first) or has_variables(last))
+
+
+def _is_rounded(approximation: kinds.Approximation) -> bool:
+    """Return whether the decimal of an approximation is its exact value, rounded."""
+    exact, rounded = approximation.exact, approximation.rounded
+    exact = exact.sides[-1] if isinstance(exact, kinds.Equation) else exact
+    places = len(rounded.text.partition(".")[2])
+    return isinstance(rounded, kinds.Number) and rounds_to(exact.text, rounded.value, places)
+
+
+def _are_equal_congruences(gold: kinds.Congruence, other: kinds.Congruence) -> bool:
+    if gold.name and other.name and not _are_equal(gold.name, other.name):
+        return False
+    if not _are_equal(gold.modulus, other.modulus):
+        return False
+    return _are_equal(_reduced(gold), _reduced(other))
+
+
+def _reduced(congruence: kinds.Congruence) -> Answer:
+    """Return the residues, whole numbers as the smallest ones that are not negative."""
+    residues, modulus = congruence.residues, congruence.modulus
+    if not isinstance(modulus, kinds.Number) or modulus.value <= 0:
+        return residues
+    members = residues.members if isinstance(residues, kinds.Listing) else (residues,)
+    numbers = [member.value for member in members if isinstance(member, kinds.Number)]
+    if len(numbers) < len(members):
+        return residues
+    return read(", ".join(map(str, sorted({number % modulus.value for number in numbers}))))
+
+
+def _are_equal_choices(gold: kinds.Choice, other: Answer) -> bool:
+    """Compare a letter of a multiple choice and what it stands for, as far as both have them."""
+    if not isinstance(other, kinds.Choice):
+        if gold.content is not None:
+            return _are_equal(gold.content, other)
+        return other.text.strip("()").upper() == gold.letter
+    if gold.content is not None and other.content is not None:
+        return gold.letter == other.letter and _are_equal(gold.content, other.content)
+    return gold.letter == other.letter
+
+
+def _are_equal_ratios(gold: kinds.Ratio, other: kinds.Ratio | kinds.Time) -> bool:
+    parts = (
+        [part.text for part in other.parts]
+        if isinstance(other, kinds.Ratio)
+        else list(map(str, other.numbers))
+    )
+    own = [part.text for part in gold.parts]
+    return len(own) == len(parts) and all(
+        are_equal_formulas(rf"({mine}) \cdot ({parts[0]})", rf"({theirs}) \cdot ({own[0]})")
+        for mine, theirs in zip(own, parts, strict=True)
+    )
+
+
+def _words(answer: Answer) -> str:
+    return answer.text.casefold().replace("-", " ").rstrip(".")

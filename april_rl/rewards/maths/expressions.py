@@ -1,0 +1,151 @@
+r"""Compares two formulas that a parser of LaTeX reads as a whole, by sympy and math-verify.
+
+Deviations from math-verify alone: small numbers are compared relatively; two equations are equal
+only if they have the same terms or an equal, not empty set of solutions; what is equal must agree
+at a point, too, since math-verify rounds coefficients; letters of both cases are told apart where
+a formula has both (R and r).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import TypeAlias
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig, latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from math_verify import verify
+from math_verify.grader import should_treat_as_complex
+from sympy.core.function import AppliedUndef
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
+
+# Decimals are equal to six significant digits, and to six places where they are larger than 1.
+PLACES = Fraction(5, 10**7)
+SMALL = Fraction(1, 10)
+EXACT_DIGITS = 60
+
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none"
+)
+_WORD = re.compile(r"(?<![\\A-Za-z{])(?!(?:sinh|cosh|tanh|sqrt|arc))[A-Za-z]{4,}(?![A-Za-z}])")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+Parsed: TypeAlias = sympy.Basic | sympy.MatrixBase
+_UNBOUNDED = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
+
+
+def are_equal_formulas(gold: str, text: str) -> bool:
+    """Return whether two formulas are equal; False where one cannot be read as a whole."""
+    keeps_case = _has_both_cases(gold) or _has_both_cases(text)
+    expected, found = _parsed(gold, keeps_case), _parsed(text, keeps_case)
+    if expected is None or found is None:
+        return False
+    try:
+        return _are_equal(expected, found)
+    except Exception:  # sympy raises errors of any kind for what it has no rule for
+        return False
+
+
+def _are_equal(expected: Parsed, found: Parsed) -> bool:
+    if _is_number(expected) and _is_number(found):
+        return _are_equal_numbers(expected, found)
+    if _differ_at_a_point(expected, found):
+        return False
+    if not verify(expected, found, timeout_seconds=None, allow_set_relation_comp=True):
+        return False
+    if isinstance(expected, sympy.Eq) and isinstance(found, sympy.Eq):
+        return _have_equal_terms(expected, found) or _is_solvable(expected)
+    return True
+
+
+def are_equal_decimals(gold: Fraction, value: Fraction) -> bool:
+    """Return whether two numbers, one of them rounded to a decimal, are equal."""
+    return abs(gold - value) <= PLACES * min(Fraction(1), abs(gold) / SMALL)
+
+
+def rounds_to(formula: str, decimal: Fraction, places: int) -> bool:
+    """Return whether a formula is a number that `decimal`, with `places` decimal places, rounds."""
+    parsed = _parsed(formula, False)
+    if parsed is None or not _is_number(parsed):
+        return False
+    value = sympy.N(parsed, 30)
+    if not value.is_Float:
+        return False
+    return abs(Fraction(str(value)) - decimal) <= Fraction(1, 10**places)
+
+
+def has_variables(formula: str) -> bool:
+    """Return whether a formula can be read and has a variable."""
+    parsed = _parsed(formula, False)
+    return parsed is not None and bool(parsed.free_symbols)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str, keeps_case: bool) -> Parsed | None:
+    """Return a formula as sympy has it; None when the parser does not read all of it."""
+    named = _WORD.sub(r"\\text{\g<0>}", text)
+    try:
+        return latex2sympy(
+            named,
+            is_real=not should_treat_as_complex(text),
+            convert_degrees=True,
+            normalization_config=_NORMALIZATION,
+            conversion_config=ConversionConfig(lowercase_symbols=not keeps_case),
+        )
+    except Exception:  # the parser raises whatever its rules meet: such a text has no formula
+        return None
+
+
+def _is_number(parsed: Parsed) -> bool:
+    return isinstance(parsed, sympy.Expr) and not parsed.free_symbols and not _has_functions(parsed)
+
+
+def _has_functions(parsed: sympy.Expr) -> bool:
+    return bool(parsed.atoms(AppliedUndef))
+
+
+def _are_equal_numbers(gold: sympy.Expr, other: sympy.Expr) -> bool:
+    gold, other = gold.doit(), other.doit()
+    if gold in _UNBOUNDED or other in _UNBOUNDED:
+        return bool(gold == other and gold is not sympy.nan)
+    if gold.is_Rational and other.is_Rational:
+        return bool(gold == other)
+    difference = abs(sympy.N(gold - other, EXACT_DIGITS, maxn=4 * EXACT_DIGITS))
+    size = abs(sympy.N(gold, 15))
+    if not (difference.is_Number and size.is_Number):
+        return False
+    if gold.has(sympy.Float) or other.has(sympy.Float):
+        return are_equal_decimals(Fraction(str(size)), Fraction(str(size + difference)))
+    return bool(difference <= size * sympy.Float(10) ** (-EXACT_DIGITS // 2))
+
+
+def _differ_at_a_point(expected: sympy.Basic, found: sympy.Basic) -> bool:
+    """Return whether two formulas with the same variables have different values at a point."""
+    if not (isinstance(expected, sympy.Expr) and isinstance(found, sympy.Expr)):
+        return False
+    names = sorted(expected.free_symbols, key=str)
+    if set(names) != found.free_symbols or _has_functions(expected) or _has_functions(found):
+        return False
+    point = {name: sympy.Rational(7 + 4 * i, 5 + 2 * i) for i, name in enumerate(names)}
+    values = [side.subs(point).doit() for side in (expected, found)]
+    if not all(value.is_number and sympy.N(value, 15).is_finite for value in values):
+        return False
+    return not _are_equal_numbers(*values)
+
+
+def _have_equal_terms(gold: sympy.Eq, other: sympy.Eq) -> bool:
+    left, right = (side.lhs - side.rhs for side in (gold, other))
+    return any(sympy.simplify(left - sign * right) == 0 for sign in (1, -1))
+
+
+def _is_solvable(equation: sympy.Eq) -> bool:
+    """Return whether sympy finds a solution: two empty sets of solutions are not equal answers."""
+    return bool(equation.free_symbols) and bool(sympy.solve(equation, equation.free_symbols))
+
+
+def _has_both_cases(text: str) -> bool:
+    letters = set(_COMMAND.sub("", text))
+    return any(letter.isupper() and letter.lower() in letters for letter in letters)

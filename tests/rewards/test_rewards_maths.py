@@ -1,0 +1,124 @@
+r"""Which answers are mathematically equal: triples of a gold, right and wrong answers, by kind.
+
+Each answer of equal_answers.yaml is tried in a box and on an `Answer:` line.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from april_rl.rewards.math_reward import SoftTimeoutError, score_math
+
+KINDS = yaml.safe_load(Path(__file__).with_name("equal_answers.yaml").read_text(encoding="utf-8"))
+PAIRS = [
+    (gold, answer, direction == "right")
+    for golds in KINDS.values()
+    for gold, answers in golds.items()
+    for direction in ("right", "wrong")
+    for answer in answers[direction]
+]
+# What answers are made of, in any order.
+PIECES = [
+    "1",
+    "2",
+    "0",
+    "12",
+    "x",
+    "y",
+    "f(2)",
+    "live",
+    "and",
+    "or",
+    r"\\",
+    "&",
+    ",",
+    ";",
+    "=",
+    ":",
+    "+",
+    "-",
+    "^",
+    "_",
+    "'",
+    "!",
+    "%",
+    "<",
+    "|",
+    "{",
+    "}",
+    "(",
+    ")",
+    "[",
+    "]",
+    r"\{",
+    r"\}",
+    r"\$",
+    r"\%",
+    r"\frac",
+    r"\text{cm}",
+    r"\text{or}",
+    r"\pm",
+    r"\pmod",
+    r"\equiv",
+    r"\cup",
+    r"\in",
+    r"\le",
+    r"\mid",
+    r"\approx",
+    r"\circ",
+    r"\ldots",
+    r"\left",
+    r"\right",
+    r"\log",
+    r"\sum",
+    r"\sqrt",
+    r"\begin{cases}",
+    r"\end{cases}",
+    "A",
+    "mod",
+    "am",
+    r"\begin{pmatrix}",
+    r"\end{pmatrix}",
+    r"\langle",
+    r"\rangle",
+    r"\overline",
+    "1,000",
+    "0.",
+]
+
+
+def test_there_are_triples_in_both_directions_for_every_gold():
+    assert len(PAIRS) >= 300
+    assert all(
+        answers["right"] and answers["wrong"]
+        for golds in KINDS.values()
+        for answers in golds.values()
+    )
+
+
+@pytest.mark.parametrize("form", [r"so \boxed{%s}", "Answer: %s"])
+@pytest.mark.parametrize(("gold", "answer", "is_right"), PAIRS)
+def test_an_answer_counts_if_it_is_equal_to_the_gold(gold, answer, is_right, form):
+    assert score_math(form % answer, gold, soft_timeout_s=60) == float(is_right)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=9), st.lists(st.sampled_from(PIECES), max_size=9))
+def test_no_answer_and_no_gold_makes_the_reward_fail(answer, gold):
+    try:
+        found = score_math(f"Answer: {' '.join(answer)}", " ".join(gold), soft_timeout_s=20)
+    except SoftTimeoutError:
+        return
+    assert found in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("piece", ["(", "{}", r"\frac{", "1,", "=1", "x", "1 ", ": ", "a is ", "-"])
+def test_a_long_answer_takes_little_time(piece):
+    start_s = time.monotonic()
+    assert score_math(rf"\boxed{{{piece * 5000}}}", "1", soft_timeout_s=20) == 0.0
+    assert time.monotonic() - start_s < 10
