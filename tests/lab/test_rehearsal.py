@@ -87,6 +87,7 @@ def test_tests_that_show_nothing_are_flagged_with_their_row(tmp_path, capsys):
     assert quick(tmp_path, "+recipe=qwen3_0_6b_smoke", *settings, *reward) == 1
     flagged = {x.split()[0]: x for x in capsys.readouterr().out.split("FLAGGED")[1:]}
     assert f"{path}:1: reward.function=code raised ValueError: the tests of" in flagged["tests:"]
+    assert "reward_blind:" not in flagged, "no stated answer is right or wrong here"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import UnwritableError, copy_rows
 from april_rl.lab.rehearsal.decontamination import Overlap, Passages
 from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, shortened, try_forms
-from april_rl.rewards.check import check_tests
+from april_rl.rewards.check import check_tests, reads_answers
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
@@ -66,7 +66,9 @@ class DataPage:
                 key = f"data.sources.{name}.path" if name else "data.path"
                 columns = rewards.columns_of(name)
                 table, chosen = self._load(chosen, key=key, dataset=name, columns=columns)
-                self._show_set(table, chosen, try_forms(table, partial(rate, rewards)))
+                is_stated = reads_answers(rewards, name)
+                tried = try_forms(table, partial(rate, rewards)) if is_stated else None
+                self._show_set(table, chosen, tried)
                 found = overlapping(table, held_out)
                 overlaps = frozenset(overlap.row for overlap in found)
                 self._sets[name] = _TrainingSet(key, chosen, table, overlaps)
