@@ -97,7 +97,7 @@ FORMS: dict[str, list[tuple[object, object]]] = {
     "programs": [
         ([PROGRAM], None),
         (json.dumps([PROGRAM | {"testtype": "stdin"}]), None),
-        ([json.dumps(PROGRAM | {"type": "stdin_stdout", "fn_name": None})], "{}"),
+        ([json.dumps(PROGRAM | {"type": "stdin_stdout", "testtype": None, "fn_name": None})], "{}"),
     ],
     "calls": [
         ([LINES | {"testtype": "functional"}], '{"func_name": "add"}'),
