@@ -11,7 +11,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import training_sets
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.environments.description import Description
-from april_rl.rewards.check import check_reward
+from april_rl.rewards.check import NUM_ROWS_TRIED, check_reward, check_tests
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
@@ -43,12 +43,16 @@ def build_rewards(
 def try_rewards(
     config: TrainConfig,
     rewards: RewardPool,
-    examples: Sequence[Prompt],
+    sets: Sequence[Sequence[Prompt]],
     *,
+    held_out: Sequence[Sequence[Prompt]] = (),
     tell: Callable[[str], None],
 ) -> None:
-    """Call every function once on each example, one prompt of each data set; `tell` gets notes for
-    the user. Raise RewardError when a function cannot be used.
+    """Try the tests of some rows of each set, held-out ones too, and call every function once on
+    the first prompt of each set; `tell` gets notes for the user. Raise RewardError when a row's
+    tests or a function cannot be used.
     """
-    for note in check_reward(config.reward, rewards, examples):
+    for prompts in (*sets, *held_out):
+        check_tests(rewards, prompts, most=NUM_ROWS_TRIED)
+    for note in check_reward(config.reward, rewards, [prompts[0] for prompts in sets]):
         tell(note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,14 +69,19 @@ class _Data(NamedTuple):
     tokenizer: Tokenizer
     rewards: RewardPool
     description: Description  # of the environment
-    examples: list[Prompt]  # the first of each training set
+    training: list[PromptTable]
     prompts: PromptStream | MixedStream
     held_out: dict[str, HeldOut]
 
     @property
     def all_examples(self) -> list[Prompt]:
         """Return the first prompt of every set, held-out ones too."""
-        return [*self.examples, *(each.prompts[0] for each in self.held_out.values())]
+        return [rows[0] for rows in (*self.training, *self.held_out_rows)]
+
+    @property
+    def held_out_rows(self) -> list[Sequence[Prompt]]:
+        """Return the prompts of every held-out set."""
+        return [each.prompts for each in self.held_out.values()]
 
 
 def assemble(
@@ -179,8 +184,8 @@ def _read_data(
                 "training data: a step trains several groups of one prompt"
             )
         prompts = _stream(config, training, resumed)
-    examples = [rows[0] for rows in training.values()]
-    return _Data(tokenizer, rewards, description, examples, prompts, held_out)
+    tables = [*training.values()]
+    return _Data(tokenizer, rewards, description, tables, prompts, held_out)
 
 
 def _tried(
@@ -192,7 +197,7 @@ def _tried(
     tell: Callable[[str], None],
 ) -> RewardPool | RewardsAndEnvironments:
     """Return the rewards and environments of the run in `folder`, after trying them."""
-    try_rewards(config, data.rewards, data.examples, tell=tell)
+    try_rewards(config, data.rewards, data.training, held_out=data.held_out_rows, tell=tell)
     return with_environments(
         config,
         data.rewards,

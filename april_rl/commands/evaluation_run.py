@@ -80,14 +80,14 @@ class EvaluationRun:
             )
         self._sets = self._chosen(config, choose, columns=columns, tools=description.tools)
         with self._view.phase("trying the reward"):
-            examples = [held_out.prompts[0] for held_out in self._sets.values()]
-            try_rewards(config, rewards, examples, tell=self._view.message)
+            sets = [held_out.prompts for held_out in self._sets.values()]
+            try_rewards(config, rewards, sets, tell=self._view.message)
             outside = with_environments(
                 config,
                 rewards,
                 self._tokenizer,
                 description=description,
-                examples=examples,
+                examples=[prompts[0] for prompts in sets],
                 folder=folder,
                 stack=stack,
             )

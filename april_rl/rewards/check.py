@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
+from april_rl.rewards.code.task_tests import IDLE_PROGRAMS
 from april_rl.rewards.extraction import gold_answer
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
+
+NUM_ROWS_TRIED = 16  # of each set, with their tests, at the start of a run and in a rehearsal
 
 
 def check_reward(
@@ -42,6 +45,41 @@ def check_reward(
     return tuple(notes)
 
 
+def check_tests(pool: RewardPool, prompts: Sequence[Prompt], *, most: int | None = None) -> None:
+    """Try the tests of prompts that `code` scores on programs that solve nothing: on all prompts,
+    or on at most `most`, evenly spread over them.
+
+    Raise RewardError with the first rows whose tests cannot be read, or do not all fail.
+    """
+    if not any(f.function == "code" and f.scores(prompts[0].dataset) for f in pool.functions):
+        return
+    num = len(prompts) if most is None else min(most, len(prompts))
+    tried = [prompts[place * len(prompts) // num] for place in range(num)]
+    faults = [*_faults(pool, tried)]
+    if faults:
+        shown = "\n".join(faults[:_NUM_SHOWN])
+        raise RewardError(
+            f"{len(faults):,} of {num:,} rows have tests that do not show whether a program is "
+            f"right:\n{shown}"
+        )
+
+
+def reads_answers(pool: RewardPool, dataset: str) -> bool:
+    """Return whether a function that scores a data set may read the answer in a response."""
+    return any(f.scores(dataset) and f.function not in _READ_NO_ANSWERS for f in pool.functions)
+
+
+def _faults(pool: RewardPool, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield the row and the reason for each prompt whose tests an idle program does not fail."""
+    responses = [f"```python\n{program}\n```" for program in IDLE_PROGRAMS]
+    for prompt, scores in zip(
+        prompts, pool.try_on_each(prompts, responses, function="code"), strict=True
+    ):
+        failed = [score.message for of_one in scores for score in of_one if score.value is None]
+        if failed:
+            yield f"{prompt.source}: {failed[0]}"
+
+
 def gold_response(answer: str, how: Extract) -> str:
     """Return a response that states the data set's answer in the form that `how` reads."""
     answer = gold_answer(answer)
@@ -52,4 +90,6 @@ def gold_response(answer: str, how: Extract) -> str:
     return f"It is \\boxed{{{answer}}}."
 
 
+_READ_NO_ANSWERS = ("code", "environment", "format", "length")
+_NUM_SHOWN = 3
 _READ_ANSWERS = ("math_verify", "exact", "last_number", "reasoning_gym")

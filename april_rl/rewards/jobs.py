@@ -14,6 +14,8 @@ from typing import NamedTuple
 from april_rl.errors import RunError
 from april_rl.types import Prompt, SampleId, Score
 
+_CHARACTERS_PER_TOKEN = 4  # typical of English, for functions of the length
+
 
 class RewardError(RunError, RuntimeError):
     """No response can be scored, so the run cannot go on."""
@@ -58,6 +60,20 @@ class DecodedJob:
     num_tokens: Sequence[int]  # [n]
     truncated: Sequence[bool]  # [n]
     environment_rewards: Sequence[float]  # [n]
+
+    @classmethod
+    def of(cls, prompt: Prompt, texts: Sequence[str]) -> DecodedJob:
+        """Return a job for responses that are given as text, whose lengths in tokens are estimated
+        as a fourth of the lengths in characters.
+        """
+        return cls(
+            prompt=RewardPrompt.of(prompt),
+            sample_ids=[SampleId(prompt.id, index) for index in range(len(texts))],
+            texts=tuple(texts),
+            num_tokens=[1 + len(text) // _CHARACTERS_PER_TOKEN for text in texts],
+            truncated=[False] * len(texts),
+            environment_rewards=[0.0] * len(texts),
+        )
 
     def argument(self, name: str) -> list[object]:
         """Return the value of the argument `name` of a function: one value per response [n].

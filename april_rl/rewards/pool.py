@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -26,16 +26,15 @@ from pebble import ProcessExpired, ProcessPool
 from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.rewards.functions import reward_functions
-from april_rl.rewards.jobs import DecodedJob, Result, RewardError, RewardPrompt
+from april_rl.rewards.jobs import DecodedJob, Result, RewardError
 from april_rl.rewards.mailbox import Mailbox
 from april_rl.rewards.processes import new_process_pool, stop
 from april_rl.rewards.scorebook import Scorebook, Unit
 from april_rl.rewards.worker import Decode, about_rewards, score, try_on
-from april_rl.types import Prompt, Sample, SampleId, Score, ScoreOutcome
+from april_rl.types import Prompt, Sample, Score, ScoreOutcome
 
 MAX_ATTEMPTS = 2
 MAX_RESTARTS = 3  # of all processes, without a score in between
-_CHARACTERS_PER_TOKEN = 4  # typical of English, for functions of the length
 
 _Answer = TypeVar("_Answer")
 
@@ -78,31 +77,37 @@ class RewardPool:
         """Return the data columns that the functions for that data set take besides prompt and
         answer. Raise RewardError when a function cannot be loaded.
         """
-        about = self._ask(about_rewards)
+        about = self._answer(self._ask(about_rewards))
         asked = (about[f.name].columns for f in self.functions if f.scores(dataset))
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
 
     def notes(self) -> Iterator[str]:
         """Return notes on the functions for the user. Raise RewardError as `columns_of` does."""
-        about = self._ask(about_rewards)
+        about = self._answer(self._ask(about_rewards))
         return (f"{f}: {about[f.name].note}" for f in self.functions if about[f.name].note)
 
     def try_on(self, prompt: Prompt, responses: Sequence[str]) -> list[list[Score]]:
         """Return the score by each function of each response to a prompt; the responses form one
         group [n].
 
-        Lengths in tokens are estimated as a fourth of the lengths in characters. Raise RewardError
-        when a function is at fault, and when the process dies or does not answer in time.
+        Raise RewardError when a function is at fault, or its process dies or does not answer.
         """
-        job = DecodedJob(
-            prompt=RewardPrompt.of(prompt),
-            sample_ids=[SampleId(prompt.id, index) for index in range(len(responses))],
-            texts=tuple(responses),
-            num_tokens=[1 + len(text) // _CHARACTERS_PER_TOKEN for text in responses],
-            truncated=[False] * len(responses),
-            environment_rewards=[0.0] * len(responses),
-        )
-        return self._ask(try_on, job, limit_s=self._reward.hard_timeout_s * len(responses))
+        return next(self.try_on_each([prompt], responses))
+
+    def try_on_each(
+        self, prompts: Iterable[Prompt], responses: Sequence[str], *, function: str | None = None
+    ) -> Iterator[list[list[Score]]]:
+        """Yield what `try_on` returns for each prompt, in order, from all processes at once; with
+        `function` by functions of that kind alone.
+        """
+        limit_s = self._reward.hard_timeout_s * len(responses)
+        asked: deque[Future[list[list[Score]]]] = deque()
+        for job in (DecodedJob.of(prompt, responses) for prompt in prompts):
+            asked.append(self._ask(try_on, job, function, limit_s=limit_s))
+            if len(asked) == self._reward.num_processes:
+                yield self._answer(asked.popleft(), limit_s=limit_s)
+        while asked:
+            yield self._answer(asked.popleft(), limit_s=limit_s)
 
     def submit(self, sample: Sample, *, group_size: int) -> None:
         """Score a finished sample of a group of `group_size`; return at once."""
@@ -171,14 +176,23 @@ class RewardPool:
 
     def _ask(
         self, question: Callable[..., _Answer], *args: object, limit_s: float = 0.0
-    ) -> _Answer:
-        """Return the answer of one process, which may take `limit_s` once it has started."""
+    ) -> Future[_Answer]:
+        """Ask one process, which may take `limit_s` once it has started."""
+        # The pool's own limit does not include the start of a process.
+        limit_s += self._reward.start_timeout_s
+        try:
+            asked: Future[_Answer] = self._pool.schedule(question, args=args, timeout=limit_s)
+        except RuntimeError as error:  # pebble raises this when its processes are gone
+            asked = Future()
+            asked.set_exception(error)
+        return asked
+
+    def _answer(self, asked: Future[_Answer], *, limit_s: float = 0.0) -> _Answer:
+        """Return the answer to a question; raise RewardError when there is none."""
         start_s = self._reward.start_timeout_s
         limit_s += start_s
         try:
-            # The pool's own limit does not include the start of a process.
-            future = self._pool.schedule(question, args=args, timeout=limit_s)
-            answer: _Answer = future.result(timeout=limit_s)
+            return asked.result(timeout=limit_s)
         except RewardError:
             raise
         except (TimeoutError, ProcessExpired, RuntimeError) as error:
@@ -187,7 +201,6 @@ class RewardPool:
                 f"died or did not answer within {limit_s:g} s, of which it may take "
                 f"reward.start_timeout_s={start_s:g} to start: {error}"
             ) from error
-        return answer
 
     def _new_pool(self) -> ProcessPool:
         return new_process_pool(

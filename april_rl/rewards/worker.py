@@ -7,7 +7,7 @@ from __future__ import annotations
 import pickle
 import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from april_rl.rewards.child_process import die_with_controller
@@ -71,19 +71,22 @@ def score(job: Job) -> Result:
     return _result(ready, decoded, [job.whole_group])
 
 
-def try_on(job: DecodedJob) -> list[list[Score]]:
-    """Return the scores by every function of responses that are texts already [n]. A reward with a
-    state has the same one afterwards.
+def try_on(job: DecodedJob, function: str | None = None) -> list[list[Score]]:
+    """Return the scores by every function of responses that are texts already [n]; with `function`
+    by functions of that kind alone. A reward with a state has the same one afterwards.
     """
     ready = _loaded()
+    if function is not None:
+        chosen = tuple(pair for pair in ready.rewards if pair[0].function == function)
+        ready = replace(ready, rewards=chosen)
     states = [reward.state for _, reward in ready.rewards]
     scores = _result(ready, job, [False, True]).scores
-    for (function, reward), state in zip(ready.rewards, states, strict=True):
+    for (settings, reward), state in zip(ready.rewards, states, strict=True):
         with Caught() as caught:
             if state is not None:
                 reward.restore(state)
         if caught.message:
-            raise RewardError(f"{function} cannot restore what it saved: {caught.message}")
+            raise RewardError(f"{settings} cannot restore what it saved: {caught.message}")
     return scores
 
 

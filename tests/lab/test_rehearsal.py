@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,19 @@ def test_every_planted_fault_is_flagged_by_its_name(tmp_path, capsys):
     for _, name, said in PLANTED:
         assert any(line.split()[1] == f"{name}:" and said in line for line in flagged), name
     assert status == 1
+
+
+@pytest.mark.slow
+def test_tests_that_show_nothing_are_flagged_with_their_row(tmp_path, capsys):
+    path = tmp_path / "tasks.jsonl"
+    row = {"question": "Write double.", "answer": "1", "tests": '{"fn_name": "double"}'}
+    path.write_text(json.dumps(row) + "\n")
+    settings = (f"data.path={path}", "data.answer_pattern=null", "~evaluation.sets.gsm8k")
+    reward = ("reward.function=code", "reward.args={sandbox: none}")
+    assert quick(tmp_path, "+recipe=qwen3_0_6b_smoke", *settings, *reward) == 1
+    flagged = {x.split()[0]: x for x in capsys.readouterr().out.split("FLAGGED")[1:]}
+    assert f"{path}:1: reward.function=code raised ValueError: the tests of" in flagged["tests:"]
+    assert "reward_blind:" not in flagged, "no stated answer is right or wrong here"
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ from light_samples import whole_sample
 
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.builtin import code as code_module
-from april_rl.rewards.builtin.code import Code, build, last_block, open_sandbox
+from april_rl.rewards.builtin.code import Code, build, open_sandbox
 from april_rl.rewards.code import landlock, sandbox
+from april_rl.rewards.code.blocks import last_block
+from april_rl.rewards.code.cases import Case
 from april_rl.rewards.code.sandbox import Finished, Level, Sandbox, SandboxError
-from april_rl.rewards.code.task_tests import Case, read_tests
+from april_rl.rewards.code.task_tests import read_tests
 from april_rl.rewards.loading import Context, Reward
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
@@ -150,7 +152,7 @@ class CountedSandbox:
         took_s = min(wall_s, 1.0)
         self.now_s += took_s
         return Finished(
-            num_passed=0,
+            passed=(),
             output="4",
             exit_code=0 if took_s == 1.0 else None,
             limit="" if took_s == 1.0 else "wall",
@@ -255,3 +257,42 @@ def test_statements_that_prepare_others_do_not_count() -> None:
 def test_white_space_at_line_ends_is_ignored() -> None:
     assert Case(input="", output="1 2\n3\n").is_met("1 2  \r\n3\n\n")
     assert not Case(input="", output="1 2\n3\n").is_met("1  2\n3")
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "is_met"),
+    [
+        ("0.5", "0.5000", True),
+        ("0.3333333", "0.333333", True),
+        ("0.33", "0.333333", False),
+        ("1e-07\n", "0.0000001", True),
+        ("1.0", "1", False),  # a whole number is expected
+        ("1", "1.0", True),
+        ("12345678.25", "12345679.25", True),
+        ("12345678", "12345679", False),
+        ("x 2.50 -1", "x 2.5 -1", True),
+        ("x  2.50", "x 2.5", False),
+        ("2.5.0", "2.50", False),
+        ("v1.10", "v1.1", False),
+        ("nan", "0.5", False),
+    ],
+)
+def test_a_decimal_number_is_compared_by_value(printed: str, expected: str, is_met: bool) -> None:
+    assert Case(input="", output=expected).is_met(printed) is is_met
+
+
+@pytest.mark.parametrize("level", ["landlock", "none"])
+def test_a_program_may_open_its_input_by_name(level: str) -> None:
+    if level == "landlock" and landlock.abi_version() == 0:
+        pytest.skip("this kernel has no Landlock")
+    program = "```python\nwith open('/dev/stdin') as file:\n    print(2 * int(file.read()))\n```"
+    assert score(program, CASES, sandbox=level) == 1.0
+
+
+def test_the_column_of_the_entry_point_is_asked_for_if_it_is_named() -> None:
+    built = build_code(entry_column="entry_point")
+    assert built.columns == ("tests", "entry_point")
+    tests = ["def check(candidate):\n    assert candidate(2) == 4"]
+    names = {"entry_point": ["double"]}
+    assert built.call([""], [DOUBLE], [""], tests=tests, **names) == [1.0]
+    assert built.call([""], [HALF_RIGHT.replace("* x", "- x")], [""], tests=tests, **names) == [0.0]

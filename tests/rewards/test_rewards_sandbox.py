@@ -216,7 +216,7 @@ def test_what_a_program_started_is_killed_with_it(monkeypatch: pytest.MonkeyPatc
 def test_tests_that_passed_before_the_time_was_over_count() -> None:
     checks = [Check(source="assert True"), Check(source="while True: pass")]
     finished = NONE.run("", timeout_s=0.5, tests=checks)
-    assert (finished.num_passed, finished.exit_code) == (1, None)
+    assert (len(finished.passed), finished.exit_code) == (1, None)
 
 
 @pytest.mark.parametrize("level", LEVELS)

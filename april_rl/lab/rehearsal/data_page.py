@@ -22,6 +22,7 @@ from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import UnwritableError, copy_rows
 from april_rl.lab.rehearsal.decontamination import Overlap, Passages
 from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, shortened, try_forms
+from april_rl.rewards.check import check_tests, reads_answers
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
@@ -56,18 +57,25 @@ class DataPage:
                 name: self._load(
                     evaluation_set(config.data, chosen),
                     key=f"evaluation.sets.{name}.path",
+                    dataset=name,
                     columns=rewards.columns_of(name),
                 )[0]
                 for name, chosen in config.evaluation.sets.items()
             }
             for name, chosen in training_sets(config.data).items():
                 key = f"data.sources.{name}.path" if name else "data.path"
-                table, chosen = self._load(chosen, key=key, columns=rewards.columns_of(name))
-                self._show_set(table, chosen, try_forms(table, partial(rate, rewards)))
+                columns = rewards.columns_of(name)
+                table, chosen = self._load(chosen, key=key, dataset=name, columns=columns)
+                is_stated = reads_answers(rewards, name)
+                tried = try_forms(table, partial(rate, rewards)) if is_stated else None
+                self._show_set(table, chosen, tried)
                 found = overlapping(table, held_out)
                 overlaps = frozenset(overlap.row for overlap in found)
                 self._sets[name] = _TrainingSet(key, chosen, table, overlaps)
                 self._say(overlap_lines(found, held_out) if held_out else _NO_SETS)
+                check_tests(rewards, table)
+            for table in held_out.values():
+                check_tests(rewards, table)
 
     def write(self, path: Path) -> None:
         """Write the rows of the prompts that a run would train on, without those that overlap with
@@ -110,13 +118,14 @@ class DataPage:
             raise UnwritableError("read back, its rows give other prompts or answers")
 
     def _load(
-        self, chosen: PromptSetConfig, *, key: str, columns: Sequence[str]
+        self, chosen: PromptSetConfig, *, key: str, columns: Sequence[str], dataset: str = ""
     ) -> tuple[PromptTable, PromptSetConfig]:
         data = self._config.data
         load = partial(
             load_prompts,
             tokenizer=self._tokenizer,
             key=key,
+            dataset=dataset,
             columns=columns,
             max_prompt_tokens=data.max_prompt_tokens,
             deduplicate=data.deduplicate,

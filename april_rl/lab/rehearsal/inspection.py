@@ -130,7 +130,7 @@ def shown_set(key: str, prompts: Sequence[Prompt], tried: FormsTried | None) -> 
 def forms_lines(tried: FormsTried | None) -> str:
     """Return the rewards of right and wrong answers, in words."""
     if tried is None:
-        return "an environment answers; no answers were tried without it"
+        return "no answers were tried: an environment answers, or the reward reads none"
     right = ", ".join(f"{form} {value:g}" for form, value in tried.right.items())
     return "\n".join(
         [

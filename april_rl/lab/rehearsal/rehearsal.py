@@ -35,6 +35,8 @@ from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.learner.model_sizes import model_sizes
 from april_rl.learner.sizes import ModelSizes
+from april_rl.rewards.check import NUM_ROWS_TRIED, check_tests, reads_answers
+from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
 from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.preflight import (
@@ -56,7 +58,7 @@ class _Set:
     key: str  # the setting that names it
     chosen: PromptSetConfig
     table: PromptTable
-    tried: FormsTried | None  # None with an environment
+    tried: FormsTried | None  # None where no stated answer is read
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,9 +144,14 @@ class Rehearsal:
             has_agent=self.config.environment.has_agent,
         )
         table, chosen = stand_ins.find_prompts(load, chosen, self.say)
-        tried = try_forms(table, partial(rate, rewards))
+        is_stated = reads_answers(rewards, dataset)
+        tried = try_forms(table, partial(rate, rewards)) if is_stated else None
         self.findings += check_forms(tried, set_name=key)
         self.say(shown_set(key, table, tried))
+        try:
+            check_tests(rewards, table, most=NUM_ROWS_TRIED)
+        except RewardError as error:
+            self._add(Finding(name="tests", message=f"{key}: {error}"))
         return _Set(key=key, chosen=chosen, table=table, tried=tried)
 
     def _keep(self, found: _Set, kept: dict[str, Path], name: str, *, num_rows: int) -> None:

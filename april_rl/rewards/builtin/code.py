@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from april_rl.rewards.code.blocks import last_block
+from april_rl.rewards.code.cases import Call, Case, calling
 from april_rl.rewards.code.probe import Isolation, check_isolation, probe
 from april_rl.rewards.code.sandbox import Check, Level, Sandbox, SandboxError
-from april_rl.rewards.code.task_tests import Case, read_tests
-from april_rl.rewards.extraction import THINK_END
+from april_rl.rewards.code.task_tests import IDLE_PROGRAMS, read_tests
 from april_rl.rewards.loading import Context, Reward
 
-FENCE = "```"
-OPENING = {f"{FENCE}{name}" for name in ("python", "python3", "py")}
 WALL_PER_CPU = 2.0  # a run may take this much wall time for its CPU time
 SLACK_S = 1.0  # between the limit of a response here and the end of its reward process
 
@@ -27,6 +26,7 @@ def build(
     context: Context,
     *,
     column: str = "tests",
+    entry_column: str | None = None,
     value: Value = "share",
     sandbox: Choice = "landlock",
     timeout_s: float = 4.0,
@@ -34,7 +34,8 @@ def build(
 ) -> Reward:
     """Return the reward function, with the result of the sandbox's self-test as its note.
 
-    `column` is the data column with the tests. `sandbox`: landlock isolates files, network and
+    `column` is the data column with the tests, `entry_column` the one with the name of the function
+    that they call, for forms that do not say it. `sandbox`: landlock isolates files, network and
     processes; none isolates no files. Raise SandboxError when landlock does not isolate here, and
     ValueError for invalid arguments.
     """
@@ -56,11 +57,12 @@ def build(
         answers: Sequence[str],  # noqa: ARG001
         **columns: Sequence[object],
     ) -> list[float | None]:
-        return list(map(code.score, responses, columns[column]))
+        entries = columns[entry_column] if entry_column else [None] * len(responses)
+        return list(map(code.score, responses, columns[column], entries))
 
     return Reward(
         call=reward,
-        columns=(column,),
+        columns=(column, *([entry_column] if entry_column else ())),
         note=isolation.describe(),
         last_failure=lambda: code.last_failure,
     )
@@ -81,42 +83,51 @@ class Code:
     limit_s: float  # wall time of a response
     last_failure: str = ""  # why a response had no score
 
-    def score(self, response: str, tests: object) -> float | None:
-        """Run the last ```python block of a response with its task's tests; return their share.
+    def score(self, response: str, tests: object, entry: object = None) -> float | None:
+        """Run the last block of Python in a response with its task's tests; return their share.
 
         Asserts run in the module of the response, which can also be imported as `solution`. For
-        cases {input, output} the block runs as a program, and what it prints is compared.
+        cases {input, output} the block runs as a program, and what it prints is compared, or a
+        function of it is called, and what it returns is compared.
 
         Tests count as failed when there is no block, and when the code raises, exceeds a limit or
         prints too much (16 MiB); so do cases after one that reached a limit, and cases for which
         the program left no time. When the sandbox does not start, or the machine is too slow to run
-        all cases, the score is None. Raise ValueError for tests that cannot be read.
+        all cases, the score is None. Raise ValueError for tests that cannot be read, and for one
+        that an idle program passes.
         """
-        read = read_tests(tests)
+        read = read_tests(tests, entry)
         checks = [test for test in read if isinstance(test, Check)]
-        cases = [test for test in read if isinstance(test, Case)]
+        cases = [test for test in read if not isinstance(test, Check)]
         program = last_block(response)
         if program is None:
             return 0.0
+        passed: Sequence[Check | Case | Call]
         try:
             if cases:
-                share = self._share_of_cases(program, cases)
+                passed = self._passed_cases(program, cases)
             else:
-                share = self._share_of_checks(program, checks)
+                passed = self._passed_checks(program, checks)
         except SandboxError as error:
             self.last_failure = str(error)
             return None
-        return share if self.value == "share" else float(share == 1.0)
+        share = len(passed) / (len(cases) or sum(check.counts for check in checks))
+        value = share if self.value == "share" else float(share == 1.0)
+        if value > 0.0 and program.strip() in IDLE_PROGRAMS:
+            raise ValueError(
+                f"the program {program.strip()!r} passes {passed[0]}, so it is no test: mend the "
+                "row, or leave it out"
+            )
+        return value
 
-    def _share_of_checks(self, program: str, checks: Sequence[Check]) -> float:
-        """Return the share of the tests that count and pass, in [0, 1]."""
+    def _passed_checks(self, program: str, checks: Sequence[Check]) -> list[Check]:
+        """Return the tests that count and pass."""
         with self.sandbox.opened(program, timeout_s=self.timeout_s, tests=checks) as opened:
             finished = opened.run(wall_s=self.timeout_s * WALL_PER_CPU)
-        return finished.num_passed / sum(check.counts for check in checks)
+        return [checks[number] for number in finished.passed]
 
-    def _share_of_cases(self, program: str, cases: Sequence[Case]) -> float:
-        """Return the share of cases for which a program ends without an error and prints what they
-        expect.
+    def _passed_cases(self, program: str, cases: Sequence[Case | Call]) -> list[Case | Call]:
+        """Return the cases for which a program ends without an error and gives what they expect.
 
         When the response's limit ends before the cases do, and the program itself used most of it,
         running or sleeping, the cases left have failed. Raise SandboxError when it did not: then
@@ -124,8 +135,9 @@ class Code:
         """
         end_s = time.monotonic() + self.limit_s
         whole_s = self.timeout_s * WALL_PER_CPU
-        num_met, used_s = 0, 0.0
-        with self.sandbox.opened(program, timeout_s=self.timeout_s) as opened:
+        passed, used_s = [], 0.0
+        code = calling(program) if isinstance(cases[0], Call) else program
+        with self.sandbox.opened(code, timeout_s=self.timeout_s) as opened:
             for number, case in enumerate(cases):
                 wall_s = min(whole_s, end_s - time.monotonic())
                 finished = opened.run(case.input, wall_s=wall_s) if wall_s > 0 else None
@@ -140,10 +152,11 @@ class Code:
                 if finished is None:
                     break
                 is_met = finished.exit_code == 0 and case.is_met(finished.output)
-                num_met += is_met
+                if is_met:
+                    passed.append(case)
                 if finished.limit or (self.value == "all" and not is_met):
                     break
-        return num_met / len(cases)
+        return passed
 
 
 @functools.cache
@@ -156,18 +169,3 @@ def open_sandbox(choice: Choice, *, memory_gib: float) -> Isolation:
         raise ValueError(f"args.sandbox={choice} must be landlock or none")
     sandbox = Sandbox(level=Level(choice), memory_gib=memory_gib)
     return probe(sandbox) if sandbox.level is Level.NONE else check_isolation(sandbox)
-
-
-def last_block(response: str) -> str | None:
-    """Return the last complete ```python block after the thinking; None when there is none."""
-    last: str | None = None
-    opened: list[str] | None = None  # the lines of a block that is not closed
-    for line in response.rpartition(THINK_END)[2].split("\n"):
-        stripped = line.strip(" \t\r")
-        if opened is None:
-            opened = [] if stripped.lower() in OPENING else None
-        elif stripped == FENCE:
-            last, opened = "".join(opened), None
-        else:
-            opened.append(f"{line}\n")
-    return last

@@ -64,12 +64,15 @@ class Check:
     source: str
     counts: bool = True
 
+    def __str__(self) -> str:
+        return f"the test {self.source.strip()!r:.80}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The result of code in a sandbox."""
 
-    num_passed: int  # tests that count
+    passed: tuple[int, ...]  # the numbers of the tests that count and pass
     output: str  # what a program printed; empty when tests ran
     exit_code: int | None  # negative: the signal that ended it; None: time or threads did
     limit: Literal["", "cpu", "wall", "threads", "output"] = ""  # that it reached
@@ -168,9 +171,10 @@ class Program:
             printed = _text(output, MAX_REPORT_BYTES if has_tests else MAX_OUTPUT_BYTES)
         reported = set(printed.splitlines()) if has_tests else set()
         return Finished(
-            num_passed=sum(
-                test.counts and f"{self.token} {number}" in reported
+            passed=tuple(
+                number
                 for number, test in enumerate(self.tests or ())
+                if test.counts and f"{self.token} {number}" in reported
             ),
             output="" if has_tests else printed,
             exit_code=answer["exit_code"],
@@ -204,8 +208,10 @@ def readable_paths() -> list[str]:
 
 @contextmanager
 def _filled(text: str) -> Iterator[IO[bytes]]:
-    """Open a file without a name that holds a text."""
-    with tempfile.TemporaryFile() as file:
+    """Open a file in memory that holds a text. Code may open it again as /dev/stdin, where Landlock
+    forbids what has been a file on disk.
+    """
+    with open(os.memfd_create("text"), "w+b") as file:
         file.write(text.encode(errors="replace"))
         file.flush()
         file.seek(0)

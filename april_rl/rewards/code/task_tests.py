@@ -1,95 +1,147 @@
-"""The tests of a coding task, as data sets publish them: Python asserts, or inputs and outputs."""
+"""The tests of a coding task in the forms in which data sets publish them."""
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from april_rl.rewards.code.cases import Call, Case
 from april_rl.rewards.code.sandbox import Check
+from april_rl.rewards.code.sources import split_source, split_sources
+
+# Programs that solve nothing: a test that one of them passes is no test.
+IDLE_PROGRAMS = ("pass", "raise RuntimeError")
+
+_FORMS = (
+    "Python source with asserts or tests of pytest or unittest, a list of such sources, a list of "
+    "{input, output}, {inputs, outputs}, each with fn_name for calls, {language, test_cases} or "
+    "{ground_truth}, or one of these as JSON text"
+)
+_CALL_TYPES, _PROGRAM_TYPES = ("functional", "function_call"), ("stdin", "stdin_stdout")
+_NAMES = ("fn_name", "func_name")
+
+Tests = Sequence[Check] | Sequence[Case] | Sequence[Call]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One run of a program: its input and its expected output."""
+def read_tests(tests: object, entry: object = None) -> Tests:
+    """Return the tests in a row's column, which are of one kind.
 
-    input: str
-    output: str
-
-    def is_met(self, printed: str) -> bool:
-        """Return whether the output equals the expected one, ignoring white space at the end of
-        lines.
-        """
-        return _lines(printed) == _lines(self.output)
-
-
-def read_tests(tests: object) -> list[Check] | list[Case]:
-    """Return the tests in a row's column.
-
-    The column holds Python source; a list of sources, each one test; a list of mappings with
-    `input` and `output`; or one of these lists as JSON text. Raise ValueError when it holds none of
-    these, no test, or source that Python cannot parse.
+    `entry` is the row's value of the column with the name of the function that is tested: the name,
+    or a mapping with `func_name`, also as JSON text. Raise ValueError, which says what came, for
+    anything in no known form and where there is no test.
     """
-    listed = _from_json(tests) if isinstance(tests, str) else tests
-    if isinstance(listed, str):
-        found: list[Check] | list[Case] = _split(listed)
-    elif isinstance(listed, Sequence) and all(isinstance(item, str) for item in listed):
-        found = [Check(source=ast.unparse(_parsed(item))) for item in listed]
-    elif isinstance(listed, Sequence) and all(isinstance(item, Mapping) for item in listed):
-        found = [_case(item) for item in listed]
-    else:
-        raise ValueError(
-            f"the tests of a task must be Python source or a list of {{input, output}}, got "
-            f"{tests!r:.80}"
-        )
+    return _read(tests, _name_in(entry))
+
+
+def _read(tests: object, entry: str) -> Tests:
+    found = _decoded(tests)
+    if isinstance(found, str):
+        return split_source(found, entry)
+    if isinstance(found, Mapping):
+        return _of_mapping(_present(found), entry)
+    if not isinstance(found, Sequence):
+        raise ValueError(f"the tests of a task must be {_FORMS}; got {tests!r:.80}")
     if not found:
         raise ValueError(f"a task has no tests: {tests!r:.80}")
-    return found
+    items = [_decoded(item) for item in found]
+    if all(isinstance(item, str) for item in items):
+        return split_sources([str(item) for item in items], entry)
+    mappings = [item for item in items if isinstance(item, Mapping)]
+    if len(mappings) == len(items):
+        return _of_one_kind([_case(_present(item), entry) for item in mappings])
+    raise ValueError(f"the tests of a task must be {_FORMS}; got {tests!r:.80}")
 
 
-def _split(source: str) -> list[Check]:
-    """Return the tests of one source: its statements with an assert, and its functions `test_...`.
+def _decoded(value: object) -> object:
+    """Return what JSON text holds, or JSON text in JSON text; other values as they are."""
+    while isinstance(value, str):
+        try:
+            inner = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        if not isinstance(inner, str | list | dict):
+            return value
+        value = inner
+    return value
 
-    Everything else runs between them, in order, and does not count. A source without any is one
-    test as a whole.
-    """
-    checks = [_check(statement) for statement in _parsed(source).body]
-    return checks if any(check.counts for check in checks) else [Check(source=source)]
+
+def _present(item: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a mapping without the fields that tables fill with null."""
+    return {key: value for key, value in item.items() if value is not None}
 
 
-def _check(statement: ast.stmt) -> Check:
-    """Return one statement of a source, followed by a call if it defines a test."""
-    source = ast.unparse(statement)
-    if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return Check(
-            source=source, counts=any(isinstance(n, ast.Assert) for n in ast.walk(statement))
-        )
-    if not (isinstance(statement, ast.FunctionDef) and statement.name.startswith("test_")):
-        return Check(source=source, counts=False)
-    if len(statement.args.args) > len(statement.args.defaults):
+def _of_mapping(item: Mapping[str, object], entry: str) -> Tests:
+    """Return the tests in a mapping."""
+    if "ground_truth" in item:
+        return _read(item["ground_truth"], entry)
+    if "test_cases" in item:
+        language = str(item.get("language", "python"))
+        if not language.lower().startswith("py"):
+            raise ValueError(f"the tests of a task are for the language {language}, not Python")
+        return _read(item["test_cases"], entry)
+    if {"inputs", "outputs"} <= item.keys():
+        return _of_one_kind(_zipped(item))
+    if {"input", "output"} <= item.keys():
+        return _of_one_kind([_case(item, entry)])
+    raise ValueError(f"the tests of a task must be {_FORMS}; got {dict(item)!r:.80}")
+
+
+def _zipped(item: Mapping[str, object]) -> list[Case | Call]:
+    """Return the cases of {fn_name, inputs, outputs}."""
+    inputs, outputs = _decoded(item["inputs"]), _decoded(item["outputs"])
+    if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
         raise ValueError(
-            f"the test function {statement.name} takes arguments; fixtures of pytest are not known"
+            f"a task must have as many outputs as inputs, in two lists, got {dict(item)!r:.80}"
         )
-    return Check(source=f"{source}\n{statement.name}()")
+    name = _name_in(item)
+    pairs = zip(inputs, outputs, strict=True)
+    return [_call(name, *pair) if name else _program(*pair) for pair in pairs]
 
 
-def _parsed(source: str) -> ast.Module:
-    """Return the parsed source; raise ValueError when it is invalid or empty."""
-    try:
-        module = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"the tests of a task are not Python: {error}: {source!r:.80}") from error
-    if not module.body:
-        raise ValueError(f"the tests of a task hold no statement: {source!r:.80}")
-    return module
-
-
-def _case(item: Mapping[str, object]) -> Case:
-    """Return one case."""
+def _case(item: Mapping[str, object], entry: str) -> Case | Call:
+    """Return the case of {input, output}, a call if its type or a name in it says so."""
     if not {"input", "output"} <= item.keys():
         raise ValueError(f"a test case must have input and output, got {dict(item)!r:.80}")
-    return Case(input=_joined(item["input"]), output=_joined(item["output"]))
+    name = _name_in(item) or _name_in(item.get("metadata"))
+    kind = item.get("testtype", item.get("type", _CALL_TYPES[0] if name else _PROGRAM_TYPES[0]))
+    if kind in _PROGRAM_TYPES:
+        return _program(item["input"], item["output"])
+    if kind not in _CALL_TYPES:
+        known = ", ".join((*_CALL_TYPES, *_PROGRAM_TYPES))
+        raise ValueError(f"a test case has the type {kind!r:.40}; known are {known}")
+    if not (name or entry):
+        raise ValueError(
+            f"a test case calls a function and does not say which: {dict(item)!r:.80}; name the "
+            "column that does, such as entry_column: metadata, in the args of code"
+        )
+    return _call(name or entry, item["input"], item["output"])
+
+
+def _program(given: object, printed: object) -> Case:
+    return Case(input=_joined(given), output=_joined(printed))
+
+
+def _call(name: str, given: object, returned: object) -> Call:
+    """Return a call: of a list of arguments, which returns the value or, in a list, that value; or,
+    where both are text, of one argument in JSON per line, which returns a value in JSON.
+    """
+    arguments = given
+    expected: tuple[object, ...] = (returned,)
+    if isinstance(given, str):
+        try:
+            arguments = [json.loads(line) for line in given.strip().split("\n")]
+            expected = (json.loads(str(returned)),)
+        except ValueError as error:
+            raise ValueError(
+                f"the arguments and the result of a call must be lists or JSON text, one argument "
+                f"per line, got {given!r:.60} and {returned!r:.60}"
+            ) from error
+    elif isinstance(returned, list) and len(returned) == 1:
+        expected = (returned, returned[0])
+    if not isinstance(arguments, list):
+        raise ValueError(f"the arguments of a call must be a list, got {given!r:.80}")
+    call = json.dumps([name.rpartition(".")[2], arguments])
+    return Call(input=call, expected=expected)
 
 
 def _joined(text: object) -> str:
@@ -97,17 +149,20 @@ def _joined(text: object) -> str:
     return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
 
 
-def _from_json(text: str) -> object:
-    """Return the list if the text is one in JSON, else the text."""
-    try:
-        listed = json.loads(text)
-    except json.JSONDecodeError:
-        return text
-    return listed if isinstance(listed, list) else text
+def _name_in(value: object) -> str:
+    """Return the name of a function in a row's value; empty when it has none."""
+    found = _decoded(value)
+    if isinstance(found, Mapping):
+        return next((str(found[key]) for key in _NAMES if found.get(key)), "")
+    return found if isinstance(found, str) else ""
 
 
-def _lines(text: str) -> list[str]:
-    """Return the lines of an output, without white space at their ends and without empty last
-    lines.
-    """
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+def _of_one_kind(cases: Sequence[Case | Call]) -> Sequence[Case] | Sequence[Call]:
+    """Return the cases; raise ValueError when there are none, or programs and calls."""
+    programs = [case for case in cases if isinstance(case, Case)]
+    calls = [case for case in cases if isinstance(case, Call)]
+    if not cases:
+        raise ValueError("a task has no tests: its list of cases is empty")
+    if programs and calls:
+        raise ValueError("a task has cases that call a function and cases that run a program")
+    return programs or calls
