@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
+from april_rl.data.json_rows import stored
+from april_rl.data.messages import place_of_question
 from april_rl.data.rows import Row, RowReader
 from april_rl.data.sources import RowNames
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
 from april_rl.types import Message
 
+_MARKER = "\N{BLACK DIAMOND}"  # in no template
 EXTRA = "column/"  # prefix of extra columns, so that they cannot clash with ours
 
 
@@ -30,6 +33,7 @@ class Renderer:
         self._plain_template, self._system_prompt = chosen.plain_template, chosen.system_prompt
         self._instruction, self._variables = chosen.instruction, chosen.chat_template_kwargs
         self._has_environment = chosen.environment
+        self._kinds_tried: set[tuple[str, bool, bool]] = set()  # role, has calls, is the first
         self.is_chat = chosen.template is Template.chat
         if self.is_chat:
             tokenizer.check_chat(chosen.chat_template_kwargs)
@@ -57,9 +61,35 @@ class Renderer:
                 "with data.environment=true it must be of the user"
             )
         try:
-            return self._tokenizer.chat_text(messages, self._variables, begins_turn=begins_turn)
+            text = self._tokenizer.chat_text(messages, self._variables, begins_turn=begins_turn)
+            self._check_written(messages, text, begins_turn=begins_turn)
         except TokenizerError as error:
             raise DataError(f"{self._names.name(place)}: {error}") from error
+        return text
+
+    def _check_written(self, messages: list[Message], text: str, *, begins_turn: bool) -> None:
+        """Raise TokenizerError if the chat template leaves a message or its tool calls out: the
+        text is the same with a changed one. Each kind of message is tried once.
+        """
+        for place, message in enumerate(messages):
+            kind = (message["role"], "tool_calls" in message, place == 0)
+            if kind in self._kinds_tried:
+                continue
+            self._kinds_tried.add(kind)
+            changed = {**message, "content": f"{message['content']} {_MARKER}"}
+            what = f"messages of the {message['role']}"
+            if changed.pop("tool_calls", None):
+                changed["content"], what = message["content"], "tool_calls"
+            others = [*messages[:place], changed, *messages[place + 1 :]]
+            try:
+                again = self._tokenizer.chat_text(others, self._variables, begins_turn=begins_turn)
+            except TokenizerError:  # the template asks for what was changed
+                continue
+            if again == text:
+                raise TokenizerError(
+                    f"the chat template leaves out {what} (message {place + 1}); use rows without "
+                    "them, or a model.path whose template writes them"
+                )
 
     def _messages(self, row: Row, place: int) -> list[Message]:
         """Return the row as a chat, with system prompt and instruction if they are set."""
@@ -68,9 +98,8 @@ class Renderer:
         else:
             messages = list(row.prompt)
         if self._instruction:
-            last = messages[-1]
-            content = self._instructed(last["content"])
-            messages[-1] = {"role": last["role"], "content": content}
+            at = place_of_question(messages)
+            messages[at] = {**messages[at], "content": self._instructed(messages[at]["content"])}
         if not self._system_prompt:
             return messages
         if messages[0]["role"] == "system":
@@ -126,5 +155,8 @@ class BatchTokenizer:
             "token_ids": encoded,
             "answer": [row.answer for row in rows],
             "place": places,
-            **{f"{EXTRA}{name}": batch[name] for name in self._reader.columns},
+            **{
+                f"{EXTRA}{name}": stored(batch[name], kind)
+                for name, kind in self._reader.columns.items()
+            },
         }
