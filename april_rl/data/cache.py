@@ -25,6 +25,7 @@ _MADE_BY = (
     "messages.py",
     "rows.py",
     "rendering.py",
+    "stop_tokens.py",
     "tokenized.py",
     "tokenizer.py",
 )  # a change in one of these files makes every cached table invalid

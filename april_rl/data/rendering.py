@@ -15,6 +15,7 @@ from april_rl.data.json_rows import stored
 from april_rl.data.messages import place_of_question
 from april_rl.data.rows import Row, RowReader
 from april_rl.data.sources import RowNames
+from april_rl.data.stop_tokens import special_tokens_after_turn
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
 from april_rl.types import Message
 
@@ -35,6 +36,8 @@ class Renderer:
         self._has_environment = chosen.environment
         self._kinds_tried: set[tuple[str, bool, bool]] = set()  # role, has calls, is the first
         self.is_chat = chosen.template is Template.chat
+        # With an environment, which may add to it, a chat prompt does not begin the model's turn.
+        self.begins_turn = not (self.is_chat and chosen.environment)
         if self.is_chat:
             tokenizer.check_chat(chosen.chat_template_kwargs)
             return
@@ -49,12 +52,10 @@ class Renderer:
                 )
 
     def text(self, row: Row, place: int) -> str:
-        """Return the text the model gets for a row; raises DataError naming the row. With an
-        environment, which may add to it, it does not begin the model's turn.
-        """
+        """Return the text the model gets for a row; raises DataError naming the row."""
         if not self.is_chat:
             return self._plain_text(row, place)
-        messages, begins_turn = self._messages(row, place), not self._has_environment
+        messages, begins_turn = self._messages(row, place), self.begins_turn
         if self._has_environment and messages[-1]["role"] != "user":
             raise DataError(
                 f"{self._names.name(place)}: the last message is of the {messages[-1]['role']}; "
@@ -90,6 +91,10 @@ class Renderer:
                     f"the chat template leaves out {what} (message {place + 1}); use rows without "
                     "them, or a model.path whose template writes them"
                 )
+
+    def name(self, place: int) -> str:
+        """Return the name of a row for messages."""
+        return self._names.name(place)
 
     def _messages(self, row: Row, place: int) -> list[Message]:
         """Return the row as a chat, with system prompt and instruction if they are set."""
@@ -139,6 +144,8 @@ class BatchTokenizer:
         """`places` [prompts] are the rows' indices in the source table."""
         self._reader, self._renderer = reader, renderer
         self._tokenizer, self._places = tokenizer, places
+        ends = {*special_tokens_after_turn(tokenizer), *tokenizer.end_ids}
+        self._ends = {token_id: tokenizer.text_seen([token_id]) for token_id in ends}
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         """Return the columns of a prompt table.
@@ -150,6 +157,9 @@ class BatchTokenizer:
         rows = list(self._reader.rows(batch, places))
         texts = [self._renderer.text(row, at) for row, at in zip(rows, places, strict=True)]
         encoded = self._tokenizer.encode(texts, add_special_tokens=not self._renderer.is_chat)
+        if self._renderer.begins_turn:
+            for token_ids, text, place in zip(encoded, texts, places, strict=True):
+                self._check_open(token_ids, text, place)
         return {
             "text": texts,
             "token_ids": encoded,
@@ -160,3 +170,23 @@ class BatchTokenizer:
                 for name, kind in self._reader.columns.items()
             },
         }
+
+    def _check_open(self, token_ids: tuple[int, ...], text: str, place: int) -> None:
+        """Raise DataError for a prompt that ends with an end token: the response would follow the
+        end of the text.
+        """
+        last = self._ends.get(token_ids[-1]) if token_ids else None
+        written = text.rstrip()
+        end = last or next((end for end in self._ends.values() if written.endswith(end)), None)
+        if end is None or len(token_ids) == 1:
+            return
+        remedy = (
+            "the chat template must begin the assistant's turn (add_generation_prompt)"
+            if self._renderer.is_chat
+            else "take it out of data.plain_template, or let the tokenizer add no end token "
+            "(add_eos_token in tokenizer_config.json)"
+        )
+        raise DataError(
+            f"{self._renderer.name(place)}: the prompt ends with the end token {end}, and the "
+            f"response would follow it; {remedy}"
+        )
