@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
-from april_rl.data.tokenizer import stop_token_ids
+from april_rl.data.stop_tokens import stop_token_ids
 
 if TYPE_CHECKING:
     from april_rl.engine.vllm_engine import VllmEngine

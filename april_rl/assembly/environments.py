@@ -9,8 +9,9 @@ from typing import Any
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Template
-from april_rl.config.prompt_sets import evaluation_set, training_sets
-from april_rl.data.tokenizer import Tokenizer, stop_token_ids
+from april_rl.config.prompt_sets import evaluation_set, has_chat, training_sets
+from april_rl.data.stop_tokens import stop_token_ids
+from april_rl.data.tokenizer import Tokenizer
 from april_rl.environments.check import check_environment
 from april_rl.environments.description import Description, describe
 from april_rl.environments.dialogue import Dialogue
@@ -82,7 +83,8 @@ def _rules(
         chosen[name] = (evaluation_set(config.data, held_out), sampling.max_response_tokens)
     has_agent = config.environment.has_agent
     told = {"tools": list(tools)} if tools else {}
-    stop_ids = frozenset(stop_token_ids(config.model.path))
+    is_chat = has_chat(config.data, config.evaluation.sets)
+    stop_ids = frozenset(stop_token_ids(config.model.path, is_chat=is_chat))
     return {
         name: EpisodeRules(
             dialogue=Dialogue(

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig
-from april_rl.data.tokenizer import stop_token_ids
+from april_rl.config.prompt_sets import has_chat
+from april_rl.data.stop_tokens import stop_token_ids
 from april_rl.errors import RunError
 from april_rl.evaluation.settings import longest_response
 from april_rl.runtime.cluster import TOKEN_BYTES
@@ -98,13 +99,14 @@ def build_workers(
 
 def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) -> WorkerSettings:
     threads = config.runtime.threads or max(1, (os.cpu_count() or 1) // layout.num_workers)
+    is_chat = has_chat(config.data, config.evaluation.sets)
     return WorkerSettings(
         config=config,
         device=layout.device,
         threads=threads if layout.device == "cpu" else 0,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
-        stop_tokens=tuple(stop_token_ids(config.model.path)),
+        stop_tokens=tuple(stop_token_ids(config.model.path, is_chat=is_chat)),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 
+from april_rl.config.choices import Template
 from april_rl.config.task import (
     DataConfig,
     EvaluationSetConfig,
@@ -27,6 +29,12 @@ def evaluation_set(data: DataConfig, chosen: EvaluationSetConfig) -> PromptSetCo
     filled = _filled(data, chosen)
     filled.split = chosen.split or _TEST_SPLIT
     return filled
+
+
+def has_chat(data: DataConfig, held_out: Mapping[str, EvaluationSetConfig]) -> bool:
+    """Return whether any set of a run is rendered with the chat template."""
+    chosen = [*training_sets(data).values(), *(evaluation_set(data, s) for s in held_out.values())]
+    return any(each.template is Template.chat for each in chosen)
 
 
 def _filled(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:

@@ -20,8 +20,12 @@ from april_rl.data.tokenizer import Tokenizer
 KEEP_FROM_BYTES = 8 * 2**20  # size of a source; a smaller one is tokenized in seconds
 _READ_BYTES = 2**22
 _MADE_BY = (
+    "columns.py",
+    "json_rows.py",
+    "messages.py",
     "rows.py",
     "rendering.py",
+    "stop_tokens.py",
     "tokenized.py",
     "tokenizer.py",
 )  # a change in one of these files makes every cached table invalid

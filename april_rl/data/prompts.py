@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import overload
 
@@ -37,16 +37,17 @@ class PromptTable(Sequence[Prompt]):
         path: str,
         dataset: str,
         summary: str,
-        warning: str,
+        notes: tuple[str, ...] = (),
         has_environment: bool = False,
         has_agent: bool = False,
     ) -> None:
         """`places` [prompts] are row indices in the tokenized table; `path` is the source as the
         settings name it; `summary` is one line for people: how many rows were read and left out;
-        `warning` says that the model cannot read these prompts, and is empty when it can.
+        `notes` are what they should know: columns that are not read, tokens that the model does
+        not know.
         """
         self._tokenized, self._places = tokenized, places
-        self.path, self.dataset, self.summary, self.warning = path, dataset, summary, warning
+        self.path, self.dataset, self.summary, self.notes = path, dataset, summary, notes
         self._has_environment, self._has_agent = has_environment, has_agent
 
     @property
@@ -102,7 +103,7 @@ class PromptTable(Sequence[Prompt]):
                 path=self.path,
                 dataset=self.dataset,
                 summary=self.summary,
-                warning=self.warning,
+                notes=self.notes,
                 has_environment=self._has_environment,
                 has_agent=self._has_agent,
             )
@@ -176,7 +177,7 @@ def load_prompts(
         path=chosen.path,
         dataset=dataset,
         summary=f"{chosen.path}: {_counts(tokenized, len(places), limit=max_prompt_tokens)}",
-        warning=_unknown_tokens(chosen.path, tokenized, tokenizer),
+        notes=tuple(_notes(chosen.path, tokenized, tokenizer)),
         has_environment=chosen.environment,
         has_agent=has_agent,
     )
@@ -198,13 +199,16 @@ def _counts(tokenized: TokenizedTable, num_prompts: int, *, limit: int) -> str:
     )
 
 
-def _unknown_tokens(path: str, tokenized: TokenizedTable, tokenizer: Tokenizer) -> str:
-    """Return a warning with an example when many tokens of the prompts are unknown, else ""."""
+def _notes(path: str, tokenized: TokenizedTable, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield notes on columns that are not read, and one with an example when many tokens of the
+    prompts are unknown.
+    """
+    yield from (f"{path}: {note}" for note in tokenized.notes)
     if tokenized.unknown_frac <= _MANY_UNKNOWN:
-        return ""
+        return
     row = tokenized.unknown_row
     seen = tokenizer.text_seen(tokenized.table[row]["token_ids"])[:_SHOWN_CHARACTERS]
-    return (
+    yield (
         f"{path}: {tokenized.unknown_frac:.0%} of the tokens of these prompts are unknown to the "
         f"model, which reads {_source(tokenized, row)} as {seen!r}; use prompts that it can read, "
         "or another model.path"

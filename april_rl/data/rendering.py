@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
+from april_rl.data.json_rows import stored
+from april_rl.data.messages import place_of_question
 from april_rl.data.rows import Row, RowReader
 from april_rl.data.sources import RowNames
+from april_rl.data.stop_tokens import special_tokens_after_turn
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
 from april_rl.types import Message
 
+_MARKER = "\N{BLACK DIAMOND}"  # in no template
 EXTRA = "column/"  # prefix of extra columns, so that they cannot clash with ours
 
 
@@ -30,7 +34,10 @@ class Renderer:
         self._plain_template, self._system_prompt = chosen.plain_template, chosen.system_prompt
         self._instruction, self._variables = chosen.instruction, chosen.chat_template_kwargs
         self._has_environment = chosen.environment
+        self._kinds_tried: set[tuple[str, bool, bool]] = set()  # role, has calls, is the first
         self.is_chat = chosen.template is Template.chat
+        # With an environment, which may add to it, a chat prompt does not begin the model's turn.
+        self.begins_turn = not (self.is_chat and chosen.environment)
         if self.is_chat:
             tokenizer.check_chat(chosen.chat_template_kwargs)
             return
@@ -45,21 +52,49 @@ class Renderer:
                 )
 
     def text(self, row: Row, place: int) -> str:
-        """Return the text the model gets for a row; raises DataError naming the row. With an
-        environment, which may add to it, it does not begin the model's turn.
-        """
+        """Return the text the model gets for a row; raises DataError naming the row."""
         if not self.is_chat:
             return self._plain_text(row, place)
-        messages, begins_turn = self._messages(row, place), not self._has_environment
+        messages, begins_turn = self._messages(row, place), self.begins_turn
         if self._has_environment and messages[-1]["role"] != "user":
             raise DataError(
                 f"{self._names.name(place)}: the last message is of the {messages[-1]['role']}; "
                 "with data.environment=true it must be of the user"
             )
         try:
-            return self._tokenizer.chat_text(messages, self._variables, begins_turn=begins_turn)
+            text = self._tokenizer.chat_text(messages, self._variables, begins_turn=begins_turn)
+            self._check_written(messages, text, begins_turn=begins_turn)
         except TokenizerError as error:
             raise DataError(f"{self._names.name(place)}: {error}") from error
+        return text
+
+    def _check_written(self, messages: list[Message], text: str, *, begins_turn: bool) -> None:
+        """Raise TokenizerError if the chat template leaves a message or its tool calls out: the
+        text is the same with a changed one. Each kind of message is tried once.
+        """
+        for place, message in enumerate(messages):
+            kind = (message["role"], "tool_calls" in message, place == 0)
+            if kind in self._kinds_tried:
+                continue
+            self._kinds_tried.add(kind)
+            changed = {**message, "content": f"{message['content']} {_MARKER}"}
+            what = f"messages of the {message['role']}"
+            if changed.pop("tool_calls", None):
+                changed["content"], what = message["content"], "tool_calls"
+            others = [*messages[:place], changed, *messages[place + 1 :]]
+            try:
+                again = self._tokenizer.chat_text(others, self._variables, begins_turn=begins_turn)
+            except TokenizerError:  # the template asks for what was changed
+                continue
+            if again == text:
+                raise TokenizerError(
+                    f"the chat template leaves out {what} (message {place + 1}); use rows without "
+                    "them, or a model.path whose template writes them"
+                )
+
+    def name(self, place: int) -> str:
+        """Return the name of a row for messages."""
+        return self._names.name(place)
 
     def _messages(self, row: Row, place: int) -> list[Message]:
         """Return the row as a chat, with system prompt and instruction if they are set."""
@@ -68,9 +103,8 @@ class Renderer:
         else:
             messages = list(row.prompt)
         if self._instruction:
-            last = messages[-1]
-            content = self._instructed(last["content"])
-            messages[-1] = {"role": last["role"], "content": content}
+            at = place_of_question(messages)
+            messages[at] = {**messages[at], "content": self._instructed(messages[at]["content"])}
         if not self._system_prompt:
             return messages
         if messages[0]["role"] == "system":
@@ -110,6 +144,8 @@ class BatchTokenizer:
         """`places` [prompts] are the rows' indices in the source table."""
         self._reader, self._renderer = reader, renderer
         self._tokenizer, self._places = tokenizer, places
+        ends = {*special_tokens_after_turn(tokenizer), *tokenizer.end_ids}
+        self._ends = {token_id: tokenizer.text_seen([token_id]) for token_id in ends}
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         """Return the columns of a prompt table.
@@ -121,10 +157,36 @@ class BatchTokenizer:
         rows = list(self._reader.rows(batch, places))
         texts = [self._renderer.text(row, at) for row, at in zip(rows, places, strict=True)]
         encoded = self._tokenizer.encode(texts, add_special_tokens=not self._renderer.is_chat)
+        if self._renderer.begins_turn:
+            for token_ids, text, place in zip(encoded, texts, places, strict=True):
+                self._check_open(token_ids, text, place)
         return {
             "text": texts,
             "token_ids": encoded,
             "answer": [row.answer for row in rows],
             "place": places,
-            **{f"{EXTRA}{name}": batch[name] for name in self._reader.columns},
+            **{
+                f"{EXTRA}{name}": stored(batch[name], kind)
+                for name, kind in self._reader.columns.items()
+            },
         }
+
+    def _check_open(self, token_ids: tuple[int, ...], text: str, place: int) -> None:
+        """Raise DataError for a prompt that ends with an end token: the response would follow the
+        end of the text.
+        """
+        last = self._ends.get(token_ids[-1]) if token_ids else None
+        written = text.rstrip()
+        end = last or next((end for end in self._ends.values() if written.endswith(end)), None)
+        if end is None or len(token_ids) == 1:
+            return
+        remedy = (
+            "the chat template must begin the assistant's turn (add_generation_prompt)"
+            if self._renderer.is_chat
+            else "take it out of data.plain_template, or let the tokenizer add no end token "
+            "(add_eos_token in tokenizer_config.json)"
+        )
+        raise DataError(
+            f"{self._renderer.name(place)}: the prompt ends with the end token {end}, and the "
+            f"response would follow it; {remedy}"
+        )

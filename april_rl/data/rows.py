@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from datetime import date, time
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
+from april_rl.data.columns import PathError, column_of, texts_of_json, unsaved_type
 from april_rl.data.errors import DataError
 from april_rl.data.json_faults import shown
+from april_rl.data.messages import conversation, has_role, messages_of_text, place_of_question
 from april_rl.data.sources import RawTable, RowNames, mapped_anew
+from april_rl.data.unread import media_columns, placeholder
 from april_rl.types import Message
 
+_EXACT_BELOW = 2**53  # whole numbers of which a float holds every one
 _BATCH_ROWS = 1000
 _MAPPED_ROWS = 100_000  # rows to read before the file is mapped again
 
@@ -30,32 +34,6 @@ class Row(NamedTuple):
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column of the table, or a field of its structs that a dotted path names."""
-
-    setting: str  # for messages
-    path: tuple[str, ...]
-
-    def values(self, batch: Mapping[str, list[Any]]) -> list[Any]:
-        """Return the value of each row; None where a row lacks the field."""
-        values = batch[self.path[0]]
-        for name in self.path[1:]:
-            values = [v.get(name) if isinstance(v, Mapping) else None for v in values]
-        return values
-
-
-def _unsaved_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the first type within `kind` whose values JSON has no form for, or None."""
-    types = pa.types
-    if types.is_temporal(kind) or types.is_decimal(kind):
-        return kind
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return kind
-    inner = (_unsaved_type(kind.field(i).type) for i in range(kind.num_fields))
-    return next((found for found in inner if found is not None), None)
-
-
 class RowReader:
     """Reads questions and answers according to a set's settings; every message names its row."""
 
@@ -63,22 +41,24 @@ class RowReader:
         """Raise DataError for a column that the table does not have."""
         self._names: RowNames = raw.names
         features = raw.table.features
-        self._prompt = _column(raw.where, f"data.prompt_column={chosen.prompt_column}", features)
-        self._answer = _column(raw.where, f"data.answer_column={chosen.answer_column}", features)
+        self._prompt = column_of(raw.where, f"data.prompt_column={chosen.prompt_column}", features)
+        self._answer = column_of(raw.where, f"data.answer_column={chosen.answer_column}", features)
         for column in sorted(columns):
             if column not in features:
                 raise DataError(
                     f"{raw.where} has no column {column}, which the reward asks for; there are "
                     f"{', '.join(features)}"
                 )
-            kind = _unsaved_type(raw.table.data.schema.field(column).type)
+            kind = unsaved_type(raw.table.data.schema.field(column).type)
             if kind is not None:
                 raise DataError(
                     f"{raw.where}: the reward asks for column {column}, whose values are {kind}; "
                     "a checkpoint holds text, numbers, booleans, lists and mappings of these: "
                     "write it as text"
                 )
-        self.columns = tuple(sorted(columns))
+        self.columns = {name: features[name] for name in sorted(columns)}  # extra ones, with kinds
+        self._media = ", ".join(media_columns(raw))
+        self._columns_shown = f" (columns: {', '.join(features)})"
         self._prompt_pattern = re.compile(chosen.prompt_pattern) if chosen.prompt_pattern else None
         self._answer_pattern = re.compile(chosen.answer_pattern) if chosen.answer_pattern else None
 
@@ -89,19 +69,39 @@ class RowReader:
 
     def rows(self, batch: Mapping[str, list[Any]], places: Collection[int]) -> Iterator[Row]:
         """Yield the row at each place of the table [batch]; raises DataError for an invalid one."""
-        values = zip(self._prompt.values(batch), self._answer.values(batch), places, strict=True)
+        values = zip(self._prompt.of(batch), self._answer.of(batch), places, strict=True)
         for prompt, answer, place in values:
-            yield Row(self._question(prompt, place), self._gold(answer, place))
+            try:
+                yield Row(
+                    self._question(self._prompt.value(prompt), place),
+                    self._gold(self._answer.value(answer), place),
+                )
+            except PathError as error:
+                raise DataError(f"{self._names.name(place)}: {error}") from None
 
     def is_answered(self, batch: Mapping[str, list[Any]]) -> list[bool]:
         """Return for each row whether it has an answer that the pattern matches."""
-        return [self._found(value) is not None for value in self._answer.values(batch)]
+        return [self._is_answered(value) for value in self._answer.of(batch)]
+
+    def _is_answered(self, value: object) -> bool:
+        try:
+            return self._found(self._answer.value(value)) is not None
+        except ValueError:
+            return False
 
     def _question(self, value: object, place: int) -> str | tuple[Message, ...]:
-        prompt = _to_prompt(value, name=self._names.name(place), setting=self._prompt.setting)
+        try:
+            prompt = _to_prompt(value)
+        except ValueError as error:
+            raise DataError(
+                f"{self._names.name(place)}: {self._prompt.setting} {error}{self._columns_shown}"
+            ) from None
+        if self._media:
+            self._check_text_alone(prompt, place)
         if self._prompt_pattern is None:
             return prompt
-        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        at = 0 if isinstance(prompt, str) else place_of_question(prompt)
+        text = prompt if isinstance(prompt, str) else prompt[at]["content"]
         match = self._prompt_pattern.search(text)
         if match is None or not match[1]:
             raise DataError(
@@ -110,7 +110,16 @@ class RowReader:
             )
         if isinstance(prompt, str):
             return match[1]
-        return (*prompt[:-1], {"role": prompt[-1]["role"], "content": match[1]})
+        return (*prompt[:at], {**prompt[at], "content": match[1]}, *prompt[at + 1 :])
+
+    def _check_text_alone(self, prompt: str | tuple[Message, ...], place: int) -> None:
+        """Raise DataError for a question with a mark that stands for an image."""
+        texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]
+        if mark := next(filter(None, map(placeholder, texts)), None):
+            raise DataError(
+                f"{self._names.name(place)}: the question shows something with {mark}, and column "
+                f"{self._media} is not read: prompts are text only; leave such rows out"
+            )
 
     def _gold(self, value: object, place: int) -> str:
         """Return the answer as text, after applying the pattern."""
@@ -119,16 +128,19 @@ class RowReader:
             raise UnansweredError(self._complaint(value, place))
         if isinstance(answer, str):
             return answer
+        remedy = "; give a JSON file itself as data.path" if isinstance(answer, date | time) else ""
         raise DataError(
             f"{self._names.name(place)}: {self._answer.setting} must be text, a number or a list "
-            f"with one of these, got {shown(answer)}"
+            f"with one of these, got {shown(answer)}{remedy}"
         )
 
     def _found(self, value: object) -> object:
         """Return the answer after applying the pattern to text; None if there is none."""
         text = _to_answer(value)
-        if self._answer_pattern is None or not isinstance(text, str):
+        if not isinstance(text, str):
             return text
+        if self._answer_pattern is None:
+            return _only(texts_of_json(text) or [text])
         matches = self._answer_pattern.findall(text)
         return (matches[-1].strip() or None) if matches else None
 
@@ -193,61 +205,54 @@ def _digest(row: Row) -> bytes:
     if isinstance(row.prompt, str):
         parts = [row.prompt, row.answer]
     else:
-        parts = [text for m in row.prompt for text in (m["role"], m["content"])] + [row.answer]
+        parts = [text for message in row.prompt for text in _parts(message)] + [row.answer]
     return xxhash.xxh3_128_digest("\0".join((str(len(parts)), *parts)).encode(errors="replace"))
 
 
-def _column(where: str, setting: str, features: Mapping[str, Any]) -> _Column:
-    """Return the column named `setting`; an exact name takes precedence over a dotted path."""
-    column = setting.partition("=")[2]
-    if column in features:
-        return _Column(setting, (column,))
-    path = tuple(column.split("."))
-    if path[0] not in features:
-        raise DataError(f"{where} has no column {setting}; there are {', '.join(features)}")
-    inner: Any = features[path[0]]
-    for name in path[1:]:
-        if isinstance(inner, Mapping) and name not in inner:
-            raise DataError(
-                f"{where} has no column {setting}: no {name!r}; there are {', '.join(inner)}"
-            )
-        inner = inner[name] if isinstance(inner, Mapping) else None
-    return _Column(setting, path)
+def _parts(message: Message) -> tuple[str, ...]:
+    """Return the texts that make a message: its role, its content and what else it has."""
+    if len(message) == 2:
+        return message["role"], message["content"]
+    return (json.dumps(message, sort_keys=True, default=str),)
 
 
-def _to_prompt(value: object, *, name: str, setting: str) -> str | tuple[Message, ...]:
-    """Return the text or the chat messages; raises DataError for anything else."""
+def _to_prompt(value: object) -> str | tuple[Message, ...]:
+    """Return the text or the chat messages, which may be JSON text; raises ValueError for anything
+    else.
+    """
+    if isinstance(value, str) and value:
+        value = messages_of_text(value) or value
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, list) and value and all(_is_message(item) for item in value):
-        return tuple({"role": item["role"], "content": item["content"]} for item in value)
+    if isinstance(value, list) and value and all(map(has_role, value)):
+        return conversation(value)
     if value is None or value in ("", []):
-        raise DataError(f"{name}: {setting} is missing or empty in this row")
-    raise DataError(
-        f"{name}: {setting} must be text or a list of messages "
-        f"with role and content, got {shown(value)}"
+        raise ValueError("is missing or empty in this row")
+    raise ValueError(
+        f"must be text or a list of messages with role and content, got {shown(value)}"
     )
 
 
-def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(value.get(key), str) for key in ("role", "content")
-    )
+def _only(values: list[Any]) -> object:
+    """Return the one answer of a list; None for an empty list, the list if its answers differ."""
+    answers = [_to_answer(value) for value in values]
+    is_one = len({str(answer).strip() for answer in answers}) == 1
+    return answers[0] if is_one else answers or None
 
 
 def _to_answer(value: object) -> object:
     """Normalize an answer: text and numbers to text, empty values to None, others unchanged.
 
-    Whole numbers get no decimal point, whatever the column's type; a list of one value becomes that
-    value.
+    Whole numbers get no decimal point, whatever the column's type; a list of equal answers becomes
+    that answer.
     """
-    if isinstance(value, list) and len(value) == 1:
-        return _to_answer(value[0])
+    if isinstance(value, list):
+        return _only(value)
     if isinstance(value, str):
         return value if value.strip() else None
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_BELOW:
         return str(int(value))
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)

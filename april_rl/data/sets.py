@@ -29,8 +29,8 @@ class PromptSets:
     ) -> None:
         """`seed` draws the rows of procedural tasks; `columns` are the data columns that the reward
         and the environment need, by set; `tools` of the environment are told to the model;
-        `has_agent` says that the environment is an agent; `tell` gets one line for each set, and a
-        second one where the model cannot read the prompts.
+        `has_agent` says that the environment is an agent; `tell` gets one line for each set, and
+        its notes.
         """
         self._chosen = training_sets(data)
         self._tools = list(tools)
@@ -53,8 +53,8 @@ class PromptSets:
             chosen = replace(chosen, chat_template_kwargs=told)
         table = self._load(chosen, key=key, dataset=dataset, columns=columns)
         self._tell(table.summary)
-        if table.warning:
-            self._tell(table.warning)
+        for note in table.notes:
+            self._tell(note)
         return table
 
     def training(self) -> dict[str, PromptTable]:

@@ -17,6 +17,7 @@ from april_rl.data import procedural
 from april_rl.data.errors import DataError
 from april_rl.data.hub import load_split
 from april_rl.data.json_faults import check_readable, check_text, json_fault
+from april_rl.data.json_rows import read_json
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both also log the errors that they raise
@@ -96,16 +97,15 @@ def _load_file(path: str, *, where: str, cache: Path) -> datasets.Dataset:
     if is_text:
         check_text(path, where=where)
     try:
+        if is_text:
+            return read_json(path, cache / "rows.arrow")
         with quiet():
             return datasets.load_dataset(
                 builder, data_files=path, split="train", cache_dir=str(cache)
             )
-    except datasets.exceptions.DatasetsError as error:
+    except (datasets.exceptions.DatasetsError, ValueError) as error:
         reason = json_fault(path, where=where) if is_text else None
         raise DataError(reason or f"{where}: {_root_cause(error)}") from error
-    except ValueError as error:  # the library's error for a JSON file without rows
-        hint = " Does the file have rows?" if is_text else ""
-        raise DataError(f"{where}: {_root_cause(error)}{hint}") from error
 
 
 def load_id(path: str, *, key: str, split: str) -> datasets.Dataset:

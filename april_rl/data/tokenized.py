@@ -33,6 +33,7 @@ from april_rl.data.sources import (
     row_names,
 )
 from april_rl.data.tokenizer import Tokenizer
+from april_rl.data.unread import unread_notes
 
 _ROWS_PER_PROCESS = 10_000  # fewer are tokenized before a second process has started
 _INFO = "info.json"
@@ -50,6 +51,7 @@ class TokenizedTable:
     fingerprint: str  # of the tokens and answers of all rows, in order
     unknown_frac: float  # share of the tokens that stand for text outside the vocabulary
     unknown_row: int  # the first row with such a token; 0 when there is none
+    notes: list[str]  # for the user, on columns that are not read
 
 
 class TableMaker:
@@ -111,6 +113,7 @@ class TableMaker:
             "num_rows": len(raw.table),
             "fingerprint": fingerprint(table),
             **_unknown(table, self._tokenizer.unknown_id),
+            "notes": [*unread_notes(raw, reader.columns_needed)],
         }
         if into is not None:
             (into / _INFO).write_text(json.dumps(info), encoding="utf-8")
@@ -142,7 +145,7 @@ class TableMaker:
                         "token_ids": List(Value("int32")),
                         "answer": Value("string"),
                         "place": Value("int64"),
-                        **{f"{EXTRA}{name}": raw.table.features[name] for name in reader.columns},
+                        **{f"{EXTRA}{name}": kind for name, kind in reader.columns.items()},
                     }
                 ),
                 num_proc=num_processes if into is not None and num_processes > 1 else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from jinja2 import TemplateError
 from tokenizers.models import BPE
 from transformers import (
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -145,7 +145,9 @@ class Tokenizer:
         return given or (_JSON_CALLS if is_json else None)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tuple[int, ...]]:
-        """Return the token ids of each text, optionally with the model's special tokens."""
+        """Return the token ids of each text, optionally with the model's special tokens. The tokens
+        that begin a text are never doubled: a text may write them itself.
+        """
         if not texts:
             return []
         encoded = self._tokenizer(
@@ -154,7 +156,36 @@ class Tokenizer:
             return_attention_mask=False,
             verbose=False,
         )
-        return [tuple(ids) for ids in encoded["input_ids"]]
+        texts_ids = [tuple(ids) for ids in encoded["input_ids"]]
+        start = self._start_ids if add_special_tokens else ()
+        is_twice = [start and ids[: 2 * len(start)] == start * 2 for ids in texts_ids]
+        return [
+            ids[len(start) :] if twice else ids
+            for ids, twice in zip(texts_ids, is_twice, strict=True)
+        ]
+
+    @cached_property
+    def _start_ids(self) -> tuple[int, ...]:
+        """Return the tokens that the tokenizer puts before a text."""
+        bare = self._tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = self._tokenizer("a")["input_ids"]
+        places = range(len(whole) - len(bare) + 1)
+        first = next((at for at in places if whole[at : at + len(bare)] == bare), 0)
+        return tuple(whole[:first])
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Return the token that ends a text, if there is one."""
+        found: int | None = self._tokenizer.eos_token_id
+        return () if found is None else (found,)
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is part of the form of a text, not of what it says."""
+        if token_id in (self._tokenizer.unk_token_id, self._tokenizer.bos_token_id):
+            return token_id in self.end_ids
+        added = self._tokenizer.added_tokens_decoder.get(token_id)
+        is_added = added is not None and bool(added.special)
+        return is_added or token_id in self._tokenizer.all_special_ids
 
     def fingerprint(self) -> str:
         """Return a digest of everything that decides text and tokens: vocabulary, rules, chat
@@ -235,22 +266,3 @@ def load_tokenizer(path: str) -> Tokenizer:
             f"model.path={path}: cannot load the tokenizer: {reason} (give a folder with a Hugging "
             "Face model, or a hub id that is reachable or cached)"
         ) from error
-
-
-def stop_token_ids(model_path: str) -> list[int]:
-    """Return the end tokens of the model's generation config, else its tokenizer's; sorted.
-
-    Raise ValueError when neither names one: every response would run to its token budget.
-    """
-    try:
-        named = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:  # no generation_config.json
-        named = None
-    if named is None:
-        named = AutoTokenizer.from_pretrained(model_path).eos_token_id
-    if named is None:
-        raise ValueError(
-            f"model.path: {model_path} names no end token, neither eos_token_id in "
-            "generation_config.json nor eos_token of the tokenizer; add one of them"
-        )
-    return sorted({named} if isinstance(named, int) else set(named))

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from april_rl.data.stop_tokens import MARKER, text_after_marker
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
 from april_rl.environments.protocol import TEXT, ToolCall, Turn
 from april_rl.types import Message
 
-_MARKER = "\N{BLACK DIAMOND}said\N{BLACK DIAMOND}"  # in no template
-_QUESTION: Message = {"role": "user", "content": _MARKER}
+_QUESTION: Message = {"role": "user", "content": MARKER}
 _ASKED: Message = {"role": "user", "content": "?"}
 # For templates that refuse the answer of a tool unless a call stands before it.
 _CALL = {"type": "function", "function": {"name": "tool", "arguments": {}}}
@@ -59,7 +59,7 @@ class Dialogue:
         """
         if not self.is_chat or _is_text(messages):
             return self._encoded(_plain(messages))
-        said: Message = {"role": "assistant", "content": _MARKER}
+        said: Message = {"role": "assistant", "content": MARKER}
         try:
             text = self._after_marker([_ASKED, said, *messages], begins_turn=True)
         except TokenizerError:
@@ -132,14 +132,7 @@ class Dialogue:
         return self._encoded(self.tokenizer.chat_text(messages, {**self.variables, **told}))
 
     def _after_marker(self, messages: Sequence[Message], *, begins_turn: bool) -> str:
-        text = self.tokenizer.chat_text(messages, self.variables, begins_turn=begins_turn)
-        _, marker, following = text.rpartition(_MARKER)
-        if not marker:
-            raise TokenizerError(
-                "the chat template does not write the text of a message as it is: what follows a "
-                "turn cannot be told"
-            )
-        return following
+        return text_after_marker(self.tokenizer, messages, self.variables, begins_turn=begins_turn)
 
     def _encoded(self, text: str) -> tuple[int, ...]:
         return self.tokenizer.encode([text], add_special_tokens=False)[0] if text else ()

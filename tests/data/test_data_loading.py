@@ -16,11 +16,7 @@ import pytest
 from word_tokenizer import hf_tokenizer
 
 from april_rl.config.choices import Template
-from april_rl.config.task import (
-    DataConfig,
-    PromptSetConfig,
-    SourceConfig,
-)
+from april_rl.config.task import DataConfig, PromptSetConfig, SourceConfig
 from april_rl.data import cache, tokenized
 from april_rl.data.errors import DataError
 from april_rl.data.prompts import load_prompts
@@ -81,7 +77,8 @@ def test_rows_of_equal_prompt_and_answer_are_used_once_and_counted(tmp_path, tok
 
 
 def test_rows_that_are_equal_only_when_concatenated_are_different(tmp_path, tokenizer):
-    chats = [[("user", "one two")], [("user", "one"), ("user", "two")], [("system", "one two")]]
+    pairs = [[(role, "one"), ("user", "two")] for role in ("user", "system")]
+    chats = [[("user", "one two")], *pairs]
     rows = [
         {"prompt": [{"role": r, "content": c} for r, c in chat], "answer": "1"} for chat in chats
     ]
@@ -210,7 +207,7 @@ def test_processes_give_the_table_of_one_process(tmp_path, tokenizer, kept, monk
 def test_a_refusal_in_another_process_is_the_same_message(tmp_path, tokenizer, kept, monkeypatch):
     monkeypatch.setattr(tokenized, "_ROWS_PER_PROCESS", 2)
     chats = [[{"role": "user", "content": f"one {i}"}] for i in range(8)]
-    chats[5][0]["role"] = "tool"
+    chats[5].append({"role": "tool", "content": "one"})
     rows = [{"prompt": chat, "answer": "1"} for chat in chats]
     path = jsonl(tmp_path / "data.jsonl", rows)
     with pytest.raises(DataError, match=rf"^{path}:6: .*no tools"):

@@ -127,14 +127,18 @@ BAD_SETTINGS = {
         "data.chat_template_kwargs has no effect with data.template=plain",
     ),
     "two systems": (
-        [[message("one")], [message("one", "system")]],
+        [[message("one")], [message("one", "system"), message("one")]],
         {"system_prompt": "two"},
         "data.jsonl:2: .*system message of its own",
     ),
-    "refused": ([[message("one", "tool")]], {}, "data.jsonl:1: .*models/words.*no tools"),
+    "refused": (
+        [[message("one"), message("one", "tool")]],
+        {},
+        "data.jsonl:1: .*models/words.*no tools",
+    ),
     "a template that fails": (
         ["one", "two"],
-        {"chat_template": "{{ messages[0].content.index('one') }}"},
+        {"chat_template": "{{ messages[0].content }}{{ messages[0].content.index('one') }}"},
         "data.jsonl:2: .*models/words.*substring not found",
     ),
     "settings of no task": (["one"], {"args": {"size": 3}}, "has no effect: only reasoning_gym"),
@@ -177,18 +181,18 @@ def without_unknown_token():
 
 def test_prompts_that_the_model_cannot_read_are_told_with_an_example(tmp_path):
     table = tokenized(tmp_path, "one two", "one zwei two drei", template=Template.plain)
-    assert table.warning == (
+    assert table.notes == (
         f"{tmp_path / 'data.jsonl'}: 25% of the tokens of these prompts are unknown to the model, "
         f"which reads {tmp_path / 'data.jsonl'}:2 as '<bos> one <unk> two <unk>'; use prompts that "
-        "it can read, or another model.path"
+        "it can read, or another model.path",
     )
-    assert table[:1].warning == table.warning
+    assert table[:1].notes == table.notes
 
 
 def test_a_few_unknown_tokens_or_no_token_for_them_are_not_told(tmp_path):
     few = ["one " * 30, "one zwei"]
-    assert tokenized(tmp_path, *few, template=Template.plain).warning == ""
-    assert tokenized(tmp_path, "zwei drei", backend=without_unknown_token).warning == ""
+    assert tokenized(tmp_path, *few, template=Template.plain).notes == ()
+    assert tokenized(tmp_path, "zwei drei", backend=without_unknown_token).notes == ()
 
 
 def test_a_table_of_the_cache_says_the_same_of_unknown_tokens(tmp_path, monkeypatch):
@@ -196,4 +200,4 @@ def test_a_table_of_the_cache_says_the_same_of_unknown_tokens(tmp_path, monkeypa
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "kept")
     tables = [tokenized(tmp_path, "one", "zwei") for _ in range(2)]
     assert len(list((tmp_path / "kept" / "april_rl").iterdir())) == 1
-    assert tables[1].warning == tables[0].warning != ""
+    assert tables[1].notes == tables[0].notes != ()

@@ -130,8 +130,8 @@ BAD_FILES = {
     "half a character": ('{"prompt": "a", "answer": 1}\n{"prompt": "\\ud800"}', r":2: has half"),
     "not an object": ('{"prompt": "a", "answer": "1"}\n5\n', r":2: every line must be a JSON obj"),
     "empty": ("", "the file is empty"),
-    "blank": ("\n\n", "Does the file have rows"),
-    "empty array": ("[]", "Does the file have rows"),
+    "blank": ("\n\n", "has no rows"),
+    "empty array": ("[]", "has no rows"),
     "no column": ('{"question": "a", "answer": "1"}', "prompt_column=prompt; .*question, answer"),
     "NaN": (
         '{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": NaN}',

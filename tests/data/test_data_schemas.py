@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -10,7 +14,7 @@ from source_tree import PACKAGE, ROOT
 from word_tokenizer import hf_tokenizer
 
 from april_rl.config.prompt_sets import evaluation_set, training_sets
-from april_rl.config.task import DataConfig, EvaluationSetConfig, SourceConfig
+from april_rl.config.task import DataConfig, EvaluationSetConfig, PromptSetConfig, SourceConfig
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer
 
@@ -25,7 +29,11 @@ FIRST = {
     "deepscaler": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
     "deepmath_103k": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
     "gsm8k": ("Ana has 12 stickers", "8"),
-    "math": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
+    "skywork_or1_math": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
+    "math": (
+        r"What is $\frac{1}{3}+\frac{1}{6}$?",
+        r"After some steps the result is $\boxed{\frac{1}{2}}$.",
+    ),
     "math_500": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
     "aime_2024": ("A box holds 3 red and 5 blue pens.", "10"),
     "aime_2025": ("A box holds 3 red and 5 blue pens.", "10"),
@@ -34,11 +42,13 @@ FIRST = {
 }
 
 
+TOKENIZER = Tokenizer(hf_tokenizer(), path="models/words")
+
+
 def read(name, chosen):
     """The prompts that these settings make of our rows in the schema `name`."""
     chosen.path = str(FIXTURES / f"{name}.jsonl")
-    tokenizer = Tokenizer(hf_tokenizer(), path="models/words")
-    return load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=500)
+    return load_prompts(chosen, TOKENIZER, key="data.path", max_prompt_tokens=500)
 
 
 def test_the_document_and_the_rows_are_of_the_same_schemas():
@@ -61,7 +71,7 @@ def test_a_published_schema_is_read_by_its_settings_alone(name):
         assert table[0].text.startswith(f"user {question}")
         assert table[0].answer == answer
         assert len(table) >= 5
-        assert not any("####" in p.answer or "boxed" in p.answer for p in table)
+        assert not any("####" in p.answer for p in table)
 
 
 def test_the_questions_of_dapo_can_be_asked_another_way():
@@ -72,12 +82,33 @@ def test_the_questions_of_dapo_can_be_asked_another_way():
 
 
 @pytest.mark.parametrize(
-    ("solution", "answer"),
-    [
-        (r"First \boxed{1}, then $\boxed{2}$.", "2"),
-        (r"So $x=\boxed{\frac{\sqrt{3}}{2}}$ and {this}.", r"\frac{\sqrt{3}}{2}"),
-        (r"\boxed{\text{(A) }\left\{1,2\right\}}", r"\text{(A) }\left\{1,2\right\}"),
-    ],
+    "solution",
+    [r"So it is $\boxed 2$.", r"So $x=\boxed{2}$ or $x=\boxed{5}$.", r"\fbox{1}, \boxed{2}"],
 )
-def test_the_pattern_for_boxes_takes_the_last_one_whole(solution, answer):
-    assert re.findall(SETTINGS["math"]["answer_pattern"], solution)[-1] == answer
+def test_a_solution_of_math_reaches_the_reward_whole(solution, tmp_path):
+    """Its box may have no braces, and there may be several. Fails when a pattern refuses a row."""
+    path = tmp_path / "math.jsonl"
+    path.write_text(json.dumps({"problem": "one", "solution": solution}))
+    chosen = training_sets(DataConfig(**{**SETTINGS["math"], "path": str(path)}))[""]
+    (prompt,) = load_prompts(chosen, TOKENIZER, key="data.path", max_prompt_tokens=500)
+    assert prompt.answer == solution
+
+
+def test_the_line_that_converts_lists_writes_rows_that_are_read(tmp_path):
+    (line,) = re.findall(r"^(python -c '.+json.load.+')", DOCUMENT, flags=re.M)
+    rows = [
+        [{"from": "human", "value": "one"}, {"from": "assistant", "ground_truth": {"value": "2"}}]
+    ]
+    program = shlex.split(line)[2]
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(rows),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    path = tmp_path / "orz.jsonl"
+    path.write_text(ran.stdout)
+    chosen = PromptSetConfig(path=str(path))
+    (prompt,) = load_prompts(chosen, TOKENIZER, key="data.path", max_prompt_tokens=500)
+    assert (prompt.text, prompt.answer) == ("user one <eos> assistant", "2")

@@ -11,7 +11,7 @@ from small_engine import small_engine
 from tiny_architectures import tiny_config, tiny_model
 from tiny_models import EOS_ID, write_tiny_qwen3
 
-from april_rl.data.tokenizer import stop_token_ids
+from april_rl.data.stop_tokens import stop_token_ids
 from april_rl.engine.core import EngineStartError, lacks_memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]

@@ -57,7 +57,7 @@ def test_the_written_file_gives_the_same_tokens_with_the_same_settings(
     """
     tokenizer = write_tokenizer(tmp_path / "model")
     rows = [
-        {"prompt": text, "gold": {"value": n + 0.5}, "tests": ["1", "2"]}
+        {"prompt": text, "gold": {"value": n + 0.5}, "tests": ["1", 2]}
         for n, text in enumerate(("one two", "one", "one two", "two two"))
     ]
     source, clean = tmp_path / "train.jsonl", tmp_path / f"clean{suffix}"
@@ -107,10 +107,10 @@ def test_each_source_of_a_mixture_is_written_to_a_file_of_its_own(tmp_path, caps
 
 @pytest.mark.slow
 def test_rows_that_json_would_change_are_refused_with_the_remedy(tmp_path, capsys):
-    """A text that looks like a date, from a file with types. Fails when it is written as it is."""
+    """Fails when a value that JSON has no form for is written in another one."""
     write_tokenizer(tmp_path / "model")
     source = tmp_path / "typed.parquet"
-    rows = {"prompt": ["one"], "answer": ["2026-11-24 04:00:00"]}
+    rows = {"prompt": ["one"], "answer": ["2026-11-24 04:00:00"], "level": [float("nan")]}
     Dataset.from_dict(rows).to_parquet(str(source))
     arguments = [str(source), f"model.path={tmp_path / 'model'}", "reward.function=exact"]
     assert data.main([*arguments, f"write={tmp_path / 'new.jsonl'}"]) == 1

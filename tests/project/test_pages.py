@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from source_tree import ROOT, package_files
+from word_tokenizer import hf_tokenizer
 
 from april_rl.commands import COMMANDS
 from april_rl.config import to_config
+from april_rl.config.choices import Template
+from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import compose_overrides
+from april_rl.config.task import PromptSetConfig
+from april_rl.data.prompts import load_prompts
+from april_rl.data.tokenizer import Tokenizer
 from april_rl.tracking.figures import HEADING
 from april_rl.tracking.keys import undescribed
 
@@ -61,8 +71,10 @@ def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
 
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
 _COMPOSED = re.compile(
-    r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile) (.*)"
+    r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile| data| evaluate) (.*)"
 )
+_PATTERN = "data.answer_pattern="
+_OF_COMMANDS = ("write=", "output=", "against=", "temperature=")  # not settings of a run
 
 
 def command_lines(path: Path) -> list[str]:
@@ -84,11 +96,93 @@ def test_the_settings_of_every_command_on_every_page_are_accepted() -> None:
     ]
     assert len(found) > 30
     for line in found:
-        words = shlex.split(line.replace("+recipe=NAME", "+recipe=tiny_cpu"), comments=True)
-        given = [
-            word for word in words if not word.startswith("-") and re.search(r"^\+|^~|=", word)
-        ]
-        to_config(compose_overrides(given))
+        to_config(compose_overrides(settings_of(line)))
+
+
+def settings_of(line: str) -> list[str]:
+    """The settings on a command line, with a data set and a model where it needs none itself."""
+    words = shlex.split(line.replace("+recipe=NAME", "+recipe=tiny_cpu"), comments=True)
+    given = [word for word in words if not word.startswith("-") and re.search(r"^\+|^~|=", word)]
+    given = [word for word in given if not word.startswith(_OF_COMMANDS)]
+    text = " ".join(given)
+    needed = {"data.path=": "x.jsonl", "model.path=": "x"}
+    is_whole = "recipe=" in text
+    return given + [f"{k}{v}" for k, v in needed.items() if not is_whole and k not in text]
+
+
+@pytest.mark.slow
+def test_the_settings_in_sentences_of_every_page_are_accepted() -> None:
+    """Those in back quotes with a value; the page of experiments has those of earlier commits."""
+    pages = [path for path in PAGES if path.name != "experiments.md"]
+    sections = "|".join(compose_overrides(["+recipe=tiny_cpu"]).keys())
+    setting = re.compile(rf"['+~]*(?:{sections})\.[\w.]+=")
+    # Messages of errors begin with a setting too, and go on in words.
+    found = {
+        line
+        for path in pages
+        for line in quoted(path)
+        if setting.match(line) and all("=" in word for word in shlex.split(line))
+    }
+    assert len(found) > 30
+    for line in sorted(found):
+        compose_overrides(["+recipe=tiny_cpu", *shlex.split(line)])
+
+
+def test_the_commands_on_every_page_that_read_data_read_it(tmp_path: Path) -> None:
+    """Three rows with the columns that a command names. Fails when a page doubles a backslash."""
+    lines = {
+        match[1]
+        for path in PAGES
+        for line in [*command_lines(path), f"python -m april_rl data {_alone(path)}"]
+        for match in _COMPOSED.finditer(line)
+        if "_column=" in line or "_pattern=" in line or "_column:" in line
+    }
+    assert len(lines) > 4
+    for line in lines:
+        config = to_config(compose_overrides(settings_of(line)))
+        sets = [*training_sets(config.data).values()]
+        sets += [evaluation_set(config.data, chosen) for chosen in config.evaluation.sets.values()]
+        for chosen in sets:
+            assert answers_read(chosen, tmp_path / "rows.jsonl") == ["1", "2", "3"], line
+
+
+def quoted(path: Path) -> list[str]:
+    """What stands in back quotes in the sentences of a page."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def _alone(path: Path) -> str:
+    """The settings in sentences of a page that say how answers are read."""
+    return " ".join(line for line in quoted(path) if line.strip("'").startswith(_PATTERN))
+
+
+def answers_read(chosen: PromptSetConfig, path: Path) -> list[str]:
+    """The answers of three rows that these settings read."""
+    rows = []
+    for number in range(1, 4):
+        row: dict[str, object] = {}
+        gold = f"So it is\n#### {number}" if chosen.answer_pattern else str(number)
+        for column, value in ((chosen.prompt_column, "one"), (chosen.answer_column, gold)):
+            *outer, last = column.split(".")
+            at: Any = row
+            for name in outer:
+                at = at.setdefault(name, {})
+            at[last] = value
+        rows.append(json.dumps(row) + "\n")
+    path.write_text("".join(rows), encoding="utf-8")
+    plain = replace(
+        chosen,
+        path=str(path),
+        template=Template.plain,
+        plain_template="{prompt}",
+        system_prompt="",
+        chat_template_kwargs={},
+        args={},
+    )
+    tokenizer = Tokenizer(hf_tokenizer(), path="words")
+    table = load_prompts(plain, tokenizer, key="data.path", max_prompt_tokens=999)
+    return [prompt.answer for prompt in table]
 
 
 def test_the_commands_tools_and_targets_on_every_page_exist() -> None:

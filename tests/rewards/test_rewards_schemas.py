@@ -20,7 +20,10 @@ from april_rl.data.tokenizer import load_tokenizer
 from april_rl.rewards.pool import RewardPool
 
 SCHEMAS = Path(april_rl.__file__).parent / "lab" / "rehearsal" / "schemas"
-CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 BOX = "Please reason step by step, and put your final answer within \\boxed{}."
 LINE = "End with a line of the form Answer: X where X is the answer."
 
@@ -43,6 +46,10 @@ SETS = [
             "answer_column": "final_answer",
             "instruction": BOX,
         },
+    ),
+    Published(
+        file="skywork_or1_math.jsonl",
+        settings={"answer_column": "reward_model.ground_truth", "instruction": BOX},
     ),
     Published(
         file="gsm8k.jsonl",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
+from april_rl.data.json_rows import published
 from april_rl.data.procedural import PREFIX
 from april_rl.data.sources import open_source, quiet
 
@@ -30,11 +31,15 @@ def copy_rows(
     with TemporaryDirectory() as folder, quiet():
         table = open_source(chosen, key=key, seed=seed, folder=Path(folder)).table.select(rows)
         if target.suffix == ".parquet":
-            table.to_parquet(str(target))
-            return
-        with target.open("w", encoding="utf-8") as file:
-            for row in table:
-                file.write(_line(row) + "\n")
+            published(table).to_parquet(str(target))
+        else:
+            _write_lines(table, target)
+
+
+def _write_lines(table: Iterable[object], target: Path) -> None:
+    with target.open("w", encoding="utf-8") as file:
+        for row in table:
+            file.write(_line(row) + "\n")
 
 
 def _line(row: object) -> str:
@@ -59,5 +64,5 @@ def write_sampled_rows(
         rows = open_source(chosen, key=key, seed=0, folder=Path(work)).table
         places = np.linspace(0, len(rows) - 1, min(num_rows, len(rows))).astype(int)
         with quiet():
-            rows.select(places).to_json(path)
+            _write_lines(rows.select(places), path)
     return path

@@ -142,8 +142,8 @@ class DataPage:
         self._say(f"{chosen.path}\n{counts(table, max_prompt_tokens=limit)}")
         self._say(histogram(table.all_lengths))
         self._say(rendered(table))
-        if table.warning:
-            self._say(table.warning)
+        for note in table.notes:
+            self._say(note)
         self._say(forms_lines(tried))
 
 

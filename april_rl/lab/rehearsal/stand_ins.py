@@ -24,6 +24,7 @@ _SCHEMAS = {
     "BytedTsinghua-SIA/DAPO-Math-17k": "dapo_math_17k",
     "agentica-org/DeepScaleR-Preview-Dataset": "deepscaler",
     "zwhe99/DeepMath-103K": "deepmath_103k",
+    "Skywork/Skywork-OR1-RL-Data": "skywork_or1_math",
     "openai/gsm8k": "gsm8k",
     "HuggingFaceH4/MATH-500": "math_500",
     "HuggingFaceH4/aime_2024": "aime_2024",

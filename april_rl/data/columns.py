@@ -1,0 +1,102 @@
+"""Columns that a setting names: by name, or by a dotted path into structs and JSON text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import pyarrow as pa
+
+from april_rl.data.errors import DataError
+from april_rl.data.json_faults import shown
+
+
+class PathError(ValueError):
+    """Raised for a value that a dotted path cannot descend into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table, or a field of its structs that a dotted path names."""
+
+    setting: str  # for messages
+    path: tuple[str, ...]
+
+    def of(self, batch: Mapping[str, list[Any]]) -> list[Any]:
+        """Return the values of the whole column."""
+        return batch[self.path[0]]
+
+    def value(self, given: object) -> Any:  # noqa: ANN401
+        """Return what the path leads to within a value of the column; None where a row lacks the
+        field. Raise PathError for a value that has no fields.
+        """
+        for depth, name in enumerate(self.path[1:], start=1):
+            given = self._fields(given, ".".join(self.path[:depth])).get(name)
+        return given
+
+    def _fields(self, given: object, name: str) -> Mapping[str, Any]:
+        if isinstance(given, str):
+            given = self._parsed(given, name)
+        if isinstance(given, Mapping):
+            return given
+        if given is None:
+            return {}
+        raise PathError(f"{self.setting} leads through {name}, which is {shown(given)}, no struct")
+
+    def _parsed(self, text: str, name: str) -> object:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise PathError(
+                f"{self.setting} leads through {name}, which is text and not JSON: {text[:60]!r}"
+            ) from None
+
+
+def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
+    """Return the column named `setting`; an exact name takes precedence over a dotted path. Raise
+    DataError if there is none, or the path leads through a list.
+    """
+    column = setting.partition("=")[2]
+    if column in features:
+        return Column(setting, (column,))
+    path = tuple(column.split("."))
+    if path[0] not in features:
+        raise DataError(f"{where} has no column {setting}; there are {', '.join(features)}")
+    inner: Any = features[path[0]]
+    for depth, name in enumerate(path[1:], start=1):
+        if isinstance(inner, datasets.List):
+            raise DataError(
+                f"{where}: {setting} leads through {'.'.join(path[:depth])}, which is a list; a "
+                "path leads through structs, so write the value into a column of its own"
+            )
+        if isinstance(inner, Mapping) and name not in inner:
+            raise DataError(
+                f"{where} has no column {setting}: no {name!r}; there are {', '.join(inner)}"
+            )
+        inner = inner[name] if isinstance(inner, Mapping) else None
+    return Column(setting, path)
+
+
+def texts_of_json(text: str) -> list[str] | None:
+    """Return the texts that a text holds as a JSON list, or None if it is another text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return None
+    return values if all(isinstance(value, str) for value in values) else None
+
+
+def unsaved_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the first type within `kind` whose values JSON has no form for, or None."""
+    types = pa.types
+    if types.is_temporal(kind) or types.is_decimal(kind):
+        return kind
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return kind
+    inner = (unsaved_type(kind.field(i).type) for i in range(kind.num_fields))
+    return next((found for found in inner if found is not None), None)

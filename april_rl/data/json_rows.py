@@ -1,0 +1,203 @@
+"""Read a JSON file to an Arrow file whose values are those of the text: nothing becomes a date, and
+numbers keep their digits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+from datasets.features.features import register_feature
+
+from april_rl.data.json_faults import shown
+
+_CHUNK_CHARACTERS = 2**24
+_SAFE_DIGITS = 15  # a float keeps as many, whatever they are
+_INT64 = range(-(2**63), 2**63)
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class MixedJson(datasets.Json):  # type: ignore[misc]  # untyped library
+    """A column of values of several kinds, each stored as JSON text. The library's own class does
+    not keep all digits of a float, and takes a text that is JSON for the value that it writes.
+    """
+
+    _type: str = field(default="MixedJson", init=False, repr=False)
+
+    def decode_example(
+        self, example_data: str | None, token_per_repo_id: dict[str, Any] | None = None
+    ) -> Any:  # noqa: ANN401
+        """Return the value of a JSON text."""
+        del token_per_repo_id
+        return None if example_data is None else json.loads(example_data)
+
+
+with warnings.catch_warnings(action="ignore"):  # the library calls the function experimental
+    register_feature(MixedJson, "MixedJson")
+
+
+def stored(values: list[Any], kind: object) -> list[Any]:
+    """Return the values of a column in the form in which a table of `datasets` stores them."""
+    if not isinstance(kind, datasets.Json):
+        return values
+    return [None if value is None else json.dumps(value) for value in values]
+
+
+def published(table: datasets.Dataset) -> datasets.Dataset:
+    """Return the table with classes of columns that every user of `datasets` has."""
+    kinds = {
+        name: datasets.Json() if isinstance(kind, MixedJson) else kind
+        for name, kind in table.features.items()
+    }
+    return table.cast(datasets.Features(kinds))
+
+
+def read_json(path: str, target: Path) -> datasets.Dataset:
+    """Write the rows of a JSON file, one object a line or a list of objects, to the Arrow file
+    `target` and return them. Raise ValueError for a file that is not JSON, or whose rows are no
+    objects.
+    """
+    kinds = _kinds(path)
+    while True:
+        features = datasets.Features({name: _feature(kind) for name, kind in kinds.items()})
+        misfit = _write(path, target, features)
+        if misfit is None:
+            return datasets.Dataset.from_file(str(target))
+        kinds[misfit] = None
+
+
+def _kinds(path: str) -> dict[str, pa.DataType | None]:
+    """Return the Arrow type of each column; None for a column of several kinds."""
+    kinds: dict[str, pa.DataType | None] = {}
+    for rows in _chunks(path):
+        names = dict.fromkeys(name for row in rows for name in row)
+        for name in names:
+            if kinds.get(name, ...) is not None:
+                found = _array([row.get(name) for row in rows], None)
+                known = kinds.get(name, pa.null())
+                kinds[name] = found and _common(known, found.type)
+    return kinds
+
+
+def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array | None:
+    """Return the values as an Arrow array, or None if they have no type, or not this one."""
+    try:
+        return pa.array(values, type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return None
+
+
+def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds the values of both, or None."""
+    schemas = [pa.schema({"": kind}) for kind in (one, other)]
+    try:
+        both = pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+    return both.field(0).type
+
+
+def _feature(kind: pa.DataType | None) -> Any:  # noqa: ANN401
+    if kind is None:
+        return MixedJson()
+    return datasets.Features.from_arrow_schema(pa.schema({"": kind}))[""]
+
+
+def _write(path: str, target: Path, features: datasets.Features) -> str | None:
+    """Write the rows as these features, or return the name of a column that does not fit."""
+    schema = features.arrow_schema
+    with pa.OSFile(str(target), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for rows in _chunks(path):
+            arrays = {
+                name: _stored_array([row.get(name) for row in rows], feature)
+                for name, feature in features.items()
+            }
+            misfits: list[str] = [name for name, array in arrays.items() if array is None]
+            if misfits:
+                return misfits[0]
+            writer.write_batch(pa.record_batch(list(arrays.values()), schema=schema))
+    return None
+
+
+def _stored_array(values: list[Any], feature: Any) -> pa.Array | None:  # noqa: ANN401
+    """Return the values as the Arrow array of a feature, or None if they do not fit."""
+    if not isinstance(feature, MixedJson):
+        return _array(values, datasets.Features({"": feature}).arrow_schema.field(0).type)
+    texts = pa.array(stored(values, feature), type=pa.string())
+    return pa.ExtensionArray.from_storage(feature.pa_type, texts)
+
+
+def _chunks(path: str) -> Iterator[Rows]:
+    """Yield the rows of the file, as many at a time as have some megabytes of text."""
+    with Path(path).open(encoding="utf-8-sig", newline="\n") as file:
+        first = file.readline()
+        while first and not first.strip():
+            first = file.readline()
+        if not _is_object(first):
+            file.seek(0)
+            yield from _whole(file.read().removeprefix("\ufeff"))
+            return
+        line, number = first, 0
+        while line:
+            lines = [line, *file.readlines(_CHUNK_CHARACTERS)]
+            values = [_decode(each) for each in lines if each.strip()]
+            if rows := _objects(values, first=number):
+                yield rows
+            number += len(rows)
+            line = file.readline()
+
+
+def _is_object(line: str) -> bool:
+    """Return whether a line is a whole JSON object, not the beginning of a larger document."""
+    try:
+        return isinstance(_decode(line), dict)
+    except ValueError:
+        return False
+
+
+def _whole(text: str) -> Iterator[Rows]:
+    """Yield the rows of a text that is a list of objects, or objects that take several lines."""
+    values, at = [], 0
+    while text := text[at:].lstrip():
+        value, at = _DECODER.raw_decode(text)
+        values += value if isinstance(value, list) else [value]
+    if values:
+        yield _objects(values, first=0)
+
+
+def _objects(values: list[Any], *, first: int) -> Rows:
+    for number, value in enumerate(values, start=first + 1):
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"row {number} must be a JSON object, whose names are the columns, got "
+                f"{shown(value)}; docs/data.md shows how to convert a list of lists"
+            )
+    return values
+
+
+def _integer(text: str) -> int | str:
+    """Return a whole number, or its text if it is too large for a table."""
+    value = int(text) if len(text) <= len(str(_INT64.start)) else _INT64.stop
+    return value if value in _INT64 else text
+
+
+def _decimal(text: str) -> float | str:
+    """Return a decimal number, or its text if a float does not keep its digits."""
+    value = float(text)
+    if not math.isfinite(value):
+        return text
+    return value if len(text) <= _SAFE_DIGITS or Decimal(repr(value)) == Decimal(text) else text
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_decimal)
+_decode = _DECODER.decode

@@ -1,0 +1,110 @@
+"""Read a conversation from a column: messages in the form that chat templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from april_rl.types import Message
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLES_OF_QUESTIONS = ("user", "tool")  # after a message of these the policy speaks
+
+
+def messages_of_text(text: str) -> list[Any] | None:
+    """Return the messages that a text holds as a JSON list, or None if it is another text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    is_list = isinstance(value, list) and bool(value) and all(map(has_role, value))
+    return value if is_list else None
+
+
+def has_role(value: object) -> bool:
+    """Return whether a value is meant as a message."""
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str)
+
+
+def conversation(items: list[Any]) -> tuple[Message, ...]:
+    """Return the messages of a prompt: null fields are left out, and the arguments of tool calls
+    are mappings. Raise ValueError with the reason if the policy cannot answer them.
+    """
+    messages = tuple(_message(item, f"message {n}") for n, item in enumerate(items, start=1))
+    last = messages[-1]["role"]
+    if last == "assistant":
+        raise ValueError(
+            "ends with a message of the assistant, so the prompt would hold the answer; "
+            "name the column of the question alone, or leave that message out"
+        )
+    if last not in _ROLES_OF_QUESTIONS or not any(m["role"] == "user" for m in messages):
+        raise ValueError(
+            "asks nothing: a conversation needs a message of the user and ends with one, or with "
+            f"one of a tool; the last is of the {last}"
+        )
+    return messages
+
+
+def place_of_question(messages: Sequence[Message]) -> int:
+    """Return the index of the user's last message."""
+    return max(place for place, message in enumerate(messages) if message["role"] == "user")
+
+
+def _message(item: Mapping[str, Any], name: str) -> Message:
+    """Return one message without null fields; `name` is its name in errors."""
+    message = {key: value for key, value in item.items() if value is not None}
+    role, calls = message["role"], message.pop("tool_calls", None)
+    if role not in _ROLES:
+        raise ValueError(
+            f"{name} has the role {role!r}, which chat templates do not know; the roles are "
+            f"{', '.join(_ROLES)}"
+        )
+    content = message.setdefault("content", "" if calls else None)
+    if not isinstance(content, str):
+        raise ValueError(
+            f"{name}, of the {role}, has no text as content, got {type(content).__name__} "
+            f"{str(content)[:60]}; images and other parts are not supported: write the text alone"
+        )
+    if role in ("user", "assistant") and not (content.strip() or calls):
+        raise ValueError(f"{name}, of the {role}, is empty")
+    if calls and role != "assistant":
+        raise ValueError(f"{name} has tool_calls and is of the {role}; only the assistant calls")
+    return {**message, "tool_calls": _calls(calls, name)} if calls else message
+
+
+def _calls(calls: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Return calls of tools whose arguments are mappings, also where they are JSON text."""
+    if not isinstance(calls, list):
+        raise ValueError(f"{name}: tool_calls must be a list, got {str(calls)[:60]}")
+    read = []
+    for call in calls:
+        given = _without_nulls(call)
+        function = given.get("function", given) if isinstance(given, dict) else {}
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(f"{name}: no function is named in the call {str(call)[:60]}")
+        arguments = _arguments(function.get("arguments", {}), f"{name}: {function['name']}")
+        known = {"id": given["id"]} if "id" in given else {}
+        named = {"name": function["name"], "arguments": arguments}
+        read.append({**known, "type": "function", "function": named})
+    return read
+
+
+def _arguments(given: object, name: str) -> dict[str, Any]:
+    if isinstance(given, str):
+        try:
+            given = json.loads(given or "{}")
+        except ValueError as error:
+            raise ValueError(f"{name} is called with arguments that are no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{name} is called with {str(given)[:60]}; arguments are a mapping")
+    return given
+
+
+def _without_nulls(value: object) -> Any:  # noqa: ANN401
+    """Return a value without null fields, which a table adds where rows have different ones."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
