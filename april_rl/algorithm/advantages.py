@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from april_rl.config.choices import Advantage
-from april_rl.types import Observation, Sample
+from april_rl.types import Observation, Sample, differ
 
 STD_EPS = 1e-6  # keeps a group of almost equal rewards finite
 
@@ -34,7 +34,8 @@ def grpo(rewards: ArrayLike) -> Floats:
 
     The standard deviation is the sample one (divisor G - 1), as in TRL, verl and slime, so learning
     rates found with them carry over; with G = 8 the population one would make every advantage 7 %
-    larger. The result is zeros for equal rewards and for a group of one.
+    larger. The result is zeros for a group of one and for equal rewards, as everywhere here those
+    that `april_rl.types.differ` takes for equal.
     """
     return _scaled(_centred(_checked(rewards)))
 
@@ -141,8 +142,8 @@ def _checked(rewards: ArrayLike) -> Floats:
 
 
 def _centred(values: Floats) -> Floats:
-    """Return values minus their mean; exactly zeros if they are equal."""
-    if (values == values[0]).all():
+    """Return values minus their mean; exactly zeros if they differ by no more than rounding."""
+    if not differ(float(values.min()), float(values.max())):
         return np.zeros_like(values)
     centred: Floats = values - values.mean()
     return centred
