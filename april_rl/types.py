@@ -93,9 +93,7 @@ class Completion:
 
 
 class Observation(NamedTuple):
-    """Tokens that an environment adds to a sample before its first turn or after one; the policy
-    reads them, and they are never trained.
-    """
+    """Tokens that an environment adds before or after a turn: the policy reads them only."""
 
     token_ids: Sequence[int]
     is_final: bool = False  # no turn follows
@@ -189,9 +187,8 @@ class Sample:
     @property
     def policy_versions(self) -> tuple[int, ...]:
         """Return the policy version that sampled each response token [R]."""
-        return tuple(
-            chain.from_iterable([c.policy_version] * len(c.token_ids) for c in self.completions)
-        )
+        versions = ([c.policy_version] * len(c.token_ids) for c in self.completions)
+        return tuple(chain.from_iterable(versions))
 
     @property
     def is_finished(self) -> bool:
@@ -269,6 +266,11 @@ class Score(NamedTuple):
     parts: Parts = ()  # with several reward functions; `value` is the weighted sum
 
 
+def differ(least: float, largest: float) -> bool:
+    """Return whether rewards differ by more than rounding: 1e-6, or 1e-6 of the larger one."""
+    return not math.isclose(least, largest, rel_tol=1e-6, abs_tol=1e-6)
+
+
 @dataclass(slots=True, kw_only=True)
 class ScoredGroup:
     """A complete group with the reward of each sample."""
@@ -279,10 +281,8 @@ class ScoredGroup:
 
     @property
     def has_signal(self) -> bool:
-        """Return whether the rewards differ; equal rewards give every sample an advantage of
-        zero.
-        """
-        return max(self.rewards) != min(self.rewards)
+        """Return whether the rewards differ, as dynamic sampling asks of a group."""
+        return differ(min(self.rewards), max(self.rewards))
 
 
 def _finish_reason(spans: Sequence[Span], *, has_environment: bool) -> FinishReason | None:

@@ -152,6 +152,32 @@ def two(prompts, responses):
     return [0.0] * len(responses)
 
 
+def of_trl(completions, prompts, target, **kwargs):
+    """Take what TRL gives, in its order."""
+    return [0.0] * len(completions)
+
+
+def of_verl(data_source, solution_str, ground_truth, extra_info=None):
+    """Take what verl gives."""
+    return 0.0
+
+
+def of_openrlhf(queries, prompts, labels):
+    """Take what OpenRLHF gives."""
+    return [0.0] * len(queries)
+
+
+def in_another_order(_answers, difficulty, responses, *, prompts):
+    """Return the lengths of the response, the prompt and the answer, and the difficulty."""
+    shown = zip(responses, prompts, _answers, difficulty, strict=True)
+    return [len(r) + 10 * len(p) + 100 * len(a) + 1000 * d for r, p, a, d in shown]
+
+
+def by_place(*lists, difficulty):
+    """Return the length of the response and the difficulty."""
+    return [len(r) + 10 * d for r, d in zip(lists[1], difficulty, strict=True)]
+
+
 def never_sure(prompts, responses, answers):
     """Return None always, as a judge that is out of reach."""
     return [None] * len(responses)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from april_rl.config.choices import Advantage
-from april_rl.types import Observation, Sample
+from april_rl.types import Observation, Sample, differ
 
 STD_EPS = 1e-6  # keeps a group of almost equal rewards finite
 
@@ -20,8 +20,9 @@ Floats = NDArray[np.float64]
 
 # Rewards of one group [G] to advantages [G].
 GroupAdvantages = Callable[[ArrayLike], Floats]
-# The same for all groups of a step, for estimators that need the whole batch.
-BatchAdvantages = Callable[[Sequence[ArrayLike]], list[Floats]]
+# The same for all groups of a step, of their rewards and response tokens, for estimators that need
+# the whole batch.
+BatchAdvantages = Callable[[Sequence[ArrayLike], Sequence[Sequence[int]]], list[Floats]]
 # Samples and rewards [G] of all groups of a step to the advantage of every sample, or of its tokens
 # [R].
 Advantages = Callable[
@@ -34,7 +35,8 @@ def grpo(rewards: ArrayLike) -> Floats:
 
     The standard deviation is the sample one (divisor G - 1), as in TRL, verl and slime, so learning
     rates found with them carry over; with G = 8 the population one would make every advantage 7 %
-    larger. The result is zeros for equal rewards and for a group of one.
+    larger. The result is zeros for a group of one and for equal rewards, as everywhere here those
+    that `april_rl.types.differ` takes for equal.
     """
     return _scaled(_centred(_checked(rewards)))
 
@@ -63,34 +65,37 @@ def by_group(advantages: GroupAdvantages) -> BatchAdvantages:
     alone.
     """
 
-    def of_batch(groups: Sequence[ArrayLike]) -> list[Floats]:
+    def of_batch(groups: Sequence[ArrayLike], _num_tokens: Sequence[Sequence[int]]) -> list[Floats]:
         return [advantages(group) for group in groups]
 
     return of_batch
 
 
-def reinforce_pp(groups: Sequence[ArrayLike]) -> list[Floats]:
-    """(reward - batch mean) / (batch std + 1e-6), by group [G]; Hu et al. 2025 (REINFORCE++), the
-    variant without a group baseline.
+def reinforce_pp(groups: Sequence[ArrayLike], num_tokens: Sequence[Sequence[int]]) -> list[Floats]:
+    """(reward - mean) / (std + 1e-6), by group [G], over all response tokens of the batch; Hu et
+    al. 2025 (REINFORCE++), the variant without a group baseline.
 
-    Mean and sample standard deviation are taken over all samples of the batch; the paper's KL term
-    is not part of the reward here. It works with one sample a prompt and gives a signal to groups
-    of equal rewards. The result is zeros if all rewards of the batch are equal.
+    Every token is an observation of its sample's reward, as in verl, NeMo RL and slime, so a long
+    response counts more; the paper's KL term is not part of the reward here. It works with one
+    sample a prompt and gives a signal to groups of equal rewards. The result is zeros if all
+    rewards of the batch are equal.
     """
     checked = [_checked(group) for group in groups]
-    return _split(_scaled(_centred(np.concatenate(checked))), like=checked)
+    return _split(_over_tokens(np.concatenate(checked), num_tokens), like=checked)
 
 
-def reinforce_pp_baseline(groups: Sequence[ArrayLike]) -> list[Floats]:
-    """(reward - group mean) / (batch std of that + 1e-6), by group [G]; Hu et al. 2025
-    (REINFORCE++), the variant with baseline.
+def reinforce_pp_baseline(
+    groups: Sequence[ArrayLike], num_tokens: Sequence[Sequence[int]]
+) -> list[Floats]:
+    """(c - mean) / (std + 1e-6) of c = reward - group mean, by group [G], over all response tokens
+    of the batch; Hu et al. 2025 (REINFORCE++), the variant with baseline.
 
-    The standard deviation is taken over the whole batch, so a group of almost equal rewards is not
-    blown up as in `grpo`; the batch mean of the centred rewards is already 0. The result is exactly
-    zero for a group of equal rewards.
+    The standard deviation is that of the whole batch, so a group of almost equal rewards is not
+    blown up as in `grpo`. The mean over tokens is 0 where responses have equal lengths; elsewhere
+    a group of equal rewards gets a small advantage too, as in verl, NeMo RL and slime.
     """
     centred = [dr_grpo(group) for group in groups]
-    return _split(_scaled(np.concatenate(centred)), like=centred)
+    return _split(_over_tokens(np.concatenate(centred), num_tokens), like=centred)
 
 
 def grpo_by_turn(samples: Sequence[Sample], rewards: ArrayLike) -> list[Floats]:
@@ -141,8 +146,8 @@ def _checked(rewards: ArrayLike) -> Floats:
 
 
 def _centred(values: Floats) -> Floats:
-    """Return values minus their mean; exactly zeros if they are equal."""
-    if (values == values[0]).all():
+    """Return values minus their mean; exactly zeros if they differ by no more than rounding."""
+    if not differ(float(values.min()), float(values.max())):
         return np.zeros_like(values)
     centred: Floats = values - values.mean()
     return centred
@@ -154,6 +159,18 @@ def _scaled(centred: Floats) -> Floats:
         return centred
     scaled: Floats = centred / (float(np.std(centred, ddof=1)) + STD_EPS)
     return scaled
+
+
+def _over_tokens(values: Floats, num_tokens: Sequence[Sequence[int]]) -> Floats:
+    """Return values minus their mean over their sample standard deviation, each counted as often
+    as its sample has tokens; exactly zeros if they are equal.
+    """
+    if not differ(float(values.min()), float(values.max())):
+        return np.zeros_like(values)
+    counts = np.concatenate(num_tokens)
+    centred: Floats = values - np.average(values, weights=counts)
+    std = np.sqrt(counts @ centred**2 / (counts.sum() - 1))
+    return centred / (float(std) + STD_EPS)
 
 
 def _split(values: Floats, *, like: Sequence[Floats]) -> list[Floats]:
@@ -176,4 +193,11 @@ def advantages_of(choice: Advantage) -> Advantages:
             grpo_by_turn(*group) for group in zip(samples, rewards, strict=True)
         ]
     estimator = ADVANTAGES[choice]
-    return lambda _, rewards: [list(group) for group in estimator(rewards)]
+
+    def of_samples(
+        samples: Sequence[Sequence[Sample]], rewards: Sequence[ArrayLike]
+    ) -> list[list[float]]:
+        num_tokens = [[sample.num_tokens for sample in group] for group in samples]
+        return [group.tolist() for group in estimator(rewards, num_tokens)]
+
+    return of_samples

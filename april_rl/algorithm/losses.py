@@ -3,6 +3,7 @@
 
 Legend: [T] trained tokens. Log-probabilities are in nats, of the sampled token, at the sampling
 temperature; A is the advantage, r the ratio exp(logprobs - anchor_logprobs), sg a stopped gradient.
+A ratio is at most e^20 and has no gradient beyond (`ratio_of`).
 Every loss is minimised, and none averages over a batch; at r = 1 the gradient of its sum over a
 response, with respect to each log-probability, is -A.
 """
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from april_rl.algorithm.ratio import ratio_of
 from april_rl.algorithm.responses import Responses
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Loss
@@ -94,7 +96,7 @@ def ppo_clip(
     Clipped: good tokens with a ratio above the upper bound, bad ones with a ratio below the lower
     one or above `dual_clip`.
     """
-    ratio = torch.exp(inputs.logprobs - inputs.anchor_logprobs)
+    ratio = ratio_of(inputs.logprobs - inputs.anchor_logprobs)
     return _clip(
         ratio, inputs.advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
     )
@@ -110,7 +112,7 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
     none, as long as they share an advantage.
     """
     log_ratio = inputs.responses.means(inputs.logprobs - inputs.anchor_logprobs)
-    ratio = inputs.responses.spread(log_ratio.exp())
+    ratio = inputs.responses.spread(ratio_of(log_ratio))
     return _clip(ratio, inputs.advantages, clip_low=clip_low, clip_high=clip_high)
 
 
@@ -123,7 +125,7 @@ def gspo_token(inputs: LossInputs, *, clip_low: float, clip_high: float) -> Toke
     """
     log_ratio = inputs.responses.means(inputs.logprobs - inputs.anchor_logprobs).detach()
     own = inputs.logprobs - inputs.logprobs.detach()  # zeros that carry the gradient
-    ratio = torch.exp(inputs.responses.spread(log_ratio) + own)
+    ratio = ratio_of(inputs.responses.spread(log_ratio) + own)
     return _clip(ratio, inputs.advantages, clip_low=clip_low, clip_high=clip_high)
 
 
@@ -134,7 +136,7 @@ def cispo(inputs: LossInputs, *, clip_high: float, clip_low: float = 1.0) -> Tok
     would drop. The paper has the upper bound only, which is `clip_low` 1. Clipped: the weight was
     cut, whatever the sign of the advantage.
     """
-    ratio = torch.exp(inputs.logprobs - inputs.anchor_logprobs).detach()
+    ratio = ratio_of(inputs.logprobs - inputs.anchor_logprobs).detach()
     weights = ratio.clamp(1 - clip_low, 1 + clip_high)
     return TokenLoss(-weights * inputs.advantages * inputs.logprobs, weights != ratio)
 
@@ -149,7 +151,7 @@ def sapo(
     σ), which is 1 at r = 1 and falls on both sides, faster for a larger τ. Nothing is ever clipped.
     At r = 1 the value is -2 A / τ.
     """
-    ratio = torch.exp(inputs.logprobs - inputs.anchor_logprobs)
+    ratio = ratio_of(inputs.logprobs - inputs.anchor_logprobs)
     temperature = torch.full_like(ratio, negative_temperature).masked_fill(
         inputs.advantages > 0, positive_temperature
     )

@@ -20,6 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from april_rl.algorithm.ratio import ratio_of
 from april_rl.algorithm.responses import Responses
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Correction
@@ -64,12 +65,12 @@ def _by_token(weigh: Callable[[Tensor, Tensor], Tensor]) -> Weigh:
 def truncated_importance_weights(
     proximal_logprobs: Tensor, behaviour_logprobs: Tensor, *, cap: float
 ) -> Tensor:
-    """min(w, cap) [T], without gradient; with `cap` inf the plain importance weight.
+    """min(w, cap) [T], without gradient; with `cap` inf the plain importance weight, at most e^20.
 
     Truncated importance sampling: Ionides 2008; per token between engine and learner, Yao et al.
     2025 ("Your efficient RL framework secretly brings you off-policy RL training").
     """
-    return torch.exp(proximal_logprobs - behaviour_logprobs).detach().clamp(max=cap)
+    return ratio_of(proximal_logprobs - behaviour_logprobs).detach().clamp(max=cap)
 
 
 def token_mask(
@@ -102,7 +103,7 @@ def sequence_importance_weights(
     spread grows with length: on long responses most weights are near 0 or at the cap.
     """
     log_weights = responses.sums((learner_logprobs - behaviour_logprobs).detach())
-    return responses.spread(log_weights.exp().clamp(max=cap))
+    return responses.spread(ratio_of(log_weights).clamp(max=cap))
 
 
 def sequence_mask(

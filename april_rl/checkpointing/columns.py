@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import RunError
 
 Plain = Any  # dicts with string keys, lists, numbers, strings, None, arrays of type i or d
@@ -41,10 +42,9 @@ def write_state(state: Plain, folder: Path, name: str) -> None:
     # A metric of an interrupted step may be infinite; Python's json writes and reads Infinity.
     text = json.dumps(_without_arrays(state, columns, sizes))
     (folder / f"{name}.json").write_text(text, encoding="utf-8")
-    save_file(
-        {column: _joined(parts, column) for column, parts in columns.items()},
-        folder / f"{name}.safetensors",
-    )
+    path = folder / f"{name}.safetensors"
+    with mode_of_new_files(path):
+        save_file({column: _joined(parts, column) for column, parts in columns.items()}, path)
 
 
 def read_state(folder: Path, name: str) -> Plain:

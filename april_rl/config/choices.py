@@ -46,8 +46,8 @@ class Advantage(Enum):
     grpo = "grpo"  # (reward - group mean) / group standard deviation
     dr_grpo = "dr_grpo"  # reward - group mean
     rloo = "rloo"  # reward - mean of the others of the group
-    reinforce_pp = "reinforce_pp"  # (reward - batch mean) / batch standard deviation
-    reinforce_pp_baseline = "reinforce_pp_baseline"  # dr_grpo / its standard deviation in the batch
+    reinforce_pp = "reinforce_pp"  # (reward - mean) / standard deviation over the batch's tokens
+    reinforce_pp_baseline = "reinforce_pp_baseline"  # dr_grpo, then reinforce_pp
     grpo_by_turn = "grpo_by_turn"  # grpo over the rewards of turns; a token has those still to come
 
 

@@ -38,8 +38,8 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
         )
     if len({"snapshot", "restore"} & names_of(found)) == 1 and not is_of_tools(found):
         raise TypeError(f"{function} needs both `snapshot` and `restore`, or neither")
-    check_args(found, args, num_given=0)
-    if absent := wanted(found, args, num_given=0):
+    check_args(found, args)
+    if absent := wanted(found, args):
         raise TypeError(f"needs the argument {' and '.join(absent)}")
     return found
 

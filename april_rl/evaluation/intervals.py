@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 CONFIDENCE = 0.95
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _HALVINGS = 60  # of an interval of differences, to the last bit
+_ADDED_PROMPTS = 0.5  # chosen by simulation, docs/evaluation.md
 _NUM_RESAMPLES = 10_000
 _SEED = 0  # the same figures give the same interval
 _CHUNK = 1 << 21  # prompts drawn at a time
@@ -39,43 +40,72 @@ class Estimate(NamedTuple):
 def estimate(values: ArrayLike) -> Estimate:
     """Return the mean of the prompts' values [P] with its interval.
 
-    Values that are all 0 or 1, as with one sample a prompt, are a proportion and get Wilson's
-    interval, which also holds for few prompts and at the ends, where resampling gives zero width
-    (Bowyer et al. 2025, arXiv 2503.01747). All others get the percentile bootstrap.
+    Values between 0 and 1 get Wilson's interval for the effective number of prompts. It has a width
+    where resampling has none, as at the ends (Bowyer et al. 2025, arXiv 2503.01747), and with one
+    sample a prompt it is Wilson's own. Other rewards have no known ends: they get the bootstrap.
     """
     found = np.asarray(values, dtype=np.float64)
-    if np.all((found == 0) | (found == 1)):
-        return Estimate(float(found.mean()), *wilson(int(found.sum()), len(found)))
-    return Estimate(float(found.mean()), *bootstrap(found))
+    mean = float(found.mean())
+    if not _is_between_0_and_1(found):
+        return Estimate(mean, *bootstrap(found))
+    trials = effective_prompts(found, ends=(0.0, 1.0))
+    return Estimate(mean, *wilson(mean * trials, trials))
 
 
 def paired_difference(first: ArrayLike, second: ArrayLike) -> Estimate:
     """Return the mean of second - first over the same prompts [P] with its interval.
 
     The difficulty of a prompt cancels, so this detects smaller differences than a comparison of two
-    intervals (Miller 2024). Differences that are all -1, 0 or 1, as with one sample a prompt or
-    two models that agree, are those of two paired proportions and get Tango's interval; all others
-    the bootstrap over prompts.
+    intervals (Miller 2024). Values between 0 and 1 get Tango's interval of two paired proportions,
+    for the effective number of prompts; a difference of 0.25 is a quarter of a prompt gained.
+    All others get the bootstrap over prompts.
     """
-    differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
-    mean, gained, lost = float(differences.mean()), differences == 1, differences == -1
-    if np.all(gained | lost | (differences == 0)):
-        return Estimate(mean, *tango(int(gained.sum()), int(lost.sum()), len(differences)))
-    return Estimate(mean, *bootstrap(differences))
+    before, after = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    found = after - before
+    mean = float(found.mean())
+    if not (_is_between_0_and_1(before) and _is_between_0_and_1(after)):
+        return Estimate(mean, *bootstrap(found))
+    pairs = effective_prompts(found, ends=(-1.0, 1.0))
+    gained, lost = np.maximum(found, 0).mean() * pairs, np.maximum(-found, 0).mean() * pairs
+    return Estimate(mean, *tango(float(gained), float(lost), pairs))
 
 
-def tango(gained: int, lost: int, pairs: int) -> tuple[float, float]:
+def effective_prompts(values: NDArray[np.float64], *, ends: tuple[float, float]) -> float:
+    """Return how many whole prompts tell as much as `values` [P]; a whole prompt is at 0 or at an
+    end.
+
+    That is P × the variance of whole prompts with this mean ÷ the variance of the values (Korn and
+    Graubard 1998, "Confidence intervals for proportions with small expected number of positive
+    counts estimated from survey data"). Both variances include _ADDED_PROMPTS, half of them at each
+    end: a spread that is seen on few prompts is an uncertain one, and equal values have none. P is
+    the smallest result: what all prompts have when they are whole.
+    """
+    all_values = np.array([*values, *ends])
+    weights = np.array([*np.ones(len(values)), *np.full(2, _ADDED_PROMPTS / 2)])
+    square = np.average(all_values, weights=weights) ** 2
+    of_whole = np.average(np.abs(all_values), weights=weights) - square
+    of_values = np.average(all_values**2, weights=weights) - square
+    return len(values) * float(of_whole / of_values)
+
+
+def _is_between_0_and_1(values: NDArray[np.float64]) -> bool:
+    return bool(np.all((values >= 0) & (values <= 1)))
+
+
+def tango(gained: float, lost: float, pairs: float) -> tuple[float, float]:
     """Return the score interval of the difference of two paired proportions (Tango 1998,
     Statistics in Medicine 17: 891-908). It holds for few pairs, and where none of them differs.
 
-    `gained` and `lost` count the pairs with only the second or only the first a success.
+    `gained` and `lost` count the pairs with only the second or only the first a success. For few
+    pairs it is no exact test: 4 lost and none gained of 200 exclude 0, where McNemar's exact test
+    has p = 0.125.
     """
     found = (gained - lost) / pairs
     high = _farthest(found, 1.0, gained, lost, pairs)
     return -_farthest(-found, 1.0, lost, gained, pairs), high
 
 
-def _farthest(near: float, far: float, gained: int, lost: int, pairs: int) -> float:
+def _farthest(near: float, far: float, gained: float, lost: float, pairs: float) -> float:
     """Return the largest difference between `near` and `far` that the score test does not reject,
     by bisection.
     """
@@ -85,7 +115,7 @@ def _farthest(near: float, far: float, gained: int, lost: int, pairs: int) -> fl
     return near
 
 
-def _is_kept(difference: float, gained: int, lost: int, pairs: int) -> bool:
+def _is_kept(difference: float, gained: float, lost: float, pairs: float) -> bool:
     """Return whether the score test keeps the hypothesis of this difference, at CONFIDENCE."""
     # The likeliest share of pairs lost under the hypothesis solves a·x² + b·x + c = 0.
     a = 2 * pairs
@@ -96,7 +126,7 @@ def _is_kept(difference: float, gained: int, lost: int, pairs: int) -> bool:
     return (gained - lost - pairs * difference) ** 2 <= _Z**2 * variance
 
 
-def wilson(successes: int, trials: int) -> tuple[float, float]:
+def wilson(successes: float, trials: float) -> tuple[float, float]:
     """Return Wilson's interval of a proportion (Wilson 1927, "Probable inference, the law of
     succession, and statistical inference").
     """

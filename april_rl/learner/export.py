@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig
 
+from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.learner.checkpoint import INDEX, SINGLE_FILE
 from april_rl.learner.sizes import SHARD_BYTES
 
@@ -117,7 +118,9 @@ def _write_tensors(
         weight_map[name] = names[files[i]]
         total_bytes += tensor.nbytes
         if i + 1 == len(files) or files[i + 1] != files[i]:
-            save_file(pending, folder / names[files[i]], metadata={"format": "pt"})
+            path = folder / names[files[i]]
+            with mode_of_new_files(path):
+                save_file(pending, path, metadata={"format": "pt"})
             pending.clear()
     if num_files > 1:
         index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}

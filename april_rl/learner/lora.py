@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.config.lora import LoraConfig
 from april_rl.errors import RunError
 
@@ -131,7 +132,9 @@ def write_adapter(module: nn.Module, lora: LoraConfig, folder: Path) -> int:
 
 def _write(config: PeftConfig, tensors: dict[str, Tensor], folder: Path) -> None:
     config.save_pretrained(str(folder))
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    path = folder / WEIGHTS_FILE
+    with mode_of_new_files(path):
+        save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _peft_config(module: nn.Module, lora: LoraConfig, *, base: str) -> PeftConfig:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from april_rl.algorithm.kl import k3
+from april_rl.algorithm.ratio import ratio_of
 from april_rl.learner.objective import RowLoss
 from april_rl.learner.row import PackedRow
 from april_rl.metrics import Histogram, Max, Mean, Metrics
@@ -50,7 +51,7 @@ class TokenStatistics:
         same tokens.
         """
         held, behaviour = logprobs.detach(), row.behaviour_logprobs
-        ratio = (held - behaviour).exp()
+        ratio = ratio_of(held - behaviour)
         self._has_reference |= reference is not None
         values = torch.stack(
             [

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import RunError
 from april_rl.learner.names import Box
 from april_rl.learner.offload import Offloadable
@@ -136,11 +137,10 @@ class TrainingState:
 def _write_shards(shards: Mapping[str, Shard], path: Path) -> None:
     boxes = {name: [[one.start, one.stop] for one in shard.box] for name, shard in shards.items()}
     shapes = {name: list(shard.shape) for name, shard in shards.items()}
-    save_file(
-        {name: shard.values.contiguous() for name, shard in shards.items()},
-        path,
-        metadata={_BOXES: json.dumps(boxes), _SHAPES: json.dumps(shapes)},
-    )
+    metadata = {_BOXES: json.dumps(boxes), _SHAPES: json.dumps(shapes)}
+    values = {name: shard.values.contiguous() for name, shard in shards.items()}
+    with mode_of_new_files(path):
+        save_file(values, path, metadata=metadata)
 
 
 def read_shards(shards: Mapping[str, Shard], folder: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cache
 from numbers import Real
 from pathlib import Path
@@ -20,7 +21,7 @@ from april_rl.rewards.plugins import Caught, import_function
 from april_rl.types import SampleId, Score
 
 RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
-NUM_LISTS = 3  # prompts, responses, answers: what every function gets
+LISTS = ("prompts", "responses", "answers")  # what every function gets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,14 @@ class Restores(Protocol):
         """Continue where `save` returned `state`."""
 
 
+@runtime_checkable
+class Array(Protocol):
+    """An array or tensor, or a scalar of such a library."""
+
+    def tolist(self) -> object:
+        """Return its numbers as Python's own, in lists unless it has no dimension."""
+
+
 class SoftTimeout(float):
     """The value of a response on which a built-in stopped at its own time limit."""
 
@@ -73,10 +82,12 @@ class Reward:
     last_failure: Callable[[], str] = str  # why it had no score the last time
     state: str | None = field(default=None, init=False)  # JSON, after the last call; None: has none
     _names: tuple[str, ...] = field(init=False)  # columns and reserved names of a call
+    _lists: tuple[str, ...] = field(init=False)  # see names_of_lists
 
     def __post_init__(self) -> None:
-        """Raise TypeError unless it can be called with (prompts, responses, answers)."""
-        self._names = (*self.columns, *wanted(self.call, self.args))
+        """Raise TypeError unless it takes prompts, responses and answers."""
+        self._lists = names_of_lists(self.call)
+        self._names = (*self.columns, *wanted(self.call, self.args, given=LISTS))
         self.columns = tuple(name for name in self._names if name not in RESERVED)
 
     def load(self, context: Context, state: str | None) -> None:
@@ -129,10 +140,11 @@ class Reward:
     def _returned(self, job: DecodedJob) -> object:
         """Call the function; run the result to its end if it is a coroutine."""
         num = len(job.texts)
+        lists = ([job.prompt.text] * num, list(job.texts), [job.prompt.answer] * num)
+        by_name = dict(zip(self._lists, lists, strict=True)) if self._lists else {}
         returned = self.call(
-            [job.prompt.text] * num,
-            list(job.texts),
-            [job.prompt.answer] * num,
+            *(() if by_name else lists),
+            **by_name,
             **{name: job.argument(name) for name in self._names},
             **self.args,
         )
@@ -159,14 +171,14 @@ def load_reward(settings: RewardFunction, context: Context, *, state: str | None
     """
     if settings.function in BUILTIN_REWARDS:
         build = import_function(f"{builtin_module(settings.function)}:build")
-        check_args(build, settings.args, num_given=1)
-        if missing := wanted(build, settings.args, num_given=1):
+        check_args(build, settings.args, given=("context",))
+        if missing := wanted(build, settings.args, given=("context",)):
             raise TypeError(f"needs the argument {' and '.join(missing)}")
         built: Reward = build(context, **settings.args)
         return built
     found = import_function(settings.function)
     is_class = inspect.isclass(found)
-    check_args(found, settings.args, num_given=0 if is_class else NUM_LISTS)
+    check_args(found, settings.args, given=() if is_class else LISTS)
     if is_class:
         reward = Reward(call=found(**settings.args))
     else:
@@ -176,37 +188,57 @@ def load_reward(settings: RewardFunction, context: Context, *, state: str | None
 
 
 def check_args(
-    function: Callable[..., object], args: Mapping[str, object], *, num_given: int
+    function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
 ) -> None:
-    """Raise TypeError unless a function accepts `args` by name, besides `num_given` by position."""
+    """Raise TypeError unless a function accepts `args` by name, besides `given`."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
-    named = [p.name for p in parameters[num_given:] if p.kind is not p.VAR_POSITIONAL]
+    by_name = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    named = [p.name for p in by_name if _known(p) not in given]
     unknown = [name for name in args if name not in named]
     if unknown:
         raise TypeError(f"has no argument {unknown[0]!r}; it takes {', '.join(named) or 'none'}")
 
 
 def wanted(
-    function: Callable[..., object], args: Mapping[str, object], *, num_given: int = NUM_LISTS
+    function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the names of further arguments that a function takes besides `args` and `num_given`
-    positional ones: every parameter without a default, and the reserved names.
+    """Return the names of further arguments that a function takes besides `args` and `given`: every
+    parameter without a default, and the reserved names.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    rest = [p for p in named if p.name not in args and _known(p) not in given]
+    return tuple(p.name for p in rest if p.default is p.empty or p.name in RESERVED)
 
-    Raise TypeError when it does not take that many positional arguments (prompts, responses and
-    answers).
+
+def names_of_lists(function: Callable[..., object]) -> tuple[str, ...]:
+    """Return what a function calls each of LISTS, or nothing when it takes them by position.
+
+    A leading underscore, as for an argument that is not used, makes no difference. Raise TypeError
+    when one is missing, as in a function for another trainer: it would get our lists in its order.
     """
     parameters = list(inspect.signature(function).parameters.values())
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if len(by_place) < num_given and not takes_all:
-        raise TypeError("does not take (prompts, responses, answers)")
-    rest = [p for p in parameters if p not in by_place[:num_given]]
-    named = [p for p in rest if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return tuple(
-        p.name for p in named if p.name not in args and (p.default is p.empty or p.name in RESERVED)
-    )
+    takes_more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    first = tuple(_known(p) for p in by_place[: len(LISTS)])
+    if first == LISTS or (takes_more and first == LISTS[: len(first)]):
+        return ()
+    named = {
+        _known(p): p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    if not named.keys() >= set(LISTS):
+        raise TypeError(
+            f"takes ({', '.join(p.name for p in parameters)}), expected ({', '.join(LISTS)}) by "
+            "these names, and data columns by theirs"
+        )
+    return tuple(named[name] for name in LISTS)
+
+
+def _known(parameter: inspect.Parameter) -> str:
+    """Return the name of a parameter without the underscore of one that is not used."""
+    return parameter.name.lstrip("_")
 
 
 def checked(returned: object, num_expected: int) -> list[float | None] | str:
@@ -214,15 +246,26 @@ def checked(returned: object, num_expected: int) -> list[float | None] | str:
     invalid.
     """
     expected = f"expected a list of {num_expected} numbers"
-    if not isinstance(returned, Collection) or isinstance(returned, (str, bytes, dict, Set)):
+    plain = returned.tolist() if isinstance(returned, Array) else returned
+    if not isinstance(returned, Collection) or isinstance(plain, (str, bytes, dict, Set, Real)):
         return f"returned {returned!r:.80}, {expected}"
-    values = list(returned)
+    values = [_number(value) for value in returned]
     if len(values) != num_expected:
         return f"returned {len(values)} rewards for {num_expected} responses, {expected}"
     for value in values:
-        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+        if value is not None and not (isinstance(value, (Real, Decimal)) and math.isfinite(value)):
             return f"returned {value!r:.80} as a reward, {expected}, all of them finite, or None"
     return values
+
+
+def _number(value: object) -> Any:  # noqa: ANN401
+    """Return the number in an array or tensor that has only one; anything else as it is."""
+    if not isinstance(value, Array):
+        return value
+    plain = value.tolist()
+    while isinstance(plain, list) and len(plain) == 1:
+        (plain,) = plain
+    return plain
 
 
 @cache

@@ -51,30 +51,58 @@ def test_rloo_subtracts_the_mean_of_the_other_samples():
     assert rloo(rewards) == pytest.approx([r - o for r, o in zip(rewards, others, strict=True)])
 
 
-def test_reinforce_pp_takes_mean_and_spread_from_the_whole_batch():
-    """Groups of different size; a group of equal rewards has signal. Planted bug: by group."""
-    groups = [[1.0, 0.0], [1.0, 1.0, 1.0]]
-    scale = statistics.stdev([1.0, 0.0, 1.0, 1.0, 1.0]) + 1e-6
-    first, second = reinforce_pp(groups)
-    assert first == pytest.approx([0.2 / scale, -0.8 / scale])
-    assert second == pytest.approx([0.2 / scale] * 3)
+def over_tokens(values: list[float], num_tokens: list[int]) -> list[float]:
+    """Every token is an observation: the values, each repeated for its tokens, minus their mean
+    over their standard deviation.
+    """
+    every = [value for value, count in zip(values, num_tokens, strict=True) for _ in range(count)]
+    mean, scale = statistics.mean(every), statistics.stdev(every) + 1e-6
+    return [(value - mean) / scale for value in values]
 
 
-def test_reinforce_pp_with_baseline_takes_the_mean_by_group_and_the_spread_from_the_batch():
-    """Planted bug: the spread by group, which is `grpo`."""
-    groups = [[1.0, 0.0], [0.2, 0.4], [0.7, 0.7, 0.7]]
+def test_reinforce_pp_takes_mean_and_spread_from_the_tokens_of_the_whole_batch():
+    """Groups of different size; a group of equal rewards has signal. Planted bugs: by group; every
+    sample counts once.
+    """
+    groups, num_tokens = [[1.0, 0.0], [1.0, 1.0, 1.0]], [[2, 7], [1, 1, 5]]
+    expected = over_tokens([1.0, 0.0, 1.0, 1.0, 1.0], [2, 7, 1, 1, 5])
+    first, second = reinforce_pp(groups, num_tokens)
+    assert [*first, *second] == pytest.approx(expected)
+    assert second[0] > 0
+
+
+def test_reinforce_pp_with_baseline_takes_the_mean_by_group_and_then_whitens_over_tokens():
+    """Planted bugs: the spread by group, which is `grpo`; the mean over tokens is left."""
+    groups, num_tokens = [[1.0, 0.0], [0.2, 0.4], [0.7, 0.7, 0.7]], [[2, 7], [3, 1], [1, 1, 5]]
     centred = [0.5, -0.5, -0.1, 0.1, 0.0, 0.0, 0.0]
-    scale = statistics.stdev(centred) + 1e-6
-    found = np.concatenate(reinforce_pp_baseline(groups))
-    assert found == pytest.approx([value / scale for value in centred])
-    assert found[4:].tolist() == [0.0] * 3
+    found = np.concatenate(reinforce_pp_baseline(groups, num_tokens))
+    assert found == pytest.approx(over_tokens(centred, [2, 7, 3, 1, 1, 1, 5]))
+    assert np.concatenate(num_tokens) @ found == pytest.approx(0)
+
+
+@pytest.mark.parametrize("estimator", [reinforce_pp, reinforce_pp_baseline])
+def test_over_the_batch_equal_rewards_have_exactly_zero_advantage(estimator):
+    """Equal but for rounding. Responses of equal length count as samples do."""
+    for found in estimator([[0.3, 0.1 + 0.2], [0.3]], [[1, 5], [2]]):
+        assert found.tolist() == [0.0] * len(found)
+    rewards = [0.0, 1.0, 1.0, 0.5]
+    [found] = estimator([rewards], [[3] * 4])
+    assert found == pytest.approx(over_tokens(rewards, [3] * 4))
+
+
+def test_the_tokens_of_a_batch_are_those_that_its_samples_have():
+    """Those of environments are none. Planted bug: the length with observations."""
+    samples = [[episode((2, "stop"), 0.0), episode((5, "stop"), 0.0, index=1)]]
+    expected = over_tokens([1.0, 0.0], [2, 5])
+    [found] = advantages_of(Advantage.reinforce_pp)(samples, [[1.0, 0.0]])
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", BATCH)
 def test_a_batch_keeps_its_groups_apart_and_in_order(name):
     """Planted bug: groups cut at equal sizes."""
     groups = [[1.0, 0.0, 0.0], [0.5], [2.0, 0.0]]
-    found = BATCH[name](groups)
+    found = BATCH[name](groups, [[1, 2, 3], [4], [1, 1]])
     assert [len(advantages) for advantages in found] == [3, 1, 2]
     assert [advantages.argmax() for advantages in found] == [0, 0, 0]
 

@@ -80,3 +80,13 @@ def test_the_sampled_entropy_term_has_the_gradient_of_the_exact_one():
         return (logprobs.exp() * logprobs).sum()
 
     torch.testing.assert_close(mean_slope(sampled_negative_entropy), slope_of(exact))
+
+
+@pytest.mark.parametrize("estimator", [k2, k3])
+def test_a_token_far_below_the_reference_gives_no_nan(estimator):
+    """A hundred nats: float32 holds no exponential of that."""
+    logprobs = torch.tensor([-100.0, -1.0, -0.5], requires_grad=True)
+    values = estimator(logprobs, torch.tensor([-0.1, -1.5, -100.0]))
+    [gradient] = torch.autograd.grad((values * torch.tensor([0.0, 1.0, 1.0])).sum(), logprobs)
+    assert values.isfinite().all()
+    assert gradient.isfinite().all()

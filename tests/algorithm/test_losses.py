@@ -17,6 +17,7 @@ from april_rl.algorithm.losses import (
     sapo,
 )
 from april_rl.algorithm.off_policy import truncated_importance_weights
+from april_rl.algorithm.ratio import ratio_of
 from april_rl.algorithm.responses import Responses
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -75,6 +76,29 @@ def test_at_ratio_one_every_loss_has_the_same_gradient(name):
     loss = LOSSES[name](inputs)
     torch.testing.assert_close(slope(loss, inputs), -advantages)
     assert not loss.clipped.any()
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("name", [*LOSSES, "unbounded ppo_clip"])
+def test_a_ratio_beyond_float32_gives_no_nan(name, advantage):
+    """Nor does a response of such tokens, also with loss weight 0. Fails when exp overflows: the
+    gradient of a branch that is not taken is then 0 · inf.
+    """
+    loss_of = LOSSES.get(name, lambda inputs: ppo_clip(inputs, **CLIP))
+    log_ratios = torch.tensor([0.1, 100.0, -100.0, 1e4, 200.0, 300.0])
+    inputs = inputs_of(log_ratios, torch.full((6,), advantage), [4, 2])
+    loss = loss_of(inputs)
+    assert loss.loss.isfinite().all()
+    for weights in (1.0, torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])):
+        assert slope(loss_of(inputs), inputs, weights).isfinite().all()
+
+
+@pytest.mark.parametrize("log_ratio", [-80.0, -3.0, 0.0, 0.2, 5.0, 19.9, 20.0])
+def test_a_ratio_within_the_bound_is_exp_to_the_bit(log_ratio):
+    given = torch.tensor([log_ratio], requires_grad=True)
+    [found], [plain] = ratio_of(given), given.exp()
+    assert found == plain
+    assert torch.autograd.grad(found, given) == torch.autograd.grad(plain, given)
 
 
 def test_at_ratio_one_the_surrogates_are_minus_the_advantage():

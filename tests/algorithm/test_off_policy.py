@@ -79,6 +79,15 @@ def test_infinite_bounds_change_nothing():
     assert plain.tolist() == pytest.approx(RATIOS)
 
 
+def test_weights_without_a_cap_stay_finite_where_float32_overflows():
+    behaviour, learner = torch.full((3,), -100.0), torch.zeros(3)
+    weights = truncated_importance_weights(learner, behaviour, cap=math.inf)
+    assert weights.isfinite().all()
+    responses = Responses.of([1, 2])
+    of_whole = sequence_importance_weights(learner, behaviour, responses=responses, cap=math.inf)
+    assert of_whole.isfinite().all()
+
+
 def test_a_sequence_weight_is_the_product_over_its_response():
     """Planted bug: the product over the whole row."""
     learner, behaviour = behaviour_of([0.5, 0.5, 3.0, 1.0, 2.0])

@@ -133,7 +133,8 @@ def test_a_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     path = write_report(report, tmp_path)
     assert read_report(path) == read_report(tmp_path) == report
     plain = json.loads(path.read_text())
-    assert plain["sets"]["aime"]["estimates"]["avg_at_k"]["low"] == pytest.approx(0.25)
+    low = estimate([0.25, 0.5, 1.0]).low
+    assert plain["sets"]["aime"]["estimates"]["avg_at_k"]["low"] == pytest.approx(low)
     path.write_text(json.dumps({**plain, "format": 99}))
     with pytest.raises(EvaluationError, match="has format 99, this version reads 1"):
         read_report(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from learner_setup import group_of_one, make_examples, make_learner, num_tokens,
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from april_rl.checkpointing.columns import write_state
 from april_rl.config.choices import Offload, Schedule
 from april_rl.config.lora import LoraConfig
 from april_rl.learner.learner import Learner
@@ -82,6 +84,26 @@ def _run_rank(rank: int, path: str, folder: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_files_of_checkpoints_and_exports_have_the_mode_of_any_new_file(path, tmp_path, umask):
+    """Fails when weights can be read by their owner alone, as safetensors writes them."""
+    before = os.umask(umask)
+    try:
+        with group_of_one():
+            learner = make_learner(path, lora=LoraConfig(rank=4, alpha=8.0))
+            learner.export(tmp_path / "export")
+            (tmp_path / "learner").mkdir()
+            learner.snapshot().write(tmp_path / "learner")
+        write_state({"tokens": array("i", [1, 2])}, tmp_path, "run")
+    finally:
+        os.umask(before)
+    modes = {file: file.stat().st_mode & 0o777 for file in tmp_path.rglob("*") if file.is_file()}
+    weights = {file.name for file in modes if file.suffix == ".safetensors"}
+    assert weights >= {"model.safetensors", "adapter_model.safetensors", "run.safetensors"}
+    assert len(weights) == 4
+    assert set(modes.values()) == {0o666 & ~umask}
+
+
 def test_the_number_of_ranks_may_change(path, tmp_path):
     """One rank, then two, then one: the losses are those of one rank throughout. Fails when a box
     of a shard is wrong, or a rank reads what another one holds.

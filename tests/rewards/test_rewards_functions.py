@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from contextlib import closing
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 from character_decoder import characters
 from light_samples import whole_sample
 
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.jobs import RewardError
+from april_rl.rewards.loading import checked
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.types import Group, Prompt, ScoredGroup
@@ -125,6 +130,61 @@ def test_a_function_gets_the_columns_and_facts_that_it_names():
         assert scorer.columns_of("any") == ("difficulty",)
 
 
+@pytest.mark.parametrize(("name", "value"), [("in_another_order", 2183.0), ("by_place", 23.0)])
+def test_a_function_gets_prompts_responses_and_answers_by_their_names(name, value):
+    """Fails when they are given in our order, whatever the function calls its arguments."""
+    with pool(function=f"reward_functions:{name}") as scorer:
+        scorer.submit(sample(prompt(difficulty=2), 0, "abc"), group_size=1)
+        assert [score.value for score in scorer.collect(None)] == [value]
+        assert scorer.columns_of("any") == ("difficulty",)
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (np.array([1, 0]), [1.0, 0.0]),
+        (np.array([True, False]), [1.0, 0.0]),
+        ([np.True_, np.float32(0.5)], [1.0, 0.5]),
+        ([np.array([0.5]), np.array(2)], [0.5, 2.0]),
+        (np.array([[0.5], [2.0]]), [0.5, 2.0]),
+        (torch.tensor([0.5, 2.0], requires_grad=True), [0.5, 2.0]),
+        (torch.tensor([0.5, 2.0], dtype=torch.bfloat16), [0.5, 2.0]),
+        ([torch.tensor(True), torch.tensor([[0.5]])], [1.0, 0.5]),
+        ((Fraction(1, 2), Decimal("0.25")), [0.5, 0.25]),
+        (np.array([None, 1.0], dtype=object), [None, 1.0]),
+    ],
+)
+def test_whatever_is_a_finite_number_is_a_reward(returned, expected):
+    assert checked(returned, 2) == expected
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        np.array([1.0, np.nan]),
+        torch.tensor([1.0, float("inf")]),
+        torch.tensor([1.0]),
+        torch.zeros(2, 2),
+        torch.tensor(1.0),
+        np.array(1.0),
+        np.float64(1.0),
+        [torch.zeros(2), torch.zeros(2)],
+        [[1.0], [0.0]],
+        [1j, 0.0],
+        np.array(["1", "0"]),
+        ["1", "0"],
+        "10",
+        {1.0, 0.0},
+        {0: 1.0, 1: 0.0},
+        (value for value in (1.0, 0.0)),
+    ],
+)
+def test_anything_else_is_no_reward(returned):
+    message = checked(returned, 2)
+    assert isinstance(message, str)
+    assert "expected a list of 2 numbers" in message
+
+
 def test_a_function_scores_only_the_sources_it_is_for():
     chosen = functions(
         here={"function": "reward_functions:data_sets", "sources": ["a"]},
@@ -172,7 +232,14 @@ def test_metrics_are_by_function_and_by_source():
 
 
 FAULTS = {
-    "two": ({}, r"cannot be loaded: TypeError: does not take \(prompts, responses, answers\)"),
+    "two": (
+        {},
+        r"cannot be loaded: TypeError: takes \(prompts, responses\), expected \(prompts, "
+        r"responses, answers\) by these names, and data columns by theirs$",
+    ),
+    "of_trl": ({}, r"takes \(completions, prompts, target, kwargs\), expected \(prompts, "),
+    "of_verl": ({}, r"takes \(data_source, solution_str, ground_truth, extra_info\), expected "),
+    "of_openrlhf": ({}, r"takes \(queries, prompts, labels\), expected \(prompts, responses, "),
     "rank": ({"top": 1}, "cannot be loaded: TypeError: has no argument 'top'; it takes none"),
     "with_columns": ({}, "raised LookupError: .* no column 'difficulty', when called once as a"),
     "unsure": (

@@ -120,9 +120,36 @@ def test_an_unknown_model_is_an_error() -> None:
         ("Verdict: 1.5", None),
         ("Verdict: 10", None),
         ("yes", None),
+        ("Verdict: 1.", 1.0),
+        ("Verdict: **0.5** (half of it)", 0.5),
+        ("Verdict: .25, since a part is right", 0.25),
+        ("Verdict: `1`", 1.0),
+        *((f"Verdict: {grade}", None) for grade in ("1/10", "**1**/10", "1 / 10", "1.0/10", "1 %")),
+        *(
+            (f"Verdict: {grade}", None)
+            for grade in ("1 of 10", "1 out of 10", "1,5", "1-10", "1e-3")
+        ),
+        *(
+            (f"Verdict: {grade}", None)
+            for grade in ("-1", "- 1", "\u22121", "-0.5", "yes/no", "yes or no")
+        ),
     ],
 )
 def test_the_last_verdict_of_a_reply_counts(reply: str, value: float | None) -> None:
+    assert Judge(base_url="", model="").read_verdict(reply) == value
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("<think>maybe\nVerdict: yes\n</think>\nI cannot say.", None),
+        ("<think>\nVerdict: no\n</think>\nVerdict: yes", 1.0),
+        ("maybe\nVerdict: yes\n</think>", None),
+        ("<think>Let me see.\nVerdict: yes", None),
+        ("Verdict: no\n<think>or not?\nVerdict: yes", None),
+    ],
+)
+def test_what_a_judge_thinks_is_no_verdict(reply: str, value: float | None) -> None:
     assert Judge(base_url="", model="").read_verdict(reply) == value
 
 

@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import PAD_ID, VOCABULARY, character_tokenizer, write_tiny_qwen3
-from transformers import (
-    AutoModelForSequenceClassification,
-    Qwen3Config,
-    Qwen3ForSequenceClassification,
-)
+from tiny_models import EOS_ID, PAD_ID, VOCABULARY, character_tokenizer, write_tiny_qwen3
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from april_rl.rewards.builtin.reward_model import RewardModel, build, load_reward_model
 from april_rl.rewards.loading import Context
@@ -20,9 +16,18 @@ CHAT_TEMPLATE = "{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{
 RESPONSES = ["It is 2.", "It is certainly 3, because of what I said before.", "2"]
 
 
-def write_classifier(path: Path, *, num_labels: int = 1) -> Path:
+def write_classifier(
+    path: Path,
+    *,
+    num_labels: int = 1,
+    family: str = "qwen3",
+    pad_token_id: int | None = PAD_ID,
+    pad_token: str | None = "<pad>",
+    padding_side: str = "right",
+) -> Path:
     torch.manual_seed(0)
-    config = Qwen3Config(
+    config = AutoConfig.for_model(
+        family,
         vocab_size=len(VOCABULARY),
         hidden_size=32,
         intermediate_size=64,
@@ -31,11 +36,12 @@ def write_classifier(path: Path, *, num_labels: int = 1) -> Path:
         num_key_value_heads=1,
         head_dim=16,
         initializer_range=0.2,
-        pad_token_id=PAD_ID,
+        pad_token_id=pad_token_id,
         num_labels=num_labels,
     )
-    Qwen3ForSequenceClassification(config).save_pretrained(path)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
     tokenizer = character_tokenizer()
+    tokenizer.pad_token, tokenizer.padding_side = pad_token, padding_side
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(path)
     return path
@@ -73,6 +79,60 @@ def test_scores_equal_a_direct_forward_pass(folder: Path, model: RewardModel) ->
 def test_a_batch_changes_no_score(model: RewardModel) -> None:
     alone = [scores(model, [response])[0] for response in RESPONSES]
     assert scores(model, RESPONSES) == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("pad_token_id", "pad_token"),
+    [
+        (None, "<eos>"),
+        (None, None),
+        (None, "<pad>"),
+        (EOS_ID, "<eos>"),
+        (PAD_ID, "<pad>"),
+        (-1, None),
+    ],
+)
+@pytest.mark.parametrize("template", ["chat", "{prompt}{response}"])
+def test_every_text_has_the_score_that_the_model_itself_gives_it(
+    tmp_path: Path,
+    family: str,
+    padding_side: str,
+    pad_token_id: int | None,
+    pad_token: str | None,
+    template: str,
+) -> None:
+    """Fails when the tokenizer's padding token becomes the model's: where it is the token that a
+    text ends in, the logit of another token is taken.
+    """
+    write_classifier(
+        tmp_path,
+        family=family,
+        pad_token_id=pad_token_id,
+        pad_token=pad_token,
+        padding_side=padding_side,
+    )
+    begin, end = ("<bos>user: 1 + 1?<eos><bos>assistant: ", "<eos>")
+    begin, end = (begin, end) if template == "chat" else ("1 + 1?", "")
+    expected = [direct(tmp_path, begin + response + end) for response in RESPONSES]
+    found = load_reward_model(path=str(tmp_path), batch_size=2, template=template)
+    assert scores(found, RESPONSES) == pytest.approx(expected, abs=1e-5)
+    found = replace(found, batch_size=8)
+    assert scores(found, RESPONSES) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_score_is_that_of_the_last_token(tmp_path: Path) -> None:
+    write_classifier(tmp_path, pad_token_id=None, pad_token="<eos>")
+    model = load_reward_model(path=str(tmp_path))
+    text = "<bos>user: 1 + 1?<eos><bos>assistant: 2<eos>"
+    token_ids = character_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        hidden = model.model.model(input_ids=torch.tensor([token_ids])).last_hidden_state
+        logits = model.model.score(hidden)[0, :, 0]
+    assert token_ids[-1] == EOS_ID
+    assert scores(model, ["2", RESPONSES[1]])[0] == pytest.approx(logits[-1].item(), abs=1e-5)
+    assert abs(logits[-1] - logits[-2]) > 0.1
 
 
 def test_the_sigmoid_is_of_the_same_score(model: RewardModel) -> None:

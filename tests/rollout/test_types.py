@@ -8,8 +8,10 @@ from array import array
 from dataclasses import FrozenInstanceError, replace
 from random import Random
 
+import numpy as np
 import pytest
 
+from april_rl.algorithm.advantages import dr_grpo, grpo, rloo
 from april_rl.checkpointing.columns import read_state, write_state
 from april_rl.rollout.codec import restore_sample, save_sample
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
@@ -104,10 +106,27 @@ def test_a_group_is_complete_when_all_its_samples_are_finished():
     assert Group(prompt=PROMPT, samples=()).oldest_version is None
 
 
-def test_a_group_of_equal_rewards_has_no_signal():
+@pytest.mark.parametrize(
+    ("rewards", "has_signal"),
+    [
+        ((0.0, 1.0), True),
+        ((1.0, 1.0), False),
+        ((0.5,), False),
+        ((0.1 + 0.2, 0.3, 0.3), False),  # sums of weighted rewards, in another order
+        ((0.1 + 0.2 - 0.3, 0.0), False),
+        ((float(np.float32(0.3)), 0.3), False),
+        ((1000.0, 1000.0005), False),
+        ((1000.0, 1000.01), True),
+        ((-0.3, -0.30001), True),
+        ((0.0, 1e-5), True),
+    ],
+)
+def test_a_group_has_signal_when_its_rewards_differ_by_more_than_rounding(rewards, has_signal):
+    """By one rule for dynamic sampling and advantages. Fails when one compares to the last bit."""
     group = Group(prompt=PROMPT, samples=())
-    assert ScoredGroup(group=group, rewards=(0.0, 1.0)).has_signal
-    assert not ScoredGroup(group=group, rewards=(1.0, 1.0)).has_signal
+    assert ScoredGroup(group=group, rewards=rewards).has_signal == has_signal
+    for advantages in (grpo, dr_grpo, rloo):
+        assert bool(advantages(rewards).any()) == has_signal
 
 
 def test_data_types_are_immutable():

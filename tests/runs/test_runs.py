@@ -128,8 +128,9 @@ def test_a_run_leaves_true_metrics_and_exports(first):
     rows = rows_of(first)
     steps = [row for row in rows if row["step"] > 0]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
-    assert missing(steps[-1]) == []
-    assert undescribed({key for row in rows for key in row}) == []
+    returned = {key for row in rows for key in row}  # some only in steps where they mean something
+    assert missing(returned) == []
+    assert undescribed(returned) == []
     for row in steps:
         assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
         assert row["ledger/in_flight"] == 0

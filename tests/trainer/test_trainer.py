@@ -14,7 +14,7 @@ from fake_outside import FakeScorer
 from rollout_runs import lognormal
 from trainer_fakes import FakeTokenizer, FakeWorkers, NoInterrupts, rows_of
 
-from april_rl.algorithm.advantages import Advantages, advantages_of, by_group, grpo
+from april_rl.algorithm.advantages import Advantages, advantages_of, grpo
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.assembly.collector import build_collector
@@ -203,7 +203,7 @@ def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalti
     def advantages(samples, groups):
         assert [[each.is_finished for each in group] for group in samples] == [[True] * 2] * 2
         calls.append([list(rewards) for rewards in groups])
-        return by_group(grpo)(groups)
+        return [grpo(rewards) for rewards in groups]
 
     penalties = AlgorithmConfig(overlong_buffer_frac=1.0, overlong_penalty=1000.0)
     config = replace(settings(num_steps=2), algorithm=penalties)

@@ -35,7 +35,7 @@ def test_batches_mix_fresh_and_resumed_samples_of_whole_groups(partial):
     assert steps[0]["april/age_max"] == 0
     assert max(step["april/age_max"] for step in steps) >= 1
     assert all(step["april/age_max"] <= 8 for step in steps)
-    assert 0 < steps[-1]["april/off_policy_frac"] < 1
+    assert any(0 < step["april/off_policy_frac"] < 1 for step in steps)
     assert max(step["april/resumed_frac"] for step in steps) > 0
     for batch in found["batches"]:
         assert len(batch["rows"]) == 32
@@ -55,7 +55,7 @@ def test_a_resumed_run_goes_on_with_what_was_parked(partial, tmp_path):
     again = run(tmp_path, steps=6, over_sampling_factor=1.5, resume=resume)
     steps = [step for step in steps_of(again) if step["step"] > 4]
     assert [step["step"] for step in steps] == [5, 6]
-    assert steps[0]["april/resumed_frac"] > 0
+    assert max(step["april/resumed_frac"] for step in steps) > 0
     batches = [*found["batches"][:4], *again["batches"]]
     check_every_row_once(batches, tmp_path / "checkpoint-6")
 

@@ -60,7 +60,7 @@ def test_two_processes_train_each_row_of_their_shares_once(alone, partial):
         for each in found
     ]
     assert logs[0] == logs[1], "the log is of both processes"
-    assert logs[0][-1]["april/age_max"] >= 1
+    assert max(step["april/age_max"] for step in logs[0]) >= 1
     states = [read_state(folder / "checkpoint-4", f"april_rl_{rank}") for rank in RANKS]
     assert [state["policy_version"] for state in states] == [4, 4]
 
@@ -71,8 +71,9 @@ def test_two_processes_go_on_from_a_checkpoint(alone, partial, tmp_path):
     again = run_processes(
         tmp_path, processes=2, over_sampling_factor=1.5, resume=str(checkpoint), **epochs(3)
     )
-    assert [step["step"] for step in steps_of(again[0])][-4:] == [3, 4, 5, 6]
-    assert steps_of(again[0])[-4]["april/resumed_frac"] > 0
+    steps = steps_of(again[0])[-4:]
+    assert [step["step"] for step in steps] == [3, 4, 5, 6]
+    assert max(step["april/resumed_frac"] for step in steps) > 0
     batches = [[*found[rank]["batches"][:2], *again[rank]["batches"]] for rank in RANKS]
     check_shares(alone, batches, tmp_path / "checkpoint-6")
 

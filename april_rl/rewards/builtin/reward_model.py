@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class RewardModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    pad_token_id: int | None  # of the model's own configuration
     batch_size: int
     max_tokens: int
     template: str
@@ -113,9 +115,18 @@ class RewardModel:
 
     @torch.inference_mode()
     def _forward(self, token_ids: Sequence[Sequence[int]]) -> list[float]:
-        """Return the logits of a batch [B], padded on the right."""
+        """Return the logits of a batch [B], padded on the right.
+
+        The model takes the logit at the last token that is not `config.pad_token_id`. Without one
+        of its own that is the last token of a text, so a batch is filled with a token that none of
+        its texts ends in.
+        """
         longest = max(map(len, token_ids))
-        pad = self.model.config.pad_token_id or 0
+        pad = self.pad_token_id
+        if pad is None:
+            last_tokens = {ids[-1] for ids in token_ids if ids}
+            pad = next(token for token in count() if token not in last_tokens)
+            self.model.config.get_text_config().pad_token_id = pad
         padded = [[*ids, *[pad] * (longest - len(ids))] for ids in token_ids]
         mask = [[1] * len(ids) + [0] * (longest - len(ids)) for ids in token_ids]
         device = self.model.device
@@ -182,21 +193,22 @@ def load_reward_model(
             f"{path} does not hold {', '.join(sorted(loaded['missing_keys']))}, so its scores are "
             "random; a reward model must have a trained classification head"
         )
-    model.config.pad_token_id = _pad_token_id(model, tokenizer)
     return RewardModel(
         model=model.eval().to(device),
         tokenizer=tokenizer,
-        batch_size=batch_size if model.config.pad_token_id is not None else 1,
+        pad_token_id=_pad_token_id(model),
+        batch_size=batch_size,
         max_tokens=max_tokens,
         template=template,
         sigmoid=sigmoid,
     )
 
 
-def _pad_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token that fills batches; None when there is none."""
-    own: int | None = model.config.pad_token_id
-    return tokenizer.pad_token_id if own is None else own
+def _pad_token_id(model: PreTrainedModel) -> int | None:
+    """Return the padding token of the model's configuration; None when it names no token."""
+    own: int | None = model.config.get_text_config().pad_token_id
+    num_tokens = len(model.get_input_embeddings().get_parameter("weight"))
+    return own if own is not None and 0 <= own < num_tokens else None
 
 
 def _batches(indices: Sequence[int], size: int) -> list[Sequence[int]]:

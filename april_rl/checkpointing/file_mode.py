@@ -1,0 +1,21 @@
+"""The mode of files that a library writes for its owner alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from stat import S_IMODE
+
+
+@contextmanager
+def mode_of_new_files(path: Path) -> Iterator[None]:
+    """Give the file that the body writes the mode of any new file, which the umask decides.
+
+    safetensors 0.8 writes 0600, so that nobody else could serve an export. A new file is made to
+    see the mode: the umask can be read only by changing it, for all threads.
+    """
+    path.touch()
+    mode = S_IMODE(path.stat().st_mode)
+    yield
+    path.chmod(mode)
