@@ -24,7 +24,7 @@ FinishReason = Literal[
 ENGINE_FAULTS: Mapping[str, str] = {
     "nan_logprobs": "the engine's log-probabilities are not finite",
     "no_tokens": "the engine ended the response without a token",
-    "engine_error": "the engine ended the request with an error",
+    "engine_error": "the engine ended it with an error, or it is too long for the engine",
 }
 FAULTS = {*ENGINE_FAULTS, "environment_failed"}
 ScoreOutcome = Literal["scored", "soft_timeout", "no_score", "timeout", "crash"]

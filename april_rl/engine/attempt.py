@@ -100,16 +100,7 @@ class Attempt:
         )
 
 
-def check_request(request: Request, *, max_model_len: int) -> None:
-    """Raise ValueError for a request that can never be computed."""
-    num_tokens = request.num_tokens
-    if request.max_tokens < 1 or num_tokens < 1:
-        raise ValueError(
-            f"sample {request.sample_id}: a request needs at least one token to start from and "
-            f"one to sample, got {num_tokens} and max_tokens {request.max_tokens}"
-        )
-    if num_tokens + request.max_tokens > max_model_len:
-        raise ValueError(
-            f"sample {request.sample_id}: {num_tokens} tokens and {request.max_tokens} more do "
-            f"not fit engine.max_model_len = {max_model_len}"
-        )
+def fits(request: Request, *, max_model_len: int) -> bool:
+    """Return whether a request has a token to start from and one to sample, within the engine."""
+    num_tokens, max_tokens = request.num_tokens, request.max_tokens
+    return num_tokens >= 1 and max_tokens >= 1 and num_tokens + max_tokens <= max_model_len

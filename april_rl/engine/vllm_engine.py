@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
-from april_rl.engine.attempt import Attempt, check_request
+from april_rl.engine.attempt import Attempt, fits
 from april_rl.engine.core import add_adapter, drain, start_core
 from april_rl.engine.device import this_device
 from april_rl.engine.options import engine_args
@@ -116,16 +116,19 @@ class VllmEngine:
         At most `slots` or `max_num_seqs` requests are computed together, and fewer while the KV
         cache is full; queued ones take free slots in the order of submission. It ends early when
         nothing runs and nothing waits. `prefilled_tokens` excludes tokens from the prefix cache and
-        is counted when a prefill ends. Raise ValueError, and queue nothing, when a request cannot
-        fit the engine.
+        is counted when a prefill ends. A request that does not fit the engine ends at once with
+        `engine_error`.
         """
         started = time.perf_counter()
-        for request in submit:
-            check_request(request, max_model_len=self._max_model_len)
-        self._queue.extend(submit)
-        self._submitted.update(request.sample_id for request in submit)
+        fitting = [each for each in submit if fits(each, max_model_len=self._max_model_len)]
+        self._queue.extend(fitting)
+        self._submitted.update(request.sample_id for request in fitting)
         counts = self._scheduler.counts = TickCounts()
-        finished: list[Completion] = []
+        finished: list[Completion] = [
+            self._attempt(request).completion(self._policy_version, "engine_error")
+            for request in submit
+            if request not in fitting
+        ]
         for _ in range(max_steps):
             self._fill(min(slots, self._max_num_seqs))
             if not self._running:

@@ -13,6 +13,7 @@ from typing import Any
 
 from april_rl.data.stop_tokens import MARKER, text_after_marker
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
+from april_rl.environments.door import MAX_DEPTH, depth
 from april_rl.environments.protocol import TEXT, ToolCall, Turn
 from april_rl.types import Message
 
@@ -146,6 +147,10 @@ def _call(said: Any) -> ToolCall:  # noqa: ANN401
     arguments = function.get("arguments", {})
     if not isinstance(arguments, Mapping):
         raise ValueError(f"the arguments of {function['name']} are {arguments!r:.80}")
+    if depth(arguments) > MAX_DEPTH:
+        raise ValueError(
+            f"the arguments of {function['name']} are nested more than {MAX_DEPTH} deep"
+        )
     return ToolCall(function["name"], dict(arguments))
 
 

@@ -1,5 +1,5 @@
-"""One episode in its process: calls the methods of an environment, with a time limit, and checks
-what they return.
+"""One episode in its process: calls the methods of an environment, with a time limit, and lets what
+they return through the door.
 """
 
 from __future__ import annotations
@@ -8,22 +8,16 @@ import asyncio
 import hashlib
 import inspect
 import json
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from april_rl.environments import door
 from april_rl.environments.agents import Agent
 from april_rl.environments.calls import Calls
 from april_rl.environments.jobs import Answer, Ask, Outcome
 from april_rl.environments.protocol import Environment, Saves, StepResult
 from april_rl.rewards.plugins import Caught
-from april_rl.types import Message
-
-
-class GarbageError(TypeError):
-    """A method returned something that is no answer."""
 
 
 class _TooSlowError(Exception):
@@ -33,11 +27,15 @@ class _TooSlowError(Exception):
 class Episode:
     """An environment, once it is built, and the calls that it makes once."""
 
-    def __init__(self, build: Callable[[], Environment], calls: Calls, *, limit_s: float) -> None:
-        """`limit_s` is the time that one call of a method, and `build`, may take."""
+    def __init__(
+        self, build: Callable[[], Environment], calls: Calls, *, limit_s: float, max_tokens: int
+    ) -> None:
+        """`limit_s` is the time that one call of a method, and `build`, may take; `max_tokens` is
+        environment.max_observation_tokens.
+        """
         self._build, self._calls = build, calls
         self._environment: Environment | None = None
-        self._limit_s = limit_s
+        self._limit_s, self._max_tokens = limit_s, max_tokens
         self._said: list[str] = []  # by the policy, in every turn so far
 
     def close(self) -> None:
@@ -59,11 +57,12 @@ class Episode:
                     self._environment = await self._timed(self._build)
                 if ask.row is not None and not await self._restored(self._environment, ask):
                     returned = await self._timed(self._environment.reset, ask.row, ask.seed)
-                    results.append(_opening(returned))
+                    results.append(door.opening(returned, max_tokens=self._max_tokens))
                     await self._save(self._environment)
                 for turn in ask.turns[len(self._said) if ask.row is not None else 0 :]:
                     began_s = time.monotonic()
-                    results.append(_result(await self._timed(self._environment.step, turn)))
+                    returned = await self._timed(self._environment.step, turn)
+                    results.append(door.result(returned, max_tokens=self._max_tokens))
                     self._said.append(turn.raw_text)
                     await self._save(self._environment)
             except _TooSlowError:
@@ -78,7 +77,7 @@ class Episode:
             number=ask.number,
             results=tuple(results),
             outcome=outcome,
-            message=caught.message,
+            message=door.repaired(caught.message),
             elapsed_s=elapsed_s,
             num_calls=num_calls,
             num_repeated=num_repeated,
@@ -91,7 +90,7 @@ class Episode:
             try:
                 self._calls.save(_key(self._said), state)
             except TypeError as error:
-                raise GarbageError(
+                raise door.GarbageError(
                     f"snapshot returned what is no data for JSON: {error}"
                 ) from error
 
@@ -128,37 +127,3 @@ class Episode:
 
 def _key(said: Sequence[str]) -> str:
     return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
-
-
-def _opening(returned: object) -> StepResult:
-    if isinstance(returned, StepResult):  # an agent's, which tells of tools
-        return returned._replace(messages=_messages("reset", returned.messages))
-    return StepResult(messages=_messages("reset", [] if returned is None else returned))
-
-
-def _result(returned: object) -> StepResult:
-    """Return what `step` returned in one form; raise GarbageError if it has none."""
-    if not isinstance(returned, tuple) or not 3 <= len(returned) <= len(StepResult._fields):
-        raise GarbageError(f"step returned {returned!r:.80}, expected a StepResult")
-    messages, reward, is_final, *of_agents = returned
-    if not isinstance(reward, Real) or not math.isfinite(reward):
-        raise GarbageError(f"step returned the reward {reward!r:.80}, expected a finite number")
-    return StepResult(_messages("step", messages), float(reward), bool(is_final), *of_agents)
-
-
-def _messages(method: str, returned: object) -> list[Message]:
-    """Return messages as a list; text is a message of the user."""
-    if isinstance(returned, str):
-        return [{"role": "user", "content": returned}] if returned else []
-    found: list[Message] = []
-    for message in returned if isinstance(returned, Sequence) else [returned]:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise GarbageError(
-                f"{method} returned {message!r:.80}, expected text, or a list of messages with "
-                "role and content"
-            )
-        try:  # as plain data: the controller has none of the user's classes
-            found.append(json.loads(json.dumps(dict(message))))
-        except (TypeError, ValueError) as error:
-            raise GarbageError(f"{method} returned {message!r:.80}: {error}") from error
-    return found

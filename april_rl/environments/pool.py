@@ -29,6 +29,7 @@ from april_rl.environments.turns import (
     row_of,
     turns_of,
 )
+from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.rewards.mailbox import Mailbox
 from april_rl.types import Reply, Sample, SampleId
@@ -266,10 +267,15 @@ class EnvironmentPool:
         self._ask(again.sample, attempt=again.attempt)
 
     def _answer(self, number: int, sample: Sample, results: Sequence[StepResult]) -> None:
-        """Note what an environment said."""
-        observation = observation_of(
-            results, sample, self.rules[sample.prompt.dataset], config=self._config
-        )
+        """Note what an environment said, or that it cannot be read."""
+        try:
+            observation = observation_of(
+                results, sample, self.rules[sample.prompt.dataset], config=self._config
+            )
+        except RunError:
+            raise
+        except Exception as error:  # templates and tokenizers raise anything: it ends one sample
+            observation = failed(f"{type(error).__name__}: {error}")
         self._counts["failed"] += bool(observation.failure)
         self._counts["out of room"] += (
             observation.is_final

@@ -15,6 +15,7 @@ from threading import Thread
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.calls import Calls
+from april_rl.environments.door import repaired
 from april_rl.environments.endpoint import Endpoint
 from april_rl.environments.episode import Episode
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
@@ -100,7 +101,7 @@ class _Episodes:
                         number=ask.number,
                         results=(),
                         outcome="error",
-                        message=caught.message,
+                        message=repaired(caught.message),
                         elapsed_s=0.0,
                     )
                 )
@@ -117,4 +118,9 @@ class _Episodes:
         calls = Calls(self._settings.folder, ask.sample_id)
         context = Context(sample_id=ask.sample_id, is_replay=bool(ask.turns), once=calls.once)
         build = partial(new_environment, config, context, self._endpoint)
-        return Episode(build, calls, limit_s=config.step_timeout_s)
+        return Episode(
+            build,
+            calls,
+            limit_s=config.step_timeout_s,
+            max_tokens=config.max_observation_tokens,
+        )

@@ -152,7 +152,7 @@ def test_a_response_that_the_engine_fails_once_is_sampled_again(engine, planted,
     [
         ("nan", "engine nan_logprobs", "the engine's log-probabilities are not finite"),
         ("empty", "engine no_tokens", "the engine ended the response without a token"),
-        ("error", "engine engine_error", "the engine ended the request with an error"),
+        ("error", "engine engine_error", "the engine ended it with an error"),
     ],
 )
 def test_a_group_whose_response_always_fails_is_dropped_with_the_reason(

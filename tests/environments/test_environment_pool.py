@@ -84,9 +84,9 @@ FAILURES = {
     "timeout": ({}, r"TimeoutError: of a socket"),
     "sleep 600": ({"step_timeout_s": 0.2}, r"no answer within environment.step_timeout_s = 0.2"),
     "die": ({}, "its process ended with exit code -9"),
-    "nan": ({}, "step returned the reward nan, expected a finite number"),
+    "nan": ({}, "step returned reward=nan: expected a finite number"),
     "none": ({}, "step returned None, expected a StepResult"),
-    "norole": ({}, r"step returned \{'content': '1'\}, expected text, or a list of messages"),
+    "norole": ({}, r"step returned messages=\[\{'content': '1'\}\]: expected text, or a list"),
 }
 
 

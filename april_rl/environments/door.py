@@ -1,0 +1,170 @@
+"""What an environment, an agent or a tool returns becomes plain, checked values here, in its own
+process. Whatever passes can be pickled, encoded, tokenized and saved; all else fails the sample,
+with a sentence that names the field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, SupportsIndex
+
+from april_rl.environments.protocol import StepResult
+from april_rl.types import Message
+
+MAX_DEPTH = 32  # of lists and mappings in each other; pickle and templates recurse
+MAX_STOPS, MAX_STOP_CHARACTERS = 4, 256  # as many as in the API; each is looked for in every token
+CHARACTERS_PER_TOKEN = 64  # hardly any token is longer
+
+
+class GarbageError(TypeError):
+    """A method returned something that is no answer."""
+
+
+def opening(returned: object, *, max_tokens: int) -> StepResult:
+    """Return what `reset` returned in one form: text, messages, None or the StepResult of an agent.
+
+    `max_tokens` is environment.max_observation_tokens: characters that are certainly beyond it are
+    cut, so that a huge text is never tokenized. Raise GarbageError.
+    """
+    if not isinstance(returned, StepResult):
+        returned = StepResult(messages=() if returned is None else returned)  # type: ignore[arg-type]
+    if returned.is_final:
+        raise GarbageError("reset returned is_final=True, expected what the policy reads")
+    return _checked("reset", returned, max_tokens=max_tokens)
+
+
+def result(returned: object, *, max_tokens: int) -> StepResult:
+    """Return what `step` returned in one form; `max_tokens` as in `opening`. Raise GarbageError."""
+    if not isinstance(returned, tuple) or not 3 <= len(returned) <= len(StepResult._fields):
+        raise GarbageError(f"step returned {_shown(returned)}, expected a StepResult")
+    return _checked("step", StepResult(*returned), max_tokens=max_tokens)
+
+
+def repaired(text: str) -> str:
+    """Return a text that can be encoded: halves of a character become one, or U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def depth(value: object) -> int:
+    """Return how deep lists and mappings stand in each other; plain data, however deep."""
+    found, level = 0, [value]
+    while level:
+        inner = list({id(v): v for v in level if isinstance(v, (Mapping, list, tuple))}.values())
+        level = [x for v in inner for x in (v.values() if isinstance(v, Mapping) else v)]
+        if not inner or found > MAX_DEPTH:
+            return found
+        found += 1
+    return found
+
+
+def _checked(method: str, given: StepResult, *, max_tokens: int) -> StepResult:
+    def field(name: str, check: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+        value = given._asdict()[name]
+        try:
+            return check(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GarbageError(f"{method} returned {name}={_shown(value)}: {error}") from error
+
+    return StepResult(
+        messages=_cut(field("messages", _messages), max_tokens * CHARACTERS_PER_TOKEN),
+        reward=field("reward", _finite),
+        is_final=field("is_final", _flag),
+        tools=field("tools", _schemas),
+        begins_context=field("begins_context", _flag),
+        max_turn_tokens=field("max_turn_tokens", _count),
+        stop=field("stop", _stops),
+    )
+
+
+def _messages(value: object) -> list[Message]:
+    """Return messages as a list; text is a message of the user."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": repaired(value)}] if value else []
+    given = [value] if isinstance(value, Mapping) or not isinstance(value, Sequence) else value
+    return list(map(_message, given))
+
+
+def _message(value: object) -> Message:
+    role = value.get("role") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(role, str):
+        raise TypeError("expected text, or a list of messages with role and content")
+    content = value.get("content")
+    if content is not None and not isinstance(content, (str, list)):
+        raise TypeError(f"the content of a message must be text, got {_shown(content)}")
+    message: Message = _plain(dict(value))
+    return message
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401
+    """Return plain data for JSON, without the user's classes, whose texts can be encoded."""
+    if depth(value) > MAX_DEPTH:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    return json.loads(repaired(json.dumps(value, ensure_ascii=False, allow_nan=False)))
+
+
+def _schemas(value: object) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, Sequence) or not all(isinstance(each, Mapping) for each in value):
+        raise TypeError("expected a list of JSON schemas")
+    return tuple(_plain(dict(each)) for each in value)
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > MAX_STOPS:
+        raise TypeError(f"expected a list of at most {MAX_STOPS} texts")
+    for each in value:
+        if not isinstance(each, str) or not 0 < len(each) <= MAX_STOP_CHARACTERS:
+            raise TypeError(f"expected texts of 1 to {MAX_STOP_CHARACTERS} characters")
+        each.encode()
+    return tuple(map(str, value))
+
+
+def _finite(value: object) -> float:
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise TypeError("expected a finite number")
+    return float(value)
+
+
+def _flag(value: object) -> bool:
+    if value is None or isinstance(value, (str, bytes, Sequence, Mapping)):
+        raise TypeError("expected true or false")
+    return bool(value)
+
+
+def _count(value: SupportsIndex) -> int:
+    count = operator.index(value)
+    if count < 0:
+        raise ValueError("expected 0 or more tokens")
+    return count
+
+
+def _cut(messages: list[Message], room: int) -> list[Message]:
+    """Return messages of at most `room` characters, as JSON; the text that is too long is cut, and
+    what follows it left out.
+    """
+    kept: list[Message] = []
+    for message in messages:
+        size = len(json.dumps(message, ensure_ascii=False))
+        if size > room:
+            text = message.get("content")
+            if not isinstance(text, str):
+                raise GarbageError(f"a message has {size} characters, more than the policy reads")
+            return [*kept, {**message, "content": text[: max(room, 1)]}]
+        kept.append(message)
+        room -= size
+    return kept
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of a value as one line of text."""
+    try:
+        return repaired(f"{value!r:.80}")
+    except Exception as error:  # a user's class may raise anything when it is shown
+        return f"{type(value).__name__}, which cannot be shown: {type(error).__name__}"
