@@ -88,7 +88,7 @@ def _library(where: str) -> Any:  # noqa: ANN401  # the module
         return import_module("reasoning_gym")
     except ImportError as error:
         raise DataError(
-            f"{where} needs the package reasoning-gym ({error}): pip install 'april_rl[envs]'"
+            f"{where} needs the package reasoning-gym ({error}): pip install 'reasoning_gym<0.2'"
         ) from error
 
 
