@@ -77,7 +77,7 @@ def test_a_task_is_refused_if_any_tried_row_fails():
         check_verifier("products", entries, where="data.path=x")
 
 
-def test_a_missing_package_names_the_extra(monkeypatch):
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(DataError, match=r"reasoning_gym:products needs .*april_rl\[envs\]"):
+    with pytest.raises(DataError, match=r"reasoning_gym:products needs .*reasoning_gym<0.2"):
         drawn("products")
