@@ -48,6 +48,7 @@ _REPLACEMENTS = tuple(
         (r"\\text\{\s*([eid])\s*\}", r"\1"),
         (r"\\text\{\s*(and|or)\s*\}", r" \1 "),
         (r"\\text\{\s*\}", " "),
+        (r"\{?\s*(\w+)\s*\\choose\s*(\w+)\s*\}?", r"\\binom{\1}{\2}"),
         (r"\*\*", "^"),
         (r"(?<=\d)\s*\^?\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}*$", ""),
         (r"(?<![A-Za-z\\])(?:infinity|inf)" + _COMMAND_END, r"\\infty "),

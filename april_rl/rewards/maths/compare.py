@@ -9,13 +9,14 @@ from april_rl.rewards.maths.clean import clean, squeezed
 from april_rl.rewards.maths.expressions import (
     are_equal_decimals,
     are_equal_formulas,
-    has_variables,
+    num_variables,
     rounds_to,
 )
 from april_rl.rewards.maths.kinds import Answer
 from april_rl.rewards.maths.reading import is_name, read
 from april_rl.rewards.maths.units import PERCENT
 
+MOST_PLACES = 6  # decimal places that are compared
 LONGEST = 1000  # characters of an answer that is more than a text
 
 
@@ -36,9 +37,7 @@ def _are_equal(gold: Answer, other: Answer) -> bool:
     if squeezed(gold.text) == squeezed(other.text):
         return True
     match gold, other:
-        case kinds.Verbatim(), _:
-            return False
-        case _, kinds.Verbatim():
+        case (kinds.Verbatim(), _) | (_, kinds.Verbatim()):
             return False
         case kinds.Approximation(), _:
             return _are_equal(gold.exact, other) or _are_equal(gold.rounded, other)
@@ -54,8 +53,14 @@ def _are_equal(gold: Answer, other: Answer) -> bool:
             return _is_stated(gold, other)
         case kinds.Congruence(), kinds.Congruence():
             return _are_equal_congruences(gold, other)
+        case kinds.Congruence(), _:
+            return False
+        case kinds.Number(), kinds.Congruence():
+            return not (other.name and is_name(other.name.text)) and _are_equal(
+                gold, other.residues
+            )
         case _, kinds.Congruence():
-            return isinstance(gold, kinds.Number) and _are_equal(gold, other.residues)
+            return False
         case (kinds.Quantity(), _) | (_, kinds.Quantity()):
             return _are_equal_quantities(gold, other)
         case kinds.Number(), kinds.Number():
@@ -82,20 +87,28 @@ def _are_equal(gold: Answer, other: Answer) -> bool:
             )
         case kinds.Ratio(), (kinds.Ratio() | kinds.Time(half="")):
             return _are_equal_ratios(gold, other)
-        case kinds.Based(), _:
+        case (kinds.Based() | kinds.Time(), _) | (_, kinds.Based() | kinds.Time()):
             return False
-        case _, (kinds.Based() | kinds.Time()):
-            return False
-        case kinds.Time(), _:
+        case (kinds.Ratio(), _) | (_, kinds.Ratio()) if _num_parts(gold, other) > 2:
             return False
     return are_equal_formulas(gold.text, other.text)
 
 
 def _are_equal_numbers(gold: kinds.Number, other: kinds.Number) -> bool:
+    """Compare two numbers: a fraction with a decimal as far as the decimal goes; decimals and whole
+    numbers exactly, up to the sixth decimal place.
+    """
     if gold.value == other.value:
         return True
-    is_rounded = gold.is_decimal or other.is_decimal
-    return is_rounded and are_equal_decimals(gold.value, other.value)
+    num_decimals = gold.is_decimal + other.is_decimal
+    if num_decimals == 1:
+        exact = gold if other.is_decimal else other
+        return exact.value.denominator > 1 and are_equal_decimals(gold.value, other.value)
+    return (
+        num_decimals == 2
+        and min(gold.num_places, other.num_places) >= MOST_PLACES
+        and are_equal_decimals(gold.value, other.value)
+    )
 
 
 def _are_equal_quantities(gold: Answer, other: Answer) -> bool:
@@ -210,17 +223,23 @@ def _are_equal_equations(gold: kinds.Equation, other: kinds.Equation) -> bool:
     ends, other_ends = (gold.sides[0], gold.sides[-1]), (other.sides[0], other.sides[-1])
     if any(all(map(_are_equal, ends, pair)) for pair in (other_ends, other_ends[::-1])):
         return True
+    names = [side.text for side in (*ends, *other_ends) if is_name(side.text)]
     return (
         len(gold.sides) == len(other.sides) == 2
-        and has_variables(gold.text)
-        and has_variables(other.text)
+        and all(name.isalpha() for name in names)  # no f(x), f'(x) or dy/dx: they are no variables
+        and num_variables(gold.text) > 0
+        and num_variables(other.text) > 0
         and are_equal_formulas(gold.text, other.text)
     )
 
 
 def _is_stated(gold: Answer, other: kinds.Equation) -> bool:
-    """Return whether an equation states the value `gold`: its last side does."""
+    """Return whether an equation states the value `gold`: its last side does, unless the first one
+    has a variable to solve for (2x = 4 states 2, not 4).
+    """
     first, last = other.sides[0], other.sides[-1]
+    if not is_name(first.text) and num_variables(first.text) == 1:
+        return False
     is_turned = is_name(last.text) and not is_name(first.text)  # 5 = x
     return _are_equal(gold, first if is_turned else last)
 
@@ -228,15 +247,16 @@ def _is_stated(gold: Answer, other: kinds.Equation) -> bool:
 def _states_value(gold: kinds.Equation) -> bool:
     """Return whether the last side of an equation is an answer of its own: x = 5, 12 - 5 = 7."""
     first, last = gold.sides[0].text, gold.sides[-1].text
-    return is_name(first) or not (has_variables(first) or has_variables(last))
+    return is_name(first) or num_variables(first) + num_variables(last) == 0
 
 
 def _is_rounded(approximation: kinds.Approximation) -> bool:
     """Return whether the decimal of an approximation is its exact value, rounded."""
     exact, rounded = approximation.exact, approximation.rounded
     exact = exact.sides[-1] if isinstance(exact, kinds.Equation) else exact
-    places = len(rounded.text.partition(".")[2])
-    return isinstance(rounded, kinds.Number) and rounds_to(exact.text, rounded.value, places)
+    if not isinstance(rounded, kinds.Number):
+        return False
+    return rounds_to(exact.text, rounded.value, rounded.num_places)
 
 
 def _are_equal_congruences(gold: kinds.Congruence, other: kinds.Congruence) -> bool:
@@ -281,6 +301,10 @@ def _are_equal_ratios(gold: kinds.Ratio, other: kinds.Ratio | kinds.Time) -> boo
         are_equal_formulas(rf"({mine}) \cdot ({parts[0]})", rf"({theirs}) \cdot ({own[0]})")
         for mine, theirs in zip(own, parts, strict=True)
     )
+
+
+def _num_parts(*answers: Answer) -> int:
+    return max(len(answer.parts) for answer in answers if isinstance(answer, kinds.Ratio))
 
 
 def _words(answer: Answer) -> str:

@@ -20,6 +20,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
 from sympy.core.function import AppliedUndef
+from sympy.logic.boolalg import Boolean
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
 
@@ -54,6 +55,10 @@ def _are_equal(expected: Parsed, found: Parsed) -> bool:
         return _are_equal_numbers(expected, found)
     if _differ_at_a_point(expected, found):
         return False
+    if isinstance(expected, Boolean) and isinstance(found, Boolean) and not expected.free_symbols:
+        return False  # 1 < 2 and 2 < 3 are both true
+    if _solutions(expected) is not None and _solutions(expected) == _solutions(found):
+        return True
     if not verify(expected, found, timeout_seconds=None, allow_set_relation_comp=True):
         return False
     if isinstance(expected, sympy.Eq) and isinstance(found, sympy.Eq):
@@ -77,10 +82,10 @@ def rounds_to(formula: str, decimal: Fraction, places: int) -> bool:
     return abs(Fraction(str(value)) - decimal) <= Fraction(1, 10**places)
 
 
-def has_variables(formula: str) -> bool:
-    """Return whether a formula can be read and has a variable."""
+def num_variables(formula: str) -> int:
+    """Return how many variables a formula has; 0 where it cannot be read."""
     parsed = _parsed(formula, False)
-    return parsed is not None and bool(parsed.free_symbols)
+    return 0 if parsed is None else len(parsed.free_symbols)
 
 
 @lru_cache(maxsize=1024)
@@ -99,6 +104,14 @@ def _parsed(text: str, keeps_case: bool) -> Parsed | None:
         return None
 
 
+def _solutions(parsed: Parsed) -> tuple[sympy.Basic, sympy.Set] | None:
+    """Return the variable of an inequality, and the numbers for which it holds."""
+    if isinstance(parsed, sympy.Eq) or not isinstance(parsed, Boolean):
+        return None
+    names = parsed.free_symbols
+    return (*names, parsed.as_set()) if len(names) == 1 else None
+
+
 def _is_number(parsed: Parsed) -> bool:
     return isinstance(parsed, sympy.Expr) and not parsed.free_symbols and not _has_functions(parsed)
 
@@ -110,7 +123,7 @@ def _has_functions(parsed: sympy.Expr) -> bool:
 def _are_equal_numbers(gold: sympy.Expr, other: sympy.Expr) -> bool:
     gold, other = gold.doit(), other.doit()
     if gold in _UNBOUNDED or other in _UNBOUNDED:
-        return bool(gold == other and gold is not sympy.nan)
+        return bool(gold == other and gold in (sympy.oo, -sympy.oo))
     if gold.is_Rational and other.is_Rational:
         return bool(gold == other)
     difference = abs(sympy.N(gold - other, EXACT_DIGITS, maxn=4 * EXACT_DIGITS))

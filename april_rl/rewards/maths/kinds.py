@@ -36,6 +36,11 @@ class Number(Answer):
     is_decimal: bool  # written with a decimal point
     is_ambiguous: bool  # with commas that separate thousands, or the members of a list
 
+    @property
+    def num_places(self) -> int:
+        """Return the number of decimal places as written."""
+        return len(self.text.partition(".")[2])
+
 
 @dataclass(frozen=True, slots=True)
 class Quantity(Answer):

@@ -54,15 +54,11 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 _BASED = re.compile(
-    r"\(?\s*(\d[0-9A-Fa-f]*|[A-Fa-f][0-9A-Fa-f]+(?=_\{?16))\s*\)?_\s*(?:\{\s*)?(?:\\text\{)?(\d+|[a-z]+)[\s}]*"
+    r"\(?\s*(\d[0-9A-Fa-f]*|[A-Fa-f][0-9A-Fa-f]+(?=_\{?16))\s*\)?"
+    r"_\s*(?:\{\s*)?(?:\\text\{)?(\d+|[a-z]+)[\s}]*"
 )
-_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7"} | {
-    "eight": "8",
-    "nine": "9",
-    "ten": "10",
-    "twelve": "12",
-    "sixteen": "16",
-}
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7"}
+_BASES |= {"eight": "8", "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}
 _MODULUS = re.compile(
     r"(.*?)(?:\\equiv(?P<residues>.*?))?,?\s*(?:\\pmod|\(?\\b?mod|\(?\\text\{\s*mod\s*\}|\(?\bmod\b)"
     r"\s*(?P<modulus>\{[^{}]*\}|[^(){}]+)\)?"
@@ -76,12 +72,13 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 # Words of two letters; other pairs of letters are a product.
 _SHORT_WORDS = frozenset(("am", "at", "by", "do", "go", "if", "in", "is", "it", "me", "my", "no"))
 _SHORT_WORDS |= {"of", "on", "or", "so", "to", "up", "us", "we"}
-# Two numbers side by side, a number behind a letter, a subscript of a number: the parser would
-# multiply, add or drop them.
+# What the parser would multiply, subtract or drop: two numbers side by side, a number behind a
+# letter, a subscript of a number, a derivative, a date, products of vectors.
 _LOOSE = re.compile(
-    r"(?<![_^])\d\s+\d|(?<![\\A-Za-z])[A-Za-z]\s+\d|\d_|\\text|\\ldots|\\mid|\\to(?![a-z])"
+    r"(?<![_^])\d\s+\d|(?<![\\A-Za-z])[A-Za-z]\s+\d|\d_|\\text|\\ldots|\\mid|\\to(?![a-z])|'\s*\(|\\frac\{d\w*\}\{d"
+    r"|\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\\(?:vec|overrightarrow)\b.*\\(?:times|cdot)"
 )
-_PRIMES = re.compile(r"(?<=[A-Za-z])'+(?!\s*\()")
+_PRIMES = re.compile(r"(?<=[A-Za-z])'+")
 MOST_BRACKETS = 100  # in an answer that is taken apart
 
 
