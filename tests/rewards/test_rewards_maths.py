@@ -120,5 +120,5 @@ def test_no_answer_and_no_gold_makes_the_reward_fail(answer, gold):
 @pytest.mark.parametrize("piece", ["(", "{}", r"\frac{", "1,", "=1", "x", "1 ", ": ", "a is ", "-"])
 def test_a_long_answer_takes_little_time(piece):
     start_s = time.monotonic()
-    assert score_math(rf"\boxed{{{piece * 5000}}}", "1", soft_timeout_s=20) == 0.0
-    assert time.monotonic() - start_s < 10
+    assert score_math(rf"\boxed{{{piece * 50_000}}}", "1", soft_timeout_s=20) == 0.0
+    assert time.monotonic() - start_s < 3

@@ -39,6 +39,15 @@ def closing(text: str, start: int) -> tuple[int, str]:
     return -1, ""
 
 
+def depth(text: str) -> int:
+    """Return how many brackets stand in each other at most."""
+    deepest = level = 0
+    for bracket in _BRACKET.findall(text):
+        level += 1 if bracket in _OPENING else -1
+        deepest = max(deepest, level)
+    return deepest
+
+
 def _outside_brackets(text: str, separator: re.Pattern[str]) -> list[re.Match[str]]:
     found: list[re.Match[str]] = []
     depth = position = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from april_rl.rewards.extraction import normalised
 from april_rl.rewards.maths import kinds
 from april_rl.rewards.maths.clean import clean, squeezed
 from april_rl.rewards.maths.expressions import (
@@ -25,12 +26,10 @@ def are_equal_answers(gold: str, text: str) -> bool:
 
     The gold decides where it says less: `x = 5` is equal to a gold 5, and 34 cm to 34.
     """
-    gold, text = clean(gold), clean(text)
-    if not gold or not text:
-        return False
     if max(len(gold), len(text)) > LONGEST:
-        return squeezed(gold) == squeezed(text)
-    return _are_equal(read(gold), read(text))
+        return normalised(gold) == normalised(text)
+    gold, text = clean(gold), clean(text)
+    return bool(gold and text) and _are_equal(read(gold), read(text))
 
 
 def _are_equal(gold: Answer, other: Answer) -> bool:

@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from april_rl.rewards.maths.brackets import closing, split
+from april_rl.rewards.maths.brackets import closing, depth, split
 from april_rl.rewards.maths.kinds import (
     Answer,
     Approximation,
@@ -79,13 +79,13 @@ _LOOSE = re.compile(
     r"|\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\\(?:vec|overrightarrow)\b.*\\(?:times|cdot)"
 )
 _PRIMES = re.compile(r"(?<=[A-Za-z])'+")
-MOST_BRACKETS = 100  # in an answer that is taken apart
+DEEPEST = 10  # brackets in each other, of an answer that is taken apart; the parser is slow there
 
 
 @lru_cache(maxsize=1024)
 def read(text: str) -> Answer:
     """Return what a cleaned answer is."""
-    if text.count("{") + text.count("(") + text.count("[") > MOST_BRACKETS:
+    if depth(text) > DEEPEST:
         return Verbatim(text)
     if wrapped := _TEXT.fullmatch(text):
         text = wrapped[1].strip()
