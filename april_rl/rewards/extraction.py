@@ -52,7 +52,7 @@ _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 # A sentence on an answer line ("The sum is 34. I hope it is correct.") and what it says.
 _SENTENCE = re.compile(r"[A-Za-z].*\s(?:is|are):?\s+(?P<said>\S.*)", re.DOTALL)
-_HOPE = re.compile(r"\.?\s+I hope (?:it|this) is correct\b.*", re.DOTALL)
+_HOPE = re.compile(r"I hope (?:it|this) is correct\b.*", re.DOTALL)
 # Prose with one formula, and words that would change what the formula says.
 _PROSE = re.compile(
     r"(?P<before>(?:[A-Z][^$\\]*[\s:])?)"
@@ -64,7 +64,7 @@ _CHANGES = re.compile(
     r"or|and|either|between|if|unless|except|wrong|false|incorrect)\b|n't\b",
     re.IGNORECASE,
 )
-_NEXT_TURN = re.compile(r"\s*<\|\w+\|>\w*\s*$")  # a marker that a template writes between turns
+_NEXT_TURN = re.compile(r"<\|\w+\|>\w*\s*$")  # a marker that a template writes between turns
 # Boxes of a data set's answer that belong together: the characters between them, and separators.
 _CLOSE, _NEAR = 10, 80
 _BETWEEN = re.compile(r"[,;]|\b(?:and|or)\b")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from april_rl.rewards.extraction import bare, what_it_says
+from april_rl.rewards.extraction import bare
 
 _CHARACTERS = str.maketrans(
     {
@@ -72,7 +72,7 @@ _ENDS = " \t\r\n,;"
 
 def clean(answer: str) -> str:
     """Return an answer as plain LaTeX in one line, without markup and final punctuation."""
-    text = bare(what_it_says(answer)).translate(_CHARACTERS)
+    text = bare(answer).translate(_CHARACTERS)
     if r"\begin" not in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
     for pattern, replacement in _REPLACEMENTS:

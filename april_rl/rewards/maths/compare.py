@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from april_rl.rewards.extraction import normalised
+from april_rl.rewards.extraction import normalised, what_it_says
 from april_rl.rewards.maths import kinds
 from april_rl.rewards.maths.clean import clean, squeezed
 from april_rl.rewards.maths.expressions import (
@@ -26,6 +26,7 @@ def are_equal_answers(gold: str, text: str) -> bool:
 
     The gold decides where it says less: `x = 5` is equal to a gold 5, and 34 cm to 34.
     """
+    gold, text = what_it_says(gold), what_it_says(text)
     if max(len(gold), len(text)) > LONGEST:
         return normalised(gold) == normalised(text)
     gold, text = clean(gold), clean(text)
