@@ -26,6 +26,7 @@ def check_consistency(config: TrainConfig) -> None:
     """Raise ValueError naming the first key that contradicts another or is not a finite number."""
     finite(_settings(config))
     require(0 <= config.seed < 2**32, f"seed must be in [0, 2**32), got {config.seed}")
+    _check_names(config)
     _check_groups(config)
     _check_samples(config)
     _check_masked_tokens(config)
@@ -46,6 +47,18 @@ def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]
             yield from _settings(value, f"{prefix}{entry.name}.")
         else:
             yield f"{prefix}{entry.name}", value
+
+
+def _check_names(config: TrainConfig) -> None:
+    """Check that a name means one data set, since rewards, environments and prompts are told apart
+    by it.
+    """
+    shared = sorted(config.data.sources.keys() & config.evaluation.sets.keys())
+    require(
+        not shared,
+        f"data.sources and evaluation.sets both have {', '.join(shared)}: rewards and environments "
+        "tell data sets apart by name; rename one of the two",
+    )
 
 
 def _check_groups(config: TrainConfig) -> None:

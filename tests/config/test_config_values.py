@@ -97,6 +97,10 @@ SOURCES = (
             "algorithm.loss=gspo takes one advantage for a response",
         ),
         (
+            [*SOURCES[1:], "+evaluation.sets.b={path: c.jsonl}"],
+            "data.sources and evaluation.sets both have b: ",
+        ),
+        (
             ["data.environment=true"],
             "data.environment=true needs environment.function=module:Class, or an agent",
         ),
