@@ -162,9 +162,14 @@ def _check_environment(config: TrainConfig) -> None:
             f"system_prompt of {name or 'data'} has no effect where an agent writes the messages; "
             "empty it",
         )
+    _check_turns(config)
+
+
+def _check_turns(config: TrainConfig) -> None:
+    """Check that advantages of turns have rewards of turns."""
     is_by_turn = config.algorithm.advantage is Advantage.grpo_by_turn
     require(
-        is_set or not is_by_turn,
+        config.environment.is_set or not is_by_turn,
         "algorithm.advantage=grpo_by_turn is grpo where no environment rewards turns: set "
         "environment.function, or algorithm.advantage=grpo",
     )
@@ -173,6 +178,14 @@ def _check_environment(config: TrainConfig) -> None:
         "algorithm.loss=gspo takes one advantage for a response, and algorithm.advantage="
         "grpo_by_turn gives every turn its own: take algorithm.loss=gspo_token",
     )
+    for name, each in training_sets(config.data).items() if is_by_turn else ():
+        require(
+            not each.environment or config.reward.environment_weight(name) != 0,
+            f"algorithm.advantage=grpo_by_turn compares the rewards of turns, and the reward of "
+            f"{f'data.sources.{name}' if name else 'data.path'} does not have them: give it "
+            "reward.function=environment, or one of reward.functions with function: environment "
+            "and a weight other than 0, or take algorithm.advantage=grpo",
+        )
 
 
 _ESTIMATES = ("avg_at_k", "pass_at_k", "maj_at_k")

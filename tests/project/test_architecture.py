@@ -74,6 +74,7 @@ DICTATED = {"forward", "packed_attention"}  # torch and transformers choose thes
 LONGER = {
     "april_rl/trainer.py": 346,  # the life of a run, to be read from top to bottom
     "tests/tools/test_gpu_acceptance.py": 400,  # one check of the acceptance's page per part
+    "april_rl/config/consistency.py": 320,  # one check for each pair of settings that may clash
     "april_rl/tracking/keys.py": 350,  # a table with a line for each metric
 }
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 300, 60, 3, 3
