@@ -241,11 +241,6 @@ PROGRAMS = {
 }
 
 
-async def where(client, _row, _seed):
-    await said(client, [{"role": "user", "content": "a"}])
-    return float(client.base_url.host == "127.0.0.2")
-
-
 async def told(client, _row, seed, *, extra):
     await said(client, [{"role": "user", "content": extra}])
     return float(seed)
