@@ -98,18 +98,20 @@ def reinforce_pp_baseline(
     return _split(_over_tokens(np.concatenate(centred), num_tokens), like=centred)
 
 
-def grpo_by_turn(samples: Sequence[Sample], rewards: ArrayLike) -> list[Floats]:
+def grpo_by_turn(
+    samples: Sequence[Sample], rewards: ArrayLike, *, environment_weight: float
+) -> list[Floats]:
     """The advantages of the tokens of every sample of a group [R], from what each turn earned.
 
     Rewards are scaled as in `grpo`, over all turns of the group; the advantage of a token is the
     sum of those of its turn and of later ones: process supervision of Shao et al. 2024
-    (DeepSeekMath), section 4.1.3. A turn earns what its environment gave for it, the last one also
-    what the reward has beyond that (other reward functions, the overlong penalty). For samples of
-    one turn this is `grpo`.
+    (DeepSeekMath), section 4.1.3. A turn earns what its environment gave for it, times the weight
+    that this has in the reward; the last one earns also what the reward has beyond that (other
+    reward functions, the overlong penalty). For samples of one turn this is `grpo`.
     """
-    turns = list(map(_turns, samples))
-    for (_, earned), sample, reward in zip(turns, samples, _checked(rewards), strict=True):
-        earned[-1] += reward - sample.environment_reward
+    turns = [_turns(sample, environment_weight) for sample in samples]
+    for (_, earned), reward in zip(turns, _checked(rewards), strict=True):
+        earned[-1] += reward - sum(earned)
     scaled = _scaled(_centred(np.concatenate([earned for _, earned in turns])))
     by_sample = _split(scaled, like=[np.asarray(earned) for _, earned in turns])
     return [
@@ -118,8 +120,10 @@ def grpo_by_turn(samples: Sequence[Sample], rewards: ArrayLike) -> list[Floats]:
     ]
 
 
-def _turns(sample: Sample) -> tuple[list[int], list[float]]:
-    """Return the response tokens of each turn of a sample [K], and what its environment gave."""
+def _turns(sample: Sample, environment_weight: float) -> tuple[list[int], list[float]]:
+    """Return the response tokens of each turn of a sample [K], and what its environment gave, times
+    its weight.
+    """
     num_tokens: list[int] = []
     earned: list[float] = []
     is_between = True
@@ -127,7 +131,7 @@ def _turns(sample: Sample) -> tuple[list[int], list[float]]:
         if isinstance(span, Observation):
             is_between = True
             if earned:
-                earned[-1] += span.reward
+                earned[-1] += environment_weight * span.reward
         elif is_between:
             is_between = False
             num_tokens.append(len(span.token_ids))
@@ -186,11 +190,16 @@ ADVANTAGES: dict[Advantage, BatchAdvantages] = {
 }
 
 
-def advantages_of(choice: Advantage) -> Advantages:
-    """Return the estimator of that name."""
+def advantages_of(choice: Advantage, *, environment_weight: Callable[[str], float]) -> Advantages:
+    """Return the estimator of that name; `environment_weight` gives the weight of the environment's
+    rewards in the reward of a data set.
+    """
     if choice is Advantage.grpo_by_turn:
         return lambda samples, rewards: [
-            grpo_by_turn(*group) for group in zip(samples, rewards, strict=True)
+            grpo_by_turn(
+                group, of_group, environment_weight=environment_weight(group[0].prompt.dataset)
+            )
+            for group, of_group in zip(samples, rewards, strict=True)
         ]
     estimator = ADVANTAGES[choice]
 

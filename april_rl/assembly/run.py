@@ -138,7 +138,9 @@ def assemble(
         packer=packer,
         evaluator=build_evaluator(config, engines, outside, num_slots=num_slots(config)),
         held_out=data.held_out,
-        advantages=advantages_of(config.algorithm.advantage),
+        advantages=advantages_of(
+            config.algorithm.advantage, environment_weight=config.reward.environment_weight
+        ),
     )
 
 

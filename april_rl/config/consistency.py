@@ -26,6 +26,7 @@ def check_consistency(config: TrainConfig) -> None:
     """Raise ValueError naming the first key that contradicts another or is not a finite number."""
     finite(_settings(config))
     require(0 <= config.seed < 2**32, f"seed must be in [0, 2**32), got {config.seed}")
+    _check_names(config)
     _check_groups(config)
     _check_samples(config)
     _check_masked_tokens(config)
@@ -46,6 +47,18 @@ def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]
             yield from _settings(value, f"{prefix}{entry.name}.")
         else:
             yield f"{prefix}{entry.name}", value
+
+
+def _check_names(config: TrainConfig) -> None:
+    """Check that a name means one data set, since rewards, environments and prompts are told apart
+    by it.
+    """
+    shared = sorted(config.data.sources.keys() & config.evaluation.sets.keys())
+    require(
+        not shared,
+        f"data.sources and evaluation.sets both have {', '.join(shared)}: rewards and environments "
+        "tell data sets apart by name; rename one of the two",
+    )
 
 
 def _check_groups(config: TrainConfig) -> None:
@@ -149,9 +162,14 @@ def _check_environment(config: TrainConfig) -> None:
             f"system_prompt of {name or 'data'} has no effect where an agent writes the messages; "
             "empty it",
         )
+    _check_turns(config)
+
+
+def _check_turns(config: TrainConfig) -> None:
+    """Check that advantages of turns have rewards of turns."""
     is_by_turn = config.algorithm.advantage is Advantage.grpo_by_turn
     require(
-        is_set or not is_by_turn,
+        config.environment.is_set or not is_by_turn,
         "algorithm.advantage=grpo_by_turn is grpo where no environment rewards turns: set "
         "environment.function, or algorithm.advantage=grpo",
     )
@@ -160,6 +178,14 @@ def _check_environment(config: TrainConfig) -> None:
         "algorithm.loss=gspo takes one advantage for a response, and algorithm.advantage="
         "grpo_by_turn gives every turn its own: take algorithm.loss=gspo_token",
     )
+    for name, each in training_sets(config.data).items() if is_by_turn else ():
+        require(
+            not each.environment or config.reward.environment_weight(name) != 0,
+            f"algorithm.advantage=grpo_by_turn compares the rewards of turns, and the reward of "
+            f"{f'data.sources.{name}' if name else 'data.path'} does not have them: give it "
+            "reward.function=environment, or one of reward.functions with function: environment "
+            "and a weight other than 0, or take algorithm.advantage=grpo",
+        )
 
 
 _ESTIMATES = ("avg_at_k", "pass_at_k", "maj_at_k")

@@ -176,6 +176,19 @@ class RewardConfig:
             _check_name("reward.functions", name)
             _check_function(f"reward.functions.{name}.function", chosen.function)
 
+    def environment_weight(self, dataset: str) -> float:
+        """Return the weight of the function `environment` in the reward of a data set; 0.0 if it
+        does not score it.
+        """
+        if not self.functions:
+            return float(self.function == "environment")
+        return sum(
+            chosen.weight
+            for chosen in self.functions.values()
+            if chosen.function == "environment"
+            and (chosen.sources is None or dataset in chosen.sources)
+        )
+
 
 @dataclass(slots=True, kw_only=True)
 class EvaluationSetConfig(PromptSetOverrides):

@@ -72,11 +72,13 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
         raise ValueError(f"{name}, of the {role}, is empty")
     if calls and role != "assistant":
         raise ValueError(f"{name} has tool_calls and is of the {role}; only the assistant calls")
-    return {**message, "tool_calls": _calls(calls, name)} if calls else message
+    return {**message, "tool_calls": calls_of_tools(calls, name)} if calls else message
 
 
-def _calls(calls: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Return calls of tools whose arguments are mappings, also where they are JSON text."""
+def calls_of_tools(calls: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Return the calls of a message whose arguments are mappings, also where they are JSON text.
+    Raise ValueError with the reason, and the name of the message, for what is no call.
+    """
     if not isinstance(calls, list):
         raise ValueError(f"{name}: tool_calls must be a list, got {str(calls)[:60]}")
     read = []

@@ -6,12 +6,13 @@ Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from april_rl.environments.chat import CompletionRequest
 from april_rl.environments.protocol import TEXT, Turn
+from april_rl.rewards.extraction import after_thinking
 from april_rl.types import Message
 
 _Object = dict[str, Any]
@@ -61,9 +62,13 @@ def added_messages(
         text, said = asked.messages[0]["content"], before.messages[0]["content"] + answer.turn.text
         goes_on = (answer.turn.is_truncated or answer.turn.is_stopped) and text.startswith(said)
         return ({"role": TEXT, "content": text[len(said) :]},) if goes_on else None
-    history = (*before.messages, answer.message)
-    again, added = asked.messages[: len(history)], asked.messages[len(history) :]
-    goes_on = len(again) == len(history) and all(map(_is_same, history, again))
+    num_known = len(before.messages)
+    again, added = asked.messages[: num_known + 1], asked.messages[num_known + 1 :]
+    goes_on = (
+        len(again) == num_known + 1
+        and all(_is_same(*pair) for pair in zip(before.messages, again, strict=False))
+        and _is_same(answer.message, again[-1], ends=_ends(answer, before))
+    )
     is_answered = any(message["role"] == "assistant" for message in added)
     return added if goes_on and added and not is_answered else None
 
@@ -140,15 +145,30 @@ def _usage(turn: Turn) -> dict[str, int]:
     }
 
 
-def _is_same(ours: Message, theirs: Message) -> bool:
-    """Return whether a message is repeated. Clients add and drop empty fields. Of an answer an
-    agent may leave out thoughts or blanks, or add the `stop` at which it was cut: the policy goes
-    on from what it sampled.
+def _ends(answer: Answered, request: CompletionRequest) -> list[str]:
+    """Return each `stop` at which an answer was cut."""
+    rest = answer.turn.text.removeprefix(answer.message["content"] or "")
+    return [stop for stop in request.stop if rest.startswith(stop)]
+
+
+def _is_same(ours: Message, theirs: Message, *, ends: Sequence[str] = ()) -> bool:
+    """Return whether a message is repeated. Clients add and drop empty fields. Of the assistant's
+    an agent may leave out thoughts and blanks around them, or add one of `ends`: the policy goes on
+    from what it sampled.
     """
-    said, again = (message.get("content") or "" for message in (ours, theirs))
-    is_answer = ours["role"] == "assistant"
-    is_kept = again.strip() in said or said.strip() in again if is_answer else said == again
-    return is_kept and ours["role"] == theirs["role"] and _calls(ours) == _calls(theirs)
+    if ours["role"] != "assistant":
+        return _fields(ours) == _fields(theirs)
+    said, again = _fields(ours), _fields(theirs)
+    text, text_again = (str(message.pop("content", "")) for message in (said, again))
+    whole = [text, *(text + end for end in ends)]
+    readings = [*whole, *(after_thinking(each) or "" for each in whole)]
+    return said == again and text_again.strip() in [each.strip() for each in readings]
+
+
+def _fields(message: Message) -> dict[str, object]:
+    """Return what is in a message, calls of tools as data: clients may write them anew."""
+    filled = {name: value for name, value in message.items() if value}
+    return {**filled, "tool_calls": _calls(message)}
 
 
 def _calls(message: Message) -> list[tuple[object, object]]:
@@ -157,7 +177,6 @@ def _calls(message: Message) -> list[tuple[object, object]]:
 
 
 def _parsed(arguments: object) -> object:
-    """Return arguments as data: clients may write them anew."""
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from april_rl.data.messages import calls_of_tools
 from april_rl.environments.protocol import TEXT
 from april_rl.types import Message
 
@@ -133,7 +134,9 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(given: object) -> Message:
-    """Return a message whose content is text; raise RefusedError."""
+    """Return a message as chat templates expect it: text as content, no null fields, and mappings
+    as the arguments of tool calls. Raise RefusedError.
+    """
     role = given.get("role") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or role not in _ROLES:
         raise RefusedError(f"{given!r:.80} is no message with a role of {', '.join(_ROLES)}")
@@ -145,12 +148,16 @@ def _message(given: object) -> Message:
         content = "".join(str(part.get("text", "")) for part in content)
     if content is not None and not isinstance(content, str):
         raise RefusedError(f"content={content!r:.40} is no text")
-    calls = given.get("tool_calls") or []
-    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise RefusedError(f"tool_calls={calls!r:.40} is not valid in the API")
     _check_characters(json.dumps(dict(given), ensure_ascii=False))
+    message = {key: value for key, value in given.items() if value is not None}
+    calls = message.pop("tool_calls", [])
+    try:
+        called = {"tool_calls": calls_of_tools(calls, "a message")} if calls else {}
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
     # Chat templates know the older name.
-    return {**given, "role": "system" if role == "developer" else role, "content": content}
+    named = "system" if role == "developer" else role
+    return {**message, "role": named, "content": content or "", **called}
 
 
 def _check_characters(text: str) -> None:

@@ -94,7 +94,9 @@ def test_the_tokens_of_a_batch_are_those_that_its_samples_have():
     """Those of environments are none. Planted bug: the length with observations."""
     samples = [[episode((2, "stop"), 0.0), episode((5, "stop"), 0.0, index=1)]]
     expected = over_tokens([1.0, 0.0], [2, 5])
-    [found] = advantages_of(Advantage.reinforce_pp)(samples, [[1.0, 0.0]])
+    [found] = advantages_of(Advantage.reinforce_pp, environment_weight=lambda _: 1.0)(
+        samples, [[1.0, 0.0]]
+    )
     assert found == pytest.approx(expected)
 
 
@@ -179,9 +181,26 @@ def test_a_token_has_what_its_turn_and_later_ones_earned():
     earned = [0.5, 1.0, -0.25]
     mean, scale = statistics.mean(earned), statistics.stdev(earned) + 1e-6
     first, last, only = ((value - mean) / scale for value in earned)
-    found = grpo_by_turn([parked, short], rewards)
+    found = grpo_by_turn([parked, short], rewards, environment_weight=1.0)
     assert found[0] == pytest.approx([first + last] * 3 + [last] * 2)
     assert found[1] == pytest.approx([only] * 4)
+
+
+@pytest.mark.parametrize("weight", [0.1, 1.0, 10.0, -2.0])
+def test_equal_earnings_in_later_turns_give_equal_advantages_there_whatever_the_weight(weight):
+    """Scaling the whole reward changes no advantage but its sign. Planted bug: a turn earns what
+    the environment gave without its weight, and the last one takes the difference back.
+    """
+    samples = [
+        episode((2, "stop"), first, (2, "stop"), 0.25, (2, "stop"), 0.5, index=number)
+        for number, first in enumerate([1.0, 0.0])
+    ]
+    rewards = [weight * sample.environment_reward for sample in samples]
+    estimator = advantages_of(Advantage.grpo_by_turn, environment_weight={"": weight}.__getitem__)
+    [[one, other]] = estimator([samples], [rewards])
+    assert one[2:] == pytest.approx(other[2:], abs=1e-9)
+    scale = statistics.stdev([1.0, 0.25, 0.5, 0.0, 0.25, 0.5])
+    assert one[0] - other[0] == pytest.approx(math.copysign(1 / scale, weight), rel=1e-3)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.floats(-10, 10)), min_size=1, max_size=8))
@@ -192,6 +211,7 @@ def test_samples_of_one_turn_have_the_advantages_of_grpo(samples):
         for number, (tokens, reward) in enumerate(samples)
     ]
     rewards = [reward for _, reward in samples]
-    [found] = advantages_of(Advantage.grpo_by_turn)([built], [rewards])
+    by_turn = advantages_of(Advantage.grpo_by_turn, environment_weight=lambda _: 1.0)
+    [found] = by_turn([built], [rewards])
     for sample, of_tokens, expected in zip(built, found, grpo(rewards), strict=True):
         assert of_tokens == pytest.approx([expected] * sample.num_tokens)

@@ -70,6 +70,11 @@ def test_names_that_users_choose_are_set_with_and_without_a_plus() -> None:
     assert config.data.sources["a"].path == config.evaluation.sets["new"].path == "a.jsonl"
 
 
+BY_TURN = (
+    "environment.function=april_rl.environments.tiny_sums:Sums",
+    "data.environment=true",
+    "algorithm.advantage=grpo_by_turn",
+)
 SOURCES = (
     "+recipe=tiny_cpu",
     "+data.sources.a={path: a.jsonl}",
@@ -95,6 +100,28 @@ SOURCES = (
                 "algorithm.clip_high=4e-4",
             ],
             "algorithm.loss=gspo takes one advantage for a response",
+        ),
+        (
+            [*BY_TURN, "reward.function=exact"],
+            "algorithm.advantage=grpo_by_turn compares the rewards of turns, and the reward of "
+            "data.path does not have them",
+        ),
+        (
+            [
+                *BY_TURN,
+                *SOURCES,
+                "+reward.functions.f={function: exact}",
+                "+reward.functions.g={function: environment, sources: [a, held_out]}",
+            ],
+            "and the reward of data.sources.b does not have them",
+        ),
+        (
+            [*BY_TURN, "+reward.functions.g={function: environment, weight: 0}"],
+            "and a weight other than 0",
+        ),
+        (
+            [*SOURCES[1:], "+evaluation.sets.b={path: c.jsonl}"],
+            "data.sources and evaluation.sets both have b: ",
         ),
         (
             ["data.environment=true"],

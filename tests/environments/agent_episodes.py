@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from byte_tokenizer import END, hf_byte_tokenizer
+from byte_tokenizer import CHAT, END, hf_byte_tokenizer
 from episodes import answer, fresh, with_turn
 
 from april_rl.config.environment import EnvironmentConfig
@@ -21,8 +21,8 @@ from april_rl.types import Observation, Sample
 
 
 @cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer(hf_byte_tokenizer(), path="bytes")
+def tokenizer(chat_template: str = CHAT) -> Tokenizer:
+    return Tokenizer(hf_byte_tokenizer(chat_template), path="bytes")
 
 
 def encoded(text: str) -> tuple[int, ...]:
@@ -30,13 +30,15 @@ def encoded(text: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def agents(folder: Path, *, has_tools: bool = True, **changes: object) -> Iterator[EnvironmentPool]:
+def agents(
+    folder: Path, *, has_tools: bool = True, chat_template: str = CHAT, **changes: object
+) -> Iterator[EnvironmentPool]:
     """Start the agents of `agent_programs`."""
     settings = {"num_processes": 1, "max_turns": 9, "step_timeout_s": 20.0} | changes
     if "command" not in settings:
         settings = {"agent": "agent_programs:run"} | settings
     dialogue = Dialogue(
-        tokenizer=tokenizer(),
+        tokenizer=tokenizer(chat_template),
         is_chat=True,
         variables={},
         stop_ids=frozenset(encoded(END)),

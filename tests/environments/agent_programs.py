@@ -9,18 +9,10 @@ import sys
 from pathlib import Path
 
 import httpx
+from calling_agents import WEATHER, tool, way_back
 from openai import BadRequestError, OpenAI
 from repeating_agents import abandoned, again, retry
 from text_agents import likely, refused, short, text
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 
 
 async def said(client, messages, **wishes):
@@ -226,34 +218,27 @@ async def models(client, _rest):
     return float(first == ["policy"])
 
 
-async def tool(client, _rest):
-    """Reads calls of a tool, answers them, and rewards the last answer."""
-    messages = [{"role": "user", "content": "weather?"}]
-    for _ in range(3):
-        message = await said(client, messages, tools=[WEATHER])
-        messages.append(message)
-        if not message.tool_calls:
-            return float(len(messages))
-        for call in message.tool_calls:
-            city = json.loads(call.function.arguments)["city"]
-            told = {"role": "tool", "tool_call_id": call.id, "content": f"rain in {city}"}
-            messages.append(told)
-    return -1.0
-
-
 PROGRAMS = {
     each.__name__: each
     for each in (
         *(examples, broken, leave, scoring, abandoned, again, odd),
-        *(stopped, talk, rewrite, wish, retry, stream, twice, late, subagent, loop, silent),
+        *(
+            stopped,
+            talk,
+            rewrite,
+            wish,
+            retry,
+            stream,
+            twice,
+            late,
+            subagent,
+            way_back,
+            loop,
+            silent,
+        ),
         *(hang, fail, words, huge, models, tool, short, text, likely, refused),
     )
 }
-
-
-async def where(client, _row, _seed):
-    await said(client, [{"role": "user", "content": "a"}])
-    return float(client.base_url.host == "127.0.0.2")
 
 
 async def told(client, _row, seed, *, extra):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import agent_programs
+import httpx
 import pytest
 from agent_episodes import agents, encoded, played, question, said, tokenizer
 from episodes import answer
@@ -228,8 +229,29 @@ def test_a_proxy_of_the_machine_is_not_asked(command):
     assert "hello" in done.stdout, done.stderr
 
 
-def test_an_agent_elsewhere_is_served_at_another_address_of_the_machine(tmp_path):
-    with agents(tmp_path, agent="agent_programs:where", address="127.0.0.2") as pool:
+def asked_for(access):
+    """Return the status of a request with the access that an agent wrote down."""
+    url, key = access.read_text().split()
+    body = {"messages": [{"role": "user", "content": "b"}], "n": 2}
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{url}chat/completions", json=body, headers=headers).status_code
+
+
+def test_a_key_ends_with_its_episode(tmp_path):
+    """Another episode keeps the server: the request is wrong, and its key is looked at first."""
+    with agents(tmp_path, agent="serving_agents:betray") as pool:
+        for name in ("first", "other"):
+            sample = question("x", reference=str(tmp_path / name))
+            sample = said(sample.extended(answer(pool, sample)), "abc")
+            assert asked_for(tmp_path / name) == 400
+            if name == "first":
+                assert answer(pool, sample).is_final
+        wait_until(lambda: asked_for(tmp_path / "first") == 401, within_s=10.0)
+        assert asked_for(tmp_path / "other") == 400
+
+
+def test_an_agent_elsewhere_is_served_at_that_address_of_the_machine_alone(tmp_path):
+    with agents(tmp_path, agent="serving_agents:where", address="127.0.0.2") as pool:
         _, reply = played(pool, question("x"), "a")
     assert reply.reward == 1.0
 

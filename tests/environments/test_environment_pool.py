@@ -79,6 +79,17 @@ def test_an_episode_ends_with_its_budgets(settings, finish_reason, is_final):
     assert text_of(observation) == ("" if is_final else "1a")
 
 
+def test_the_budget_of_observations_is_that_of_all_answers_together():
+    """Two tokens each, and five for all: the third one does not fit."""
+    with pool(max_observation_tokens=5) as environments:
+        sample = heard(environments, fresh())
+        for _ in range(2):
+            sample = heard(environments, said(sample, "a"))
+            assert not sample.is_finished
+        last = answer(environments, said(sample, "a"))
+    assert (last.is_final, last.token_ids, last.failure) == (True, (), "")
+
+
 FAILURES = {
     "raise": ({}, r"KeyError: 'no such tool' \(.*environment_classes.py:\d+\)"),
     "timeout": ({}, r"TimeoutError: of a socket"),

@@ -166,7 +166,8 @@ def run(
                 seed=0,
             ),
             held_out={held_out.name: held_out} if held_out else {},
-            advantages=advantages or advantages_of(Advantage.grpo),
+            advantages=advantages
+            or advantages_of(Advantage.grpo, environment_weight=lambda _: 1.0),
         )
 
     with Trainer(

@@ -1,0 +1,28 @@
+"""Agents for tests that look at the server itself, beside a client."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+
+async def said(client):
+    asked = [{"role": "user", "content": "a"}]
+    return (await client.chat.completions.create(model="m", messages=asked)).choices[0].message
+
+
+async def where(client, _row, _seed):
+    """Rewarded where the server listens at 127.0.0.2 and not at 127.0.0.1."""
+    await said(client)
+    try:
+        await asyncio.open_connection("127.0.0.1", client.base_url.port)
+    except ConnectionRefusedError:
+        return float(client.base_url.host == "127.0.0.2")
+    return -1.0
+
+
+async def betray(client, row, _seed):
+    """Writes down its access."""
+    Path(row["answer"]).write_text(f"{client.base_url} {client.api_key}")
+    await said(client)
+    return 1.0
