@@ -24,6 +24,9 @@ class EnvironmentConfig:
     # of this machine, where agents reach the policy; the default is for those that run here,
     # another one also for containers and machines that see it
     address: str = "127.0.0.1"
+    # environment variables that reach the environments although their name says that they are
+    # secret (TOKEN, KEY, SECRET, PASSWORD, ...); others of such a name are removed there
+    secrets: list[str] = field(default_factory=list)
     # keyword arguments of the class or the function
     args: dict[str, Any] = field(default_factory=dict)
     # data columns that `reset` gets, besides prompt, answer and data set

@@ -14,7 +14,7 @@ from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import columns_of, is_of_tools, methods_of, tools_of
 from april_rl.environments.jobs import EnvironmentFailedError
 from april_rl.environments.loading import check_loadable, load_class
-from april_rl.rewards.child_process import die_with_controller, lifeline
+from april_rl.rewards.child_process import die_with_controller, forget_secrets, lifeline
 from april_rl.rewards.plugins import GIB, Caught
 from april_rl.rewards.processes import stop
 
@@ -33,7 +33,7 @@ def describe(config: EnvironmentConfig) -> Description:
     pool = ProcessPool(
         max_workers=1,
         initializer=_prepare,
-        initargs=(int(config.memory_gib * GIB), lifeline()),
+        initargs=(config, lifeline()),
         context=multiprocessing.get_context("forkserver"),
     )
     limit_s = config.start_timeout_s
@@ -51,9 +51,11 @@ def describe(config: EnvironmentConfig) -> Description:
     return found
 
 
-def _prepare(memory_bytes: int, lifeline: Connection) -> None:
+def _prepare(config: EnvironmentConfig, lifeline: Connection) -> None:
+    memory_bytes = int(config.memory_gib * GIB)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     die_with_controller(lifeline)
+    forget_secrets(config.secrets)
 
 
 def _described(config: EnvironmentConfig) -> Description | str:

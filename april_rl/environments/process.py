@@ -20,7 +20,7 @@ from april_rl.environments.episode import Episode
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
 from april_rl.environments.loading import check_loadable, new_environment
 from april_rl.environments.protocol import Context
-from april_rl.rewards.child_process import die_with_controller
+from april_rl.rewards.child_process import die_with_controller, forget_secrets
 from april_rl.rewards.plugins import GIB, Caught
 from april_rl.types import SampleId
 
@@ -47,6 +47,7 @@ def run_process(connection: Connection, settings: ProcessSettings, lifeline: Con
     memory_bytes = int(settings.config.memory_gib * GIB)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     die_with_controller(lifeline, with_group=True)
+    forget_secrets(settings.config.secrets)
     with Caught() as caught:
         check_loadable(settings.config)
     connection.send(Ready(caught.message))

@@ -6,8 +6,11 @@ import fcntl
 import multiprocessing
 import os
 import signal
+from collections.abc import Collection
 from functools import cache
 from multiprocessing.connection import Connection
+
+from april_rl.config.secrets import is_secret
 
 
 def lifeline() -> Connection:
@@ -32,6 +35,14 @@ def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> No
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
     if lifeline.poll():
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forget_secrets(passed: Collection[str]) -> None:
+    """Remove the environment variables whose name says that they are secret, but those `passed`:
+    what this process calls or starts has no need of them.
+    """
+    for name in [name for name in os.environ if is_secret(name) and name not in passed]:
+        del os.environ[name]
 
 
 @cache

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -198,3 +200,16 @@ class NeedsArgument:
 
 def no_class(row):
     return row
+
+
+class Variables:
+    """Notes the variables of its process, and those of a program."""
+
+    def reset(self, row, seed):
+        self.notes = Path(row["answer"])
+
+    def step(self, turn):
+        script = "import json, os; print(json.dumps(dict(os.environ)))"
+        program = subprocess.check_output([sys.executable, "-c", script], text=True)
+        self.notes.write_text(f"{json.dumps(dict(os.environ))}\n{program}")
+        return StepResult()
