@@ -40,7 +40,7 @@ class EnvironmentConfig:
     on_restart: OnRestart = OnRestart.replay
     num_processes: int = within(">= 1", 2)  # processes that share the environments
     start_timeout_s: float = within("> 0", 60.0)  # for a process to start and load the class
-    memory_gib: float = within(">= 1", 4.0)  # address space of one process, libraries included
+    memory_gib: float = within(">= 1", 4.0)  # of a process, and of each program that it starts
 
     def __post_init__(self) -> None:
         check_bounds("environment", self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -14,7 +13,12 @@ from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import columns_of, is_of_tools, methods_of, tools_of
 from april_rl.environments.jobs import EnvironmentFailedError
 from april_rl.environments.loading import check_loadable, load_class
-from april_rl.rewards.child_process import die_with_controller, forget_secrets, lifeline
+from april_rl.rewards.child_process import (
+    die_with_controller,
+    forget_secrets,
+    lifeline,
+    limit_memory,
+)
 from april_rl.rewards.plugins import GIB, Caught
 from april_rl.rewards.processes import stop
 
@@ -52,8 +56,7 @@ def describe(config: EnvironmentConfig) -> Description:
 
 
 def _prepare(config: EnvironmentConfig, lifeline: Connection) -> None:
-    memory_bytes = int(config.memory_gib * GIB)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    limit_memory(int(config.memory_gib * GIB))
     die_with_controller(lifeline)
     forget_secrets(config.secrets)
 

@@ -26,7 +26,7 @@ def new_process_pool(
 ) -> ProcessPool:
     """Return a pool whose processes start with the first job.
 
-    There are `reward.num_processes`, each with `reward.memory_gib` of address space.
+    There are `reward.num_processes`, each with `reward.memory_gib` of memory.
     `decoder` is a pickled function from token ids to text; `folder` is the run directory. A process
     continues from what `states` holds when it starts, by function.
 

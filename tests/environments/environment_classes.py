@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -213,3 +214,22 @@ class Variables:
         program = subprocess.check_output([sys.executable, "-c", script], text=True)
         self.notes.write_text(f"{json.dumps(dict(os.environ))}\n{program}")
         return StepResult()
+
+
+class Plain:
+    """Does what the turn says, and is no coroutine."""
+
+    def reset(self, row, seed):
+        pass
+
+    def step(self, turn):
+        word, _, rest = turn.text.partition(" ")
+        if word == "sleep":
+            time.sleep(float(rest))
+        if word == "next":
+            return next(iter([]))
+        if word == "close":
+            raise GeneratorExit("closed")
+        if word == "files":
+            return StepResult(str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+        return StepResult(f"{os.getpid()}")
