@@ -245,3 +245,8 @@ class LoadedAnywhere:
 
     def __call__(self, prompts, responses, answers, difficulty):
         return [1.0] * len(responses)
+
+
+def knows(prompts, responses, answers, *, api_key_env=""):
+    """1 for the name of an environment variable that is there."""
+    return [float(response in os.environ) for response in responses]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from april_rl.environments.outside import RewardsAndEnvironments
 from april_rl.environments.pool import EnvironmentPool
 from april_rl.environments.turns import EpisodeRules
 from april_rl.evaluation.settings import set_sampling
+from april_rl.rewards.child_process import raise_open_files
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
+
+_FILES_OF_AGENT = 6  # both ends of its connection, its output, and what starting it takes
 
 
 def with_environments(
@@ -38,6 +42,7 @@ def with_environments(
     """
     if not config.environment.is_set:
         return rewards
+    raise_open_files()
     environments = EnvironmentPool(
         config.environment,
         _rules(config, tokenizer, description.tools),
@@ -49,6 +54,18 @@ def with_environments(
     stack.callback(environments.close)
     check_environment(environments, [each for each in examples if each.has_environment])
     return RewardsAndEnvironments(rewards, environments)
+
+
+def open_files_line(config: TrainConfig, *, num_episodes: int) -> Iterator[str]:
+    """Yield a line if the system allows fewer open files than the agents of a process need."""
+    allowed, num_processes = raise_open_files(), config.environment.num_processes
+    needed = _FILES_OF_AGENT * math.ceil(num_episodes / num_processes)
+    if config.environment.has_agent and needed > allowed:
+        yield (
+            f"environments: {num_episodes} agents in {num_processes} processes need about {needed} "
+            f"open files in each, and the system allows {allowed}: raise the limit (ulimit -Hn), "
+            "or environment.num_processes"
+        )
 
 
 def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from april_rl.algorithm.advantages import Advantages, advantages_of
 from april_rl.assembly.collector import build_collector, num_slots
 from april_rl.assembly.decisions import decide, decide_memory
-from april_rl.assembly.environments import description_of, with_environments
+from april_rl.assembly.environments import description_of, open_files_line, with_environments
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
@@ -200,6 +200,7 @@ def _tried(
 ) -> RewardPool | RewardsAndEnvironments:
     """Return the rewards and environments of the run in `folder`, after trying them."""
     try_rewards(config, data.rewards, data.training, held_out=data.held_out_rows, tell=tell)
+    _tell_all(open_files_line(config, num_episodes=num_slots(config)), tell)
     return with_environments(
         config,
         data.rewards,

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from april_rl.commands.arguments import Arguments
 from april_rl.config import TrainConfig, to_config
-from april_rl.config.store import ConfigError, compose_overrides
+from april_rl.config.store import ConfigError, as_plain, compose_overrides
 from april_rl.errors import RunError
 from april_rl.evaluation.intervals import Estimate
 from april_rl.evaluation.report import (
@@ -205,8 +205,7 @@ def evaluated(overrides: Sequence[str], folder: Path, *, other: Report | None = 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
     """Return the settings that an evaluation depends on, as plain values."""
-    found = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
-    assert isinstance(found, dict)
+    found: dict[str, Any] = as_plain(composed)
     del found["data"]["path"], found["data"]["sources"]  # for training only
     return {key: found[key] for key in _SECTIONS}
 

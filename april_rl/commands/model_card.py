@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,19 @@ CONFIG = "config.yaml"
 _EXPORTS, _STEP = "exports", "step_"
 
 
+# What an export writes besides the weights: settings, tokenizer, adapter; and a card of the user's.
+_NAMES = {
+    SAFETENSORS_INDEX_FILE,
+    "README.md",
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("chat_template.jinja", "chat_template.json", "preprocessor_config.json"),
+    *("processor_config.json", "video_preprocessor_config.json"),
+    *("adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
+}
+
+
 class ExportError(RunError):
     """A folder is no exported policy, or the records of its run cannot be read."""
 
@@ -37,22 +51,44 @@ class ExportError(RunError):
 def exported_files(folder: Path) -> list[str]:
     """Return the paths of an export's files within it, sorted.
 
-    Raise ExportError if the folder is no export, or lacks a file of its weights.
+    Those are the files that an export writes, by name, and README.md: nothing else that lies there,
+    no link and no hidden file. Raise ExportError if the folder is no export, or lacks a file of its
+    weights.
     """
     if not folder.is_dir():
         raise ExportError(f"there is no folder {folder}: give an export, RUN/{_EXPORTS}/{_STEP}N")
     if exports := sorted(folder.glob(f"{_EXPORTS}/{_STEP}*"), key=_step_of):
         raise ExportError(f"{folder} is a run directory: give an export, such as {exports[-1]}")
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    files = sorted(path.as_posix() for path in found if not path.parts[0].startswith("."))
     index = folder / SAFETENSORS_INDEX_FILE
     weights = _weight_files(index) if index.is_file() else {SAFETENSORS_SINGLE_FILE}
+    files = sorted(name for name in _files_in(folder) if name in weights | _NAMES)
     if missing := sorted(({"config.json"} | weights) - set(files)):
         raise ExportError(
             f"{folder} is no exported policy: it has no {missing[0]}. A run writes exports to "
             f"RUN/{_EXPORTS}/{_STEP}N"
         )
     return files
+
+
+def other_files(folder: Path) -> list[str]:
+    """Return the paths of the files and links in the folder of an export that it did not write,
+    sorted.
+    """
+    written = set(exported_files(folder))
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(name for name in found if name not in written)
+
+
+def _files_in(folder: Path) -> Iterator[str]:
+    """Yield the paths of the files in a folder, without links and what they lead to."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not (Path(parent) / name).is_symlink()]
+        paths = (Path(parent) / name for name in names)
+        yield from (
+            path.relative_to(folder).as_posix()
+            for path in paths
+            if path.is_file() and not path.is_symlink()
+        )
 
 
 def _weight_files(index: Path) -> set[str]:

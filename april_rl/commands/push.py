@@ -19,12 +19,14 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from april_rl.commands.arguments import Arguments
+from april_rl.config.secrets import masked
 from april_rl.errors import RunError
 
 _DESCRIPTION = """\
 Uploads an exported policy in one commit, with a model card: held-out accuracy with intervals, base
 model, data, command line and all settings, as the run that EXPORT lies in has recorded them. A
-README.md in EXPORT is uploaded instead of that card. Log in with `hf auth login`, or set HF_TOKEN.
+README.md in EXPORT is uploaded instead of that card; no other file but those that an export writes
+is. Keys are shown as ${oc.env:NAME}. Log in with `hf auth login`, or set HF_TOKEN.
 
   python -m april_rl push outputs/tiny_cpu/.../exports/step_100 me/tiny-sums --dry-run
   python -m april_rl push outputs/tiny_cpu/.../exports/step_100 me/tiny-sums --private
@@ -40,16 +42,21 @@ def main(arguments: Sequence[str]) -> int:
     """Upload, print the address of the commit and return the exit status."""
     options = _parser().parse_args(arguments)
     _check_name(options.name)
-    from april_rl.commands.model_card import exported_files
+    from april_rl.commands.model_card import exported_files, other_files
 
     export: Path = options.export
-    files = [name for name in exported_files(export) if name != CARD]
-    card = _card(export, options.name)
+    written = exported_files(export)
+    files = [name for name in written if name != CARD]
+    for name in other_files(export):
+        print(f"note: {name} is not pushed: it is a link, or no export writes it", file=sys.stderr)
+    card = _card(export, options.name, has_own=CARD in written)
     if options.dry_run:
         print(card)
         for name in files:
             print(f"{(export / name).stat().st_size:>15,}  {name}")
         return 0
+    where = "privately" if options.private else "for everyone, unless the repository is private"
+    print(f"publishing {where}: {CARD}, {', '.join(files)}", flush=True)
     content = [CommitOperationAdd(CARD, card.encode())]
     content += [CommitOperationAdd(name, export / name) for name in files]
     try:
@@ -87,18 +94,17 @@ def _check_name(name: str) -> None:
         raise HubError(f"{name} has no owner: give OWNER/NAME")
 
 
-def _card(export: Path, name: str) -> str:
+def _card(export: Path, name: str, *, has_own: bool) -> str:
     """Return the text of the card: README.md of the export, or else one of the run's records."""
     from april_rl.commands.model_card import Records, model_card
 
-    own = export / CARD
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
+    if has_own:
+        return (export / CARD).read_text(encoding="utf-8")
     records = Records.of(export)
     if records is None:
         note = f"note: {export} lies in no run, so its card has no accuracy and no settings"
         print(note, file=sys.stderr)
-    return str(model_card(name, records))
+    return str(masked(str(model_card(name, records))))
 
 
 def _pushed(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) -> str:

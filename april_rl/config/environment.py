@@ -24,6 +24,9 @@ class EnvironmentConfig:
     # of this machine, where agents reach the policy; the default is for those that run here,
     # another one also for containers and machines that see it
     address: str = "127.0.0.1"
+    # environment variables that reach the environments although their name says that they are
+    # secret (TOKEN, KEY, SECRET, PASSWORD, ...); others of such a name are removed there
+    secrets: list[str] = field(default_factory=list)
     # keyword arguments of the class or the function
     args: dict[str, Any] = field(default_factory=dict)
     # data columns that `reset` gets, besides prompt, answer and data set
@@ -37,7 +40,7 @@ class EnvironmentConfig:
     on_restart: OnRestart = OnRestart.replay
     num_processes: int = within(">= 1", 2)  # processes that share the environments
     start_timeout_s: float = within("> 0", 60.0)  # for a process to start and load the class
-    memory_gib: float = within(">= 1", 4.0)  # address space of one process, libraries included
+    memory_gib: float = within(">= 1", 4.0)  # of a process, and of each program that it starts
 
     def __post_init__(self) -> None:
         check_bounds("environment", self)

@@ -21,6 +21,7 @@ from yaml import YAMLError
 
 from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
+from april_rl.config.secrets import masked, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
 from april_rl.config.wrong_settings import explained
 from april_rl.errors import RunError
@@ -194,12 +195,14 @@ def to_config(composed: DictConfig) -> TrainConfig:
 def run_config(path: Path) -> TrainConfig:
     """Return the checked configuration that a run left at `path`, its `config.yaml`.
 
-    Raises ConfigError when there is none, or it is not one of this version.
+    A reference to an environment variable that this machine lacks stays as it is. Raises
+    ConfigError when there is none, or it is not one of this version.
     """
     if not path.is_file():
         raise ConfigError(f"{path.parent} is not the directory of a run: it has no {path.name}")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path))
+        found = without_absent(OmegaConf.to_container(OmegaConf.load(path)))
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), found)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
     assert isinstance(merged, DictConfig)
@@ -222,11 +225,15 @@ def _checked(composed: DictConfig) -> TrainConfig:
 
 
 def as_plain(composed: DictConfig) -> dict[str, object]:
-    """Return what was composed as plain data, for config.yaml. Raise ConfigError for a reference to
-    a setting that is not there.
+    """Return what was composed as plain data, for config.yaml. References to environment variables
+    stay references, and values of secret ones become such. Raise ConfigError for a reference to a
+    setting that is not there.
     """
     try:
-        plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
+        shown = OmegaConf.create(
+            with_references(OmegaConf.to_container(composed, enum_to_str=True))
+        )
+        plain = masked(OmegaConf.to_container(shown, resolve=True))
     except OmegaConfBaseException as error:
         raise in_our_words(error, ()) from None
     assert isinstance(plain, dict)

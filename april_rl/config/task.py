@@ -157,7 +157,10 @@ class RewardConfig:
     )
     # seconds for a process to start and load its functions; a large reward model needs more
     start_timeout_s: float = within("> 0", 60.0)
-    memory_gib: float = within(">= 1", 4.0)  # address space of one process, libraries included
+    memory_gib: float = within(">= 1", 4.0)  # of a process, and of each program that it starts
+    # environment variables that reach the functions although their name says that they are secret
+    # (TOKEN, KEY, SECRET, PASSWORD, ...), besides those that `api_key_env` names
+    secrets: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_bounds("reward", self)

@@ -10,13 +10,13 @@ which returns a mapping with observations, reward and done. Source: skyrl_gym.en
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from april_rl.environments.protocol import StepResult, ToolCall, Turn
+from april_rl.environments.threads import threads
 from april_rl.types import Message
 
 _RESERVED = ("reset", "get_reward", "load")
@@ -141,5 +141,5 @@ async def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     """Return what a function returns, called in a thread unless it is a coroutine function."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
-    returned = await asyncio.to_thread(function, *args, **kwargs)
+    returned = await threads.called(function, *args, **kwargs)
     return await returned if inspect.isawaitable(returned) else returned

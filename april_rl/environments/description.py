@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -14,7 +13,12 @@ from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import columns_of, is_of_tools, methods_of, tools_of
 from april_rl.environments.jobs import EnvironmentFailedError
 from april_rl.environments.loading import check_loadable, load_class
-from april_rl.rewards.child_process import die_with_controller, lifeline
+from april_rl.rewards.child_process import (
+    die_with_controller,
+    forget_secrets,
+    lifeline,
+    limit_memory,
+)
 from april_rl.rewards.plugins import GIB, Caught
 from april_rl.rewards.processes import stop
 
@@ -33,7 +37,7 @@ def describe(config: EnvironmentConfig) -> Description:
     pool = ProcessPool(
         max_workers=1,
         initializer=_prepare,
-        initargs=(int(config.memory_gib * GIB), lifeline()),
+        initargs=(config, lifeline()),
         context=multiprocessing.get_context("forkserver"),
     )
     limit_s = config.start_timeout_s
@@ -51,9 +55,10 @@ def describe(config: EnvironmentConfig) -> Description:
     return found
 
 
-def _prepare(memory_bytes: int, lifeline: Connection) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+def _prepare(config: EnvironmentConfig, lifeline: Connection) -> None:
+    limit_memory(int(config.memory_gib * GIB))
     die_with_controller(lifeline)
+    forget_secrets(config.secrets)
 
 
 def _described(config: EnvironmentConfig) -> Description | str:

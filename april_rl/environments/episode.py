@@ -4,7 +4,6 @@ they return through the door.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import json
@@ -17,6 +16,7 @@ from april_rl.environments.agents import Agent
 from april_rl.environments.calls import Calls
 from april_rl.environments.jobs import Answer, Ask, Outcome
 from april_rl.environments.protocol import Environment, Saves, StepResult
+from april_rl.environments.threads import limited, threads
 from april_rl.rewards.plugins import Caught
 
 
@@ -81,6 +81,7 @@ class Episode:
             elapsed_s=elapsed_s,
             num_calls=num_calls,
             num_repeated=num_repeated,
+            num_hung=threads.num_hung,
         )
 
     async def _save(self, environment: Environment) -> None:
@@ -114,10 +115,10 @@ class Episode:
         long. A thread goes on then, and its result is lost.
         """
         try:
-            async with asyncio.timeout(self._limit_s) as limit:
+            async with limited(self._limit_s) as limit:
                 if inspect.iscoroutinefunction(method):
                     return await method(*args)
-                returned = await asyncio.to_thread(method, *args)
+                returned = await threads.called(method, *args)
                 return await returned if inspect.isawaitable(returned) else returned
         except TimeoutError:
             if not limit.expired():  # it is of the user's code

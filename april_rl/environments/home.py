@@ -5,14 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
+from uuid import uuid4
+
+import psutil
 
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
-from april_rl.environments.process import ProcessSettings, run_process
+from april_rl.environments.process import MARK, ProcessSettings, run_process
 from april_rl.rewards.child_process import lifeline
 from april_rl.rewards.mailbox import Mailbox
 from april_rl.types import SampleId
@@ -33,10 +38,14 @@ class Home:
         """
         context = multiprocessing.get_context("forkserver")
         self._connection, theirs = context.Pipe()
+        self._mark = uuid4().hex
+        settings = replace(settings, mark=self._mark)
         self._process = context.Process(target=run_process, args=(theirs, settings, lifeline()))
         self._process.start()
         theirs.close()  # else its end would not be noticed
         self._mailbox, self._arrived = mailbox, arrived
+        self.answered_s = time.monotonic()  # when it answered last
+        self.is_leaving = False  # it gets no new episodes, and ends when it has answered
         # A process that is busy does not read; a thread waits for it.
         self._letters: SimpleQueue[Ask | LetGo | None] = SimpleQueue()
         for work in (self._listen, self._deliver):
@@ -58,6 +67,14 @@ class Home:
         self._process.kill()
         self._process.join()
         self._letters.put(None)
+        self._kill_programs()
+
+    def _kill_programs(self) -> None:
+        """End the programs that have left the group of the process."""
+        for program in psutil.process_iter():
+            with suppress(psutil.Error):
+                if program.environ().get(MARK) == self._mark:
+                    program.kill()
 
     def _deliver(self) -> None:
         with suppress(OSError):  # the process has ended

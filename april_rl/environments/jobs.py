@@ -54,3 +54,4 @@ class Answer:
     elapsed_s: float  # of the last call of a method
     num_calls: int = 0  # that `Context.once` made
     num_repeated: int = 0  # of these, further attempts
+    num_hung: int = 0  # calls in the process that took too long and have not returned yet

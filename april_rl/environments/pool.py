@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from april_rl.config.choices import OnRestart
@@ -36,6 +36,7 @@ from april_rl.types import Reply, Sample, SampleId
 
 MAX_ATTEMPTS = 2
 MAX_RESTARTS = 3  # of processes, for each of them, without an answer in between
+MAX_HUNG = 64  # calls of a process that do not come back, each of which keeps a thread
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,8 +45,12 @@ class _Question:
 
     sample: Sample
     home: Home
-    deadline_s: float  # of the process as a whole; a single call has a limit of its own
+    limit_s: float  # of the process as a whole; a single call has a limit of its own
+    asked_s: float = field(default_factory=time.monotonic)
     attempt: int
+
+    def is_late(self, now_s: float) -> bool:
+        return now_s > max(self.asked_s, self.home.answered_s) + self.limit_s
 
 
 class EnvironmentPool:
@@ -121,16 +126,16 @@ class EnvironmentPool:
     def check(self) -> None:
         """Kill processes whose answers are overdue: a call holds up all others there."""
         now_s = time.monotonic()
-        late = {q.home for q in self._questions.values() if now_s > q.deadline_s}
+        late = {q.home for q in self._questions.values() if q.is_late(now_s)}
         for home in late:
             home.kill()
             self._died(home, "did not answer in time and was killed")
 
     def metrics(self) -> Metrics:
         """Return the calls, their time and their failures since the last call."""
-        counts, self._counts = self._counts, Counter()
-        answered_s, self._answered_s = self._answered_s, 0.0
-        return environment_metrics(counts, answered_s=answered_s)
+        metrics = environment_metrics(self._counts, answered_s=self._answered_s)
+        self._counts, self._answered_s = Counter(), 0.0
+        return metrics
 
     def close(self) -> None:
         """End every process; replies that were not taken are lost."""
@@ -143,6 +148,9 @@ class EnvironmentPool:
 
     def _ask(self, sample: Sample, *, attempt: int) -> None:
         home = self._home_of.get(sample.id)
+        if home is not None and home.is_leaving:
+            del self._home_of[sample.id]
+            home = None
         is_begun = home is not None
         if home is None and not self._may_be_asked_again(sample):
             number, self._num_asked = self._num_asked, self._num_asked + 1
@@ -162,7 +170,7 @@ class EnvironmentPool:
         num_calls = 1 if is_begun else 2 + len(turns)
         limit_s = self._config.start_timeout_s + num_calls * self._config.step_timeout_s
         self._questions[number] = _Question(
-            sample=sample, home=home, deadline_s=time.monotonic() + limit_s, attempt=attempt
+            sample=sample, home=home, limit_s=limit_s, attempt=attempt
         )
         home.ask(
             Ask(
@@ -183,7 +191,7 @@ class EnvironmentPool:
         """Return the process with the fewest episodes; start one while there are fewer than
         `environment.num_processes`.
         """
-        homes = [home for home in self._homes if home is not self._ward]
+        homes = [home for home in self._homes if home is not self._ward and not home.is_leaving]
         if len(homes) < self._config.num_processes:
             return self._started()
         num_episodes = Counter(map(id, self._home_of.values()))
@@ -198,32 +206,29 @@ class EnvironmentPool:
             return
         question = self._questions.pop(answer.number)
         self._num_deaths = 0
+        home.answered_s = time.monotonic()
         self._counts["call"] += answer.num_calls
         self._counts["repeated call"] += answer.num_repeated
+        home.is_leaving |= answer.num_hung >= MAX_HUNG
         if answer.outcome == "answered":
             self._counts["answered"] += 1
             self._answered_s += answer.elapsed_s
             self._answer(answer.number, question.sample, answer.results)
-            self._ask_next_suspect()
-            return
-        self._counts["timeout"] += answer.outcome == "timeout"
-        self.let_go(question.sample.id)
-        self._fail(answer.number, question, answer.message)
+        else:
+            self._counts["timeout"] += answer.outcome == "timeout"
+            self.let_go(question.sample.id)
+            self._fail(answer.number, question, answer.message)
+        if home.is_leaving and all(q.home is not home for q in self._questions.values()):
+            self._remove(home)
         self._ask_next_suspect()
 
     def _died(self, home: Home, reason: str) -> None:
-        """Ask again what a process has not answered; its other episodes are built again when their
-        next turn ends.
-        """
-        self._homes.remove(home)
-        self._counts["death"] += 1
+        """Ask again what a process has not answered; its other episodes are built again later."""
+        self._remove(home)
         self._num_deaths += 1
         if self._num_deaths > MAX_RESTARTS * self._config.num_processes:
-            raise EnvironmentFailedError(
-                f"{self.setting}: its processes keep ending, the last one {reason}"
-            )
-        home.kill()  # the programs that it has started
-        self._home_of = {key: at for key, at in self._home_of.items() if at is not home}
+            message = f"its processes keep ending, the last one {reason}"
+            raise EnvironmentFailedError(f"{self.setting}: {message}")
         lost = {number: q for number, q in self._questions.items() if q.home is home}
         for number, question in lost.items():
             del self._questions[number]
@@ -233,9 +238,16 @@ class EnvironmentPool:
                 self._suspects.append(question)
             else:
                 self._give_up(number, question.sample, f"its process {reason}")
+        self._ask_next_suspect()
+
+    def _remove(self, home: Home) -> None:
+        """End a process, with the programs that it has started, and forget its episodes."""
+        self._homes.remove(home)
+        self._counts["death"] += 1
+        home.kill()
+        self._home_of = {key: at for key, at in self._home_of.items() if at is not home}
         if home is self._ward:
             self._ward = None
-        self._ask_next_suspect()
 
     def _ask_next_suspect(self) -> None:
         """Ask one of the questions that died together, in a process where no other new one is: the
@@ -243,7 +255,7 @@ class EnvironmentPool:
         """
         if self._suspect in self._questions or not self._suspects:
             return
-        if self._ward is None:
+        if self._ward is None or self._ward.is_leaving:
             self._ward = self._started()
         question = self._suspects.popleft()
         self._home_of[question.sample.id] = self._ward

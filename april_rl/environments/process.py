@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,18 +14,25 @@ from threading import Thread
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.calls import Calls
+from april_rl.environments.commands import adopt_orphans
 from april_rl.environments.door import repaired
 from april_rl.environments.endpoint import Endpoint
 from april_rl.environments.episode import Episode
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
 from april_rl.environments.loading import check_loadable, new_environment
 from april_rl.environments.protocol import Context
-from april_rl.rewards.child_process import die_with_controller
+from april_rl.rewards.child_process import (
+    die_with_controller,
+    forget_secrets,
+    limit_memory,
+    raise_open_files,
+)
 from april_rl.rewards.plugins import GIB, Caught
 from april_rl.types import SampleId
 
-# Calls under way that are not coroutines; hung ones keep theirs. Their stacks count as memory.
-_MOST_THREADS, _STACK_BYTES = 256, 1 << 20
+MARK = "APRIL_RL_PROCESS"  # environment variable of the process and of all that it starts
+_STACK_BYTES = 1 << 20  # of a thread; it counts as memory
+_MOST_THREADS = 256  # that environments themselves may start by asyncio.to_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,7 @@ class ProcessSettings:
 
     config: EnvironmentConfig
     folder: Path  # for the calls of samples
+    mark: str = ""  # by which the programs that the process starts are known
 
 
 def run_process(connection: Connection, settings: ProcessSettings, lifeline: Connection) -> None:
@@ -45,9 +52,13 @@ def run_process(connection: Connection, settings: ProcessSettings, lifeline: Con
     """
     os.setsid()
     threading.stack_size(_STACK_BYTES)
-    memory_bytes = int(settings.config.memory_gib * GIB)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    os.environ[MARK] = settings.mark
+    limit_memory(int(settings.config.memory_gib * GIB))
+    raise_open_files()
     die_with_controller(lifeline, with_group=True)
+    forget_secrets(settings.config.secrets)
+    if settings.config.command:
+        adopt_orphans()
     with Caught() as caught:
         check_loadable(settings.config)
     connection.send(Ready(caught.message))

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import os
 import shlex
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
-
+from april_rl.environments.commands import output_of
 from april_rl.environments.endpoint import Access
 from april_rl.environments.protocol import Context
 
 # Runs an episode of a row with a seed; returns what it gives as reward.
 Program = Callable[[Access, Mapping[str, Any], int], Awaitable[object]]
-_SHOWN_BYTES = 2000  # of what a failed command wrote last
 
 
 def check_function(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
@@ -80,22 +75,8 @@ async def _run_command(
     host = urlsplit(access.base_url).hostname
     for name in ("NO_PROXY", "no_proxy"):
         told[name] = ",".join(filter(None, (os.environ.get(name), host)))
-    process = await asyncio.create_subprocess_exec(
-        *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env={**os.environ, **told}
-    )
-    try:
-        printed, complained = await process.communicate()
-    finally:
-        with suppress(psutil.NoSuchProcess):  # and what it has started
-            for each in psutil.Process(process.pid).children(recursive=True):
-                each.kill()
-        with suppress(ProcessLookupError):
-            process.kill()
-    if process.returncode:
-        last = complained[-_SHOWN_BYTES:].decode(errors="replace").strip()
-        raise RuntimeError(f"{shlex.join(words)} ended with exit code {process.returncode}: {last}")
-    lines = printed.decode(errors="replace").split("\n")
-    said = [line for line in lines if line.strip()]
+    printed = await output_of(words, told, mark="OPENAI_API_KEY")
+    said = [line for line in printed.split("\n") if line.strip()]
     try:
         return float(said[-1]) if said else None
     except ValueError:

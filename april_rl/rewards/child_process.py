@@ -5,9 +5,15 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import resource
 import signal
+from collections.abc import Collection
 from functools import cache
 from multiprocessing.connection import Connection
+
+from april_rl.config.secrets import is_secret
+
+_MOST_FILES = 1 << 16
 
 
 def lifeline() -> Connection:
@@ -32,6 +38,33 @@ def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> No
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
     if lifeline.poll():
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Limit the memory that this process, and each that it starts, may write to: heap, stacks of
+    threads and private mappings. Address space is free: Node and Java reserve much more of it than
+    they use.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
+
+
+def raise_open_files() -> int:
+    """Let this process, and each that it starts, open as many files as the system allows it, at
+    most 65,536: some programs close each number that there could be. Return that number.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(soft, allowed)
+
+
+def forget_secrets(passed: Collection[str]) -> None:
+    """Remove the environment variables whose name says that they are secret, but those `passed`:
+    what this process calls or starts has no need of them.
+    """
+    for name in [name for name in os.environ if is_secret(name) and name not in passed]:
+        del os.environ[name]
 
 
 @cache

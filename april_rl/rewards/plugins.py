@@ -61,8 +61,8 @@ class Caught:
 
 
 def memory_gib() -> float:
-    """Return this process's limit on address space in GiB; negative when there is no limit."""
-    return resource.getrlimit(resource.RLIMIT_AS)[0] / GIB
+    """Return this process's limit of memory in GiB; negative when there is no limit."""
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] / GIB
 
 
 def _limit(error: BaseException) -> str:

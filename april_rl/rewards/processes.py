@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from pebble import ProcessPool
 
 from april_rl.config.task import RewardConfig
 from april_rl.rewards.child_process import lifeline
-from april_rl.rewards.functions import MATH_VERIFY, builtin_module, reward_functions
+from april_rl.rewards.functions import MATH_VERIFY, RewardFunction, builtin_module, reward_functions
 from april_rl.rewards.loading import Context
 from april_rl.rewards.plugins import GIB
 from april_rl.rewards.worker import prepare_process
@@ -26,7 +26,7 @@ def new_process_pool(
 ) -> ProcessPool:
     """Return a pool whose processes start with the first job.
 
-    There are `reward.num_processes`, each with `reward.memory_gib` of address space.
+    There are `reward.num_processes`, each with `reward.memory_gib` of memory.
     `decoder` is a pickled function from token ids to text; `folder` is the run directory. A process
     continues from what `states` holds when it starts, by function.
 
@@ -52,10 +52,18 @@ def new_process_pool(
             memory_bytes=int(reward.memory_gib * GIB),
             decoder=decoder,
             states=states,
+            secrets={*reward.secrets, *_keys(functions)},
             lifeline=lifeline(),
         ),
         context=context,
     )
+
+
+def _keys(functions: Iterable[RewardFunction]) -> Iterator[str]:
+    """Yield the environment variables with keys that the arguments of functions name."""
+    for function in functions:
+        if isinstance(name := function.args.get("api_key_env"), str):
+            yield name
 
 
 def stop(pool: ProcessPool) -> None:

@@ -5,12 +5,11 @@ checks what they return. A RewardError raised here reaches the controller.
 from __future__ import annotations
 
 import pickle
-import resource
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-from april_rl.rewards.child_process import die_with_controller
+from april_rl.rewards.child_process import die_with_controller, forget_secrets, limit_memory
 from april_rl.rewards.functions import RewardFunction
 from april_rl.rewards.jobs import About, DecodedJob, Job, Result, RewardError
 from april_rl.rewards.loading import Context, Reward, load_reward
@@ -39,14 +38,17 @@ def prepare_process(
     memory_bytes: int,
     decoder: bytes,
     states: Mapping[str, str],
+    secrets: Collection[str],
     lifeline: Connection,
 ) -> None:
     """Set the limits of a reward process and load everything before its first job is timed;
-    `decoder` is a pickled `Decode`, `states` those that rewards continue from, by function.
+    `decoder` is a pickled `Decode`, `states` those that rewards continue from, by function;
+    `secrets` are the secret environment variables that it keeps.
     """
     global loaded
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    limit_memory(memory_bytes)
     die_with_controller(lifeline)
+    forget_secrets(secrets)
     try:
         loaded = load(functions, context, decoder=decoder, states=states)
     except RewardError as error:

@@ -96,6 +96,30 @@ def test_the_hub_receives_every_file_and_a_card_in_one_commit(hub: Hub, tmp_path
     assert "| april_rl | " in card.text
 
 
+def test_nothing_that_no_export_writes_is_published(hub: Hub, tmp_path: Path) -> None:
+    """Notes, hidden files in folders, what links lead to, and secrets in the records."""
+    export = make_export(tmp_path / "run")
+    (export / "adapter" / ".netrc").write_text("password")
+    (export / "notes.txt").write_text("mine")
+    (export / "vocab.json").symlink_to("/etc/hostname")
+    (export / "notes").symlink_to("/etc")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("name: math", f"name: {TOKEN}"))
+    done = push(hub, str(export), "lab/math")
+    assert done.returncode == 0, done.stderr
+    assert hub.files.keys() == {
+        *("README.md", "config.json", "model.safetensors", "adapter/adapter_config.json")
+    }
+    assert [line for line in done.stderr.splitlines() if line.startswith("note: ")] == [
+        f"note: {name} is not pushed: it is a link, or no export writes it"
+        for name in ("adapter/.netrc", "notes.txt", "vocab.json")
+    ]
+    told = "README.md, adapter/adapter_config.json, config.json, model.safetensors"
+    assert f"publishing for everyone, unless the repository is private: {told}" in done.stdout
+    assert TOKEN not in hub.files["README.md"].decode()
+    assert "name: ${oc.env:HF_TOKEN}" in hub.files["README.md"].decode()
+
+
 def test_a_dry_run_prints_the_card_and_the_files_without_a_token(hub: Hub, tmp_path: Path) -> None:
     export = make_export(tmp_path / "run", step=10, model=str(tmp_path))
     done = push(hub, str(export), "lab/math-4b", "--dry-run", token=None)

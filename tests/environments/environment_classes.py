@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -198,3 +201,35 @@ class NeedsArgument:
 
 def no_class(row):
     return row
+
+
+class Variables:
+    """Notes the variables of its process, and those of a program."""
+
+    def reset(self, row, seed):
+        self.notes = Path(row["answer"])
+
+    def step(self, turn):
+        script = "import json, os; print(json.dumps(dict(os.environ)))"
+        program = subprocess.check_output([sys.executable, "-c", script], text=True)
+        self.notes.write_text(f"{json.dumps(dict(os.environ))}\n{program}")
+        return StepResult()
+
+
+class Plain:
+    """Does what the turn says, and is no coroutine."""
+
+    def reset(self, row, seed):
+        pass
+
+    def step(self, turn):
+        word, _, rest = turn.text.partition(" ")
+        if word == "sleep":
+            time.sleep(float(rest))
+        if word == "next":
+            return next(iter([]))
+        if word == "close":
+            raise GeneratorExit("closed")
+        if word == "files":
+            return StepResult(str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+        return StepResult(f"{os.getpid()}")

@@ -78,8 +78,13 @@ def text_of(observation):
 
 def test_the_model_is_told_of_the_tools_and_the_columns_of_reset_are_asked_for():
     found = describe(config_of("Counter"))
-    assert [tool["function"]["name"] for tool in found.tools] == ["fail", "increment", "wait"]
-    increment = found.tools[1]["function"]
+    assert [tool["function"]["name"] for tool in found.tools] == [
+        "fail",
+        "find",
+        "increment",
+        "wait",
+    ]
+    increment = found.tools[2]["function"]
     assert increment["description"] == "Increment the counter."
     assert increment["parameters"]["properties"]["step"]["type"] == "integer"
     assert found.columns == ("target",)
@@ -106,7 +111,8 @@ def test_a_class_in_trls_form_plays_its_tools_until_a_turn_calls_none(tmp_path):
 REPLIES = {
     call("wait"): "waited",
     call("fail"): "{'error': 'no such counter'}",
-    call("decrement"): "{'error': 'there is no tool decrement; there are fail, increment, wait'}",
+    call("find"): "{'error': 'StopIteration'}",
+    call("decrement"): "{'error': 'there is no tool decrement; there are fail, find, increment, wa",
     call("increment", '{"size": 1}'): "unexpected keyword argument 'size'",
     "<tool_call>{not JSON}</tool_call>": "the call cannot be read",
     f"<tool_call>{'[' * 3000}": "the call cannot be read",

@@ -35,6 +35,12 @@ class Counter:
         await asyncio.sleep(0)
         return "waited"
 
+    def find(self) -> str:
+        """
+        Find nothing.
+        """
+        return next(iter([]))
+
     def fail(self) -> str:
         """
         Fail always.

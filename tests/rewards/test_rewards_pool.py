@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from character_decoder import characters
 from light_samples import whole_sample
-from own_process import is_running, wait_until
+from own_process import in_own_process, is_running, wait_until
 from source_tree import TESTS
 
 from april_rl.config.choices import Extract
@@ -281,3 +281,20 @@ def test_start_timeout_s_lets_a_slow_function_load(slow_to_load):
         scorer.submit(sample(1, "fine"), group_size=1)
         with pytest.raises(RewardError, match=r"reward\.start_timeout_s=0\.3 to start"):
             scorer.collect(None)
+
+
+VARIABLES = ("HF_TOKEN", "JUDGE_KEY", "TOOL_KEY", "PLACE")
+
+
+@pytest.mark.slow
+def test_secrets_of_the_machine_reach_no_reward_but_by_a_setting(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "1234")
+    prompt = Prompt(id=0, token_ids=(1,), text="", answer="", source="f:1")
+    assert in_own_process(_known_variables, prompt) == [0.0, 1.0, 1.0, 1.0]
+
+
+def _known_variables(prompt):
+    settings = {"args": {"api_key_env": "JUDGE_KEY"}, "secrets": ["TOOL_KEY"]}
+    with pool("reward_functions:knows", **settings) as scorer:
+        return [score.value for (score,) in scorer.try_on(prompt, VARIABLES)]

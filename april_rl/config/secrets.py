@@ -1,0 +1,69 @@
+"""Secrets: environment variables whose name says so, and how settings show them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_SECRET = re.compile(
+    r"token(?!iz)|key|secret|pass|credential|auth|cookie|_pwd$|connection_string", re.IGNORECASE
+)
+_MIN_CHARACTERS = 8  # of a value that is looked for in other texts: "1" would be found everywhere
+_REFERENCE = re.compile(r"\$\{oc\.env:\s*([^,}\s]+)\s*\}")
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the name of an environment variable says that its value is a secret."""
+    return _SECRET.search(name) is not None
+
+
+def masked(shown: Any) -> Any:  # noqa: ANN401
+    """Return text, or plain data with texts, in which the value of each secret variable of this
+    process is replaced by `${oc.env:NAME}`.
+    """
+    values = {
+        value: name
+        for name, value in os.environ.items()
+        if is_secret(name) and len(value) >= _MIN_CHARACTERS
+    }
+    if not values:
+        return shown
+    longest_first = sorted(map(re.escape, values), key=len, reverse=True)
+    found = re.compile(rf"(?<!\w)(?:{'|'.join(longest_first)})(?!\w)")
+    return in_texts(
+        shown, lambda text: found.sub(lambda at: f"${{oc.env:{values[at.group()]}}}", text)
+    )
+
+
+def with_references(plain: Any) -> Any:  # noqa: ANN401
+    """Return settings in which a text that names an environment variable is literal, so that it
+    stays as it is when the others are resolved.
+    """
+    return in_texts(plain, lambda text: _literal(text) if "oc.env:" in text else text)
+
+
+def without_absent(plain: Any) -> Any:  # noqa: ANN401
+    """Return settings in which a reference to a variable that this machine lacks is literal."""
+
+    def shown(text: str) -> str:
+        is_absent = any(name not in os.environ for name in _REFERENCE.findall(text))
+        return _literal(text) if is_absent else text
+
+    return in_texts(plain, shown)
+
+
+def in_texts(plain: Any, changed: Callable[[str], str]) -> Any:  # noqa: ANN401
+    """Return plain data with each of its texts changed."""
+    if isinstance(plain, str):
+        return changed(plain)
+    if isinstance(plain, Mapping):
+        return {key: in_texts(value, changed) for key, value in plain.items()}
+    if isinstance(plain, list | tuple):
+        return type(plain)(in_texts(value, changed) for value in plain)
+    return plain
+
+
+def _literal(text: str) -> str:
+    return text.replace("${", r"\${")

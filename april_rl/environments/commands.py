@@ -1,0 +1,152 @@
+"""Runs the commands of agents. Each has a session of its own, which is killed when the command ends
+or its episode does, with everything else that it has started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import re
+import resource
+import shlex
+import signal
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from april_rl.rewards.plugins import GIB
+
+_KEPT_BYTES = 1 << 16  # of what a command writes, the last ones
+_SHOWN_BYTES = 2000  # of these, in the message when it fails
+_DRAIN_S = 1.0  # for them to arrive after its end
+_MOST_LOOKS, _LOOK_S = 50, 0.01  # at what a command has left behind, and between two of them
+_PR_SET_CHILD_SUBREAPER = 36
+_OF_MEMORY = re.compile(r"memory|alloc", re.IGNORECASE)
+
+_running: set[int] = set()  # commands; the other children of this process are orphans
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what commands leave behind, so that it is found."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+async def output_of(words: Sequence[str], variables: Mapping[str, str], *, mark: str) -> str:
+    """Return the end of what a command prints. `mark` is the name of the variable by which programs
+    that it has started are known. Raise RuntimeError when it fails.
+    """
+    command, transport = await _started(words, variables)
+    try:
+        await command.ended.wait()
+    finally:
+        await _kill(command, transport, f"{mark}={variables[mark]}".encode())
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            await command.closed.wait()
+    transport.close()
+    if status := transport.get_returncode():
+        last = command.last(2)[-_SHOWN_BYTES:].strip()
+        hint = f"; {_limit()}" if _OF_MEMORY.search(last) else ""
+        raise RuntimeError(f"{shlex.join(words)} ended with exit code {status}: {last}{hint}")
+    return command.last(1)
+
+
+class _Command(asyncio.SubprocessProtocol):
+    """A running command. It ends when its process does, whoever holds its pipes."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.closed = asyncio.Event()
+        self._last = {1: bytearray(), 2: bytearray()}  # bytes by file descriptor
+
+    def last(self, fd: int) -> str:
+        return self._last[fd].decode(errors="replace")
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._last[fd] += data
+        del self._last[fd][:-_KEPT_BYTES]
+
+    def process_exited(self) -> None:
+        self.ended.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.closed.set()
+
+
+async def _started(
+    words: Sequence[str], variables: Mapping[str, str]
+) -> tuple[_Command, asyncio.SubprocessTransport]:
+    with _lifeline() as fd:
+        transport, command = await asyncio.get_running_loop().subprocess_exec(
+            _Command,
+            *words,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env={**os.environ, **variables},
+            start_new_session=True,
+            pass_fds=(fd,),
+        )
+        _running.add(transport.get_pid())
+        fcntl.fcntl(fd, fcntl.F_SETOWN, -transport.get_pid())
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_ASYNC)
+    return command, transport
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """Yield a copy of the end of a pipe that hangs up when this process ends."""
+    fd = os.open(f"/proc/self/fd/{_pipe()[0]}", os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@cache
+def _pipe() -> tuple[int, int]:
+    return os.pipe()
+
+
+async def _kill(command: _Command, transport: asyncio.SubprocessTransport, mark: bytes) -> None:
+    """Kill a command with its session, and the orphans that have the mark; return when they have
+    ended.
+    """
+    with suppress(ProcessLookupError):
+        os.killpg(transport.get_pid(), signal.SIGKILL)
+    await command.ended.wait()  # its children are orphans then
+    _running.discard(transport.get_pid())
+    for _ in range(_MOST_LOOKS):
+        if sum(_kill_orphan(pid, mark) for pid in _orphans()) == 0:
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
+def _kill_orphan(pid: int, mark: bytes) -> bool:
+    """Kill an orphan that has the mark; return whether it had, or has just ended."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes()
+        if mark in variables.split(b"\0"):
+            os.kill(pid, signal.SIGKILL)
+        has_ended, _ = os.waitpid(pid, os.WNOHANG)
+    except OSError:  # it is gone
+        return False
+    return mark in variables.split(b"\0") or bool(has_ended)
+
+
+def _orphans() -> set[int]:
+    """Return the children of this process that are no commands."""
+    lists = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
+    return {int(pid) for pids in lists for pid in pids} - _running
+
+
+def _limit() -> str:
+    return (
+        "it and each program that it starts may use environment.memory_gib = "
+        f"{resource.getrlimit(resource.RLIMIT_DATA)[0] / GIB:g}"
+    )
