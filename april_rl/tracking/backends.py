@@ -12,6 +12,7 @@ from april_rl.config.choices import TrackingBackend
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
 from april_rl.tracking.backend import Backend, BackendSettings, Name
+from april_rl.tracking.figures import ages_text
 from april_rl.tracking.samples_file import SampleRecord
 
 Tell = Callable[[str], None]
@@ -81,7 +82,7 @@ class Backends:
 def sample_row(step: int, record: SampleRecord) -> list[object]:
     """Return a sample as a row with SAMPLE_COLUMNS."""
     parts = ", ".join(f"{name} {value:g}" for name, value in record.reward_parts)
-    ages = ", ".join(f"{tokens} of age {age}" for age, tokens in record.ages)
+    ages = ages_text(record.ages)
     return [
         *(step, record.prompt_id, record.index, record.prompt, record.response, ages),
         *(record.num_tokens, float(record.reward), parts, float(record.advantage)),
