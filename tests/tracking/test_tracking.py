@@ -255,8 +255,10 @@ def test_a_run_directory_that_cannot_be_made_is_one_error_that_names_the_setting
         make_tracker(tmp_path / "file" / "run")
 
 
-def test_samples_that_cannot_be_written_are_reported_with_the_setting(tmp_path: Path) -> None:
+def test_samples_that_cannot_be_written_are_reported_with_their_folder(tmp_path: Path) -> None:
     with make_tracker(tmp_path, save_samples_every=1) as tracker:
         (tmp_path / "samples").write_text("in the way")
-        with pytest.raises(RunDirectoryError, match=r"samples.*hydra\.run\.dir"):
+        with pytest.raises(
+            RunDirectoryError, match=r"written \(File exists: .*samples\)$"
+        ):
             tracker.samples(1, [make_record()])
