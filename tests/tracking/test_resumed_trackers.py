@@ -8,7 +8,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from april_rl.config.choices import TrackingBackend
 from april_rl.metrics import Metrics
 
-
 TENSORBOARD = [TrackingBackend.tensorboard]
 
 

@@ -258,7 +258,5 @@ def test_a_run_directory_that_cannot_be_made_is_one_error_that_names_the_setting
 def test_samples_that_cannot_be_written_are_reported_with_their_folder(tmp_path: Path) -> None:
     with make_tracker(tmp_path, save_samples_every=1) as tracker:
         (tmp_path / "samples").write_text("in the way")
-        with pytest.raises(
-            RunDirectoryError, match=r"written \(File exists: .*samples\)$"
-        ):
+        with pytest.raises(RunDirectoryError, match=r"written \(File exists: .*samples\)$"):
             tracker.samples(1, [make_record()])
