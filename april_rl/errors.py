@@ -6,3 +6,7 @@ class RunError(Exception):
 
     The message says what to do.
     """
+
+
+class ExportError(RunError):
+    """The policy could not be written as a Hugging Face folder; the run itself goes on."""

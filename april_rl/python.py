@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -68,8 +69,16 @@ class TrainedRun:
         return max(found, key=lambda path: int(path.name.removeprefix("step_")), default=None)
 
 
-def _refuse_within_a_run() -> None:
-    """Raise RunError in a process that a run has started, while it imports the user's script."""
+def _refuse_wrong_place() -> None:
+    """Raise RunError in a process that a run has started, while it imports the user's script, and
+    in a thread, which gets no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RunError(
+            f"train and evaluate were called in the thread {threading.current_thread().name}; they "
+            "handle Ctrl-C and SIGTERM, which Python gives to the main thread alone: call them "
+            "there, or start `python -m april_rl train` as a process"
+        )
     if "_inheriting" in vars(multiprocessing.current_process()):  # as multiprocessing does
         raise RunError(
             "a process of this run has imported the script that began it, and would begin another: "
@@ -94,7 +103,7 @@ def train(
     function of a notebook is copied there with what it refers to. Raise RunError for what is wrong
     with them, or with a setting; KeyboardInterrupt after Ctrl-C, when everything is saved.
     """
-    _refuse_within_a_run()
+    _refuse_wrong_place()
     if config_dir is not None:
         register_folder(Path(config_dir))
     words = [f"+recipe={recipe}", *overrides]
@@ -123,7 +132,7 @@ def evaluate(
 
     Raise RunError for what is wrong with a setting.
     """
-    _refuse_within_a_run()
+    _refuse_wrong_place()
     if config_dir is not None:
         register_folder(Path(config_dir))
     folder = Path(output or time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))

@@ -19,6 +19,7 @@ from april_rl.checkpointing.checkpointer import LEARNER
 from april_rl.checkpointing.resume import Resumed
 from april_rl.config import TrainConfig
 from april_rl.data.source_metrics import source_metrics
+from april_rl.errors import ExportError
 from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.reward_metrics import reward_metrics
@@ -30,6 +31,7 @@ from april_rl.runtime.step_profiler import StepProfiler
 from april_rl.supervision.memory_usage import controller_memory
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase, View
+from april_rl.tracking.tracker import RunDirectoryError
 from april_rl.types import ScoredGroup
 from april_rl.updates import Updates
 
@@ -105,6 +107,8 @@ class Trainer:
                 self._stop()
                 if self._interrupts.is_person:
                     raise
+            except (RunDirectoryError, ExportError) as error:
+                raise type(error)(f"{error}; {self._how_to_go_on()}") from error
 
     def _run(self) -> None:
         if self._evaluated < 0:  # otherwise its row is there: a checkpoint of step 0 says so
@@ -126,9 +130,15 @@ class Trainer:
             }
             self._row = Metrics({**metrics, **timed})
             self._end_step(self._row)
-        self._export()
         self._save(is_finished=True)
         self._checkpointer.finish()
+        self._export()  # last: what it fails of costs nothing that was trained
+
+    def _how_to_go_on(self) -> str:
+        """Return what to do when the disk has refused, and what is saved."""
+        last = self.last_checkpoint
+        saved = f"from {last}" if last else "anew, since no checkpoint was written"
+        return f"make room there, then resume=auto hydra.run.dir={self._run_dir} goes on {saved}"
 
     def _end_step(self, row: Metrics) -> None:
         """Run the evaluation and checkpoints due after a step, and log its metrics."""
@@ -238,7 +248,7 @@ class Trainer:
     def _after(self, step: int) -> Metrics:
         """Write the export and the checkpoint and run the evaluation due after `step`."""
         due = self._config.checkpoint.export_every_steps
-        export_s = self._export() if due and step % due == 0 else 0.0
+        export_s = self._try_to_export() if due and step % due == 0 else 0.0
         is_last = step == self._config.trainer.num_steps
         evaluation = Metrics()
         if is_last or step % self._config.evaluation.every == 0:
@@ -312,6 +322,15 @@ class Trainer:
         self._exported = self._version
         self.tracker.message(f"policy: {path}")
         return time.perf_counter() - started
+
+    def _try_to_export(self) -> float:
+        """Export as `_export`; when the disk refuses, say so and go on."""
+        started = time.perf_counter()
+        try:
+            return self._export()
+        except ExportError as error:
+            self.tracker.message(f"{error}; training goes on")
+            return time.perf_counter() - started
 
     def _keep_leftovers(self) -> None:
         """Write what was generated and not trained, also when the run ends with an error."""

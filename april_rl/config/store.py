@@ -15,7 +15,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -202,7 +202,8 @@ def run_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path.parent} is not the directory of a run: it has no {path.name}")
     try:
         found = without_absent(OmegaConf.to_container(OmegaConf.load(path)))
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), found)
+        saved = _without_null_entries(OmegaConf.create(found))
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), saved)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
     assert isinstance(merged, DictConfig)
@@ -251,10 +252,16 @@ def _plain(composed: DictConfig) -> DictConfig:
     """Return the composed values without their types, and without the entries that are null."""
     plain = OmegaConf.create(OmegaConf.to_container(composed, enum_to_str=True))
     assert isinstance(plain, DictConfig)
-    for key in _NAMED_BY_USERS:
-        entries = OmegaConf.select(plain, key)
-        for name in [name for name, entry in entries.items() if entry is None]:
-            del entries[name]
+    _without_null_entries(plain)
     if plain.data.sources and OmegaConf.is_missing(plain.data, "path"):
         plain.data.path = ""
     return plain
+
+
+def _without_null_entries(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
+    """Take out of the mappings whose names the user gives what `KEY.NAME=null` has left out."""
+    for key in _NAMED_BY_USERS:
+        entries = OmegaConf.select(settings, key) or {}
+        for name in [name for name, entry in entries.items() if entry is None]:
+            del entries[name]
+    return settings

@@ -78,6 +78,7 @@ class EnvironmentPool:
         self._ended: deque[set[SampleId]] = deque([set()], maxlen=num_saves + 1)
         self._homes: list[Home] = []
         self._home_of: dict[SampleId, Home] = {}
+        self._num_episodes: Counter[Home] = Counter()  # in each of them
         self._questions: dict[int, _Question] = {}  # under way, by number
         self._suspects: deque[_Question] = deque()  # died together, to be asked one by one
         self._suspect = -1  # the number of the one that is
@@ -99,6 +100,7 @@ class EnvironmentPool:
         self._ended[0].add(sample_id)
         home = self._home_of.pop(sample_id, None)
         if home is not None:
+            self._num_episodes[home] -= 1
             home.let_go(sample_id)
 
     def saved(self) -> None:
@@ -142,6 +144,7 @@ class EnvironmentPool:
         self._questions.clear()
         self._suspects.clear()
         self._home_of.clear()
+        self._num_episodes.clear()
         for home in self._homes:
             home.kill()
         self._homes.clear()
@@ -157,9 +160,16 @@ class EnvironmentPool:
             self._give_up(number, sample, "its process has ended, and it cannot be built again")
             return
         if home is None:
-            home = self._home_of[sample.id] = self._emptiest()
+            home = self._emptiest()
+            self._move_in(sample.id, home)
             self._counts["replay"] += bool(sample.completions)
         self._send(sample, home=home, is_begun=is_begun, attempt=attempt)
+
+    def _move_in(self, sample_id: SampleId, home: Home) -> None:
+        """Note the process of an episode that has none."""
+        assert sample_id not in self._home_of, sample_id
+        self._home_of[sample_id] = home
+        self._num_episodes[home] += 1
 
     def _send(self, sample: Sample, *, home: Home, is_begun: bool, attempt: int) -> None:
         """Put a question to an episode that lives in its home, or is to begin there."""
@@ -194,8 +204,7 @@ class EnvironmentPool:
         homes = [home for home in self._homes if home is not self._ward and not home.is_leaving]
         if len(homes) < self._config.num_processes:
             return self._started()
-        num_episodes = Counter(map(id, self._home_of.values()))
-        return min(homes, key=lambda home: num_episodes[id(home)])
+        return min(homes, key=lambda home: self._num_episodes[home])
 
     def _arrived(self, home: Home, answer: Answer | str) -> None:
         """Take in an answer, or the reason why a process has ended."""
@@ -227,8 +236,9 @@ class EnvironmentPool:
         self._remove(home)
         self._num_deaths += 1
         if self._num_deaths > MAX_RESTARTS * self._config.num_processes:
-            message = f"its processes keep ending, the last one {reason}"
-            raise EnvironmentFailedError(f"{self.setting}: {message}")
+            raise EnvironmentFailedError(
+                f"{self.setting}: its processes keep ending, the last one {reason}"
+            )
         lost = {number: q for number, q in self._questions.items() if q.home is home}
         for number, question in lost.items():
             del self._questions[number]
@@ -246,6 +256,7 @@ class EnvironmentPool:
         self._counts["death"] += 1
         home.kill()
         self._home_of = {key: at for key, at in self._home_of.items() if at is not home}
+        del self._num_episodes[home]
         if home is self._ward:
             self._ward = None
 
@@ -258,7 +269,7 @@ class EnvironmentPool:
         if self._ward is None or self._ward.is_leaving:
             self._ward = self._started()
         question = self._suspects.popleft()
-        self._home_of[question.sample.id] = self._ward
+        self._move_in(question.sample.id, self._ward)
         self._suspect = self._num_asked
         self._counts["retry"] += 1
         self._send(question.sample, home=self._ward, is_begun=False, attempt=question.attempt)

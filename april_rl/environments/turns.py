@@ -22,31 +22,30 @@ def turns_of(
     sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
 ) -> tuple[Turn, ...]:
     """Return the turns of a sample as text, or the last one alone."""
-    turns: list[tuple[list[int], list[float], bool, int]] = []
-    said: list[int] = []
-    logprobs: list[float] = []
-    num_read = len(sample.prompt.token_ids)
+    turns: list[tuple[list[Completion], int]] = []  # the parts of each, and what was read before
+    said: list[Completion] = []
+    num_context = num_read = len(sample.prompt.token_ids)
     for span in sample.spans:
         if isinstance(span, Observation) and span.begins_context:
             num_read = 0
         num_read += len(span.token_ids)
-        if isinstance(span, Completion):
-            said += span.token_ids
-            logprobs += span.logprobs
-            if span.finish_reason is not None:
-                is_truncated = span.finish_reason == "length"
-                turns.append((said, logprobs, is_truncated, num_read - len(said)))
-                said, logprobs = [], []
+        if isinstance(span, Observation):
+            num_context = num_read
+            continue
+        said.append(span)
+        if span.finish_reason is not None:
+            turns.append((said, num_context))
+            said, num_context = [], num_read
     is_over = is_last_turn(sample, rules, max_turns)
     return tuple(
         rules.dialogue.turn(
-            token_ids,
-            logprobs,
-            is_truncated=is_truncated,
+            [token_id for part in parts for token_id in part.token_ids],
+            [logprob for part in parts for logprob in part.logprobs],
+            is_truncated=parts[-1].finish_reason == "length",
             is_last=is_over and place == len(turns) - 1,
             num_context=num_context,
         )
-        for place, (token_ids, logprobs, is_truncated, num_context) in enumerate(turns)
+        for place, (parts, num_context) in enumerate(turns)
         if not last_alone or place == len(turns) - 1
     )
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig
 
 from april_rl.checkpointing.file_mode import mode_of_new_files
+from april_rl.errors import ExportError
 from april_rl.learner.checkpoint import INDEX, SINGLE_FILE
 from april_rl.learner.sizes import SHARD_BYTES
 
@@ -56,32 +58,39 @@ def export(
 
     The folder appears whole or not at all. A folder that is there already is replaced once the new
     one is complete: a resumed run exports again what it had exported after its checkpoint.
+
+    Raise ExportError on rank 0 when the disk refuses, after every rank has come to the end.
     """
     files = plan_shards(sizes, max_bytes=max_bytes)
+    partial = target.with_name(f".{target.name}.partial")
+    left, failure = iter(weights), ""
     if dist.get_rank() == 0:
-        partial = _write(weights, files=files, source=source, target=target)
-        _describe(partial, source=source, dtype=dtype)
-        if also is not None:
-            also(partial)
-        _put(partial, target)
-    else:
-        for _ in weights:
-            pass
+        try:
+            _write(left, files=files, source=source, partial=partial)
+            _describe(partial, source=source, dtype=dtype)
+            if also is not None:
+                also(partial)
+            _put(partial, target)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            failure = str(error) or repr(error)
+    for _ in left:  # the other ranks take part in gathering each tensor
+        pass
     dist.barrier()
+    if failure:
+        raise ExportError(f"the policy could not be exported to {target} ({failure})")
 
 
 def _write(
-    weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], source: Path, target: Path
-) -> Path:
-    """Write all files but `config.json` into a folder beside `target`; return that folder."""
-    partial = target.with_name(f".{target.name}.partial")
+    weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], source: Path, partial: Path
+) -> None:
+    """Write all files but `config.json` into the folder `partial`, which is made anew."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _write_tensors(weights, files=files, folder=partial)
     for file in source.iterdir():
         if file.suffix in _COPIED and file.name not in _WRITTEN:
             shutil.copyfile(file, partial / file.name)
-    return partial
 
 
 def _put(partial: Path, target: Path) -> None:

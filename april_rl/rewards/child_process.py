@@ -7,17 +7,30 @@ import multiprocessing
 import os
 import resource
 import signal
+import tempfile
 from collections.abc import Collection
 from functools import cache
 from multiprocessing.connection import Connection
 
 from april_rl.config.secrets import is_secret
+from april_rl.errors import RunError
 
 _MOST_FILES = 1 << 16
+# The path of a socket has 107 bytes; multiprocessing adds /pymp-XXXXXXXX/listener-XXXXXXXX.
+_MAX_FOLDER_BYTES = 107 - 32
 
 
 def lifeline() -> Connection:
-    """Return the end of a pipe, for child processes, whose other end the controller alone holds."""
+    """Return the end of a pipe, for child processes, whose other end the controller alone holds.
+    Raise RunError where the fork server, from which they start, would find no room for its socket.
+    """
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
+        raise RunError(
+            f"TMPDIR={folder} is too long for the sockets of reward and environment processes "
+            f"(AF_UNIX): it has {len(os.fsencode(folder))} bytes, and {_MAX_FOLDER_BYTES} are "
+            "possible; set TMPDIR to a shorter folder, such as /tmp"
+        )
     return _pipe()[0]
 
 

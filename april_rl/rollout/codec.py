@@ -69,8 +69,19 @@ def check_state(
 
 def _unfinished_tokens(group: Plain) -> int:
     """Return the response tokens of the longest sample of a group that needs more, else 0."""
-    parked = (s for s in _restore_group(group).samples if not (s.is_finished or s.is_acting))
-    return max((sample.num_tokens for sample in parked), default=0)
+    prompt = restore_prompt(group["prompt"])
+    parked = (spans for spans in group["samples"] if _needs_tokens(spans, prompt))
+    return max(map(_num_tokens, parked), default=0)
+
+
+def _needs_tokens(spans: list[Plain], prompt: Prompt) -> bool:
+    """Return whether a saved sample is neither finished nor acting, as its last span shows."""
+    last = restore_sample(spans[-1:], prompt=prompt, index=0)
+    return not (last.is_finished or last.is_acting)
+
+
+def _num_tokens(spans: list[Plain]) -> int:
+    return sum(len(span["token_ids"]) for span in spans if "logprobs" in span)
 
 
 def save_open_group(group: OpenGroup) -> Plain:
@@ -159,15 +170,16 @@ def _save_span(span: Span) -> Plain:
 
 def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
     """Return the sample that `save_sample` was given."""
-    sample = Sample(prompt=prompt, index=index)
+    sample_id, end = SampleId(prompt.id, index), 0
+    spans: list[Span] = []
     for span in state:
         if "logprobs" in span:
-            completion = Completion(sample_id=sample.id, start=sample.end, **span)
-            sample = sample.extended(completion)
+            spans.append(Completion(sample_id=sample_id, start=end, **span))
         else:
             told = Observation(**span)
-            sample = sample.extended(told._replace(stop=tuple(told.stop)))
-    return sample
+            spans.append(told._replace(stop=tuple(told.stop)))
+        end += len(span["token_ids"])
+    return Sample(prompt, index, tuple(spans))
 
 
 def _array(typecode: str, numbers: Iterable[float]) -> array[Any]:

@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from april_rl.errors import RunError
 from april_rl.runtime.interrupts import blocked_for_children
+from april_rl.runtime.process_setup import start_advice
 
 _MIB = 1 << 20
 # Batches and completions pass through the object store; weights never do.
@@ -85,11 +86,9 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
         with blocked_for_children():
             _init_here(num_workers=num_workers, batch_tokens=batch_tokens)
     except Exception as error:  # Ray raises no other type when its processes start too slowly
+        reason = " ".join(str(error).split())
         raise StartError(
-            f"Ray did not start on this machine ({' '.join(str(error).split())}). If the machine "
-            "is busy, start again when other programs have ended, or let Ray wait longer with "
-            "RAY_gcs_server_port_wait_time_s=300 in the environment; if its disk is full, make "
-            "room in /tmp. Ray's logs are in /tmp/ray/session_latest/logs"
+            f"Ray did not start on this machine ({reason}). {start_advice(reason)}"
         ) from error
 
 

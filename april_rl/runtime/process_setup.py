@@ -1,5 +1,5 @@
 """Set-up of a worker's process: its threads, its end together with its parent, and shared memory
-that does not outlive it.
+that does not outlive it; what to do when Ray's own processes do not start.
 """
 
 from __future__ import annotations
@@ -59,3 +59,23 @@ def unlink_shared_memory() -> int:
     for name in names:
         Path(name).unlink(missing_ok=True)
     return len(names)
+
+
+def start_advice(reason: str) -> str:
+    """Return what to do when Ray did not start for this reason."""
+    if "AF_UNIX path" in reason:
+        name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "TMPDIR")
+        return (
+            f"{name}={os.environ.get(name, '')} is too long for Ray's sockets: set RAY_TMPDIR to a "
+            "folder of at most 38 characters, such as /tmp"
+        )
+    if f"{Path.home()}/.ray" in reason:
+        return (
+            f"Ray writes into .ray in your home folder: set HOME={Path.home()} to a folder that "
+            "you can write to"
+        )
+    return (
+        "If the machine is busy, start again when other programs have ended, or let Ray wait "
+        "longer with RAY_gcs_server_port_wait_time_s=300 in the environment; if its disk is full, "
+        "make room in /tmp. Ray's logs are in /tmp/ray/session_latest/logs"
+    )

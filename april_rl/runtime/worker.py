@@ -13,6 +13,7 @@ import psutil
 import ray
 
 from april_rl.checkpointing.checkpointer import Written
+from april_rl.errors import ExportError
 from april_rl.metrics import Max, Metrics
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick
@@ -209,7 +210,11 @@ class Worker:
         cache the export could run out of memory, at the end of a run.
         """
         self._engine.sleep()
-        self._learner.export(path)
+        try:
+            self._learner.export(path)
+        except ExportError:  # every rank has come to its end: the run can go on
+            self._send_weights(self._engine.policy_version)
+            raise
         self._send_weights(self._engine.policy_version)
 
     @records_activity

@@ -37,6 +37,7 @@ class Backend(Protocol):
     """A tracker: records the metrics of steps, and tables of samples."""
 
     id: str  # with which a later process goes on with the run; empty where nothing needs one
+    can_replace: bool  # whether a resumed run may send a step again: the new one is shown alone
 
     def log(
         self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]

@@ -12,6 +12,7 @@ from april_rl.config.choices import TrackingBackend
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
 from april_rl.tracking.backend import Backend, BackendSettings, Name
+from april_rl.tracking.figures import ages_text
 from april_rl.tracking.samples_file import SampleRecord
 
 Tell = Callable[[str], None]
@@ -44,23 +45,34 @@ class Backends:
         return wandb.id if wandb is not None else ""
 
     def log(
-        self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
+        self,
+        step: int,
+        values: Mapping[str, float],
+        histograms: Mapping[str, Histogram],
+        *,
+        is_repeated: bool = False,
     ) -> None:
-        """Record the metrics of a step."""
-        self._each(lambda backend: backend.log(step, values, histograms))
+        """Record the metrics of a step; one that was sent before the run was resumed goes to
+        trackers that can replace it.
+        """
+        self._each(lambda backend: backend.log(step, values, histograms), is_repeated=is_repeated)
 
-    def samples(self, step: int, records: Sequence[SampleRecord]) -> None:
-        """Record a table of the first samples."""
+    def samples(
+        self, step: int, records: Sequence[SampleRecord], *, is_repeated: bool = False
+    ) -> None:
+        """Record a table of the first samples, as `log` does metrics."""
         rows = [sample_row(step, record) for record in records[:_MAX_SAMPLES]]
-        self._each(lambda backend: backend.samples(step, rows))
+        self._each(lambda backend: backend.samples(step, rows), is_repeated=is_repeated)
 
     def finish(self, error: BaseException | None = None) -> None:
         """End every tracker's record."""
         self._each(lambda backend: backend.finish(error))
         self.open.clear()
 
-    def _each(self, call: Callable[[Backend], None]) -> None:
+    def _each(self, call: Callable[[Backend], None], *, is_repeated: bool = False) -> None:
         for name, backend in list(self.open.items()):
+            if is_repeated and not backend.can_replace:
+                continue
             with self._guarded(name):
                 call(backend)
 
@@ -81,7 +93,7 @@ class Backends:
 def sample_row(step: int, record: SampleRecord) -> list[object]:
     """Return a sample as a row with SAMPLE_COLUMNS."""
     parts = ", ".join(f"{name} {value:g}" for name, value in record.reward_parts)
-    ages = ", ".join(f"{tokens} of age {age}" for age, tokens in record.ages)
+    ages = ages_text(record.ages)
     return [
         *(step, record.prompt_id, record.index, record.prompt, record.response, ages),
         *(record.num_tokens, float(record.reward), parts, float(record.advantage)),

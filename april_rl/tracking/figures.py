@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from april_rl.tracking.samples_file import SampleRecord
@@ -135,9 +136,17 @@ def telling(records: Sequence[SampleRecord]) -> list[SampleRecord]:
     return list(dict.fromkeys(picked))
 
 
+def ages_text(ages: Iterable[tuple[int, int]]) -> str:
+    """Return the tokens of each age, of completions with their ages, as text."""
+    tokens_of: Counter[int] = Counter()
+    for age, tokens in ages:
+        tokens_of[age] += tokens
+    return ", ".join(f"{tokens} of age {age}" for age, tokens in tokens_of.items())
+
+
 def sample_text(step: int, record: SampleRecord, *, width: int) -> str:
     """Return a sample as an indented block of at most `width` columns."""
-    ages = ", ".join(f"{tokens} of age {age}" for age, tokens in record.ages)
+    ages = ages_text(record.ages)
     title = (
         f"step {step}, prompt {record.prompt_id}, sample {record.index}: "
         f"reward {record.reward:.2f}, advantage {record.advantage:+.2f}, {record.finish_reason}, "

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from april_rl.types import Completion, FinishReason, Parts, Sample, ScoredGroup
 
+_CONTEXT_TOKENS = 16  # more than a character or a word's space is spread over
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRecord:
@@ -88,8 +90,8 @@ def records_of(
     return [
         SampleRecord.of(
             sample,
-            response=decode(sample.token_ids),
-            ends=_ends(sample, decode),
+            response=(response := decode(sample.token_ids)),
+            ends=_ends(sample, response, decode),
             conversation=conversation_of(sample, decode),
             reward=reward,
             reward_parts=parts,
@@ -121,13 +123,22 @@ def conversation_of(
     return tuple((who, decode(token_ids)) for who, token_ids in said if token_ids)
 
 
-def _ends(sample: Sample, decode: Callable[[Sequence[int]], str]) -> tuple[int, ...]:
+def _ends(sample: Sample, response: str, decode: Callable[[Sequence[int]], str]) -> tuple[int, ...]:
     """Return the characters of the response at the end of each completion; none for a response of
     one piece.
+
+    Each piece is decoded once, behind some tokens before it: without these a character that two
+    pieces share, or the space before a word, would count differently than in the whole response.
     """
+    token_ids = sample.token_ids
     lengths = accumulate(len(each.token_ids) for each in sample.completions if each.token_ids)
-    ends = tuple(len(decode(sample.token_ids[:length])) for length in lengths)
-    return ends if len(ends) > 1 else ()
+    ends, begin = [0], 0
+    for end in lengths:
+        before = max(0, begin - _CONTEXT_TOKENS)
+        known, longer = decode(token_ids[before:begin]), decode(token_ids[before:end])
+        ends.append(ends[-1] + len(longer) - len(known))
+        begin = end
+    return (*ends[1:-1], len(response)) if len(ends) > 2 else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ class TensorboardRun:
     """Event files of a run; `tensorboard --logdir outputs` shows all runs below outputs."""
 
     id = ""  # found again by its folder
+    can_replace = True
 
     def __init__(self, settings: BackendSettings) -> None:
         """Open a file; in older files `first_step` and later steps are hidden."""

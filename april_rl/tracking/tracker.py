@@ -84,6 +84,7 @@ class Tracker:
         self._save_samples_every = tracking.save_samples_every
         self._num_steps = num_steps
         self._tracking_s = 0.0  # since the last row
+        self._has_begun = False
         self.phases = deque[EndedPhase](maxlen=100)  # the last ones
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -93,6 +94,7 @@ class Tracker:
             if first_step is not None:
                 forget_steps(run_dir, first_step)
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
+        self._has_begun = True
         self._axes = Axes(self._metrics_file.last_row)
         self._signal, self._is_silence_told = SignalWatch(), False
         title = f"{name}: {num_steps} steps of {num_groups} groups"
@@ -134,8 +136,9 @@ class Tracker:
         with self._timed():
             with self._writing():
                 self._metrics_file.append(step, values)
-            if step > self._metrics_file.forgotten_step:  # trackers have the others already
-                self._backends.log(step, values, metrics.histograms())
+            self._backends.log(
+                step, values, metrics.histograms(), is_repeated=self._is_repeated(step)
+            )
             self._view.step(step, values)
         self._watch_signal(step, values.get("reward/no_signal_frac"))
 
@@ -157,8 +160,14 @@ class Tracker:
         with self._timed():
             with self._writing():
                 self._metrics_file.amend(step, values)
-            self._backends.log(step, values, metrics.histograms())
+            self._backends.log(
+                step, values, metrics.histograms(), is_repeated=self._is_repeated(step)
+            )
             self._view.step(step, values)
+
+    def _is_repeated(self, step: int) -> bool:
+        """Return whether trackers were sent this step before the run was resumed."""
+        return step <= self._metrics_file.forgotten_step
 
     def wants_samples(self, step: int) -> bool:
         """Return whether `samples` of this step are written or shown; else spare their texts."""
@@ -180,9 +189,8 @@ class Tracker:
                 write_samples(self._run_dir / "samples", step, records)
                 if timeline is not None:
                     write_timeline(self._run_dir / "timeline", step, timeline)
-            if step > self._metrics_file.forgotten_step:
-                with self._timed():
-                    self._backends.samples(step, records)
+            with self._timed():
+                self._backends.samples(step, records, is_repeated=self._is_repeated(step))
         if _is_due(step, self._print_samples_every):
             self._view.samples(step, figures.telling(records))
 
@@ -228,14 +236,17 @@ class Tracker:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turns what the disk refuses into one message that names the setting."""
+        """Turn what the disk refuses into one message; before the run begins, it names the setting
+        that gives another folder.
+        """
         try:
             yield
         except OSError as error:
+            where = f": {error.filename}" if error.filename else ""
+            remedy = "; give a folder you can write to with hydra.run.dir=FOLDER"
             raise RunDirectoryError(
                 f"the run directory {self._run_dir} cannot be written "
-                f"({error.strerror}: {error.filename}); "
-                "give a folder you can write to with hydra.run.dir=FOLDER"
+                f"({error.strerror}{where}){'' if self._has_begun else remedy}"
             ) from error
 
 

@@ -21,13 +21,14 @@ class TrackioRun:
     """A run in trackio's folder (TRACKIO_DIR), named by its overrides and its run directory."""
 
     id = ""  # found again by its name
+    can_replace = False
 
     def __init__(self, settings: BackendSettings, *, tell: Callable[[str], None]) -> None:
         """Begin the run, or go on with that of the same run directory."""
         with redirect_stdout(io.StringIO()):
             self._run = trackio.init(
                 settings.project,
-                name=f"{settings.labels.name} ({settings.run_dir.name})",
+                name=_name(settings),
                 group=settings.labels.group or None,
                 config={**settings.config, "versions": dict(versions())},
                 resume="never" if settings.first_step is None else "allow",
@@ -59,6 +60,16 @@ class TrackioRun:
         """Write what is left."""
         with redirect_stdout(io.StringIO()):
             trackio.finish()  # type: ignore[no-untyped-call]
+
+
+def _name(settings: BackendSettings) -> str:
+    """Return the name of the run in trackio, which a resume with other settings keeps."""
+    path = settings.run_dir / "trackio_name.txt"
+    if settings.first_step is not None and path.is_file():
+        return path.read_text(encoding="utf-8")
+    name = f"{settings.labels.name} ({settings.run_dir.name})"
+    path.write_text(name, encoding="utf-8")
+    return name
 
 
 def first_look(project: str, config: Mapping[str, object]) -> str:

@@ -23,6 +23,8 @@ class WandbRun:
     began are axes that a panel may choose.
     """
 
+    can_replace = False
+
     def __init__(self, run: wandb.Run) -> None:
         """Take over a run that has begun."""
         self._run = run

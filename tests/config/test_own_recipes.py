@@ -12,8 +12,9 @@ from source_tree import ROOT
 from april_rl import evaluate, train
 from april_rl.__main__ import main as command
 from april_rl.command_line import main
-from april_rl.config.store import compose_overrides, recipes, to_config
+from april_rl.config.store import as_plain, compose_overrides, recipes, run_config, to_config
 from april_rl.errors import RunError
+from april_rl.tracking.tracker import config_text
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,15 @@ def test_a_recipe_of_ones_own_inherits_and_leaves_an_evaluation_set_out(
 def test_null_removes_a_set_on_the_command_line():
     config = to_config(compose_overrides(["recipe=tiny_cpu", "evaluation.sets.held_out=null"]))
     assert config.evaluation.sets == {}
+
+
+@pytest.mark.parametrize("removed", ["evaluation.sets.held_out", "reward.functions.right"])
+def test_the_settings_that_a_run_leaves_can_be_read_when_null_removed_one(
+    tmp_path: Path, removed
+) -> None:
+    composed = compose_overrides(["recipe=tiny_cpu", f"++{removed}=null"])
+    (tmp_path / "config.yaml").write_text(config_text(as_plain(composed)))
+    assert run_config(tmp_path / "config.yaml") == to_config(composed)
 
 
 @pytest.mark.parametrize(

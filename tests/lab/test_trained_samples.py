@@ -10,6 +10,7 @@ from report_runs import make_run
 from april_rl.lab.report.advisories import advisories
 from april_rl.lab.report.report import head_figures
 from april_rl.lab.report.run_files import RunFiles, read_run
+from april_rl.lab.report.sample_blocks import sample_blocks
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +40,28 @@ def test_samples_per_second_count_what_was_trained(run: RunFiles) -> None:
     figures = {label: value for label, value, _ in head_figures(found)}
     assert figures["trained samples/s"] == f"{72 / run.total('time/step_s'):.1f}"
     assert replace(run, rows=rows[5:]).trained_samples == [16, 16], "of a run resumed elsewhere"
+
+
+@pytest.mark.parametrize("num_pieces", [1, 50, 4000])
+@pytest.mark.parametrize("has_turns", [True, False])
+def test_a_sample_takes_little_room_whatever_its_number_of_pieces(num_pieces, has_turns) -> None:
+    text = "some words " * 20_000
+    length = len(text) // num_pieces
+    sample = {
+        "prompt": "question",
+        "answer": "42",
+        "response": "" if has_turns else text,
+        "conversation": [("policy", text[:length])] * num_pieces if has_turns else [],
+        "ages": [(0, 10)] * num_pieces,
+        "ends": [] if has_turns else [length * (n + 1) for n in range(num_pieces)],
+        "reward": 1.0,
+        "reward_parts": {},
+        "advantage": 0.0,
+        "num_tokens": 10 * num_pieces,
+        "finish_reason": "stop",
+        "prompt_id": 1,
+        "index": 0,
+    }
+    page = sample_blocks([sample])
+    assert len(page) < 25_000
+    assert (f"[… {num_pieces - 60:,} " in page) == (num_pieces == 4000)

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from april_rl.config.choices import ComputeDtype
+from april_rl.errors import ExportError
 from april_rl.learner.export import export
 from april_rl.learner.policy import Policy, build_policy
 
@@ -156,3 +157,19 @@ def test_what_is_loaded_and_exported_and_loaded_again_has_every_bit(tmp_path, is
             assert (len(files) > 1) == (max_bytes == 40_000)
             written = {name: t for file in files for name, t in load_file(file).items()}
             assert all(torch.equal(written[name], stored[name]) for name in stored)
+
+
+def test_an_export_that_the_disk_refuses_is_one_error_after_all_weights_were_gathered(tmp_path):
+    """The other ranks gather each tensor with this one. Fails when they would wait for ever."""
+    path = write_model(tmp_path / "model")
+    (tmp_path / "exports").write_text("in the way")
+    gathered = []
+    with group_of_one(), pytest.raises(ExportError, match=r"could not be exported to .*Not a d"):
+        export(
+            ((name, gathered.append(name) or torch.ones(2)) for name in ("a", "b", "c")),
+            dtype=torch.float32,
+            sizes=[8, 8, 8],
+            source=Path(path),
+            target=tmp_path / "exports" / "step_1",
+        )
+    assert gathered == ["a", "b", "c"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def test_a_reward_that_cannot_be_given_to_a_process_is_named(tmp_path: Path) -> 
             run_dir=tmp_path / "run",
             reward=lambda prompts, *_: [float(file.tell()) for _ in prompts],
         )
+
+
+def test_a_call_outside_the_main_thread_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(train, "tiny_cpu", run_dir=tmp_path / "run")
+        with pytest.raises(RunError, match=r"called in the thread ThreadPool.*SIGTERM"):
+            call.result()
+        with pytest.raises(RunError, match="to the main thread alone"):
+            threads.submit(evaluate, "tiny_cpu", output=tmp_path / "run").result()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:

@@ -167,6 +167,27 @@ def test_a_start_of_ray_that_takes_too_long_ends_in_one_message_and_leaves_no_pr
     wait_until(lambda: not any(map(is_running, started)))
 
 
+@pytest.mark.parametrize(
+    ("variable", "advice"),
+    [("TMPDIR", "TMPDIR={folder} is too long"), ("HOME", "set HOME={folder} to a folder")],
+)
+def test_a_folder_that_ray_cannot_use_is_named_by_its_variable(tmp_path, variable, advice):
+    folder = tmp_path / ("long" * 12 if variable == "TMPDIR" else "home")
+    folder.mkdir()
+    (folder / ".ray").write_text("in the way")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", START],
+        env={**os.environ, variable: str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert advice.format(folder=folder) in done.stderr
+    assert "busy" not in done.stderr
+
+
 @pytest.mark.parametrize("address", ["node1:6379", "10.0.0.1:6379", "[fd00::1]:6379", "auto", None])
 def test_an_address_may_be_host_and_port_or_auto(address):
     assert RuntimeConfig(ray_address=address).ray_address == address

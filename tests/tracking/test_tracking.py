@@ -3,17 +3,23 @@
 import json
 import math
 import re
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import yaml
+from byte_tokenizer import END, hf_byte_tokenizer
+from light_samples import PROMPT, completion
 from small_tracker import make_record, make_tracker
 
+from april_rl.data.tokenizer import Tokenizer
 from april_rl.metrics import Max, Mean, Metrics, Sum
 from april_rl.tracking import keys
 from april_rl.tracking.metrics_file import MetricsFile, read_metrics
-from april_rl.tracking.samples_file import write_samples
+from april_rl.tracking.samples_file import records_of, write_samples
 from april_rl.tracking.tracker import RunDirectoryError
+from april_rl.types import Group, Sample, ScoredGroup
 
 # The list of the design, by hand: dashboards and scripts break when one changes.
 FROZEN = """
@@ -155,6 +161,34 @@ def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Pa
     assert second["reward"] == 0.0
 
 
+def test_the_ends_of_completions_are_those_of_the_response_before_them() -> None:
+    """Pieces end within characters, and each token is decoded a few times, however many pieces."""
+    tokenizer = Tokenizer(hf_byte_tokenizer(), path="byte")
+    token_ids = tokenizer.encode([f"é ✓🙂 a  b{END}" * 60], add_special_tokens=False)[0]
+    lengths = [1 + place % 3 for place in range(len(token_ids))]
+    spans = [
+        replace(
+            completion(0, start=start, num_tokens=1, version=0), token_ids=piece, logprobs=piece
+        )
+        for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False)
+        if (piece := token_ids[start : start + length])
+    ]
+    spans[-1] = replace(spans[-1], finish_reason="stop")
+    group = Group(prompt=PROMPT, samples=(Sample(PROMPT, 0, tuple(spans)),))
+    decoded = []
+
+    def decode(ids):
+        decoded.append(len(ids))
+        return tokenizer.decode(ids)
+
+    (record,) = records_of(
+        [ScoredGroup(group=group, rewards=(1.0,))], [[0.0]], decode=decode, policy_version=1
+    )
+    assert sum(decoded) < 25 * len(token_ids)
+    ends = accumulate(len(span.token_ids) for span in spans)
+    assert record.ends == tuple(len(tokenizer.decode(token_ids[:end])) for end in ends)
+
+
 def test_a_run_leaves_its_config_its_metrics_and_its_samples(tmp_path: Path) -> None:
     run_dir = tmp_path / "outputs" / "trial"
     with make_tracker(run_dir, save_samples_every=2) as tracker:
@@ -221,8 +255,8 @@ def test_a_run_directory_that_cannot_be_made_is_one_error_that_names_the_setting
         make_tracker(tmp_path / "file" / "run")
 
 
-def test_samples_that_cannot_be_written_are_reported_with_the_setting(tmp_path: Path) -> None:
+def test_samples_that_cannot_be_written_are_reported_with_their_folder(tmp_path: Path) -> None:
     with make_tracker(tmp_path, save_samples_every=1) as tracker:
         (tmp_path / "samples").write_text("in the way")
-        with pytest.raises(RunDirectoryError, match=r"samples.*hydra\.run\.dir"):
+        with pytest.raises(RunDirectoryError, match=r"written \(File exists: .*samples\)$"):
             tracker.samples(1, [make_record()])

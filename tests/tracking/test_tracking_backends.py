@@ -8,6 +8,7 @@ import pty
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,12 +200,13 @@ def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, c
     """Also of a run that goes on: one run, every step once."""
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
     run_dir = tmp_path / "run"
-    for steps, first_step in (((1, 2, 3), None), ((3, 4), 3)):
+    other = replace(LABELS, name="tiny lr=1")  # of a resume with other settings
+    for steps, first_step, labels in (((1, 2, 3), None, LABELS), ((3, 4), 3, other)):
         with make_tracker(
             run_dir,
             backends=TRACKIO,
             save_samples_every=4,
-            labels=LABELS,
+            labels=labels,
             config={"rollout": {"group_size": 8}, "evaluation": {"sets": SETS}},
             first_step=first_step,
         ) as tracker:

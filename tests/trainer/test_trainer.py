@@ -108,11 +108,12 @@ def run(
     held_out: HeldOut | None = HELD_OUT,
     resumed: Resumed | None = None,
     interrupts: NoInterrupts | None = None,
+    workers_type: type[FakeWorkers] = FakeWorkers,
 ) -> FakeWorkers:
     """A whole run; returns its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
     scorer = scorer or CountingScorer()
-    workers = FakeWorkers(engines, run_dir)
+    workers = workers_type(engines, run_dir)
 
     def build(config, *, run_dir, plain, stack, resumed) -> Parts:
         view = View(title="", num_steps=1)

@@ -8,9 +8,11 @@ from itertools import starmap
 from typing import Any
 
 from april_rl.lab.report.vega import AGE_COLOURS
+from april_rl.tracking.figures import ages_text
 
 _LONGEST, _BEST, _WORST = 4, 4, 4  # samples of each kind
 _SHOWN_CHARACTERS = 6000  # of a prompt, or of a response
+_SHOWN_PIECES = 60  # turns of a conversation, or completions of a response
 
 
 def sample_blocks(samples: Sequence[Mapping[str, Any]]) -> str:
@@ -50,7 +52,7 @@ def _block(sample: Mapping[str, Any], *, is_open: bool) -> str:
         f"advantage {sample['advantage']:+.2f}, {sample['num_tokens']} tokens, "
         f"{sample['finish_reason']}, prompt {sample['prompt_id']}.{sample['index']}"
     )
-    ages = ", ".join(f"{tokens} of age {age}" for age, tokens in sample["ages"])
+    ages = ages_text(sample["ages"])
     return (
         f"<details{' open' if is_open else ''}><summary>{escape(facts)}</summary>"
         f"<dl><dt>prompt</dt><dd><pre>{escape(_cut(sample['prompt']))}</pre></dd>"
@@ -65,11 +67,15 @@ def _said(sample: Mapping[str, Any]) -> str:
     said = sample.get("conversation")
     if not said:
         return f"<dt>response</dt><dd><pre>{_shaded(sample)}</pre></dd>"
-    room = _SHOWN_CHARACTERS // len(said)
-    return "".join(
+    room = _SHOWN_CHARACTERS // min(len(said), _SHOWN_PIECES)
+    first, last, left_out = _ends_of(said)
+    pieces = [
         f"<dt>{escape(who)}</dt><dd><pre>{escape(_cut(text, limit=room))}</pre></dd>"
-        for who, text in said
-    )
+        for who, text in (*first, *last)
+    ]
+    if left_out:
+        pieces.insert(len(first), f"<dt>…</dt><dd>[… {left_out:,} turns and answers …]</dd>")
+    return "".join(pieces)
 
 
 def _shaded(sample: Mapping[str, Any]) -> str:
@@ -80,18 +86,30 @@ def _shaded(sample: Mapping[str, Any]) -> str:
     ends = sample.get("ends") or [len(response)]
     if len(ends) != len(ages):
         return escape(_cut(response))
-    last, begin, pieces = len(AGE_COLOURS) - 1, 0, []
-    room = _SHOWN_CHARACTERS // len(ages)
-    for age, end in zip(ages, ends, strict=True):
-        text = escape(_cut(response[begin:end], limit=room))
-        pieces.append(f'<span class="age{min(age, last)}" title="age {age}">{text}</span>')
-        begin = end
+    oldest, room = len(AGE_COLOURS) - 1, _SHOWN_CHARACTERS // min(len(ages), _SHOWN_PIECES)
+    first, last, left_out = _ends_of(list(zip(ages, [0, *ends], ends, strict=False)))
+    pieces = [
+        f'<span class="age{min(age, oldest)}" title="age {age}">'
+        f"{escape(_cut(response[begin:end], limit=room))}</span>"
+        for age, begin, end in (*first, *last)
+    ]
+    if left_out:
+        pieces.insert(len(first), f"[… {left_out:,} completions …]")
     return '<b class="cut" title="parked, then resumed">▮▶</b>'.join(pieces)
+
+
+def _ends_of(pieces: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], int]:
+    """Return the first and the last pieces that are shown, and how many are left out between."""
+    if len(pieces) <= _SHOWN_PIECES:
+        return pieces, (), 0
+    half = _SHOWN_PIECES // 2
+    return pieces[:half], pieces[-half:], len(pieces) - 2 * half
 
 
 def _cut(text: str, *, limit: int = _SHOWN_CHARACTERS) -> str:
     """Return the text without its middle when it is long."""
     if len(text) <= limit:
         return text
-    left_out = len(text) - limit
-    return f"{text[: limit // 2]}\n[… {left_out:,} characters …]\n{text[-(limit // 2) :]}"
+    half = limit // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[… {left_out:,} characters …]\n{text[len(text) - half :]}"

@@ -1,0 +1,29 @@
+"""Which process gets an episode, and what that costs when there are many."""
+
+from __future__ import annotations
+
+import time
+
+from episodes import answer, fresh, heard, pool, said, text_of
+
+
+def test_the_start_of_an_episode_costs_the_same_however_many_there_are():
+    with pool(num_processes=2) as environments:
+        began_s = time.process_time()
+        for number in range(8000):
+            environments.act(fresh(number))
+        assert time.process_time() - began_s < 3.0
+
+
+def test_a_new_episode_goes_where_the_fewest_are():
+    with pool(num_processes=2) as environments:
+
+        def process_of(sample):
+            return text_of(answer(environments, said(sample, "pid")))
+
+        samples = [heard(environments, fresh(number)) for number in range(3)]
+        first, second, third = map(process_of, samples)
+        assert first == third != second
+        environments.let_go(samples[0].id)
+        environments.let_go(samples[2].id)
+        assert process_of(heard(environments, fresh(3))) == first

@@ -1,0 +1,69 @@
+"""Samples as plain data and back."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import replace
+
+import pytest
+from light_samples import PROMPT
+
+from april_rl.rollout.codec import (
+    FORMAT,
+    StateError,
+    check_state,
+    restore_sample,
+    save_prompt,
+    save_sample,
+)
+from april_rl.types import Completion, Observation, Sample, SampleId, Span
+
+SPOKEN = replace(PROMPT, has_environment=True)
+HEARD = Observation(array("i", [7]), stop=("END",))
+
+
+def sample_of(num_turns, *, is_answered=True):
+    """Return an episode with turns of three tokens, each behind an observation of one."""
+    spans: list[Span] = []
+    for turn in range(num_turns):
+        said = Completion(
+            sample_id=SampleId(SPOKEN.id, 0),
+            start=4 * turn + 1,
+            policy_version=1,
+            context_version=1,
+            token_ids=array("i", [5] * 3),
+            logprobs=array("d", [-0.5] * 3),
+            finish_reason="stop",
+        )
+        spans += [HEARD, said]
+    return Sample(SPOKEN, 0, (*spans, HEARD) if is_answered else tuple(spans))
+
+
+def check(sample, *, budget):
+    group = {"prompt": save_prompt(SPOKEN), "samples": [save_sample(sample)]}
+    state = {"format": FORMAT, "num_groups": 1, "max_staleness": 1, "group_size": 1}
+    check_state(
+        {**state, "buffer": {"open": [group]}},
+        num_groups=1,
+        group_size=1,
+        max_staleness=1,
+        max_response_tokens=budget,
+    )
+
+
+def test_a_sample_of_many_turns_is_restored_as_it_was_and_at_once():
+    sample = sample_of(4000)
+    saved = save_sample(sample)
+    began_s = time.process_time()
+    again = restore_sample(saved, prompt=SPOKEN, index=0)
+    check(sample, budget=20_000)
+    assert time.process_time() - began_s < 1.0
+    assert again == sample
+
+
+def test_the_budget_must_leave_room_for_a_sample_that_needs_tokens_and_for_no_other():
+    check(sample_of(5), budget=16)
+    with pytest.raises(StateError, match=r"max_response_tokens=15, .* has 15 tokens already"):
+        check(sample_of(5), budget=15)
+    check(sample_of(5, is_answered=False), budget=1)
