@@ -6,6 +6,7 @@ Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,14 @@ class CompletionRequest:
     def is_text(self) -> bool:
         """Return whether a text is to be continued, not a chat."""
         return bool(self.messages[0]["role"] == TEXT)
+
+    @property
+    def key(self) -> str:
+        """Return a digest of what the policy is asked: the same for equal requests."""
+        asked = [self.messages, self.tools, self.stop, self.max_tokens]
+        return hashlib.blake2b(
+            json.dumps(asked, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
 
     @classmethod
     def of_chat(cls, body: object) -> CompletionRequest:

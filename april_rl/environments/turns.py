@@ -22,20 +22,22 @@ def turns_of(
     sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
 ) -> tuple[Turn, ...]:
     """Return the turns of a sample as text, or the last one alone."""
-    turns: list[tuple[list[int], list[float], bool, int]] = []
+    turns: list[tuple[list[int], list[float], bool, int, str]] = []
     said: list[int] = []
     logprobs: list[float] = []
-    num_read = len(sample.prompt.token_ids)
+    num_read, request_key = len(sample.prompt.token_ids), ""
     for span in sample.spans:
-        if isinstance(span, Observation) and span.begins_context:
-            num_read = 0
+        if isinstance(span, Observation):
+            num_read = 0 if span.begins_context else num_read
+            request_key = span.request_key
         num_read += len(span.token_ids)
         if isinstance(span, Completion):
             said += span.token_ids
             logprobs += span.logprobs
             if span.finish_reason is not None:
                 is_truncated = span.finish_reason == "length"
-                turns.append((said, logprobs, is_truncated, num_read - len(said)))
+                num_context = num_read - len(said)
+                turns.append((said, logprobs, is_truncated, num_context, request_key))
                 said, logprobs = [], []
     is_over = is_last_turn(sample, rules, max_turns)
     return tuple(
@@ -45,8 +47,8 @@ def turns_of(
             is_truncated=is_truncated,
             is_last=is_over and place == len(turns) - 1,
             num_context=num_context,
-        )
-        for place, (token_ids, logprobs, is_truncated, num_context) in enumerate(turns)
+        )._replace(request_key=request_key)
+        for place, (token_ids, logprobs, is_truncated, num_context, request_key) in enumerate(turns)
         if not last_alone or place == len(turns) - 1
     )
 

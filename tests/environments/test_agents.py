@@ -208,7 +208,7 @@ context = Context(sample_id=SampleId(0, 0), is_replay=False, once=print)
 program = (
     of_command(command, context) if command else of_function(agent_programs.run, {}, context)
 )
-agent = Agent(program, Endpoint("127.0.0.1"), name="a")
+agent = Agent(program, Endpoint("127.0.0.1"), name="a", patience_s=1.0)
 opening = asyncio.run(agent.reset({"prompt": "talk hello", "answer": ""}, 0))
 print(opening.messages, flush=True)
 os._exit(0)
