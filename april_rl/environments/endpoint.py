@@ -125,15 +125,15 @@ class Endpoint:
 
 @web.middleware
 async def _with_errors(
-    http: web.Request, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Tell of a wrong path or method, and of a body that is too long, in the form of the API."""
     try:
-        return await answer(http)
+        return await handler(request)
     except web.HTTPRequestEntityTooLarge as error:
         return _error(error.status, f"a body may have {_MAX_BODY_BYTES} bytes")
     except web.HTTPException as error:
-        return _error(error.status, f"{http.method} {http.path} is not served; {_SERVED}")
+        return _error(error.status, f"{request.method} {request.path} is not served; {_SERVED}")
 
 
 def check_address(address: str) -> None:
