@@ -102,6 +102,7 @@ class Observation(NamedTuple):
     begins_context: bool = False  # the policy reads these tokens in place of all before them
     max_turn_tokens: int = 0  # that the next turn may have; 0: what is left of the budget
     stop: tuple[str, ...] = ()  # texts that end the next turn
+    request_key: str = ""  # of the request of an agent that the next turn answers
 
 
 Span = Completion | Observation

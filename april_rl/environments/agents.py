@@ -7,7 +7,9 @@ turn before. Its reward is what it returns at its end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,19 +44,31 @@ class _Request:
 class Agent:
     """One episode, as an `Environment`."""
 
-    def __init__(self, program: Program, endpoint: Endpoint, *, name: str) -> None:
-        """Start nothing yet. `name` is that of the sample."""
+    def __init__(
+        self, program: Program, endpoint: Endpoint, *, name: str, patience_s: float
+    ) -> None:
+        """Start nothing yet. `name` is that of the sample; for `patience_s` a request that the
+        program made before is waited for.
+        """
         self._program, self._endpoint, self._name = program, endpoint, name
+        self._patience_s = patience_s
         self._access: Access | None = None
         self._running: asyncio.Task[object] | None = None
-        self._arrived: asyncio.Queue[_Request] = asyncio.Queue()
         self._waiting: list[_Request] = []  # without an answer, in the order of arrival
+        self._arrival = asyncio.Event()  # of another one
+        self._expected: deque[str] = deque()  # keys of requests that were answered before
         self._current: _Request | None = None  # the one that the next turn answers
         self._last: _Request | None = None  # the one that was answered last
         self._num_turns = 0
         self._is_over = False  # the budget is used up: nothing more is sampled
         self._was_told = False  # that it is, in answer to a request
         self._has_ended = False
+
+    def expect(self, keys: Sequence[str]) -> None:
+        """Answer requests with these keys first, in this order: while an episode is built again, by
+        turns that it had, requests at the same time may come in another one.
+        """
+        self._expected = deque(keys)
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> StepResult:
         """Start the program; return its first request."""
@@ -114,6 +128,7 @@ class Agent:
             if known.asked == request and (client.is_retry or not known.has_client):
                 known.clients.append(client)
                 known.is_read |= known.answer.done()
+                self._arrival.set()
                 return known.answer
         if self._is_over:
             self._was_told = True
@@ -122,7 +137,7 @@ class Agent:
             raise RefusedError(f"{_MAX_WAITING} requests of the episode wait for their answers")
         made = _Request(request, asyncio.get_running_loop().create_future(), [client])
         self._waiting.append(made)
-        self._arrived.put_nowait(made)
+        self._arrival.set()
         return made.answer
 
     def _close(self) -> None:
@@ -133,17 +148,40 @@ class Agent:
             request.answer.set_exception(RefusedError(_OVER))
             request.answer.exception()  # its client may be gone
         self._waiting.clear()
-        self._arrived = asyncio.Queue()
 
     async def _next_request(self) -> _Request | None:
-        """Return the request that arrives next; None when the program has ended."""
+        """Return the request that the next turn answers; None when the program has ended."""
+        if self._expected:
+            with suppress(TimeoutError):  # then it asks something else, which its tokens show
+                async with asyncio.timeout(self._patience_s):
+                    return await self._request(self._expected.popleft())
+        return await self._request("")
+
+    async def _request(self, key: str) -> _Request | None:
+        """Return the request with a key, or the first one that somebody waits for; None when the
+        program has ended.
+        """
         assert self._running is not None
-        arrival = asyncio.ensure_future(self._arrived.get())
-        try:
-            await asyncio.wait({arrival, self._running}, return_when=asyncio.FIRST_COMPLETED)
-            return None if self._running.done() else arrival.result()
-        finally:
-            arrival.cancel()
+        while not self._running.done():
+            if not key:
+                self._forget_abandoned()
+            for request in self._waiting:
+                if key in ("", request.asked.key):
+                    return request
+            self._arrival.clear()
+            arrival = asyncio.ensure_future(self._arrival.wait())
+            try:
+                await asyncio.wait({arrival, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                arrival.cancel()
+        return None
+
+    def _forget_abandoned(self) -> None:
+        """Forget requests whose clients have gone, so that nothing is sampled for them."""
+        for request in self._waiting:
+            if not request.has_client:
+                request.answer.cancel()
+        self._waiting = [each for each in self._waiting if each.has_client]
 
     def _reward(self) -> float:
         """Return the reward of a program that has ended; raise what it raised, unless it was told
@@ -162,7 +200,11 @@ class Agent:
 
 def _told(asked: CompletionRequest) -> StepResult:
     return StepResult(
-        asked.messages, tools=asked.tools, max_turn_tokens=asked.max_tokens, stop=asked.stop
+        asked.messages,
+        tools=asked.tools,
+        max_turn_tokens=asked.max_tokens,
+        stop=asked.stop,
+        request_key=asked.key,
     )
 
 

@@ -177,4 +177,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     whole = written[: written.rfind(b"\n") + 1]
     if len(whole) < len(written):
         os.truncate(path, len(whole))
-    yield from map(json.loads, whole.splitlines())
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise CallError(
+                f"{path}:{number}: the note of a call is damaged ({error}), so nobody knows what "
+                "was called; remove the file to let the sample call everything again"
+            ) from error

@@ -6,6 +6,7 @@ Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,15 +32,13 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0),
     "logit_bias": (None, {}),
 }
-_ONLY_OF_CHAT = {
-    "tool_choice": (None, "auto"),
-    "response_format": (None, {"type": "text"}),
-    "top_logprobs": (None, 0),
-}
+_ONLY_OF_CHAT = {"top_logprobs": (None, 0)}
 _ONLY_OF_TEXT = {"best_of": (None, 1), "echo": (None, False), "suffix": (None, "")}
 _READ = {"stop", "stream", "stream_options", "max_tokens", "logprobs"}
 _READ_OF_CHAT = {"messages", "tools", "max_completion_tokens"}
+_WISHES_OF_CHAT = {"tool_choice", "response_format"}  # that change nothing: the policy may obey
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAX_DEPTH = 64  # of messages and tools, which go through pickle and the chat template
 _MAX_TOKENS_OF_TEXT = 16  # the API's default
 
 
@@ -64,18 +63,29 @@ class CompletionRequest:
         """Return whether a text is to be continued, not a chat."""
         return bool(self.messages[0]["role"] == TEXT)
 
+    @property
+    def key(self) -> str:
+        """Return a digest of what the policy is asked: the same for equal requests."""
+        asked = [self.messages, self.tools, self.stop, self.max_tokens]
+        return hashlib.blake2b(
+            json.dumps(asked, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
+
     @classmethod
     def of_chat(cls, body: object) -> CompletionRequest:
         """Return the request in the body of a POST to chat/completions; raise RefusedError."""
-        body = _checked(body, {**_ONLY, **_ONLY_OF_CHAT}, _READ_OF_CHAT)
+        body = _checked(body, {**_ONLY, **_ONLY_OF_CHAT}, _READ_OF_CHAT | _WISHES_OF_CHAT)
         messages, tools = body.get("messages"), body.get("tools") or []
         if not isinstance(messages, list) or not messages:
             raise RefusedError("messages must be a list with at least one message")
         if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
             raise RefusedError(f"tools={json.dumps(tools):.60} is not valid in the API")
         newer = body.get("max_completion_tokens")
+        read = tuple(map(_message, messages))
+        if not _is_flat([*read, *tools], most=_MAX_DEPTH):
+            raise RefusedError(f"messages and tools may be nested {_MAX_DEPTH} levels deep")
         return cls(
-            messages=tuple(map(_message, messages)),
+            messages=read,
             tools=tuple(tools),
             **_common({**body, "max_tokens": newer} if newer is not None else body),
         )
@@ -158,6 +168,14 @@ def _message(given: object) -> Message:
     # Chat templates know the older name.
     named = "system" if role == "developer" else role
     return {**message, "role": named, "content": content or "", **called}
+
+
+def _is_flat(value: object, *, most: int) -> bool:
+    """Return whether data for JSON has at most so many levels."""
+    if not isinstance(value, (Mapping, list)):
+        return True
+    inner = value.values() if isinstance(value, Mapping) else value
+    return most > 0 and all(_is_flat(each, most=most - 1) for each in inner)
 
 
 def _check_characters(text: str) -> None:

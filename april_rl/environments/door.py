@@ -81,6 +81,7 @@ def _checked(method: str, given: StepResult, *, max_tokens: int) -> StepResult:
         begins_context=field("begins_context", _flag),
         max_turn_tokens=field("max_turn_tokens", _count),
         stop=field("stop", _stops),
+        request_key=field("request_key", _text),
     )
 
 
@@ -124,6 +125,12 @@ def _stops(value: object) -> tuple[str, ...]:
             raise TypeError(f"expected texts of 1 to {MAX_STOP_CHARACTERS} characters")
         each.encode()
     return tuple(map(str, value))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("expected text")
+    return repaired(str(value))
 
 
 def _finite(value: object) -> float:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -24,6 +24,8 @@ from april_rl.environments.answers import Answered
 from april_rl.environments.chat import CompletionRequest, RefusedError
 
 _MAX_BODY_BYTES = 4 << 20
+_NO_EPISODE = "no episode has this key: it has ended, or there never was one"
+_SERVED = "there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 
 
 class Client(NamedTuple):
@@ -69,13 +71,13 @@ class Endpoint:
         self._of_key.pop(access.key, None)
 
     async def _listen(self) -> int:
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_with_errors])
         for path, parse in (
             ("/v1/chat/completions", CompletionRequest.of_chat),
             ("/v1/completions", CompletionRequest.of_text),
         ):
             app.router.add_post(path, partial(self._complete, parse))
-        app.router.add_get("/v1/models", _models)
+        app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
         site = web.TCPSite(runner, self._address, 0)
@@ -86,15 +88,16 @@ class Endpoint:
     async def _complete(
         self, parse: Callable[[object], CompletionRequest], http: web.Request
     ) -> web.StreamResponse:
-        key = http.headers.get("Authorization", "").removeprefix("Bearer ")
-        asked = self._of_key.get(key)
+        asked = self._asked(http)
         if asked is None:
-            return _error(401, "no episode has this key: it has ended, or there never was one")
+            return _error(401, _NO_EPISODE)
         try:
             request = parse(await http.json())
             answered = await asyncio.shield(asked.ask(request, _client(http)))
         except RefusedError as error:
             return _error(400, str(error))
+        except RecursionError:
+            return _error(400, "the body is nested too deeply")
         except ValueError as error:
             return _error(400, f"the body is no JSON: {error}")
         if not request.is_streamed:
@@ -108,9 +111,38 @@ class Endpoint:
             await response.write_eof()
         return response
 
+    def _asked(self, http: web.Request) -> Asked | None:
+        """Return the episode with the key of a request."""
+        key = http.headers.get("Authorization", "").removeprefix("Bearer ")
+        return self._of_key.get(key)
+
+    async def _models(self, http: web.Request) -> web.Response:
+        if self._asked(http) is None:
+            return _error(401, _NO_EPISODE)
+        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "april_rl"}
+        return web.json_response({"object": "list", "data": [model]})
+
+
+@web.middleware
+async def _with_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Tell of a wrong path or method, and of a body that is too long, in the form of the API."""
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge as error:
+        return _error(error.status, f"a body may have {_MAX_BODY_BYTES} bytes")
+    except web.HTTPException as error:
+        return _error(error.status, f"{request.method} {request.path} is not served; {_SERVED}")
+
 
 def check_address(address: str) -> None:
     """Raise ValueError for an address at which this machine cannot listen."""
+    if address in ("0.0.0.0", "::"):
+        raise ValueError(
+            f"environment.address={address} is no address that an agent can ask: give the one of "
+            "this machine in the agents' network"
+        )
     try:
         socket.create_server((address, 0)).close()
     except OSError as error:
@@ -123,11 +155,6 @@ def _client(http: web.Request) -> Client:
         is_retry=http.headers.get("x-stainless-retry-count", "0") != "0",
         is_gone=lambda: http.transport is None or http.transport.is_closing(),
     )
-
-
-async def _models(_: web.Request) -> web.Response:
-    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "april_rl"}
-    return web.json_response({"object": "list", "data": [model]})
 
 
 def _error(status: int, message: str) -> web.Response:

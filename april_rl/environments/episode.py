@@ -55,6 +55,8 @@ class Episode:
             try:
                 if self._environment is None:
                     self._environment = await self._timed(self._build)
+                if isinstance(self._environment, Agent) and ask.row is not None:
+                    self._environment.expect([turn.request_key for turn in ask.turns])
                 if ask.row is not None and not await self._restored(self._environment, ask):
                     returned = await self._timed(self._environment.reset, ask.row, ask.seed)
                     results.append(door.opening(returned, max_tokens=self._max_tokens))

@@ -65,7 +65,8 @@ def new_environment(config: EnvironmentConfig, context: Context, endpoint: Endpo
             else of_command(config.command, context)
         )
         prompt_id, index = context.sample_id
-        return Agent(program, endpoint, name=f"{prompt_id}-{index}")
+        name, patience_s = f"{prompt_id}-{index}", config.step_timeout_s / 2
+        return Agent(program, endpoint, name=name, patience_s=patience_s)
     found = load_class(config.function, config.args)
     if is_of_skyrl(found):
         return SkyRLEnvironment(found, config.args, max_turns=config.max_turns)

@@ -47,6 +47,7 @@ class Turn(NamedTuple):
     num_context: int = 0  # tokens that it read before
     tokens: tuple[str, ...] = ()  # each of the `num_tokens` as text; for agents only
     logprobs: tuple[float, ...] = ()  # of these, at the run's temperature, in nats
+    request_key: str = ""  # of the request that it answers; for agents only
 
 
 class StepResult(NamedTuple):
@@ -59,6 +60,7 @@ class StepResult(NamedTuple):
     begins_context: bool = False  # the messages are all that the policy reads from now on
     max_turn_tokens: int = 0  # that the next turn may have; 0: what is left of the budget
     stop: Sequence[str] = ()  # texts that end the next turn
+    request_key: str = ""  # of the request that the next turn answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,9 @@ def _observation(
     first = len(heard) + 1 - len(results)  # observations before those of `results`
     for place, (before, again) in enumerate(zip(heard[first:], results[:-1], strict=True)):
         said = _observed(rules.dialogue, again, ends[: first + place])
-        if before._replace(token_ids=tuple(before.token_ids)) != said:
+        # Requests with the same tokens are the same, whatever their keys.
+        known = before._replace(token_ids=tuple(before.token_ids), request_key=said.request_key)
+        if known != said:
             return failed(
                 f"it said something else when it was built again, after turn {first + place}: it "
                 "is not repeatable; with environment.on_restart=again a resumed run begins such "
@@ -80,4 +82,5 @@ def _observed(dialogue: Dialogue, result: StepResult, ends: Sequence[int]) -> Ob
         begins_context=result.begins_context,
         max_turn_tokens=result.max_turn_tokens,
         stop=tuple(result.stop),
+        request_key=result.request_key,
     )

@@ -22,19 +22,21 @@ def turns_of(
     sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
 ) -> tuple[Turn, ...]:
     """Return the turns of a sample as text, or the last one alone."""
-    turns: list[tuple[list[Completion], int]] = []  # the parts of each, and what was read before
+    # The parts of each turn, what was read before, and the request that it answers.
+    turns: list[tuple[list[Completion], int, str]] = []
     said: list[Completion] = []
     num_context = num_read = len(sample.prompt.token_ids)
+    request_key = ""
     for span in sample.spans:
         if isinstance(span, Observation) and span.begins_context:
             num_read = 0
         num_read += len(span.token_ids)
         if isinstance(span, Observation):
-            num_context = num_read
+            num_context, request_key = num_read, span.request_key
             continue
         said.append(span)
         if span.finish_reason is not None:
-            turns.append((said, num_context))
+            turns.append((said, num_context, request_key))
             said, num_context = [], num_read
     is_over = is_last_turn(sample, rules, max_turns)
     return tuple(
@@ -44,8 +46,8 @@ def turns_of(
             is_truncated=parts[-1].finish_reason == "length",
             is_last=is_over and place == len(turns) - 1,
             num_context=num_context,
-        )
-        for place, (parts, num_context) in enumerate(turns)
+        )._replace(request_key=request_key)
+        for place, (parts, num_context, request_key) in enumerate(turns)
         if not last_alone or place == len(turns) - 1
     )
 

@@ -208,6 +208,16 @@ async def huge(client, _rest):
         assert response.status_code == 400
         response = await http.post(url, content=b"{}", headers={"Authorization": "Bearer no"})
         assert response.status_code == 401
+        assert (await http.get(f"{client.base_url}models")).status_code == 401
+        for depth in (100, 100_000):  # read by JSON, and not
+            deep = b'{"messages": [{"role": "user", "content": "a", "x": %b%b}]}'
+            body = deep % (b"[" * depth, b"]" * depth)
+            response = await http.post(url, content=body, headers=headers)
+            assert (response.status_code, "nested" in response.text) == (400, True)
+        response = await http.post(f"{client.base_url}responses", json={}, headers=headers)
+        assert response.status_code == 404
+        message = response.json()["error"]["message"]
+        assert message.startswith("POST /v1/responses is not served; there are POST /v1/chat/")
     await said(client, [{"role": "user", "content": "a"}])
     return 4.0
 

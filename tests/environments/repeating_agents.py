@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 
 async def said(client):
@@ -32,3 +33,41 @@ async def again(client, _rest):
     first = await said(client)
     both = await asyncio.gather(said(client), said(client))
     return float(len({first, *both}))
+
+
+async def parallel(client, row, _seed):
+    """Six questions at a time, which arrive in the other order when it is started again; rewarded
+    for each answer that repeats its question.
+    """
+    note = Path(row["answer"])
+    places = range(6) if not note.exists() else range(5, -1, -1)
+    note.touch()
+
+    async def one(number, place):
+        await asyncio.sleep(0.1 * place)
+        messages = [{"role": "user", "content": f"number {number}"}]
+        answer = await client.chat.completions.create(model="m", messages=messages)
+        return answer.choices[0].message.content == f"said {number}"
+
+    return float(sum(await asyncio.gather(*map(one, range(6), places))))
+
+
+async def impatient(client, _row, _seed):
+    """Asks two things at a time and gives one of them up before it is answered."""
+    kept = asyncio.ensure_future(said(client))
+    await asyncio.sleep(0.3)
+    with contextlib.suppress(TimeoutError):
+        messages = [{"role": "user", "content": "given up"}]
+        lost = client.chat.completions.create(model="m", messages=messages)
+        await asyncio.wait_for(lost, 0.3)
+    await kept
+    return float(len(await said(client)))
+
+
+async def odd(client, row, _seed):
+    """Asks something else when it is started again."""
+    note = Path(row["answer"])
+    messages = [{"role": "user", "content": f"again {note.exists()}"}]
+    note.touch()
+    await client.chat.completions.create(model="m", messages=messages)
+    return 1.0

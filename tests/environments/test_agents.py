@@ -45,6 +45,9 @@ ENDS = {
     "odd": 8.0,
     'wish {"temperature": 0.1, "max_tokens": 5, "n": 1}': 1.0,
     'wish {"n": 2}': 3.0,
+    'wish {"tool_choice": "required"}': 1.0,
+    'wish {"tool_choice": {"type": "function", "function": {"name": "f"}}}': 1.0,
+    'wish {"response_format": {"type": "json_schema", "json_schema": {"name": "f"}}}': 1.0,
     'stopped {"stop": ["c", "x"]}': 2.0,
     'stopped {"stop": "a"}': 0.0,
     'wish {"max_tokens": 0}': 3.0,
@@ -208,7 +211,7 @@ context = Context(sample_id=SampleId(0, 0), is_replay=False, once=print)
 program = (
     of_command(command, context) if command else of_function(agent_programs.run, {}, context)
 )
-agent = Agent(program, Endpoint("127.0.0.1"), name="a")
+agent = Agent(program, Endpoint("127.0.0.1"), name="a", patience_s=1.0)
 opening = asyncio.run(agent.reset({"prompt": "talk hello", "answer": ""}, 0))
 print(opening.messages, flush=True)
 os._exit(0)
@@ -273,6 +276,10 @@ def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
         (
             {"agent": "agent_programs:run", "address": "192.0.2.1"},
             "address=192.0.2.1: cannot listen",
+        ),
+        (
+            {"agent": "agent_programs:run", "address": "0.0.0.0"},
+            "address=0.0.0.0 is no address that an agent can ask",
         ),
     ],
 )
