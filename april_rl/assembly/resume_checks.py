@@ -9,10 +9,10 @@ import xxhash
 from huggingface_hub import try_to_load_from_cache
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Kl
+from april_rl.config.choices import Kl, OnRestart
 from april_rl.errors import RunError
 from april_rl.learner.sizes import ModelSizes
-from april_rl.rollout.codec import check_state
+from april_rl.rollout.codec import check_observations, check_state
 
 _SIZES = ("hidden_size", "num_layers", "num_heads", "num_parameters")
 _SAMPLE_BYTES = 1 << 16
@@ -53,6 +53,9 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
         max_staleness=rollout.max_staleness,
         max_response_tokens=rollout.max_response_tokens,
     )
+    if config.environment.is_set and config.environment.on_restart is OnRestart.replay:
+        limit = config.environment.max_observation_tokens
+        check_observations(state["collector"], max_observation_tokens=limit)
     saved = state["base"]
     for name in _SIZES:
         # A checkpoint of an earlier version does not hold num_parameters.

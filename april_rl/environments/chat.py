@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from april_rl.data.messages import calls_of_tools
+from april_rl.environments.door import MAX_DEPTH, MAX_STOP_CHARACTERS, MAX_STOPS, depth
 from april_rl.environments.protocol import TEXT
 from april_rl.types import Message
 
@@ -38,7 +39,6 @@ _READ = {"stop", "stream", "stream_options", "max_tokens", "logprobs"}
 _READ_OF_CHAT = {"messages", "tools", "max_completion_tokens"}
 _WISHES_OF_CHAT = {"tool_choice", "response_format"}  # that change nothing: the policy may obey
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MAX_DEPTH = 64  # of messages and tools, which go through pickle and the chat template
 _MAX_TOKENS_OF_TEXT = 16  # the API's default
 
 
@@ -82,8 +82,8 @@ class CompletionRequest:
             raise RefusedError(f"tools={json.dumps(tools):.60} is not valid in the API")
         newer = body.get("max_completion_tokens")
         read = tuple(map(_message, messages))
-        if not _is_flat([*read, *tools], most=_MAX_DEPTH):
-            raise RefusedError(f"messages and tools may be nested {_MAX_DEPTH} levels deep")
+        if depth([*read, *tools]) > MAX_DEPTH:
+            raise RefusedError(f"messages and tools may be nested {MAX_DEPTH} levels deep")
         return cls(
             messages=read,
             tools=tuple(tools),
@@ -99,7 +99,6 @@ class CompletionRequest:
             (prompt,) = prompt
         if not isinstance(prompt, str) or not prompt:
             raise RefusedError("prompt must be one text, which is not empty")
-        _check_characters(prompt)
         if type(body.get("logprobs")) is int and body["logprobs"] > 0:
             raise RefusedError("logprobs above 0 is not supported: only those of what was sampled")
         has_limit = body.get("max_tokens") is not None
@@ -121,6 +120,10 @@ def _checked(
             raise RefusedError(f"{name}={json.dumps(value):.60} is not supported, only {least}")
         if name not in only and name not in _IGNORED | _READ | read:
             raise RefusedError(f"{name} is not supported")
+    try:
+        json.dumps(dict(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RefusedError(f"the request holds half a character: {error}") from error
     return body
 
 
@@ -130,6 +133,10 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop):
         raise RefusedError(f"stop={json.dumps(stop):.60} is not valid in the API")
+    if len(stop) > MAX_STOPS or max(map(len, stop), default=0) > MAX_STOP_CHARACTERS:
+        raise RefusedError(
+            f"stop may have {MAX_STOPS} texts of at most {MAX_STOP_CHARACTERS} characters"
+        )
     limit = body.get("max_tokens")
     if limit is not None and (type(limit) is not int or limit < 1):
         raise RefusedError(f"max_tokens={json.dumps(limit):.60} must be a number of at least 1")
@@ -158,7 +165,6 @@ def _message(given: object) -> Message:
         content = "".join(str(part.get("text", "")) for part in content)
     if content is not None and not isinstance(content, str):
         raise RefusedError(f"content={content!r:.40} is no text")
-    _check_characters(json.dumps(dict(given), ensure_ascii=False))
     message = {key: value for key, value in given.items() if value is not None}
     calls = message.pop("tool_calls", [])
     try:
@@ -168,18 +174,3 @@ def _message(given: object) -> Message:
     # Chat templates know the older name.
     named = "system" if role == "developer" else role
     return {**message, "role": named, "content": content or "", **called}
-
-
-def _is_flat(value: object, *, most: int) -> bool:
-    """Return whether data for JSON has at most so many levels."""
-    if not isinstance(value, (Mapping, list)):
-        return True
-    inner = value.values() if isinstance(value, Mapping) else value
-    return most > 0 and all(_is_flat(each, most=most - 1) for each in inner)
-
-
-def _check_characters(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RefusedError(f"the request holds half a character: {error}") from error

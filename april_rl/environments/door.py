@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, SupportsIndex
 
+from april_rl.data.messages import calls_of_tools
 from april_rl.environments.protocol import StepResult
 from april_rl.types import Message
 
@@ -100,7 +101,9 @@ def _message(value: object) -> Message:
     content = value.get("content")
     if content is not None and not isinstance(content, (str, list)):
         raise TypeError(f"the content of a message must be text, got {_shown(content)}")
-    message: Message = _plain(dict(value))
+    calls = value.get("tool_calls")
+    called = {"tool_calls": calls_of_tools(calls, "the message")} if calls else {}
+    message: Message = _plain({**value, **called})
     return message
 
 

@@ -5,7 +5,7 @@ for tokens and log-probabilities (`checkpointing/columns.py` writes them).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -59,7 +59,7 @@ def check_state(
             f"rollout.group_size={group_size}, but the saved groups have {saved} samples: resume "
             "with the same"
         )
-    longest = max(map(_unfinished_tokens, state["buffer"]["open"]), default=0)
+    longest = max((_unfinished_tokens(g, _num_tokens) for g in state["buffer"]["open"]), default=0)
     if longest >= max_response_tokens:
         raise StateError(
             f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
@@ -67,11 +67,25 @@ def check_state(
         )
 
 
-def _unfinished_tokens(group: Plain) -> int:
-    """Return the response tokens of the longest sample of a group that needs more, else 0."""
+def check_observations(state: Plain, *, max_observation_tokens: int) -> None:
+    """Raise StateError if an unfinished sample has read more of its environment than may be read:
+    its next request would not fit the engine.
+    """
+    longest = max(
+        (_unfinished_tokens(g, _num_observed) for g in state["buffer"]["open"]), default=0
+    )
+    if longest > max_observation_tokens:
+        raise StateError(
+            f"environment.max_observation_tokens={max_observation_tokens}, but an unfinished "
+            f"sample has read {longest} tokens already; resume with at least the saved run's value"
+        )
+
+
+def _unfinished_tokens(group: Plain, num_tokens: Callable[[list[Plain]], int]) -> int:
+    """Return the largest number of tokens of a sample of the group that needs more, else 0."""
     prompt = restore_prompt(group["prompt"])
     parked = (spans for spans in group["samples"] if _needs_tokens(spans, prompt))
-    return max(map(_num_tokens, parked), default=0)
+    return max(map(num_tokens, parked), default=0)
 
 
 def _needs_tokens(spans: list[Plain], prompt: Prompt) -> bool:
@@ -82,6 +96,10 @@ def _needs_tokens(spans: list[Plain], prompt: Prompt) -> bool:
 
 def _num_tokens(spans: list[Plain]) -> int:
     return sum(len(span["token_ids"]) for span in spans if "logprobs" in span)
+
+
+def _num_observed(spans: list[Plain]) -> int:
+    return sum(len(span["token_ids"]) for span in spans if "logprobs" not in span)
 
 
 def save_open_group(group: OpenGroup) -> Plain:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments import door
+from april_rl.environments.chat import CompletionRequest, RefusedError
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.protocol import StepResult
 from april_rl.environments.replies import observation_of
@@ -84,6 +85,39 @@ def test_a_step_result_is_plain_and_checked_or_fails_by_name(fields):
     assert all(type(stop) is str and stop for stop in observation.stop)
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+) | st.builds(nested, st.sampled_from([3, 40, 900]))
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"])},
+    optional={"content": JSON, "tool_calls": JSON, "name": JSON},
+)
+CALL = st.fixed_dictionaries({"name": st.just("f"), "arguments": st.text(st.characters()) | JSON})
+CALLED = st.builds(lambda c: {"role": "assistant", "tool_calls": [{"function": c}]}, CALL)
+KEYS = ("tools", "stop", "max_tokens", "max_completion_tokens", "stream", "stream_options", "n")
+KEYS += ("tool_choice", "response_format", "logprobs", "temperature", "seed", "other")
+BODY = st.fixed_dictionaries(
+    {"messages": st.lists(MESSAGE | CALLED, min_size=1, max_size=2) | JSON},
+    optional=dict.fromkeys(KEYS, JSON),
+)
+
+
+@given(BODY)
+def test_a_request_is_refused_or_passes_the_door(body):
+    """Fails when an odd value of any key of a request reaches the controller."""
+    try:
+        request = CompletionRequest.of_chat(body)
+    except RefusedError as error:
+        str(error).encode("utf-8", "backslashreplace")
+        return
+    told = StepResult(
+        request.messages, tools=request.tools, stop=request.stop, max_turn_tokens=request.max_tokens
+    )
+    json.dumps(door.opening(told, max_tokens=64), ensure_ascii=False).encode()
+
+
 @given(ODD)
 def test_what_reset_returns_is_plain_and_checked_or_fails_by_name(returned):
     try:
@@ -128,7 +162,7 @@ def test_numbers_of_numpy_become_plain_ones():
     returned = StepResult("a", np.float32(0.5), np.bool_(False), max_turn_tokens=np.int64(5))
     checked = door.result(returned._replace(begins_context=np.bool_(True)), max_tokens=64)
     message = {"role": "user", "content": "a"}
-    assert json.dumps(checked) == json.dumps([[message], 0.5, False, [], True, 5, []])
+    assert json.dumps(checked) == json.dumps([[message], 0.5, False, [], True, 5, [], ""])
 
 
 @pytest.mark.parametrize(
@@ -139,6 +173,16 @@ def test_halves_of_characters_become_whole_or_are_replaced(text, read):
     assert door.repaired(text) == read
     (message,) = door.opening([{"role": "tool", "content": text}], max_tokens=64).messages
     assert message["content"] == read
+
+
+def test_arguments_of_calls_reach_the_template_as_mappings():
+    call = {"function": {"name": "add", "arguments": '{"a": "\\ud83c"}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    (message,) = door.opening([said], max_tokens=64).messages
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": "\ufffd"}
+    call["function"]["arguments"] = "{"
+    with pytest.raises(door.GarbageError, match="arguments that are no JSON"):
+        door.opening([said], max_tokens=64)
 
 
 def test_a_huge_text_is_cut_before_it_is_tokenized():

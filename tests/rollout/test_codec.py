@@ -12,6 +12,7 @@ from light_samples import PROMPT
 from april_rl.rollout.codec import (
     FORMAT,
     StateError,
+    check_observations,
     check_state,
     restore_sample,
     save_prompt,
@@ -67,3 +68,17 @@ def test_the_budget_must_leave_room_for_a_sample_that_needs_tokens_and_for_no_ot
     with pytest.raises(StateError, match=r"max_response_tokens=15, .* has 15 tokens already"):
         check(sample_of(5), budget=15)
     check(sample_of(5, is_answered=False), budget=1)
+
+
+@pytest.mark.parametrize(("limit", "is_refused"), [(4, False), (3, True)])
+def test_a_sample_that_has_read_more_than_may_be_read_is_refused(limit, is_refused):
+    """Fails when a lower environment.max_observation_tokens ends the resumed run in its worker."""
+    begun = replace(sample_of(4).spans[1], finish_reason=None)
+    sample = Sample(SPOKEN, 0, (*sample_of(4, is_answered=False).spans[:-1], begun))
+    group = {"prompt": save_prompt(SPOKEN), "samples": [save_sample(sample)]}
+    state = {"buffer": {"open": [group]}}
+    if not is_refused:
+        check_observations(state, max_observation_tokens=limit)
+        return
+    with pytest.raises(StateError, match=r"max_observation_tokens=3, but .* read 4 tokens"):
+        check_observations(state, max_observation_tokens=limit)
