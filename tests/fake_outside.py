@@ -149,6 +149,9 @@ class CountingScorer(FakeScorer):
     def metrics(self) -> Metrics:
         return Metrics({"reward/retries": Sum(7)})
 
+    def evaluated(self) -> None:
+        pass
+
     def collect(self, timeout_s: float | None) -> list[Score | Reply]:
         return [
             each._replace(parts=tuple((name, each.value + 100) for name in self.parts))

@@ -9,14 +9,18 @@ import hashlib
 import inspect
 import json
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from april_rl.types import SampleId
+
+EVALUATIONS = "evaluation"  # folder with a folder for each held-out set
 
 
 class Call(NamedTuple):
@@ -33,9 +37,9 @@ class CallError(RuntimeError):
 class Calls:
     """The calls of one sample."""
 
-    def __init__(self, folder: Path, sample_id: SampleId) -> None:
-        """`folder` holds a file for each sample that makes calls."""
-        self._path = path_of(folder, sample_id)
+    def __init__(self, path: Path) -> None:
+        """`path` is that of `path_of`."""
+        self._path = path
         self._name = uuid4().hex  # of these calls; in the first line of the file
         self._begun: dict[str, int] = {}  # attempts by key
         self._results: dict[str, Any] = {}  # by key
@@ -44,6 +48,9 @@ class Calls:
         for line in lines:
             if "name" in line:
                 self._name = line["name"]
+            elif "anew" in line:
+                self._results.clear()
+                self._snapshots.clear()
             elif "turns" in line:
                 self._snapshots[line["turns"]] = line
             elif "result" in line:
@@ -51,10 +58,19 @@ class Calls:
             else:
                 self._begun[line["key"]] = line["attempt"]
         self._is_named = bool(lines)
-        self._num_made: Counter[str] = Counter()  # calls of a function with the same arguments
+        # The numbers of the calls that run or have returned, by function and arguments.
+        self._taken: defaultdict[str, set[int]] = defaultdict(set)
         self._lock = Lock()  # an environment may have threads
         self._is_closed = False
         self.num_made, self.num_repeated = 0, 0  # since `take_counts`
+
+    def begin_anew(self) -> None:
+        """Set the notes aside, if there are any: every call is made again, as a further attempt."""
+        with self._lock:
+            self._results.clear()
+            self._snapshots.clear()
+            if self._is_named:
+                self._note({"anew": True})
 
     def close(self) -> None:
         """Refuse calls from now on: what still runs of the episode was given up."""
@@ -63,36 +79,40 @@ class Calls:
 
     def once(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Return what `function` returned for these arguments, when the sample called it with them
-        for the same time as now (first, second …); call it if it has not returned yet. The
+        for the same time as now (first, second …); call it if it has not returned yet. A call that
+        raised does not count: the next one with its arguments is a further attempt at it. The
         awaitable of it for a coroutine function.
 
         Raise CallError for arguments or a result that JSON has no form for, and when the episode
         was given up meanwhile.
         """
-        key = self._key(function, args, kwargs)
+        given = _given(function, args, kwargs)
         if inspect.iscoroutinefunction(function):
-            return self._awaited(key, function, args, kwargs)
-        if key in self._results:
-            return self._results[key]
-        return self._ended(key, function(*args, **self._begin(key, function, kwargs)))
+            return self._awaited(given, function, args, kwargs)
+        with self._taking(given) as key:
+            if key in self._results:
+                return self._results[key]
+            return self._ended(key, function(*args, **self._begin(key, function, kwargs)))
 
     async def _awaited(
         self,
-        key: str,
+        given: str,
         function: Callable[..., Awaitable[Any]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
-        if key in self._results:
-            return self._results[key]
-        return self._ended(key, await function(*args, **self._begin(key, function, kwargs)))
+        with self._taking(given) as key:
+            if key in self._results:
+                return self._results[key]
+            return self._ended(key, await function(*args, **self._begin(key, function, kwargs)))
 
     def save(self, turns: str, state: Any) -> None:  # noqa: ANN401
         """Note a snapshot of the environment after these turns. Raise TypeError for a state that
         JSON has no form for.
         """
         with self._lock:
-            line = {"turns": turns, "state": state, "made": dict(self._num_made)}
+            made = {given: len(numbers) for given, numbers in self._taken.items()}
+            line = {"turns": turns, "state": state, "made": made}
             self._snapshots[turns] = line
             self._note(line)
 
@@ -102,7 +122,8 @@ class Calls:
 
     def restored(self, turns: str) -> Any:  # noqa: ANN401
         """Return the snapshot after these turns; calls are counted on from there."""
-        self._num_made = Counter(self._snapshots[turns]["made"])
+        for given, number in self._snapshots[turns]["made"].items():
+            self._taken[given] = set(range(1, number + 1))
         return self._snapshots[turns]["state"]
 
     def take_counts(self) -> tuple[int, int]:
@@ -111,20 +132,22 @@ class Calls:
         self.num_made = self.num_repeated = 0
         return counts
 
-    def _key(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str:
-        if not inspect.isroutine(function):
-            raise CallError(f"{function!r:.80} has no name: give a function or a method")
-        name = f"{function.__module__}.{function.__qualname__}"
-        try:
-            given = json.dumps([name, args, kwargs], sort_keys=True)
-        except TypeError as error:
-            raise CallError(f"the arguments of {name} are no data for JSON: {error}") from error
+    @contextmanager
+    def _taking(self, given: str) -> Iterator[str]:
+        """Yield the key of a call with these arguments; its number is free again if it raises."""
         with self._lock:
-            self._num_made[given] += 1
-            told = f"{self._name} {self._num_made[given]} {given}"
-        return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+            taken = self._taken[given]
+            number = next(each for each in count(1) if each not in taken)
+            taken.add(number)
+        told = f"{self._name} {number} {given}"
+        has_returned = False
+        try:
+            yield hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+            has_returned = True
+        finally:
+            if not has_returned:
+                with self._lock:
+                    taken.discard(number)
 
     def _begin(
         self, key: str, function: Callable[..., Any], kwargs: dict[str, Any]
@@ -164,9 +187,24 @@ class Calls:
         self._is_named = True
 
 
-def path_of(folder: Path, sample_id: SampleId) -> Path:
-    """Return the file with the calls of a sample."""
+def path_of(folder: Path, sample_id: SampleId, dataset: str) -> Path:
+    """Return the file with the calls of a sample; those of evaluations have a folder of their own,
+    since each set numbers its prompts alike.
+    """
+    if sample_id.prompt_id < 0:
+        folder = folder / EVALUATIONS / dataset
     return folder / f"{sample_id.prompt_id}_{sample_id.index}.jsonl"
+
+
+def _given(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return a function and its arguments as text."""
+    if not inspect.isroutine(function):
+        raise CallError(f"{function!r:.80} has no name: give a function or a method")
+    name = f"{function.__module__}.{function.__qualname__}"
+    try:
+        return json.dumps([name, args, kwargs], sort_keys=True)
+    except TypeError as error:
+        raise CallError(f"the arguments of {name} are no data for JSON: {error}") from error
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

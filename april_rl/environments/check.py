@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from april_rl.data.tokenizer import TokenizerError
+from april_rl.environments.calls import path_of
 from april_rl.environments.jobs import EnvironmentFailedError
 from april_rl.environments.pool import EnvironmentPool
 from april_rl.types import Completion, Observation, Prompt, Sample
@@ -19,6 +20,8 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
     """
     for place, example in enumerate(examples):
         begun = Sample(replace(example, id=_TRIAL - place), 0)
+        notes = path_of(pool.folder, begun.id, example.dataset)
+        notes.unlink(missing_ok=True)  # of the last start
         begun = begun.extended(_heard(pool, begun, "reset"))
         token_ids = pool.rules[example.dataset].dialogue.answer(example.answer)
         said = Completion(
@@ -32,6 +35,7 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
         )
         _heard(pool, begun.extended(said), "step")
         pool.let_go(begun.id)
+        notes.unlink(missing_ok=True)
         _check_following(pool, example)
     pool.metrics()  # those of the trial do not count
 

@@ -27,6 +27,7 @@ class Ask:
     row: Mapping[str, Any] | None
     seed: int
     turns: tuple[Turn, ...]  # that are not answered yet
+    anew: bool = False  # an episode that was lost begins again: its calls are made again
 
 
 class LetGo(NamedTuple):

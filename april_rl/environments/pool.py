@@ -15,10 +15,10 @@ from pathlib import Path
 
 from april_rl.config.choices import OnRestart
 from april_rl.config.environment import EnvironmentConfig
-from april_rl.environments.calls import path_of
 from april_rl.environments.environment_metrics import environment_metrics
 from april_rl.environments.home import Home
 from april_rl.environments.jobs import Answer, Ask, EnvironmentFailedError
+from april_rl.environments.notes import Notes
 from april_rl.environments.process import ProcessSettings
 from april_rl.environments.protocol import StepResult
 from april_rl.environments.replies import failed, observation_of
@@ -71,11 +71,11 @@ class EnvironmentPool:
         saves after the sample has ended.
         """
         self.setting, self.rules, self.mailbox = config.setting, rules, mailbox
+        self.folder = folder
         self._config, self._seed = config, seed
         self._may_replay = config.on_restart is OnRestart.replay
         self._settings = ProcessSettings(config=config, folder=folder)
-        # Samples that ended since each of the last saves, the latest first.
-        self._ended: deque[set[SampleId]] = deque([set()], maxlen=num_saves + 1)
+        self.notes = Notes(folder, num_saves=num_saves)
         self._homes: list[Home] = []
         self._home_of: dict[SampleId, Home] = {}
         self._num_episodes: Counter[Home] = Counter()  # in each of them
@@ -91,24 +91,15 @@ class EnvironmentPool:
 
     def act(self, sample: Sample) -> None:
         """Let the environment of a sample answer its last turn, or begin; return at once."""
-        if sample.id.prompt_id < 0 and not sample.spans:  # an earlier evaluation had the same name
-            path_of(self._settings.folder, sample.id).unlink(missing_ok=True)
         self._ask(sample, attempt=1)
 
     def let_go(self, sample_id: SampleId) -> None:
         """Forget an episode if there is one; its process does, too."""
-        self._ended[0].add(sample_id)
+        self.notes.end(sample_id)
         home = self._home_of.pop(sample_id, None)
         if home is not None:
             self._num_episodes[home] -= 1
             home.let_go(sample_id)
-
-    def saved(self) -> None:
-        """Note that the run is saved; remove the calls of samples that no checkpoint needs."""
-        if len(self._ended) == self._ended.maxlen:
-            for sample_id in self._ended[-1]:
-                path_of(self._settings.folder, sample_id).unlink(missing_ok=True)
-        self._ended.appendleft(set())
 
     @property
     def is_waiting(self) -> bool:
@@ -173,7 +164,7 @@ class EnvironmentPool:
 
     def _send(self, sample: Sample, *, home: Home, is_begun: bool, attempt: int) -> None:
         """Put a question to an episode that lives in its home, or is to begin there."""
-        self._ended[0].discard(sample.id)
+        self.notes.keep(sample.id)
         rules = self.rules[sample.prompt.dataset]
         turns = turns_of(sample, rules, self._config.max_turns, last_alone=is_begun)
         number, self._num_asked = self._num_asked, self._num_asked + 1
@@ -189,6 +180,7 @@ class EnvironmentPool:
                 row=None if is_begun else row_of(sample.prompt),
                 seed=episode_seed(self._seed, sample.prompt.id),
                 turns=turns,
+                anew=not (self._may_replay or sample.spans or attempt > 1),
             )
         )
 

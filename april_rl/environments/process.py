@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 from april_rl.config.environment import EnvironmentConfig
-from april_rl.environments.calls import Calls
+from april_rl.environments.calls import Calls, path_of
 from april_rl.environments.commands import adopt_orphans
 from april_rl.environments.door import repaired
 from april_rl.environments.endpoint import Endpoint
@@ -105,7 +105,7 @@ class _Episodes:
         if ask.row is not None:
             self._forget(ask.sample_id)
             with Caught() as caught:
-                self._alive[ask.sample_id] = self._episode(ask)
+                self._alive[ask.sample_id] = self._episode(ask, ask.row["dataset"])
             if caught.message:
                 self._connection.send(
                     Answer(
@@ -124,9 +124,11 @@ class _Episodes:
         if episode is not None:
             episode.close()
 
-    def _episode(self, ask: Ask) -> Episode:
+    def _episode(self, ask: Ask, dataset: str) -> Episode:
         config = self._settings.config
-        calls = Calls(self._settings.folder, ask.sample_id)
+        calls = Calls(path_of(self._settings.folder, ask.sample_id, dataset))
+        if ask.anew:
+            calls.begin_anew()
         context = Context(sample_id=ask.sample_id, is_replay=bool(ask.turns), once=calls.once)
         build = partial(new_environment, config, context, self._endpoint)
         return Episode(

@@ -73,6 +73,7 @@ def evaluate_all(
             )
         tracker.evaluation(policy_version, name, evaluated.records)
         values |= evaluated.figures.metrics(name)
+    evaluator.end()
     return Metrics({**values, "time/evaluation_s": Sum(time.perf_counter() - started)})
 
 

@@ -29,6 +29,9 @@ class CountingOutside(Outside, Protocol):
     def metrics(self) -> Metrics:
         """Return `reward/*`, counted since the last call."""
 
+    def evaluated(self) -> None:
+        """Note that an evaluation of all sets has ended."""
+
 
 class Evaluator:
     """Samples k responses to every prompt of a held-out set and scores them, as a step does that
@@ -76,6 +79,10 @@ class Evaluator:
             rewards=np.array(rewards).reshape(-1, held_out.sampling.num_samples),
             counts=self._outside.metrics(),
         )
+
+    def end(self) -> None:
+        """Note that all sets are evaluated."""
+        self._outside.evaluated()
 
     def _groups(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> list[ScoredGroup]:
         """Return a group for each prompt, in the order of the set."""

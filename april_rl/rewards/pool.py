@@ -1,7 +1,6 @@
 """Scores responses in separate processes while generation goes on, with time and memory limits.
 
-Before that it is asked which data columns the functions take, and tries them on responses given as
-text: each process loads the functions once.
+Before that it names the data columns of the functions and tries them on responses given as text.
 
 A timeout, a crash and a wrong answer are three different outcomes. A sample is tried once more when
 its process was killed or died, or when the function raised or had no score. A function that returns
@@ -118,6 +117,9 @@ class RewardPool:
             self._pending[number] = unit
             self._schedule(number)
 
+    def evaluated(self) -> None:
+        """Do nothing: rewards keep nothing of an evaluation."""
+
     def act(self, sample: Sample) -> None:
         """Refuse: there are rewards here, and no environments."""
         raise AssertionError(f"prompt {sample.prompt.id} has an environment, and there is none")
@@ -177,8 +179,7 @@ class RewardPool:
     def _ask(
         self, question: Callable[..., _Answer], *args: object, limit_s: float = 0.0
     ) -> Future[_Answer]:
-        """Ask one process, which may take `limit_s` once it has started."""
-        # The pool's own limit does not include the start of a process.
+        """Ask one process, which may take `limit_s` beside the time of its start."""
         limit_s += self._reward.start_timeout_s
         try:
             asked: Future[_Answer] = self._pool.schedule(question, args=args, timeout=limit_s)
@@ -214,9 +215,8 @@ class RewardPool:
     def _schedule(self, number: int) -> None:
         """Hand a pending unit to the pool, or to a new one if it is broken."""
         unit = self._pending[number]
-        limit_s = self._limit_s(unit)
         try:
-            future = self._pool.schedule(score, args=(unit.job,), timeout=limit_s)
+            future = self._pool.schedule(score, args=(unit.job,), timeout=self._limit_s(unit))
         except RuntimeError:  # pebble raises this when its processes are gone
             self._restart("all reward processes ended")
             return

@@ -10,10 +10,15 @@ import pytest
 from episodes import answer, fresh, heard, pool, said, text_of
 from own_process import wait_until
 
+from april_rl.config.choices import OnRestart
 from april_rl.environments.calls import CallError, Calls, path_of
 from april_rl.types import SampleId
 
 SAMPLE = SampleId(3, 1)
+
+
+def calls_in(folder, sample_id):
+    return Calls(path_of(folder, sample_id, ""))
 
 
 class Tool:
@@ -46,16 +51,16 @@ def test_a_damaged_note_says_so_with_its_file_and_line(tmp_path):
 
 def test_a_call_is_made_once_by_its_number_function_and_arguments(tmp_path):
     tool = Tool()
-    first = Calls(tmp_path, SAMPLE)
+    first = calls_in(tmp_path, SAMPLE)
     assert [first.once(tool.add, 1, 2), first.once(tool.add, 1, 2)] == [3, 3]
     assert first.take_counts() == (2, 0)
-    again = Calls(tmp_path, SAMPLE)
+    again = calls_in(tmp_path, SAMPLE)
     assert [again.once(tool.add, 1, 2), again.once(tool.add, 1, 2)] == [3, 3]
     assert again.take_counts() == (0, 0)
     assert again.once(tool.add, 1, 2) == 3
     assert len(tool.asked) == 3
-    assert Calls(tmp_path, SAMPLE).once(tool.add, 2, 2) == 4, "another history"
-    assert Calls(tmp_path, SampleId(3, 0)).once(tool.add, 1, 2) == 3, "another sample"
+    assert calls_in(tmp_path, SAMPLE).once(tool.add, 2, 2) == 4, "another history"
+    assert calls_in(tmp_path, SampleId(3, 0)).once(tool.add, 1, 2) == 3, "another sample"
     assert len(tool.asked) == 5
 
 
@@ -66,16 +71,16 @@ def test_calls_keep_their_keys_in_another_folder_and_new_ones_have_others(tmp_pa
         keys.append(call)
 
     for folder in (tmp_path / "a", tmp_path / "b"):
-        Calls(folder, SAMPLE).once(note)
+        calls_in(folder, SAMPLE).once(note)
     assert keys[0].key != keys[1].key
     moved = (tmp_path / "a").rename(tmp_path / "c")
-    Calls(moved, SAMPLE).once(note)
+    calls_in(moved, SAMPLE).once(note)
     assert len(keys) == 2
 
 
 def test_a_result_is_what_it_is_after_a_replay(tmp_path):
     tool = Tool()
-    results = [Calls(tmp_path, SAMPLE).once(tool.add_plainly, 1, 2) for _ in range(2)]
+    results = [calls_in(tmp_path, SAMPLE).once(tool.add_plainly, 1, 2) for _ in range(2)]
     assert results == [[1, 2], [1, 2]]
     assert tool.asked == [(1, 2)]
 
@@ -88,7 +93,7 @@ def test_a_coroutine_is_awaited_once(tmp_path):
         return word.upper()
 
     for _ in range(2):
-        assert asyncio.run(_awaited(Calls(tmp_path, SAMPLE), look_up, "a")) == "A"
+        assert asyncio.run(_awaited(calls_in(tmp_path, SAMPLE), look_up, "a")) == "A"
     assert asked == ["a"]
 
 
@@ -99,13 +104,13 @@ async def _awaited(calls, function, *args):
 def test_a_call_that_has_not_come_back_is_a_second_attempt_with_the_same_key(tmp_path):
     tool = Tool(fails=True)
     with pytest.raises(ConnectionError):
-        Calls(tmp_path, SAMPLE).once(tool.add, 1)
+        calls_in(tmp_path, SAMPLE).once(tool.add, 1)
     tool.fails = False
-    calls = Calls(tmp_path, SAMPLE)
+    calls = calls_in(tmp_path, SAMPLE)
     assert calls.once(tool.add, 1) == 1
     assert tool.asked == [((1,), 1), ((1,), 2)]
     assert calls.take_counts() == (1, 1)
-    lines = [json.loads(line) for line in path_of(tmp_path, SAMPLE).read_text().splitlines()]
+    lines = [json.loads(line) for line in path_of(tmp_path, SAMPLE, "").read_text().splitlines()]
     assert [sorted(line) for line in lines] == [
         ["name"],
         ["attempt", "key"],
@@ -117,16 +122,16 @@ def test_a_call_that_has_not_come_back_is_a_second_attempt_with_the_same_key(tmp
 
 def test_calls_keep_their_keys_when_their_order_changes(tmp_path):
     tool = Tool()
-    first = Calls(tmp_path, SAMPLE)
+    first = calls_in(tmp_path, SAMPLE)
     assert [first.once(tool.add, n) for n in (1, 2)] == [1, 2]
-    again = Calls(tmp_path, SAMPLE)
+    again = calls_in(tmp_path, SAMPLE)
     assert [again.once(tool.add, n) for n in (2, 1)] == [2, 1]
     assert len(tool.asked) == 2
 
 
 def test_what_goes_on_after_an_episode_was_given_up_makes_no_calls(tmp_path):
     tool = Tool()
-    calls = Calls(tmp_path, SAMPLE)
+    calls = calls_in(tmp_path, SAMPLE)
     assert calls.once(tool.add, 1) == 1
     calls.close()
     with pytest.raises(CallError, match="given up"):
@@ -145,13 +150,13 @@ def test_a_step_that_took_too_long_calls_nothing_more(tmp_path):
 
 def test_a_note_that_was_cut_off_does_not_count(tmp_path):
     tool = Tool()
-    assert Calls(tmp_path, SAMPLE).once(tool.add, 1) == 1
-    path = path_of(tmp_path, SAMPLE)
+    assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
+    path = path_of(tmp_path, SAMPLE, "")
     path.write_text(path.read_text()[:-5])
-    assert Calls(tmp_path, SAMPLE).once(tool.add, 1) == 1
+    assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
     assert tool.asked == [((1,), 1), ((1,), 2)]
     # What is written after the cut can be read.
-    assert Calls(tmp_path, SAMPLE).once(tool.add, 1) == 1
+    assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
     assert len(tool.asked) == 2
 
 
@@ -159,9 +164,9 @@ def test_a_note_that_was_cut_off_does_not_count(tmp_path):
 def test_arguments_and_results_are_data(tmp_path, argument):
     tool = Tool()
     with pytest.raises(CallError, match=r"the arguments of .*add_plainly are no data for JSON"):
-        Calls(tmp_path, SAMPLE).once(tool.add_plainly, argument)
+        calls_in(tmp_path, SAMPLE).once(tool.add_plainly, argument)
     with pytest.raises(CallError, match="returned what is no data for JSON"):
-        Calls(tmp_path, SAMPLE).once(partial_of(argument))
+        calls_in(tmp_path, SAMPLE).once(partial_of(argument))
     assert tool.asked == []
 
 
@@ -195,11 +200,11 @@ def test_notes_stay_until_no_checkpoint_needs_them(tmp_path):
         heard(environments, said(heard(environments, make(2)), "a"))
         environments.let_go(SampleId(1, 0))
         for _ in range(2):
-            environments.saved()
-            assert path_of(tmp_path, SampleId(1, 0)).exists()
-        environments.saved()
-        assert not path_of(tmp_path, SampleId(1, 0)).exists()
-        assert path_of(tmp_path, SampleId(2, 0)).exists()
+            environments.notes.saved()
+            assert path_of(tmp_path, SampleId(1, 0), "").exists()
+        environments.notes.saved()
+        assert not path_of(tmp_path, SampleId(1, 0), "").exists()
+        assert path_of(tmp_path, SampleId(2, 0), "").exists()
 
 
 def test_an_evaluation_knows_nothing_of_the_calls_of_an_earlier_one(tmp_path):
@@ -209,4 +214,68 @@ def test_an_evaluation_knows_nothing_of_the_calls_of_an_earlier_one(tmp_path):
             sample = said(heard(environments, fresh(-1, notes=letters)), "a")
             heard(environments, sample)
             environments.let_go(sample.id)
+            environments.notes.evaluated()
     assert letters.read_text().splitlines() == ["a 1", "a 1"]
+
+
+def test_an_evaluation_that_a_kill_has_cut_off_repeats_no_call(tmp_path):
+    letters = tmp_path / "letters"
+    for _ in range(2):
+        with pool("Clerk", folder=tmp_path) as environments:
+            sample = heard(environments, said(heard(environments, fresh(-1, notes=letters)), "a"))
+            environments.let_go(sample.id)
+    assert letters.read_text().splitlines() == ["a 1"]
+
+
+def test_sets_of_an_evaluation_do_not_share_the_calls_of_equal_numbers(tmp_path):
+    first, second = (path_of(tmp_path, SampleId(-1, 0), name) for name in ("a", "b"))
+    assert first != second
+
+
+def test_a_call_after_one_that_raised_is_a_further_attempt_at_it(tmp_path):
+    """With the same key; and an episode that is built again makes no call that has returned."""
+    keys = []
+
+    def pay(call):
+        keys.append(call)
+        if call.attempt == 1:
+            raise ConnectionError("gone")
+        return "paid"
+
+    for _ in range(2):
+        calls = calls_in(tmp_path, SAMPLE)
+        for _ in range(2):
+            try:
+                assert calls.once(pay) == "paid"
+                break
+            except ConnectionError:
+                continue
+    assert [call.attempt for call in keys] == [1, 2]
+    assert len({call.key for call in keys}) == 1
+
+
+def test_calls_at_the_same_time_with_the_same_arguments_are_different_calls(tmp_path):
+    keys = []
+
+    async def pay(call):
+        keys.append(call.key)
+        await asyncio.sleep(0.01)
+
+    async def both():
+        calls = calls_in(tmp_path, SAMPLE)
+        await asyncio.gather(calls.once(pay), calls.once(pay))
+
+    asyncio.run(both())
+    assert len(set(keys)) == 2
+
+
+def test_an_episode_that_begins_anew_makes_its_calls_again_as_further_attempts(tmp_path):
+    letters = tmp_path / "letters"
+    settings = {"folder": tmp_path / "calls", "on_restart": OnRestart.again}
+    for _ in range(2):
+        with pool("Clerk", **settings) as environments:
+            sample = said(heard(environments, fresh(notes=letters)), "a")
+            heard(environments, said(heard(environments, sample), "b"))
+            counted = environments.metrics()["environment/repeated_calls"].read()
+    assert letters.read_text().splitlines() == ["a 1", "b 1", "a 2", "b 2"]
+    assert counted == 2

@@ -37,7 +37,7 @@ def test_secrets_of_the_machine_reach_no_environment_but_by_a_setting(monkeypatc
 
 
 def test_a_call_that_waits_for_others_has_its_whole_time(monkeypatch):
-    """Six calls of 0.2 s in two threads, each of which may take 0.5 s."""
+    """Ten calls of 0.2 s in two threads, each of which may take 0.5 s."""
     monkeypatch.setattr(threads_module, "_MOST_CALLS", 2)
 
     async def all_called():
@@ -47,9 +47,9 @@ def test_a_call_that_waits_for_others_has_its_whole_time(monkeypatch):
             async with limited(0.5):
                 return await threads.called(time.sleep, 0.2)
 
-        return await asyncio.gather(*(call() for _ in range(6)))
+        return await asyncio.gather(*(call() for _ in range(10)))
 
-    assert asyncio.run(all_called()) == [None] * 6
+    assert asyncio.run(all_called()) == [None] * 10
 
 
 def test_calls_that_hang_take_no_room_from_others(monkeypatch):

@@ -51,7 +51,7 @@ def test_the_tool_of_the_second_example_is_called_once(tmp_path) -> None:
         return f"receipt {len(posted)}"
 
     for is_replay in (False, True):
-        calls = Calls(tmp_path, SampleId(0, 0))
+        calls = Calls(tmp_path / "calls.jsonl")
         clerk = made(CLERK, "Clerk", post=post, StepResult=StepResult, __name__="clerk")
         clerk.load(  # type: ignore[attr-defined]
             Context(sample_id=SampleId(0, 0), is_replay=is_replay, once=calls.once)

@@ -79,9 +79,11 @@ class CountingScorer(FakeScorer):
     def save(self) -> dict[str, str]:
         return {"counter": "[1]"}
 
+    def evaluated(self) -> None:
+        pass
+
     def metrics(self) -> Metrics:
-        counts, self.counts = self.counts, Counter()
-        return Metrics({"reward/errors": Sum(counts["errors"])})
+        return Metrics({"reward/errors": Sum(self.counts.pop("errors", 0))})
 
 
 def settings(*, num_steps: int, drain_steps: int = 0, every: int = 100, export_every: int = 0):
