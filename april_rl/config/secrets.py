@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 _SECRET = re.compile(
@@ -17,6 +17,14 @@ _REFERENCE = re.compile(r"\$\{oc\.env:\s*([^,}\s]+)\s*\}")
 def is_secret(name: str) -> bool:
     """Return whether the name of an environment variable says that its value is a secret."""
     return _SECRET.search(name) is not None
+
+
+def forget_secrets(passed: Collection[str]) -> None:
+    """Remove the environment variables whose name says that they are secret, but those `passed`:
+    what this process calls or starts has no need of them.
+    """
+    for name in [name for name in os.environ if is_secret(name) and name not in passed]:
+        del os.environ[name]
 
 
 def masked(shown: Any) -> Any:  # noqa: ANN401

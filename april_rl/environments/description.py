@@ -10,15 +10,11 @@ from typing import Any, NamedTuple
 from pebble import ProcessExpired, ProcessPool
 
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.config.secrets import forget_secrets
 from april_rl.environments.adapters import columns_of, is_of_tools, methods_of, tools_of
 from april_rl.environments.jobs import EnvironmentFailedError
 from april_rl.environments.loading import check_loadable, load_class
-from april_rl.rewards.child_process import (
-    die_with_controller,
-    forget_secrets,
-    lifeline,
-    limit_memory,
-)
+from april_rl.rewards.child_process import die_with_controller, lifeline, limit_memory
 from april_rl.rewards.plugins import GIB, Caught
 from april_rl.rewards.processes import stop
 

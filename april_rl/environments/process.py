@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.config.secrets import forget_secrets
 from april_rl.environments.calls import Calls, path_of
 from april_rl.environments.commands import adopt_orphans
 from april_rl.environments.door import repaired
@@ -21,12 +22,7 @@ from april_rl.environments.episode import Episode
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
 from april_rl.environments.loading import check_loadable, new_environment
 from april_rl.environments.protocol import Context
-from april_rl.rewards.child_process import (
-    die_with_controller,
-    forget_secrets,
-    limit_memory,
-    raise_open_files,
-)
+from april_rl.rewards.child_process import die_with_controller, limit_memory, raise_open_files
 from april_rl.rewards.plugins import GIB, Caught
 from april_rl.types import SampleId
 

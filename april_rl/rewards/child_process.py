@@ -8,11 +8,9 @@ import os
 import resource
 import signal
 import tempfile
-from collections.abc import Collection
 from functools import cache
 from multiprocessing.connection import Connection
 
-from april_rl.config.secrets import is_secret
 from april_rl.errors import RunError
 
 _MOST_FILES = 1 << 16
@@ -70,14 +68,6 @@ def raise_open_files() -> int:
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return max(soft, allowed)
-
-
-def forget_secrets(passed: Collection[str]) -> None:
-    """Remove the environment variables whose name says that they are secret, but those `passed`:
-    what this process calls or starts has no need of them.
-    """
-    for name in [name for name in os.environ if is_secret(name) and name not in passed]:
-        del os.environ[name]
 
 
 @cache

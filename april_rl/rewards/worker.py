@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-from april_rl.rewards.child_process import die_with_controller, forget_secrets, limit_memory
+from april_rl.config.secrets import forget_secrets
+from april_rl.rewards.child_process import die_with_controller, limit_memory
 from april_rl.rewards.functions import RewardFunction
 from april_rl.rewards.jobs import About, DecodedJob, Job, Result, RewardError
 from april_rl.rewards.loading import Context, Reward, load_reward

@@ -118,6 +118,44 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path, small: tuple[s
     assert files_of(whole) == files_of(killed)
 
 
+TYPED = """
+from openai import AsyncOpenAI
+from pydantic import BaseModel, ValidationError
+
+
+class Sum(BaseModel):
+    steps: str
+    total: int
+
+
+async def run(client: AsyncOpenAI, row, seed):
+    asked = [{"role": "user", "content": row["prompt"]}]
+    try:
+        answer = await client.chat.completions.parse(
+            model="policy", messages=asked, response_format=Sum
+        )
+    except ValidationError as error:
+        return 0.01 * (seed % 7) + 0.001 * (len(str(error)) % 9)
+    return float(answer.choices[0].message.parsed.total == int(row["answer"]))
+"""
+
+
+@pytest.mark.soak
+def test_a_run_trains_an_agent_whose_answers_have_a_type(tmp_path: Path) -> None:
+    """Fails when `response_format`, which such an agent cannot leave out, is refused. The policy is
+    not made to keep to it: what it says differently fails where the agent reads it.
+    """
+    (tmp_path / "typed.py").write_text(TYPED)
+    few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
+    done = run(
+        command(None, tmp_path / "run", *AGENT, "environment.agent=typed:run", *few), tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    rows = steps_of(tmp_path / "run")
+    assert len(rows) == 2
+    assert all(row["environment/errors"] == 0 < row["loss/grad_norm"] for row in rows)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("words", [("rehearse",), ("evaluate", "evaluation.max_prompts=4")])
 def test_commands_take_a_recipe_with_an_environment(words: tuple[str, ...], tmp_path: Path) -> None:
