@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections import deque
@@ -10,11 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
+import torch
 from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 from vllm import LLM, SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import RequestOutputKind
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from april_rl.errors import RunError
 from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, FinishReason
@@ -31,8 +36,15 @@ class _Running:
         assert output.logprobs is not None
         for token_id, reported in zip(output.token_ids, output.logprobs, strict=True):
             assert reported is not None
+            logprob = reported[token_id].logprob
+            if not math.isfinite(logprob):
+                raise RunError(
+                    f"vLLM gave the log-probability {logprob} to a token that it sampled: the "
+                    "policy's weights are not finite any more, or the engine's dtype is too narrow "
+                    "for them; go on from an earlier checkpoint with a lower learning_rate"
+                )
             self.token_ids.append(token_id)
-            self.logprobs.append(reported[token_id].logprob)
+            self.logprobs.append(logprob)
 
     def completion(self, policy_version: int, reason: FinishReason | None) -> Completion:
         """Return what was sampled, finished for `reason`; None: unfinished."""
@@ -138,6 +150,7 @@ class TrlEngine:
         )
 
     def _params(self, request: Request) -> SamplingParams:
+        """Return TRL's parameters, less what the sample has already."""
         own = self._vllm
         given = {
             "repetition_penalty": own.repetition_penalty,
@@ -148,7 +161,37 @@ class TrlEngine:
             "logprobs": own.logprobs,
             "detokenize": bool(own.generation_kwargs.get("stop")),  # TRL decodes by itself
             **own.generation_kwargs,
+            "structured_outputs": _structured_outputs(own),
+            "max_tokens": request.max_tokens,
+            "output_kind": RequestOutputKind.DELTA,
         }
-        return SamplingParams(
-            **given, max_tokens=request.max_tokens, output_kind=RequestOutputKind.DELTA
-        )
+        if "min_tokens" in given:
+            given["min_tokens"] = max(0, given["min_tokens"] - request.start)
+        return SamplingParams(**given)
+
+
+def _structured_outputs(own: VLLMGeneration) -> StructuredOutputsParams | None:
+    """Return what TRL restricts the tokens to."""
+    if own.structured_outputs_regex is not None:
+        return StructuredOutputsParams(regex=own.structured_outputs_regex)
+    given = own.generation_kwargs.get("structured_outputs")
+    return StructuredOutputsParams(**given) if isinstance(given, dict) else given
+
+
+def keep_cpu_weights() -> None:
+    """Keep the weights of vLLM's engines on CPUs that are made from now on, as TRL's weight sync
+    needs them: vLLM would pack them.
+    """
+    if current_platform.is_cpu():
+        from april_rl.engine.cpu import keep_plain_weights
+
+        keep_plain_weights()
+
+
+def has_packed_weights(llm: LLM) -> bool:
+    """Return whether an engine on CPUs has packed weights away, so that none can be loaded."""
+    return current_platform.is_cpu() and any(llm.apply_model(_has_empty_weights))
+
+
+def _has_empty_weights(model: torch.nn.Module) -> bool:
+    return any(not parameter.numel() for parameter in model.parameters())

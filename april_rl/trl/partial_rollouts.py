@@ -9,41 +9,29 @@ that sampled them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import trl
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from april_rl.checkpointing.columns import read_state, write_state
-from april_rl.errors import RunError
 from april_rl.rollout.codec import Plain, restore_ready_group, save_ready_group
 from april_rl.rollout.collector import Collection, Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.in_process import SerialEngines
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.step import StepRules
+from april_rl.trl.checks import TrlError, check_sampling, check_trainer, max_tokens_of
 from april_rl.trl.engine import TrlEngine
 from april_rl.trl.rows import NoRewards, Rows
 from april_rl.types import Sample, ScoredGroup
 
-_VERSION = "1.16"
-# What of TRL is used besides its public arguments: all of it in this package.
-_PRIVATE = (
-    *("_generate_single_turn", "_generate_and_score_completions", "_tokenize_prompts"),
-    *("_load_optimizer_and_scheduler", "_save_checkpoint", "_last_loaded_step", "_metrics"),
-    "_step",
-)
 _NEVER_S = 1e9
 _TICK_STEPS = 8
 _LARGEST = ("age_max", "rollout_s")  # over the processes; of other metrics the mean is logged
-
-
-class TrlError(RunError):
-    """A trainer that cannot have partial rollouts; the message names the argument."""
 
 
 def with_partial_rollouts(
@@ -59,7 +47,8 @@ def with_partial_rollouts(
     `refill` false TRL generates as without this call. No token is older than `max_staleness`
     batches. Raise TrlError naming the argument that does not fit.
     """
-    _check(trainer, over_sampling_factor)
+    check_trainer(trainer, over_sampling_factor)
+    check_sampling(trainer, is_synchronous=over_sampling_factor == 1 and not refill)
     rollouts = PartialRollouts(
         trainer, factor=over_sampling_factor, refill=refill, max_staleness=max_staleness
     )
@@ -111,38 +100,6 @@ def _save_too(
     save(*args)
 
 
-def _check(trainer: GRPOTrainer, factor: float) -> None:
-    """Raise TrlError for what is not supported."""
-    if not trl.__version__.startswith(f"{_VERSION}."):
-        raise TrlError(f"trl must be {_VERSION}, whose internals this uses; got {trl.__version__}")
-    args = trainer.args
-    local = args.per_device_train_batch_size * args.steps_per_generation
-    columns = set(trainer.train_dataset.column_names or ())
-    required = {
-        "use_vllm=True and vllm_mode=colocate": trainer.use_vllm
-        and trainer.vllm_mode == "colocate",
-        "vllm_tensor_parallel_size=1": args.vllm_tensor_parallel_size == 1,
-        "no rollout_func": trainer.rollout_func is None,
-        "no tools and no environment_factory": not trainer.tools
-        and trainer.environment_factories is None,
-        "a train_dataset with a length": isinstance(trainer.train_dataset, Sized),
-        "no images": not columns & {"image", "images"},
-        f"num_generations={trainer.num_generations} to divide the {local} completions that a "
-        "process has of a batch (per_device_train_batch_size × steps_per_generation)": local
-        % trainer.num_generations
-        == 0,
-        "vllm_importance_sampling_correction=True with over_sampling_factor > 1, since tokens of "
-        "earlier policies need a weight": factor == 1
-        or trainer.vllm_importance_sampling_correction,
-        "over_sampling_factor >= 1": factor >= 1,
-    }
-    for condition, holds in required.items():
-        if not holds:
-            raise TrlError(f"partial rollouts need {condition}")
-    if missing := sorted(set(_PRIVATE) - set(dir(trainer))):
-        raise TrlError(f"this trainer has not what partial rollouts use: {', '.join(missing)}")
-
-
 class PartialRollouts:
     """The collector of a trainer, and the completions that TRL is about to ask for."""
 
@@ -162,7 +119,7 @@ class PartialRollouts:
             max_rejected_groups=0,
             requests=RequestRules(
                 tick_steps=_TICK_STEPS,
-                max_response_tokens=trainer.max_completion_length,
+                max_response_tokens=max_tokens_of(trainer),
                 seed=args.seed,
             ),
             abort_timeout_s=_NEVER_S,

@@ -1,8 +1,8 @@
 """TRL's GRPOTrainer on the tiny policy, as a program: `grpo_run.py SETTINGS`, JSON with
 
 `steps`, `folder`, `over_sampling_factor` (null: TRL alone), `refill`, `resume`, `chat`, `lora`,
-`num_rows`, `streamed`, `fault` and `grpo`, further arguments of GRPOConfig. Each process appends
-rows and tokens of every batch to batches_RANK.jsonl in the folder, and writes the log to
+`num_rows`, `streamed`, `packed`, `fault` and `grpo`, further arguments of GRPOConfig. Each process
+appends rows and tokens of every batch to batches_RANK.jsonl in the folder, and writes the log to
 found_RANK.json at the end.
 """
 
@@ -20,24 +20,18 @@ os.environ |= {
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
 
-import torch
 import vllm.model_executor.layers.utils as layers
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
-import april_rl.tiny
-from april_rl.trl import TrlError, with_partial_rollouts
+PACKS = layers.dispatch_cpu_unquantized_gemm
+
+import april_rl.tiny  # noqa: E402 - importing april_rl.trl replaces that function
+from april_rl.trl import TrlError, with_partial_rollouts  # noqa: E402
 
 FOLDER = Path(april_rl.tiny.__file__).parent
-
-
-def keep_weights(layer, remove_weight):  # noqa: ARG001
-    """Leave the weights of linear layers as they are: vLLM's CPU build packs them, and TRL's sync
-    could not replace them.
-    """
-    layer.cpu_linear = torch.nn.functional.linear
 
 
 def right(completions, answer, **_):
@@ -110,7 +104,8 @@ def problems(settings):
 
 
 def main(settings):
-    layers.dispatch_cpu_unquantized_gemm = keep_weights
+    if settings.get("packed"):  # as if april_rl.trl were imported when the engine is there
+        layers.dispatch_cpu_unquantized_gemm = PACKS
     rows = problems(settings)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy", padding_side="left")
     if settings.get("chat"):

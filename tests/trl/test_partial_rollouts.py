@@ -75,6 +75,28 @@ def test_it_works_with_other_arguments_of_trl(grpo, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "grpo",
+    [
+        {"vllm_structured_outputs_regex": "[0-9]{1,9}"},
+        {"generation_kwargs": {"structured_outputs": {"regex": "[0-9]{1,9}"}, "min_tokens": 2}},
+        {"generation_kwargs": {"max_tokens": 7}},
+    ],
+)
+def test_what_trl_is_told_of_sampling_acts_as_in_trl_alone(grpo, tmp_path):
+    alone = run(tmp_path / "alone", grpo=grpo, steps=2)
+    ours = run(tmp_path / "ours", grpo=grpo, steps=2, over_sampling_factor=1, refill=False)
+    assert ours["batches"] == alone["batches"]
+    lengths = [len(tokens) for batch in ours["batches"] for tokens in batch["tokens"]]
+    assert max(lengths) <= 10
+
+
+def test_a_limit_in_generation_kwargs_is_that_of_a_whole_resumed_completion(tmp_path):
+    grpo = {"generation_kwargs": {"max_tokens": 7, "min_tokens": 5}}
+    found = run(tmp_path, grpo=grpo, over_sampling_factor=1.5, steps=3)
+    assert {len(tokens) for batch in found["batches"] for tokens in batch["tokens"]} <= {5, 6, 7}
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         (
@@ -89,6 +111,18 @@ def test_it_works_with_other_arguments_of_trl(grpo, tmp_path):
         (
             {"over_sampling_factor": 1.5, "streamed": True},
             "partial rollouts need a train_dataset with a length",
+        ),
+        (
+            {"over_sampling_factor": 1.5, "grpo": {"vllm_structured_outputs_regex": "[0-9]+"}},
+            "partial rollouts need no vllm_structured_outputs_regex: it looks at all tokens",
+        ),
+        (
+            {"over_sampling_factor": 1, "grpo": {"generation_kwargs": {"presence_penalty": 1.0}}},
+            "partial rollouts need no presence_penalty: it looks at all tokens",
+        ),
+        (
+            {"over_sampling_factor": 1.5, "packed": True},
+            "vLLM's CPU build has packed the weights of this engine",
         ),
     ],
 )

@@ -1,0 +1,85 @@
+"""What is asked of TRL's vLLM, and what it may answer, without either of them running."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from light_samples import PROMPT
+from trl_runs import WITH_TRL
+
+from april_rl.errors import RunError
+from april_rl.rollout.requests import Request
+from april_rl.types import SampleId
+
+pytestmark = [
+    *WITH_TRL,
+    pytest.mark.filterwarnings("ignore"),  # TRL's, of the version of vLLM
+]
+
+
+class Said:
+    """An engine of vLLM that says one token, with this log-probability."""
+
+    def __init__(self, logprob):
+        self.logprob, self.asked = logprob, []
+
+    def add_request(self, request_id, prompt, params):  # noqa: ARG002
+        self.asked.append((request_id, params))
+
+    def step(self):
+        said = SimpleNamespace(
+            token_ids=[5],
+            logprobs=[{5: SimpleNamespace(logprob=self.logprob)}],
+            finish_reason="stop",
+        )
+        return [
+            SimpleNamespace(request_id=request_id, outputs=[said], finished=True)
+            for request_id, _ in self.asked
+        ]
+
+
+def asked(*, start=0, logprob=-0.5, regex=None, **generation_kwargs):
+    """Return the parameters of a request of a sample that has `start` tokens."""
+    from april_rl.trl.engine import TrlEngine
+
+    said = Said(logprob)
+    generation = SimpleNamespace(
+        llm=SimpleNamespace(llm_engine=said),
+        generation_kwargs=generation_kwargs,
+        structured_outputs_regex=regex,
+        repetition_penalty=1.0,
+        temperature=0.7,
+        top_p=1.0,
+        top_k=0,
+        min_p=None,
+        logprobs=0,
+    )
+    request = Request(
+        sample_id=SampleId(PROMPT.id, 0),
+        prompt_token_ids=(1, 2),
+        start=start,
+        max_tokens=10 - start,
+        seed=0,
+    )
+    TrlEngine(SimpleNamespace(vllm_generation=generation)).advance([request], slots=1, max_steps=1)
+    [(_, params)] = said.asked
+    return params
+
+
+def test_structured_outputs_are_those_of_trl_and_its_regex_comes_first():
+    assert asked().structured_outputs is None
+    assert asked(structured_outputs={"regex": "a"}).structured_outputs.regex == "a"
+    assert asked(structured_outputs={"regex": "a"}, regex="b").structured_outputs.regex == "b"
+
+
+def test_a_resumed_sample_has_what_is_left_of_both_limits():
+    params = asked(start=3, max_tokens=99, min_tokens=5)
+    assert (params.max_tokens, params.min_tokens) == (7, 2)
+    assert asked(start=6, min_tokens=5).min_tokens == 0
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+def test_a_log_probability_that_is_not_finite_ends_the_run_with_a_reason(logprob):
+    with pytest.raises(RunError, match=r"log-probability (nan|-inf) to a token"):
+        asked(logprob=logprob)
