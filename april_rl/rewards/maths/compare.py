@@ -68,7 +68,7 @@ def _are_equal(gold: Answer, other: Answer) -> bool:
         case kinds.Listing(), kinds.Listing():
             return _are_equal_lists(gold, other)
         case (kinds.Listing(), kinds.Number()) | (kinds.Number(), kinds.Listing()):
-            return _is_list_of_thousands(gold, other)
+            return _are_equal_list_and_number(gold, other)
         case kinds.Table(), kinds.Table():
             return gold.environment == other.environment and _are_equal_tables(gold, other)
         case kinds.Choice(), _:
@@ -184,20 +184,28 @@ def _are_equal_in_any_order(gold: list[Answer], other: list[Answer]) -> bool:
     return True
 
 
-def _is_list_of_thousands(gold: Answer, other: Answer) -> bool:
-    """Compare a list with a number such as 220,284, which may be a list without spaces."""
-    listing, number = (gold, other) if isinstance(gold, kinds.Listing) else (other, gold)
-    if isinstance(gold, kinds.Number) and gold.is_decimal:  # 3,14 for 3.14
-        return other.text.replace(",", ".") == gold.text
-    if isinstance(number, kinds.Number) and number.is_ambiguous:
-        members = tuple(read(part) for part in number.text.split(","))
-        number = kinds.Listing(number.text, "", members, "")
-    elif isinstance(listing, kinds.Listing) and len(listing.members) == 1:
-        return listing.opening == r"\{" and _are_equal(listing.members[0], number)
-    else:
-        return False
-    pair = (listing, number) if listing is gold else (number, listing)
-    return _are_equal_lists(*pair)
+def _are_equal_list_and_number(gold: Answer, other: Answer) -> bool:
+    """Compare a list with a number: with a decimal whose comma separates no members (3,14 for
+    3.14), with a list that looks like a number (220,284), or as the only member of a set.
+    """
+    match gold, other:
+        case kinds.Number(is_decimal=True), kinds.Listing():
+            return other.text.replace(",", ".") == gold.text
+        case kinds.Listing(), kinds.Number(is_ambiguous=True):
+            return _are_equal_lists(gold, _as_list(other))
+        case kinds.Number(is_ambiguous=True), kinds.Listing():
+            return _are_equal_lists(_as_list(gold), other)
+        case (kinds.Listing(opening=r"\{", members=(member,)), number) | (
+            number,
+            kinds.Listing(opening=r"\{", members=(member,)),
+        ):
+            return _are_equal(member, number)
+    return False
+
+
+def _as_list(number: kinds.Number) -> kinds.Listing:
+    """Return a number such as 220,284 as a list without spaces."""
+    return kinds.Listing(number.text, "", tuple(map(read, number.text.split(","))), "")
 
 
 def _are_equal_tables(gold: kinds.Table, other: kinds.Table) -> bool:
