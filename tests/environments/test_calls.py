@@ -41,12 +41,12 @@ class Tool:
 def test_a_damaged_note_says_so_with_its_file_and_line(tmp_path):
     """The last line may be cut off by a kill, the ones before it may not."""
     tool = Tool()
-    Calls(tmp_path, SAMPLE).once(tool.add, 1, 2)
-    notes = path_of(tmp_path, SAMPLE)
+    calls_in(tmp_path, SAMPLE).once(tool.add, 1, 2)
+    (notes,) = tmp_path.rglob("3_1.jsonl")
     first, *others = notes.read_bytes().splitlines(keepends=True)
     notes.write_bytes(b"".join([first, b'{"key": \n', *others]))
     with pytest.raises(CallError, match=r"3_1\.jsonl:2: the note of a call is damaged"):
-        Calls(tmp_path, SAMPLE)
+        calls_in(tmp_path, SAMPLE)
 
 
 def test_a_call_is_made_once_by_its_number_function_and_arguments(tmp_path):

@@ -151,6 +151,8 @@ def test_what_reset_returns_is_plain_and_checked_or_fails_by_name(returned):
         ("messages", [{"content": "no role"}]),
         ("messages", [{"role": "tool", "content": 7}]),
         ("messages", [{"role": "tool", "content": "", "tool_calls": nested(700)}]),
+        ("messages", [{"role": "tool", "content": "", "found": nested(40)}]),
+        ("tools", [{"schema": nested(40)}]),
     ],
 )
 def test_a_wrong_field_is_named(field, value):

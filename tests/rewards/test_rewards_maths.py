@@ -126,3 +126,10 @@ def test_a_long_answer_takes_little_time(piece):
     assert score_math(rf"\boxed{{1x{piece * 50_000}x}}", "1", soft_timeout_s=20) == 0.0
     assert score_math(f"Answer: 1x{piece * 50_000}x", "1", soft_timeout_s=20) == 0.0
     assert time.monotonic() - start_s < 3
+
+
+def test_brackets_in_brackets_take_little_time():
+    """Fails when the parser of LaTeX gets them, which takes seconds for ten."""
+    start_s = time.monotonic()
+    assert score_math(rf"\boxed{{{'(' * 60}x+1{')' * 60}}}", "x+2", soft_timeout_s=20) == 0.0
+    assert time.monotonic() - start_s < 3
