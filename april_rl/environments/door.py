@@ -22,7 +22,7 @@ CHARACTERS_PER_TOKEN = 64  # hardly any token is longer
 
 
 class GarbageError(TypeError):
-    """A method returned something that is no answer."""
+    """A method returned something that cannot be used."""
 
 
 def opening(returned: object, *, max_tokens: int) -> StepResult:

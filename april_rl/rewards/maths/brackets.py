@@ -13,8 +13,8 @@ def split(text: str, separator: re.Pattern[str], *, thousands: bool = True) -> l
     """Return the parts of `text` between separators outside brackets, stripped; a text without any
     is one part.
 
-    With `thousands`, a comma between digits is no separator where it can separate thousands, unless
-    another comma without a space shows that the members stand close together.
+    With `thousands`, a comma that can separate thousands does not separate members, unless another
+    comma without a space shows that the members stand close together.
     """
     marks = _outside_brackets(text, separator)
     if thousands:

@@ -97,7 +97,7 @@ def _parsed(text: str, keeps_case: bool) -> Parsed | None:
             normalization_config=_NORMALIZATION,
             conversion_config=ConversionConfig(lowercase_symbols=not keeps_case),
         )
-    except Exception:  # the parser raises whatever its rules meet: such a text has no formula
+    except Exception:  # the parser raises errors of any kind for a text that is not a formula
         return None
 
 

@@ -71,7 +71,7 @@ _NO_UNITS = frozenset(
 
 def unit_of(text: str) -> tuple[str, int, str | None] | None:
     """Return the value in a quantity as text, the factor of its scale word (else 1) and its unit;
-    None for a text that is no quantity.
+    None for a text that is not a quantity.
 
     The unit is canonical ("cm^2"), "" where it says nothing ("units"), and None where only a scale
     word was there.
