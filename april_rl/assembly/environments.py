@@ -58,9 +58,11 @@ def with_environments(
 
 def open_files_line(config: TrainConfig, *, num_episodes: int) -> Iterator[str]:
     """Yield a line if the system allows fewer open files than the agents of a process need."""
+    if not config.environment.has_agent:
+        return
     allowed, num_processes = raise_open_files(), config.environment.num_processes
     needed = _FILES_OF_AGENT * math.ceil(num_episodes / num_processes)
-    if config.environment.has_agent and needed > allowed:
+    if needed > allowed:
         yield (
             f"environments: {num_episodes} agents in {num_processes} processes need about {needed} "
             f"open files in each, and the system allows {allowed}: raise the limit (ulimit -Hn), "

@@ -147,6 +147,7 @@ class EvaluationRun:
             _write_samples(evaluated, self._folder / "samples" / f"eval_{name}.jsonl")
             self._view.evaluation(num_done, evaluated.figures.metrics(name).read())
             yield name, evaluated
+        self._evaluator.end()
 
     def _evaluate(self, held_out: HeldOut) -> Evaluated:
         with self._view.phase(f"evaluating {held_out.name}", held_out.num_responses) as phase:

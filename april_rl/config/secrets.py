@@ -8,9 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 _SECRET = re.compile(
-    r"token(?!iz)|key|secret|pass|credential|auth|cookie|_pwd$|connection_string", re.IGNORECASE
+    r"token(?!iz)|(?<!mon)key(?!board|map)|secret|(?<!com)pass|credential|auth(?!or(?!iz))|cookie"
+    r"|_pwd$|_pat$|_dsn$|jwt|webhook|connection_string|database_url",
+    re.IGNORECASE,
 )
 _MIN_CHARACTERS = 8  # of a value that is looked for in other texts: "1" would be found everywhere
+_forgotten: set[str] = set()  # names, in this process
 _REFERENCE = re.compile(r"\$\{oc\.env:\s*([^,}\s]+)\s*\}")
 
 
@@ -25,6 +28,18 @@ def forget_secrets(passed: Collection[str]) -> None:
     """
     for name in [name for name in os.environ if is_secret(name) and name not in passed]:
         del os.environ[name]
+        _forgotten.add(name)
+
+
+def hint_at_forgotten(message: str) -> str:
+    """Return a hint if an error names a variable that this process has forgotten, else ""."""
+    named = sorted(name for name in _forgotten if re.search(rf"\b{re.escape(name)}\b", message))
+    if not named:
+        return ""
+    return (
+        f"; {named[0]} is kept from this process, since its name says that it is secret: list it "
+        "in reward.secrets or environment.secrets"
+    )
 
 
 def masked(shown: Any) -> Any:  # noqa: ANN401
@@ -34,7 +49,7 @@ def masked(shown: Any) -> Any:  # noqa: ANN401
     values = {
         value: name
         for name, value in os.environ.items()
-        if is_secret(name) and len(value) >= _MIN_CHARACTERS
+        if is_secret(name) and len(value) >= _MIN_CHARACTERS and not value.startswith("/")
     }
     if not values:
         return shown

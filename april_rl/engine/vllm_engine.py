@@ -127,7 +127,7 @@ class VllmEngine:
         finished: list[Completion] = [
             self._attempt(request).completion(self._policy_version, "engine_error")
             for request in submit
-            if request not in fitting
+            if not fits(request, max_model_len=self._max_model_len)
         ]
         for _ in range(max_steps):
             self._fill(min(slots, self._max_num_seqs))

@@ -92,7 +92,8 @@ async def _started(
             pass_fds=(fd,),
         )
         _running.add(transport.get_pid())
-        fcntl.fcntl(fd, fcntl.F_SETOWN, -transport.get_pid())
+        with suppress(ProcessLookupError):  # it has ended
+            fcntl.fcntl(fd, fcntl.F_SETOWN, -transport.get_pid())
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_ASYNC)
     return command, transport

@@ -115,6 +115,7 @@ def _plain(value: object) -> Any:  # noqa: ANN401
 
 
 def _schemas(value: object) -> tuple[Mapping[str, Any], ...]:
+    value = () if value is None else value
     if not isinstance(value, Sequence) or not all(isinstance(each, Mapping) for each in value):
         raise TypeError("expected a list of JSON schemas")
     return tuple(_plain(dict(each)) for each in value)
@@ -156,12 +157,12 @@ def _count(value: SupportsIndex) -> int:
 
 
 def _cut(messages: list[Message], room: int) -> list[Message]:
-    """Return messages of at most `room` characters, as JSON; the text that is too long is cut, and
-    what follows it left out.
+    """Return messages whose texts and calls have at most `room` characters; the text that is too
+    long is cut, and what follows it left out.
     """
     kept: list[Message] = []
     for message in messages:
-        size = len(json.dumps(message, ensure_ascii=False))
+        size = len(message.get("content") or "") + len(json.dumps(message.get("tool_calls", "")))
         if size > room:
             text = message.get("content")
             if not isinstance(text, str):

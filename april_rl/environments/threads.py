@@ -65,7 +65,7 @@ class Threads:
             Thread(target=work, args=(copy_context().run,), daemon=True).start()
             result, error = await ended
         except asyncio.CancelledError:
-            self.num_hung += 1
+            self.num_hung += ended.cancelled()  # else it has returned in the same moment
             raise
         finally:
             self._free.release()

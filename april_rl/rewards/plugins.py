@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+from april_rl.config.secrets import hint_at_forgotten
+
 GIB = 1 << 30
 
 
@@ -56,7 +58,8 @@ class Caught:
         """Store the error's last line and its file and line, and suppress the error."""
         if error is not None:
             last_line = traceback.format_exception_only(error)[-1].strip()
-            self.message = f"{last_line}{_place(error, tb)}{_limit(error)}"
+            hint = hint_at_forgotten(last_line)
+            self.message = f"{last_line}{_place(error, tb)}{_limit(error)}{hint}"
         return True
 
 

@@ -60,10 +60,14 @@ def new_process_pool(
 
 
 def _keys(functions: Iterable[RewardFunction]) -> Iterator[str]:
-    """Yield the environment variables with keys that the arguments of functions name."""
+    """Yield the environment variables with keys that the arguments of functions name, and those
+    with which a reward model is read from the hub.
+    """
     for function in functions:
         if isinstance(name := function.args.get("api_key_env"), str):
             yield name
+        if function.function == "reward_model":
+            yield from ("HF_TOKEN", "HF_TOKEN_PATH")
 
 
 def stop(pool: ProcessPool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,16 @@ VALUE = "sk-opensesame-42"
         ("pgpassword", True),
         ("MYSQL_PWD", True),
         ("GOOGLE_APPLICATION_CREDENTIALS", True),
+        ("SSH_AUTH_SOCK", True),
+        ("HTTP_AUTHORIZATION", True),
+        ("GITHUB_PAT", True),
+        ("SENTRY_DSN", True),
+        ("SLACK_WEBHOOK_URL", True),
+        ("DATABASE_URL", True),
+        ("GIT_AUTHOR_NAME", False),
+        ("XAUTHORITY", False),
+        ("KEYBOARD_LAYOUT", False),
+        ("COMPASS_HOME", False),
         ("TOKENIZERS_PARALLELISM", False),
         ("PATH", False),
         ("OLDPWD", False),
@@ -82,3 +95,26 @@ def test_a_longer_word_that_holds_the_value_is_another_word(
 ) -> None:
     monkeypatch.setenv("DOOR_PASSWORD", "sesame00")
     assert masked(["sesame00", "opensesame00"]) == ["${oc.env:DOOR_PASSWORD}", "opensesame00"]
+
+
+def test_a_value_that_is_a_path_or_short_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when data.path becomes a reference because some variable has the same folder."""
+    monkeypatch.setenv("AUTH_FOLDER", "/data/questions")
+    monkeypatch.setenv("SITE_KEY", "auto")
+    assert masked("data.path=/data/questions/a.jsonl mode=auto").startswith("data.path=/data")
+    assert "oc.env" not in masked("mode=auto")
+
+
+def test_an_error_that_names_a_forgotten_variable_says_how_to_pass_it() -> None:
+    script = (
+        "import os; from april_rl.config.secrets import forget_secrets; "
+        "from april_rl.rewards.plugins import Caught; forget_secrets(['OTHER_KEY'])\n"
+        "with Caught() as caught:\n    os.environ['SEARCH_KEY']\n"
+        "print(caught.message, os.environ['OTHER_KEY'])"
+    )
+    variables = {**os.environ, "SEARCH_KEY": VALUE, "OTHER_KEY": "left"}
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert "KeyError: 'SEARCH_KEY'" in ran.stdout
+    assert "list it in reward.secrets or environment.secrets" in ran.stdout
+    assert ran.stdout.strip().endswith("left")

@@ -218,6 +218,21 @@ os._exit(0)
 """
 
 
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("sh -c 'exit 3'", "exit code 3"),
+        ("sh -c no-such-program", "not found"),
+        (f"{sys.executable} no_such_file.py", "No such file"),
+    ],
+)
+def test_a_command_that_ends_at_once_says_why(tmp_path, command, reason):
+    """Fails when it has ended before its process is looked at, and that is the error."""
+    with agents(tmp_path, command=command) as pool:
+        for _ in range(3):
+            assert reason in answer(pool, question("a")).failure
+
+
 @pytest.mark.parametrize("command", ["", COMMAND], ids=["function", "command"])
 def test_a_proxy_of_the_machine_is_not_asked(command):
     proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
