@@ -9,4 +9,4 @@ class RunError(Exception):
 
 
 class ExportError(RunError):
-    """The policy could not be written as a Hugging Face folder; the run itself goes on."""
+    """The policy could not be written as a Hugging Face folder; the run itself continues."""

@@ -137,8 +137,8 @@ class Trainer:
     def _how_to_go_on(self) -> str:
         """Return what to do when the disk has refused, and what is saved."""
         last = self.last_checkpoint
-        saved = f"from {last}" if last else "anew, since no checkpoint was written"
-        return f"make room there, then resume=auto hydra.run.dir={self._run_dir} goes on {saved}"
+        saved = f"from {last}" if last else "from the beginning, since no checkpoint was written"
+        return f"make room there, then resume=auto hydra.run.dir={self._run_dir} continues {saved}"
 
     def _end_step(self, row: Metrics) -> None:
         """Run the evaluation and checkpoints due after a step, and log its metrics."""
@@ -329,7 +329,7 @@ class Trainer:
         try:
             return self._export()
         except ExportError as error:
-            self.tracker.message(f"{error}; training goes on")
+            self.tracker.message(f"{error}; training continues")
             return time.perf_counter() - started
 
     def _keep_leftovers(self) -> None:

@@ -12,7 +12,7 @@ from stat import S_IMODE
 def mode_of_new_files(path: Path) -> Iterator[None]:
     """Give the file that the body writes the mode of any new file, which the umask decides.
 
-    safetensors 0.8 writes 0600, so that nobody else could serve an export. A new file is made to
+    safetensors 0.8 writes 0600, so that no one else could serve an export. A new file is made to
     see the mode: the umask can be read only by changing it, for all threads.
     """
     path.touch()

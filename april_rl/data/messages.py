@@ -77,7 +77,7 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
 
 def calls_of_tools(calls: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401
     """Return the calls of a message whose arguments are mappings, also where they are JSON text.
-    Raise ValueError with the reason, and the name of the message, for what is no call.
+    Raise ValueError with the reason, and the name of the message, for what is not a call.
     """
     if not isinstance(calls, list):
         raise ValueError(f"{name}: tool_calls must be a list, got {str(calls)[:60]}")

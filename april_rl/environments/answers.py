@@ -153,8 +153,8 @@ def _ends(answer: Answered, request: CompletionRequest) -> list[str]:
 
 def _is_same(ours: Message, theirs: Message, *, ends: Sequence[str] = ()) -> bool:
     """Return whether a message is repeated. Clients add and drop empty fields. Of the assistant's
-    an agent may leave out thoughts and blanks around them, or add one of `ends`: the policy goes on
-    from what it sampled.
+    an agent may leave out thoughts and blanks around them, or add one of `ends`: the policy
+    continues from what it sampled.
     """
     if ours["role"] != "assistant":
         return _fields(ours) == _fields(theirs)
@@ -166,7 +166,7 @@ def _is_same(ours: Message, theirs: Message, *, ends: Sequence[str] = ()) -> boo
 
 
 def _fields(message: Message) -> dict[str, object]:
-    """Return what is in a message, calls of tools as data: clients may write them anew."""
+    """Return what is in a message, calls of tools as data: clients may write them again."""
     filled = {name: value for name, value in message.items() if value}
     return {**filled, "tool_calls": _calls(message)}
 

@@ -220,6 +220,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except ValueError as error:
             raise CallError(
-                f"{path}:{number}: the note of a call is damaged ({error}), so nobody knows what "
+                f"{path}:{number}: the note of a call is damaged ({error}), so no one knows what "
                 "was called; remove the file to let the sample call everything again"
             ) from error

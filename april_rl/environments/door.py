@@ -1,6 +1,6 @@
-"""What an environment, an agent or a tool returns becomes plain, checked values here, in its own
-process. Whatever passes can be pickled, encoded, tokenized and saved; all else fails the sample,
-with a sentence that names the field.
+"""Check what an environment, an agent or a tool returns, in its own process, and make plain values
+of it, which can be pickled, encoded, tokenized and saved. Anything else fails the sample, with a
+sentence that names the field.
 """
 
 from __future__ import annotations

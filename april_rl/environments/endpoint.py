@@ -140,8 +140,8 @@ def check_address(address: str) -> None:
     """Raise ValueError for an address at which this machine cannot listen."""
     if address in ("0.0.0.0", "::"):
         raise ValueError(
-            f"environment.address={address} is no address that an agent can ask: give the one of "
-            "this machine in the agents' network"
+            f"environment.address={address} is not an address that an agent can reach: give "
+            "the one of this machine in the agents' network"
         )
     try:
         socket.create_server((address, 0)).close()

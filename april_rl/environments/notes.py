@@ -1,4 +1,4 @@
-"""The notes of samples in the run directory, which are removed when nobody can need them."""
+"""The notes of samples in the run directory, which are removed when no one can need them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Notes:
         self._ended: deque[set[SampleId]] = deque([set()], maxlen=num_saves + 1)
 
     def keep(self, sample_id: SampleId) -> None:
-        """Note that a sample goes on."""
+        """Note that a sample continues."""
         self._ended[0].discard(sample_id)
 
     def end(self, sample_id: SampleId) -> None:

@@ -1,5 +1,5 @@
-"""Calls of user code that is no coroutine, each in a thread of its own, with time limits that begin
-when the call does.
+"""Calls of user code that is not a coroutine: a thread for each, with a time limit that begins when
+the call does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Threads:
 
     async def called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Return what a function returns, called in a thread; raise what it raises. When it is
-        cancelled, the thread goes on and its result is lost.
+        cancelled, the thread continues and its result is lost.
         """
         await self._wait()
         loop = asyncio.get_running_loop()

@@ -97,8 +97,8 @@ def tango(gained: float, lost: float, pairs: float) -> tuple[float, float]:
     Statistics in Medicine 17: 891-908). It holds for few pairs, and where none of them differs.
 
     `gained` and `lost` count the pairs with only the second or only the first a success. For few
-    pairs it is no exact test: 4 lost and none gained of 200 exclude 0, where McNemar's exact test
-    has p = 0.125.
+    pairs it is not an exact test: 4 lost and none gained of 200 exclude 0, where McNemar's exact
+    test has p = 0.125.
     """
     found = (gained - lost) / pairs
     high = _farthest(found, 1.0, gained, lost, pairs)

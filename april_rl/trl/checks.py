@@ -71,7 +71,7 @@ def check_sampling(trainer: GRPOTrainer, *, is_synchronous: bool) -> None:
     if named and not is_synchronous:
         raise TrlError(
             f"partial rollouts need no {', '.join(named)}: it looks at all tokens of a completion, "
-            "and vLLM would begin anew with it where a parked one is resumed; leave it out, or use "
+            "and vLLM would begin it again where a parked one is resumed; leave it out, or use "
             "over_sampling_factor=1, refill=False"
         )
     max_tokens = max_tokens_of(trainer)

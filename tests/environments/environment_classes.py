@@ -217,7 +217,7 @@ class Variables:
 
 
 class Plain:
-    """Does what the turn says, and is no coroutine."""
+    """The same with a `step` that is not a coroutine."""
 
     def reset(self, row, seed):
         pass

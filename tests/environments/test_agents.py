@@ -294,7 +294,7 @@ def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
         ),
         (
             {"agent": "agent_programs:run", "address": "0.0.0.0"},
-            "address=0.0.0.0 is no address that an agent can ask",
+            "address=0.0.0.0 is not an address that an agent can reach",
         ),
     ],
 )

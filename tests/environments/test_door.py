@@ -115,7 +115,11 @@ def test_a_request_is_refused_or_passes_the_door(body):
     told = StepResult(
         request.messages, tools=request.tools, stop=request.stop, max_turn_tokens=request.max_tokens
     )
-    json.dumps(door.opening(told, max_tokens=64), ensure_ascii=False).encode()
+    checked = door.opening(told, max_tokens=64)
+    json.dumps(checked, ensure_ascii=False).encode()
+    assert checked.stop == request.stop
+    assert checked.max_turn_tokens == request.max_tokens
+    assert all(type(message["role"]) is str for message in checked.messages)
 
 
 @given(ODD)

@@ -221,13 +221,13 @@ WEAK: dict[str, tuple[object, str]] = {
 @pytest.mark.parametrize("name", WEAK)
 def test_a_test_that_a_program_passes_which_does_nothing_is_named(name: str) -> None:
     tests, message = WEAK[name]
-    with pytest.raises(ValueError, match=f"the program 'pass' passes {message}.*is no test"):
+    with pytest.raises(ValueError, match=f"the program 'pass' passes {message}.*is not a test"):
         scored("pass", tests)
 
 
 def test_with_value_all_one_weak_test_does_no_harm() -> None:
     assert scored("pass", "assert add(1, 2) == 3\nassert True", value="all") == 0.0
-    with pytest.raises(ValueError, match="is no test"):
+    with pytest.raises(ValueError, match="is not a test"):
         scored("pass", "assert True", value="all")
 
 

@@ -40,7 +40,7 @@ def test_a_run_whose_last_export_fails_has_its_last_checkpoint_and_says_so(
     assert verify(last).step == 2
     assert str(failed.value).endswith(
         f"step_2 (No space left); make room there, then resume=auto hydra.run.dir={tmp_path} "
-        f"goes on from {last}"
+        f"continues from {last}"
     )
     assert not isinstance(failed.value, WorkerDiedError), "it would be restarted"
 
@@ -51,7 +51,7 @@ def test_an_export_that_fails_in_between_is_told_and_training_goes_on(
     monkeypatch.setattr(FullWorkers, "full_at", (1,))
     workers = run(settings(num_steps=2, export_every=1), tmp_path, workers_type=FullWorkers)
     assert [name for name, _ in workers.exports] == ["step_2"]
-    assert "step_1 (No space left); training goes on" in capsys.readouterr().out
+    assert "step_1 (No space left); training continues" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_write_its_metrics_any_more_says_how_it_goes_on(
@@ -69,8 +69,8 @@ def test_a_run_that_cannot_write_its_metrics_any_more_says_how_it_goes_on(
         run(settings(num_steps=2), tmp_path)
     assert str(failed.value) == (
         f"the run directory {tmp_path} cannot be written (No space left on device); make room "
-        f"there, then resume=auto hydra.run.dir={tmp_path} goes on anew, since no checkpoint was "
-        "written"
+        f"there, then resume=auto hydra.run.dir={tmp_path} continues from the beginning, since no "
+        "checkpoint was written"
     )
 
 

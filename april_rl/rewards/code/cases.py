@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _CALLER = """
 import json, os, sys
 result = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what the response itself prints is no result
+os.dup2(2, 1)  # what the response itself prints is not a result
 name, arguments = json.load(sys.stdin)
 solution = sys.modules["solution"] = type(sys)("solution")
 exec(compile({program!r}, "solution", "exec"), vars(solution))

@@ -1,4 +1,4 @@
-"""What kinds of answers there are."""
+"""The kinds of answers: one class each, with the parts that it was taken apart into."""
 
 from __future__ import annotations
 
