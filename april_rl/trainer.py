@@ -24,10 +24,10 @@ from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.rollout_metrics import rollout_metrics
-from april_rl.rollout.timeline import timeline_of
-from april_rl.runtime.interrupts import Interrupts
+from april_rl.rollout.measures.rollout_metrics import rollout_metrics
+from april_rl.rollout.measures.timeline import timeline_of
 from april_rl.runtime.step_profiler import StepProfiler
+from april_rl.supervision.interrupts import Interrupts
 from april_rl.supervision.memory_usage import controller_memory
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase, View

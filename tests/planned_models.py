@@ -13,8 +13,8 @@ from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
-from april_rl.learner.model_sizes import model_sizes
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.model_sizes import model_sizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.memory.inputs import MemoryInputs
 from april_rl.memory.plan import GIB
 from april_rl.runtime.layout import Layout

@@ -10,7 +10,7 @@ from april_rl.assembly.workers import check_machine
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume
 from april_rl.config.notes import inert_settings
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.memory.check import check_memory, least_room
 from april_rl.memory.engine_sleep import settle_sleep
 from april_rl.memory.inputs import memory_inputs
@@ -43,7 +43,7 @@ def decide(requested: TrainConfig) -> Decisions:
     """
     config, layout = settled(requested)
     check_machine(config, layout)
-    from april_rl.learner.model_sizes import model_sizes  # it needs torch
+    from april_rl.learner.model.model_sizes import model_sizes  # it needs torch
 
     model = model_sizes(config.model.path, config.lora)
     check_engine_takes(model, prefix_caching=config.engine.prefix_caching, is_training=True)

@@ -22,15 +22,15 @@ from april_rl.errors import RunError
 from april_rl.evaluation.evaluate import Evaluated, evaluate
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
-from april_rl.learner.model_sizes import model_sizes
+from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.memory.check import least_room
 from april_rl.memory.engine_sleep import with_resume
 from april_rl.rollout.ticks import TickWork
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engines import RayEngines
-from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.layout import Layout, settled
 from april_rl.runtime.preflight import check_engine_takes
+from april_rl.supervision.interrupts import Interrupts
 from april_rl.tracking.samples_file import write_evaluation
 from april_rl.tracking.terminal import Phase
 from april_rl.tracking.tracker import open_view

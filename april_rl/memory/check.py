@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from april_rl.config.choices import Offload, Sleep
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.memory.inputs import MemoryInputs
 from april_rl.memory.plan import GIB, MemoryPlan, Phase, plan_memory
 from april_rl.runtime.preflight import PreflightError

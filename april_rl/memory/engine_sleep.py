@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume, Sleep
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.memory.check import Room, remedies
 from april_rl.memory.inputs import MemoryInputs, memory_inputs
 from april_rl.memory.plan import GIB, Phase, plan_memory

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from april_rl.config.choices import Offload
-from april_rl.learner.sizes import (
+from april_rl.learner.model.sizes import (
     BLOCK_BYTES,
     CPU_BLOCK_BYTES,
     MIN_BLOCK_ROWS,

@@ -41,7 +41,7 @@ from april_rl.rollout.dispatch import Dispatch, ExpectedLength
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.leftovers import Leftovers
-from april_rl.rollout.length_bias import LengthBias
+from april_rl.rollout.measures.length_bias import LengthBias
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines, EngineStalledError, Outside, PromptSource
 from april_rl.rollout.record import StepRecord

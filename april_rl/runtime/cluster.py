@@ -17,8 +17,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from april_rl.errors import RunError
-from april_rl.runtime.interrupts import blocked_for_children
 from april_rl.runtime.process_setup import start_advice
+from april_rl.supervision.interrupts import blocked_for_children
 
 _MIB = 1 << 20
 # Batches and completions pass through the object store; weights never do.

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from transformers import AutoConfig
 
 from april_rl.errors import RunError
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.runtime.engine_build import installed_engines, wrong_engine
 from april_rl.supervision.host_memory import host_memory
 

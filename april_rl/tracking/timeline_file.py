@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from april_rl.rollout.timeline import Timeline
+from april_rl.rollout.measures.timeline import Timeline
 
 
 def write_timeline(folder: Path, step: int, timeline: Timeline) -> Path:

@@ -16,7 +16,7 @@ from rich.console import Console
 from april_rl.config.tracking import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
-from april_rl.rollout.timeline import Timeline
+from april_rl.rollout.measures.timeline import Timeline
 from april_rl.tracking import figures
 from april_rl.tracking.axes import Axes
 from april_rl.tracking.backend import BackendSettings

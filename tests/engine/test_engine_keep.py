@@ -12,7 +12,7 @@ from tiny_models import write_tiny_qwen3
 
 from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
-from april_rl.learner.model_sizes import model_sizes
+from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.rollout.requests import Request
 from april_rl.types import Completion, SampleId
 

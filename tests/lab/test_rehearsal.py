@@ -15,7 +15,7 @@ from april_rl.lab.commands import rehearse
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.findings import share_longer_than
 from april_rl.lab.rehearsal.real_size import scenario_at_real_size
-from april_rl.learner.model_sizes import model_sizes
+from april_rl.learner.model.model_sizes import model_sizes
 
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
 

@@ -17,9 +17,9 @@ from tiny_models import write_tiny_qwen3
 from torch import Tensor, nn
 
 from april_rl.config.choices import ComputeDtype, Offload
-from april_rl.learner.attention import Packing, packed_attention
 from april_rl.learner.learner import Learner
-from april_rl.learner.model_sizes import model_sizes
+from april_rl.learner.model.attention import Packing, packed_attention
+from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.memory.plan import plan_memory
 
 pytestmark = [

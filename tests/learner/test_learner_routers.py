@@ -25,11 +25,11 @@ from torch import Tensor
 from april_rl.batch.packing import MicroBatch
 from april_rl.config.choices import RouterReplay
 from april_rl.config.lora import LoraConfig
-from april_rl.learner.architecture import empty_model
 from april_rl.learner.mesh import build_mesh
-from april_rl.learner.model_sizes import model_sizes
+from april_rl.learner.model.architecture import empty_model
+from april_rl.learner.model.model_sizes import model_sizes
+from april_rl.learner.model.routers import _CHOOSING_CALL, Choices, Routers
 from april_rl.learner.policy import Policy, build_policy
-from april_rl.learner.routers import _CHOOSING_CALL, Choices, Routers
 from april_rl.learner.row import PackedRow
 
 CPU = torch.device("cpu")

@@ -23,8 +23,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.config.lora import LoraConfig
-from april_rl.learner.checkpoint import CheckpointError
-from april_rl.learner.model_sizes import model_sizes
+from april_rl.learner.model.checkpoint import CheckpointError
+from april_rl.learner.model.model_sizes import model_sizes
 
 FILE = "model.safetensors"
 VOCABULARY = 98  # of make_examples

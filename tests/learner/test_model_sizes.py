@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from april_rl.config.lora import LoraConfig
-from april_rl.learner.model_sizes import model_sizes
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.model_sizes import model_sizes
+from april_rl.learner.model.sizes import ModelSizes
 
 SIZES = {
     "hidden_size": 128,

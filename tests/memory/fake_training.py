@@ -19,11 +19,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig
 
-from april_rl.learner.architecture import empty_model, recompute_activations
-from april_rl.learner.logprobs import LogprobHead
 from april_rl.learner.mesh import build_mesh
+from april_rl.learner.model.architecture import empty_model, recompute_activations
+from april_rl.learner.model.logprobs import LogprobHead
+from april_rl.learner.model.sizes import BLOCK_BYTES
 from april_rl.learner.policy import Policy
-from april_rl.learner.sizes import BLOCK_BYTES
 
 
 def policy_of(folder: str, *, is_checkpointed: bool) -> Policy:

@@ -9,7 +9,7 @@ from planned_models import GPU, INPUTS, changed, sizes_of
 from april_rl.config.choices import Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.device import AcceleratorDevice
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.memory.check import Room, check_plan
 from april_rl.memory.engine_sleep import EngineSleep, settle_sleep
 from april_rl.memory.inputs import MemoryInputs, memory_inputs

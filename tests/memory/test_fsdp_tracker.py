@@ -14,7 +14,7 @@ from planned_models import CONFIGS, INPUTS, changed
 from source_tree import ROOT
 
 from april_rl.config.lora import LoraConfig
-from april_rl.learner.model_sizes import model_sizes
+from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.memory.plan import plan_memory
 
 NUM_TOKENS = 4096

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from april_rl.config.choices import ComputeDtype, Offload
-from april_rl.learner.model_sizes import model_sizes
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.model_sizes import model_sizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.memory.check import Room, check_memory, check_plan
 from april_rl.memory.inputs import memory_inputs
 from april_rl.memory.plan import GIB, Phase, plan_memory

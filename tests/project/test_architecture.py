@@ -30,7 +30,7 @@ from source_tree import (
 )
 
 CORE = (  # what trains: the floors, lowest first
-    {"errors"},
+    {"errors", "version"},
     {"types", "metrics", "config"},
     {"checkpointing", "algorithm", "rollout", "batch"},
     {"tracking"},
@@ -47,7 +47,7 @@ LAB = (  # what predicts, rehearses, compares and draws stands on the core
     {"lab.rehearsal"},
     {"lab.commands", "lab"},
 )
-LAYERS = (*CORE, *LAB, {"command_line"}, {"python", "train"}, {"__main__"})
+LAYERS = (*CORE, *LAB, {"command_line"}, {"api", "train"}, {"__main__"})
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
 # Tested in seconds, without GPU or process.
 PURE = set().union(*CORE[:3], {"lab.simulator", "lab.tuning", "lab.report"})
@@ -123,6 +123,27 @@ def test_the_package_imports_itself_by_its_full_name() -> None:
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert relative == []
+
+
+def test_no_module_imports_the_package_itself() -> None:
+    """`april_rl/__init__.py` is for users: an import of it would be an arrow back to the top."""
+    wrong = [
+        where(path, entry.line)
+        for path in package_files()
+        for entry in imports_of(path)
+        if entry.module == "april_rl"
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("first", ["import april_rl.train", "import april_rl.api", ""])
+def test_train_is_a_module_of_the_package_and_a_function_of_its_api(first: str) -> None:
+    script = f"""{first}
+from april_rl import train as module
+from april_rl.api import train as function
+print(type(module).__name__, type(function).__name__)"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout) == (0, "module function\n"), ran.stderr
 
 
 def test_the_tiny_task_is_imported_by_the_command_lines_only() -> None:

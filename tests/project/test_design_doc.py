@@ -39,7 +39,7 @@ WRITTEN_BY_A_RUN = {
 # The key is the word and where it may stand ("" is everywhere).
 ALLOWED_WORDS = {
     ("answer", ""): "the data set's right answer: the glossary has a row for it",
-    ("query", "learner/attention.py"): "queries, keys and values of attention",
+    ("query", "learner/model/attention.py"): "queries, keys and values of attention",
     ("query", "rewards/builtin/judge_cache.py"): "a query of the cache's database",
     ("weight_version", "runtime/engines.py"): "WeightVersionError: weights of a wrong version",
     ("done", "commands/evaluation_run.py"): "progress of a phase",
@@ -47,7 +47,7 @@ ALLOWED_WORDS = {
     ("done", "lab/simulator/world.py"): "a simulated reward, not a sample",
     ("done", "tracking/terminal.py"): "progress of a phase",
     ("done", "trainer.py"): "progress of a phase",
-    ("surplus", "learner/checkpoint.py"): "parameters that a checkpoint has too many",
+    ("surplus", "learner/model/checkpoint.py"): "parameters that a checkpoint has too many",
     ("pool", "engine/parked.py"): "block_pool is vLLM's name",
     ("pool", "rewards/"): "a pool of processes",
     ("pool", "environments/"): "a pool of processes",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from light_samples import whole_sample
 
 from april_rl.rollout.batch_draw import draw_batch
-from april_rl.rollout.length_bias import dispersion
+from april_rl.rollout.measures.length_bias import dispersion
 from april_rl.types import Group, Prompt, ScoredGroup
 
 CAP, NOW, N = 3, 10, 4

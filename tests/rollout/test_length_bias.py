@@ -19,7 +19,7 @@ from rollout_runs import Run, Setup
 
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.length_bias import LengthBias, restricted_mean
+from april_rl.rollout.measures.length_bias import LengthBias, restricted_mean
 from april_rl.rollout.record import GroupEvents, GroupState, Settled
 from april_rl.rollout.requests import request_seed
 from april_rl.types import SampleId

@@ -26,7 +26,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.store import compose_overrides, to_config
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.learner.learner import Learner
-from april_rl.learner.model_sizes import model_sizes
+from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.runtime.layout import settle
 from april_rl.runtime.preflight import num_gpus
 from april_rl.runtime.worker_parts import build_learner

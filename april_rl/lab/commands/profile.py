@@ -25,7 +25,7 @@ from april_rl.config.prompt_sets import training_sets
 from april_rl.config.store import ConfigError, compose_overrides
 from april_rl.config.task import EvaluationSetConfig
 from april_rl.errors import RunError
-from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
+from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
 
 if TYPE_CHECKING:
     from april_rl.data.sets import PromptSets

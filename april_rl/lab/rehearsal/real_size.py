@@ -13,7 +13,7 @@ from april_rl.lab.simulator.prediction import modes_of, predict
 from april_rl.lab.simulator.presets import h100
 from april_rl.lab.simulator.scenarios import scenario_of
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.memory.check import Room, check_plan
 from april_rl.memory.engine_sleep import settle_sleep, with_resume
 from april_rl.memory.inputs import MemoryInputs, memory_inputs

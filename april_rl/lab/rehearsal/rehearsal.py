@@ -33,17 +33,17 @@ from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, rate, sho
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
-from april_rl.learner.model_sizes import model_sizes
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.model_sizes import model_sizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.rewards.check import NUM_ROWS_TRIED, check_tests, reads_answers
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.runtime.interrupts import Interrupts
 from april_rl.runtime.preflight import (
     PreflightError,
     model_facts,
     without_network_go_offline,
 )
+from april_rl.supervision.interrupts import Interrupts
 from april_rl.trainer import Trainer
 
 Say = Callable[[str], None]

@@ -18,7 +18,7 @@ from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
 from april_rl.lab.report.sample_blocks import age_key, sample_blocks
 from april_rl.lab.report.timeline_chart import busy_frac, chrome_trace, timeline_spec
 from april_rl.lab.report.vega import Chart
-from april_rl.rollout.timeline import Timeline
+from april_rl.rollout.measures.timeline import Timeline
 
 NAME = "report.html"
 

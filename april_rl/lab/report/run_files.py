@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from april_rl.errors import RunError
-from april_rl.rollout.timeline import Timeline
+from april_rl.rollout.measures.timeline import Timeline
 from april_rl.tracking.metrics_file import read_metrics
 from april_rl.tracking.timeline_file import read_timeline
 

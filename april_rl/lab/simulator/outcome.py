@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.length_bias import dispersion
+from april_rl.rollout.measures.length_bias import dispersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from april_rl.learner.names import Box
+from april_rl.learner.model.names import Box
 
 
 def local_shard(tensor: Tensor) -> tuple[Tensor, Box]:

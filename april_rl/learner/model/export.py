@@ -17,8 +17,8 @@ from transformers import AutoConfig
 
 from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import ExportError
-from april_rl.learner.checkpoint import INDEX, SINGLE_FILE
-from april_rl.learner.sizes import SHARD_BYTES
+from april_rl.learner.model.checkpoint import INDEX, SINGLE_FILE
+from april_rl.learner.model.sizes import SHARD_BYTES
 
 # Files to copy: tokenizer and generation settings. Those about the weights are written anew.
 _COPIED = (".json", ".txt", ".model", ".jinja")

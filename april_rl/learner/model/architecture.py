@@ -13,9 +13,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from april_rl.errors import RunError
-from april_rl.learner import attention
-from april_rl.learner.logprobs import LogitShape
-from april_rl.learner.mixers import has_known_mixers, separate_sequences
+from april_rl.learner.model import attention
+from april_rl.learner.model.logprobs import LogitShape
+from april_rl.learner.model.mixers import has_known_mixers, separate_sequences
 
 # Stands between a model's name and the reason.
 NOT_SUPPORTED = " is not supported (docs/models.md lists those that are): "

@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from april_rl.learner.sizes import BLOCK_BYTES, BLOCK_MULTIPLE, CPU_BLOCK_BYTES, MIN_BLOCK_ROWS
+from april_rl.learner.model.sizes import (
+    BLOCK_BYTES,
+    BLOCK_MULTIPLE,
+    CPU_BLOCK_BYTES,
+    MIN_BLOCK_ROWS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

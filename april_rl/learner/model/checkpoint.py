@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from april_rl.errors import RunError
-from april_rl.learner.names import Part, TextPrefixes
-from april_rl.learner.shards import local_shard, overlap, within
+from april_rl.learner.model.names import Part, TextPrefixes
+from april_rl.learner.model.shards import local_shard, overlap, within
 
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

@@ -1,4 +1,4 @@
-"""Train and evaluate from Python: `from april_rl import train, evaluate`.
+"""Train and evaluate from Python: `from april_rl.api import train, evaluate`.
 
 Both take what the command line takes, and besides a reward as a function and data as data sets.
 """
@@ -30,7 +30,7 @@ from april_rl.config.store import (
     to_config,
 )
 from april_rl.errors import RunError
-from april_rl.runtime.interrupts import SIGNALS
+from april_rl.supervision.interrupts import SIGNALS
 from april_rl.tracking.labels import run_labels
 
 if TYPE_CHECKING:

@@ -18,16 +18,16 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from april_rl.config.lora import LoraConfig
-from april_rl.learner.architecture import (
+from april_rl.learner.model.architecture import (
     empty_model,
     layers_of,
     recompute_activations,
 )
-from april_rl.learner.attention import Packing
-from april_rl.learner.lora import inject
-from april_rl.learner.mixers import has_known_mixers
-from april_rl.learner.routers import has_known_routers
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.attention import Packing
+from april_rl.learner.model.lora import inject
+from april_rl.learner.model.mixers import has_known_mixers
+from april_rl.learner.model.routers import has_known_routers
+from april_rl.learner.model.sizes import ModelSizes
 
 _COUNTING = "april_rl_counting"  # name in transformers of an attention that computes nothing
 _TOKENS = 512  # of the row that is passed

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from april_rl.learner.attention import Packing
+from april_rl.learner.model.attention import Packing
 
 # Classes in transformers whose `forward` gets hidden states [1, T, H] first, returns as many, and
 # mixes tokens by these alone: all their other tokenwise arguments are masks, of which there are
