@@ -12,7 +12,7 @@ from source_tree import ROOT
 
 from april_rl.config import to_config
 from april_rl.config.store import compose_overrides
-from april_rl.runtime.engine_build import installed_engines, wrong_engine
+from april_rl.planning.machine import installed_engines, wrong_engine
 
 
 @pytest.mark.parametrize(
