@@ -64,10 +64,8 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
 
 
-# Metrics of several sources or functions, of a reference, of rewards that read an answer, and of
-# more than five steps.
+# Metrics of several sources or functions, of a reference and of rewards that read an answer.
 ELSEWHERE = (
-    *("length_bias/dispersion", "length_bias/reward_dispersion"),
     *("source/*", "source/*/*", "loss/reference_kl", "reward/*/mean"),
     *("eval/*/maj_at_k", "memory/gpu_*", "environment/*"),
 )

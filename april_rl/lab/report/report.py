@@ -116,7 +116,7 @@ def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
     caption = (
         "Each row is a slot of an engine, each bar a sample, coloured by the age of its first "
         f"token. {_counts(timeline)} Slots were in use {percent(_occupancy(run, step))} of the "
-        "time."
+        f"time.{_length_bias(run)}"
     )
     trace = _trace_path(run.run_dir, step).name
     yield html.chart_block(
@@ -148,6 +148,16 @@ def _occupancy(run: RunFiles, step: int) -> float:
     timeline's.
     """
     return dict(run.series("rollout/occupancy")).get(step, 0.0)
+
+
+def _length_bias(run: RunFiles) -> str:
+    bias = run.length_bias
+    if bias is None:
+        return ""
+    return (
+        f" In the last recorded steps trained responses have {bias.trained_tokens_mean:.0f} tokens "
+        f"on average, all responses to the prompts opened there {bias.opened_tokens_mean:.0f}."
+    )
 
 
 def _counts(timeline: Timeline) -> str:
