@@ -17,7 +17,7 @@ from april_rl.planning.plan import Plan
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.runtime.process_setup import thread_environment
 from april_rl.runtime.weight_sync import sends_adapter
-from april_rl.runtime.worker import Worker
+from april_rl.runtime.worker import WorkerActor
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.supervision.host_memory import WorkerMemory, pinned_environment
 from april_rl.supervision.watchdog import Watchdog
@@ -54,7 +54,7 @@ class Workers:
             env |= thread_environment(settings.threads)
         if layout.device == "cuda":
             env |= pinned_environment(os.environ)
-        actor = ray.remote(Worker)
+        actor = ray.remote(WorkerActor)
         self.actors: list[Any] = [
             actor.options(
                 num_cpus=1,
