@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from april_rl.config.environment import EnvironmentConfig
@@ -56,24 +57,38 @@ def check_loadable(config: EnvironmentConfig) -> None:
         check_function(import_function(config.agent), config.args)
 
 
-def new_environment(config: EnvironmentConfig, context: Context, endpoint: Endpoint) -> Environment:
-    """Return a new instance, ready for `reset`."""
+def environments_of(
+    config: EnvironmentConfig, endpoint: Endpoint
+) -> Callable[[Context], Environment]:
+    """Return a function that makes a new instance, ready for `reset`; what is checked and imported
+    here is not checked again for each sample. Raise as `check_loadable` does.
+    """
+    check_loadable(config)
     if config.has_agent:
-        program = (
-            of_function(import_function(config.agent), config.args, context)
-            if config.agent
-            else of_command(config.command, context)
-        )
-        prompt_id, index = context.sample_id
-        name, patience_s = f"{prompt_id}-{index}", config.step_timeout_s / 2
-        return Agent(program, endpoint, name=name, patience_s=patience_s)
+        return partial(_new_agent, config, endpoint)
     found = load_class(config.function, config.args)
     if is_of_skyrl(found):
-        return SkyRLEnvironment(found, config.args, max_turns=config.max_turns)
-    made = found(**config.args)
-    if isinstance(made, Loads):
-        made.load(context)
-    if is_of_tools(found):
-        return ToolsEnvironment(made)
-    assert isinstance(made, Environment)
-    return made
+        return lambda _: SkyRLEnvironment(found, config.args, max_turns=config.max_turns)
+    has_tools = is_of_tools(found)
+
+    def new(context: Context) -> Environment:
+        made = found(**config.args)
+        if isinstance(made, Loads):
+            made.load(context)
+        if has_tools:
+            return ToolsEnvironment(made)
+        assert isinstance(made, Environment)
+        return made
+
+    return new
+
+
+def _new_agent(config: EnvironmentConfig, endpoint: Endpoint, context: Context) -> Agent:
+    program = (
+        of_function(import_function(config.agent), config.args, context)
+        if config.agent
+        else of_command(config.command, context)
+    )
+    prompt_id, index = context.sample_id
+    name, patience_s = f"{prompt_id}-{index}", config.step_timeout_s / 2
+    return Agent(program, endpoint, name=name, patience_s=patience_s)

@@ -20,7 +20,7 @@ from april_rl.environments.door import repaired
 from april_rl.environments.endpoint import Endpoint
 from april_rl.environments.episode import Episode
 from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
-from april_rl.environments.loading import check_loadable, new_environment
+from april_rl.environments.loading import environments_of
 from april_rl.environments.protocol import Context
 from april_rl.rewards.child_process import die_with_controller, limit_memory, raise_open_files
 from april_rl.rewards.plugins import GIB, Caught
@@ -56,10 +56,10 @@ def run_process(connection: Connection, settings: ProcessSettings, lifeline: Con
     if settings.config.command:
         adopt_orphans()
     with Caught() as caught:
-        check_loadable(settings.config)
+        episodes = _Episodes(connection, settings)
     connection.send(Ready(caught.message))
     if not caught.message:
-        asyncio.run(_Episodes(connection, settings).serve())
+        asyncio.run(episodes.serve())
 
 
 class _Episodes:
@@ -67,7 +67,7 @@ class _Episodes:
 
     def __init__(self, connection: Connection, settings: ProcessSettings) -> None:
         self._connection, self._settings = connection, settings
-        self._endpoint = Endpoint(settings.config.address)
+        self._new = environments_of(settings.config, Endpoint(settings.config.address))
         self._alive: dict[SampleId, Episode] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio holds weak references
 
@@ -126,7 +126,7 @@ class _Episodes:
         if ask.anew:
             calls.begin_anew()
         context = Context(sample_id=ask.sample_id, is_replay=bool(ask.turns), once=calls.once)
-        build = partial(new_environment, config, context, self._endpoint)
+        build = partial(self._new, context)
         return Episode(
             build,
             calls,
