@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 from april_rl.algorithm.advantages import Advantages, advantages_of
 from april_rl.assembly.collector import build_collector, num_slots
 from april_rl.assembly.decisions import decide, decide_memory
-from april_rl.assembly.environments import description_of, open_files_line, with_environments
+from april_rl.assembly.environments import (
+    RewardsAndEnvironments,
+    description_of,
+    open_files_line,
+    with_environments,
+)
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
@@ -26,8 +31,7 @@ from april_rl.data.prompts import PromptTable
 from april_rl.data.sets import PromptSets
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
-from april_rl.environments.description import Description
-from april_rl.environments.outside import RewardsAndEnvironments
+from april_rl.environments.loading import Description
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.memory.kv_room import kv_demand, kv_warning

@@ -33,7 +33,7 @@ CORE = (  # what trains: the floors, lowest first
     {"errors"},
     {"types", "metrics", "config"},
     {"checkpointing", "algorithm", "rollout", "batch"},
-    {"tracking"},
+    {"tracking", "outside"},
     {"data", "rewards", "engine", "learner", "evaluation", "supervision", "tiny"},
     {"runtime", "environments", "trl"},
     {"memory"},
