@@ -33,7 +33,7 @@ from april_rl.config.store import (
 from april_rl.config.wrong_settings import unknown_setting
 from april_rl.errors import RunError
 from april_rl.rollout.garbage_collection import garbage_collection_paused
-from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
+from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
 from april_rl.tracking.labels import RunLabels, run_labels, versions
 
 register()
@@ -157,7 +157,7 @@ def run(
     with garbage_collection_paused():
         from april_rl.assembly.run import assemble
         from april_rl.checkpointing.resume import load
-        from april_rl.runtime.restarts import Restarts
+        from april_rl.supervision.restarts import Restarts
         from april_rl.tiny.builtins import resolve_builtins
         from april_rl.trainer import Trainer
 

@@ -24,10 +24,10 @@ from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.rollout_metrics import rollout_metrics
-from april_rl.rollout.timeline import timeline_of
-from april_rl.runtime.interrupts import Interrupts
+from april_rl.rollout.measures.rollout_metrics import rollout_metrics
+from april_rl.rollout.measures.timeline import timeline_of
 from april_rl.runtime.step_profiler import StepProfiler
+from april_rl.supervision.interrupts import Interrupts
 from april_rl.supervision.memory_usage import controller_memory
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase, View
@@ -77,7 +77,9 @@ class Trainer:
             if resumed is not None:
                 self._restore(resumed, view)
             self.tracker = stack.enter_context(self._parts.directory.take_over(view))
-            self._profiler = StepProfiler(config.profiler, self.workers, self.tracker, run_dir)
+            self._profiler = StepProfiler(
+                config.profiler.steps, self.workers, self.tracker, run_dir
+            )
             self._exits = stack.pop_all()
 
     def count(self, metrics: Metrics) -> None:

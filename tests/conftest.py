@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 import pytest
 from hypothesis import settings
 
-from april_rl.runtime.engine_build import installed_engines
+from april_rl.planning.machine import installed_engines
 
 # Threads of torch and vLLM, here and in processes that tests start; read when torch is loaded. With
 # such small matrices, threads would only spin and wait for each other.

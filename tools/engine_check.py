@@ -34,8 +34,8 @@ from april_rl.config.choices import ComputeDtype, LoraSync
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
-from april_rl.learner.lora import write_adapter
 from april_rl.learner.mesh import build_mesh
+from april_rl.learner.model.lora import write_adapter
 from april_rl.learner.policy import Policy, build_policy
 from april_rl.rollout.requests import Request
 from april_rl.types import Completion, SampleId

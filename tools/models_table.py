@@ -39,15 +39,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from april_rl.batch.packing import MicroBatch
 from april_rl.errors import RunError
-from april_rl.learner.architecture import (
+from april_rl.learner.mesh import build_mesh
+from april_rl.learner.model.architecture import (
     NOT_SUPPORTED,
     empty_model,
     frozen_tensors,
     logit_shape,
 )
-from april_rl.learner.logprobs import LogitShape
-from april_rl.learner.mesh import build_mesh
-from april_rl.learner.mixers import has_known_mixers
+from april_rl.learner.model.logprobs import LogitShape
+from april_rl.learner.model.mixers import has_known_mixers
 from april_rl.learner.policy import build_policy
 from april_rl.learner.row import PackedRow
 

@@ -11,7 +11,7 @@ from huggingface_hub import try_to_load_from_cache
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Kl, OnRestart
 from april_rl.errors import RunError
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.rollout.codec import check_observations, check_state
 
 _SIZES = ("hidden_size", "num_layers", "num_heads", "num_parameters")

@@ -23,7 +23,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import april_rl
 from april_rl.checkpointing.manifest import (
     CheckpointError,
     FileRecord,
@@ -33,6 +32,7 @@ from april_rl.checkpointing.manifest import (
     verify,
     write_manifest,
 )
+from april_rl.version import __version__
 
 LATEST = "latest"  # file that contains the name of the last checkpoint
 SCORE = "score"  # manifest key of the value of checkpoint.best_metric at that step
@@ -107,7 +107,7 @@ def commit(
         Manifest(
             step=step,
             created=datetime.now().astimezone().isoformat(timespec="seconds"),
-            version=april_rl.__version__,
+            version=__version__,
             about=about,
             files=dict(sorted(files.items())),
         ),

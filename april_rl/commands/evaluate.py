@@ -32,7 +32,7 @@ from april_rl.evaluation.report import (
     write_differences,
     write_report,
 )
-from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
+from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
 from april_rl.tracking.figures import compact, percent
 
 _DESCRIPTION = """\

@@ -9,15 +9,13 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import InprocClient
 
 from april_rl.config.engine import EngineConfig
-from april_rl.engine.cpu import (
-    SAMPLING,
-    SEED,
+from april_rl.engine.cpu.fixes import (
     fix_rejection_sampling,
-    install_counter_sampler,
     keep_experts_packed,
     keep_plain_weights,
 )
-from april_rl.engine.cpu_norms import PRIORITY, register_norms
+from april_rl.engine.cpu.norms import PRIORITY, register_norms
+from april_rl.engine.cpu.sampler import SAMPLING, SEED, install_counter_sampler
 from april_rl.rollout.requests import Request
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from april_rl.learner.mismatch import Mismatch
+from april_rl.learner.model.routers import Choices, Routers
 from april_rl.learner.policy import Policy
 from april_rl.learner.reference import OwnReference, Reference
-from april_rl.learner.routers import Choices, Routers
 from april_rl.learner.row import PackedRow
 
 

@@ -23,17 +23,17 @@ from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.anchors import Anchor, Anchors
-from april_rl.learner.checkpoint import Checkpoint, local_folder
-from april_rl.learner.export import export
-from april_rl.learner.lora import adapter_writer, write_adapter
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.mismatch import Mismatch
+from april_rl.learner.model.checkpoint import Checkpoint, local_folder
+from april_rl.learner.model.export import export
+from april_rl.learner.model.lora import adapter_writer, write_adapter
+from april_rl.learner.model.offload import Offloadable, return_cached_memory
+from april_rl.learner.model.routers import Routers
 from april_rl.learner.objective import Objective
-from april_rl.learner.offload import Offloadable, return_cached_memory
 from april_rl.learner.optimizer import Optimizer
 from april_rl.learner.policy import build_policy
 from april_rl.learner.reference import OwnReference, Reference
-from april_rl.learner.routers import Routers
 from april_rl.learner.row import PackedRow
 from april_rl.learner.statistics import TokenStatistics
 from april_rl.learner.training_state import Snapshot, TrainingState

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PreTrainedModel
 
 from april_rl.config.lora import LoraConfig
-from april_rl.learner.architecture import (
+from april_rl.learner.model.architecture import (
     UnsupportedModelError,
     check_device,
     empty_model,
@@ -27,10 +27,10 @@ from april_rl.learner.architecture import (
     logit_shape,
     recompute_activations,
 )
-from april_rl.learner.checkpoint import Checkpoint
-from april_rl.learner.logprobs import LogprobHead
-from april_rl.learner.lora import base_parameters, initialise, inject, merged_parameters
-from april_rl.learner.names import Part, StoredNames, TextPrefixes, cut, untrained_names
+from april_rl.learner.model.checkpoint import Checkpoint
+from april_rl.learner.model.logprobs import LogprobHead
+from april_rl.learner.model.lora import base_parameters, initialise, inject, merged_parameters
+from april_rl.learner.model.names import Part, StoredNames, TextPrefixes, cut, untrained_names
 from april_rl.learner.row import PackedRow
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from april_rl.learner.lora import without_adapters
+from april_rl.learner.model.lora import without_adapters
 from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from april_rl.algorithm.responses import Responses
 from april_rl.batch.packing import MicroBatch
-from april_rl.learner.attention import Packing
+from april_rl.learner.model.attention import Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import RunError
-from april_rl.learner.names import Box
-from april_rl.learner.offload import Offloadable
+from april_rl.learner.model.names import Box
+from april_rl.learner.model.offload import Offloadable
+from april_rl.learner.model.shards import local_shard, overlap, within
 from april_rl.learner.optimizer import Optimizer
 from april_rl.learner.policy import Policy
-from april_rl.learner.shards import local_shard, overlap, within
 
 _FILE, _COUNTERS = "rank_{:05d}.safetensors", "optimizer.json"
 _BOXES, _SHAPES = "boxes", "shapes"  # in a file's header, as JSON

@@ -140,9 +140,9 @@ class Worker:
         self._learner.offload()
 
     @records_activity
-    def build_engine(self, *, sleeps: bool) -> None:
-        """Start vLLM on the same device; with `sleeps` it frees its memory for each update."""
-        self._engine = build_engine(self._settings, sleeps=sleeps)
+    def build_engine(self, *, sleeps: bool, keeps_parked: bool) -> None:
+        """Start vLLM on the same device, as `worker_parts.build_engine`."""
+        self._engine = build_engine(self._settings, sleeps=sleeps, keeps_parked=keeps_parked)
         unlink_shared_memory()
 
     @records_activity
@@ -218,14 +218,14 @@ class Worker:
         self._send_weights(self._engine.policy_version)
 
     @records_activity
-    def start_profile(self, origin_ns: int, *, num_ticks: int) -> None:
+    def start_profile(self, folder: Path) -> None:
         """Trace calls from now on, as `CallProfiler.start`."""
-        self._profiler.start(origin_ns, num_ticks=num_ticks)
+        self._profiler.start(folder)
 
     @records_activity
-    def write_profile(self, path: Path, *, rank: int) -> None:
-        """End the trace and write it into `path`, as the worker `rank`."""
-        self._profiler.write(path, rank=rank)
+    def write_profile(self) -> None:
+        """End the trace, as `CallProfiler.write`."""
+        self._profiler.write()
 
     @records_activity
     def start_saving(self, folder: Path) -> list[str]:

@@ -183,7 +183,7 @@ def keep_cpu_weights() -> None:
     needs them: vLLM would pack them.
     """
     if current_platform.is_cpu():
-        from april_rl.engine.cpu import keep_plain_weights
+        from april_rl.engine.cpu.fixes import keep_plain_weights
 
         keep_plain_weights()
 

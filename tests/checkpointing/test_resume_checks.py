@@ -18,7 +18,7 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Kl
 from april_rl.config.lora import LoraConfig
 from april_rl.config.task import ModelConfig
-from april_rl.learner.sizes import ModelSizes
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.rollout.codec import FORMAT
 
 NO_GROUPS: dict[str, list] = {"open": [], "ready": []}

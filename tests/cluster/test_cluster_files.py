@@ -11,8 +11,8 @@ import pytest
 import yaml
 from source_tree import ROOT
 
-import april_rl
 from april_rl.config.store import compose_overrides
+from april_rl.version import __version__
 
 FOLDER = ROOT / "tools" / "cluster"
 FILES = sorted(path for path in FOLDER.iterdir() if path.is_file())
@@ -40,7 +40,7 @@ def test_recipes_and_paths_in_the_files_exist(path):
 def test_the_image_has_one_name_and_the_version_of_the_package():
     images = [IMAGE.findall(path.read_text()) for path in FILES]
     assert sum(map(bool, images)) == 3
-    assert {tag for tags in images for tag in tags} == {april_rl.__version__}
+    assert {tag for tags in images for tag in tags} == {__version__}
 
 
 def test_the_image_copies_what_its_commands_need():

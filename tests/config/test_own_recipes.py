@@ -9,8 +9,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from source_tree import ROOT
 
-from april_rl import evaluate, train
 from april_rl.__main__ import main as command
+from april_rl.api import evaluate, train
 from april_rl.command_line import main
 from april_rl.config.store import as_plain, compose_overrides, recipes, run_config, to_config
 from april_rl.errors import RunError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from april_rl.engine.cpu import gumbel_argmax, noise_seeds
+from april_rl.engine.cpu.sampler import gumbel_argmax, noise_seeds
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 

@@ -28,7 +28,7 @@ def ops():
     from vllm import ir
 
     import april_rl.engine.vllm_engine  # noqa: F401 (sets vLLM up)
-    from april_rl.engine.cpu_norms import PRIORITY, register_norms
+    from april_rl.engine.cpu.norms import PRIORITY, register_norms
 
     register_norms()
     register_norms()
@@ -72,7 +72,7 @@ def test_the_c_norm_is_rms_norm_rounded_once_also_of_a_view(ops, view, weight):
 
 def test_the_fused_norm_adds_the_residual_and_keeps_the_sum(ops, view, weight):
     """Fails when the residual is left out. The sum is rounded before it is normalised."""
-    from april_rl.engine.cpu_norms import PROVIDER
+    from april_rl.engine.cpu.norms import PROVIDER
 
     x, residual = view.reshape(-1, 32).clone(), view.flip(0).reshape(-1, 32).clone()
     total = x.float() + residual.float()
@@ -84,7 +84,7 @@ def test_the_fused_norm_adds_the_residual_and_keeps_the_sum(ops, view, weight):
 
 def test_vllm_takes_the_c_norms_where_they_apply_and_its_own_elsewhere(ops, view, weight):
     """Fails when a norm without a weight, of a part of the row, or of mixed types is taken too."""
-    from april_rl.engine.cpu_norms import PROVIDER
+    from april_rl.engine.cpu.norms import PROVIDER
 
     def provider(op, *tensors, **options):
         return op.dispatch(*tensors, EPSILON, **options).provider

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_engine_noise import assert_chi_square
 
-from april_rl.engine.cpu import SAMPLING, SEED, CounterSampler, nucleus
+from april_rl.engine.cpu.sampler import SAMPLING, SEED, CounterSampler, nucleus
 from april_rl.rollout.requests import Sampling
 
 pytestmark = pytest.mark.slow  # imports vllm

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
+from april_rl.lab.simulator.length_statistics import dispersion
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.length_bias import dispersion
 from april_rl.rollout.over_sampling import FixedFactor
 
 COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5)

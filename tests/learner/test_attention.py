@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from april_rl.learner import attention
-from april_rl.learner.attention import Packing, packed_attention
+from april_rl.learner.model import attention
+from april_rl.learner.model.attention import Packing, packed_attention
 
 LENGTHS = (5, 1, 9, 3)
 SIZE, HEADS, KEY_HEADS, HEAD_DIM, SCALING = sum(LENGTHS), 4, 2, 8, 0.3

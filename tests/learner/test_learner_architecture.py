@@ -20,15 +20,15 @@ from transformers import (
     Starcoder2Config,
 )
 
-from april_rl.learner.architecture import (
+from april_rl.learner.mesh import build_mesh
+from april_rl.learner.model.architecture import (
     UnsupportedModelError,
     check_device,
     empty_model,
     logit_shape,
     silence,
 )
-from april_rl.learner.logprobs import LogitShape
-from april_rl.learner.mesh import build_mesh
+from april_rl.learner.model.logprobs import LogitShape
 from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
 

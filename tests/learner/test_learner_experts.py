@@ -28,10 +28,10 @@ from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from april_rl.config.choices import ComputeDtype
-from april_rl.learner.checkpoint import CheckpointError
-from april_rl.learner.export import export
 from april_rl.learner.mesh import build_mesh
-from april_rl.learner.names import StoredNames, UnknownLayoutError
+from april_rl.learner.model.checkpoint import CheckpointError
+from april_rl.learner.model.export import export
+from april_rl.learner.model.names import StoredNames, UnknownLayoutError
 from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.errors import ExportError
-from april_rl.learner.export import export
+from april_rl.learner.model.export import export
 from april_rl.learner.policy import Policy, build_policy
 
 NUM_RANKS = 2

@@ -35,9 +35,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.config.lora import LoraConfig
-from april_rl.learner.architecture import empty_model
 from april_rl.learner.learner import Learner
-from april_rl.learner.lora import LoraError, inject
+from april_rl.learner.model.architecture import empty_model
+from april_rl.learner.model.lora import LoraError, inject
 from april_rl.learner.reference import Reference
 from april_rl.learner.row import PackedRow
 from april_rl.runtime.worker_parts import build_learner

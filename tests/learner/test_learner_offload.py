@@ -20,7 +20,7 @@ from torch import Tensor
 
 from april_rl.config.choices import Offload
 from april_rl.learner.learner import Learner
-from april_rl.learner.offload import Offloadable
+from april_rl.learner.model.offload import Offloadable
 
 CPU = torch.device("cpu")
 

@@ -25,8 +25,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from april_rl.config.choices import ComputeDtype
-from april_rl.learner.checkpoint import CheckpointError
-from april_rl.learner.export import export, plan_shards
+from april_rl.learner.model.checkpoint import CheckpointError
+from april_rl.learner.model.export import export, plan_shards
 from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
 

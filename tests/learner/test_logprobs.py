@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from april_rl.learner.logprobs import LogitShape, LogprobHead
+from april_rl.learner.model.logprobs import LogitShape, LogprobHead
 
 NUM_TOKENS, HIDDEN, VOCABULARY, TEMPERATURE = 23, 16, 71, 0.7
 PLAIN, SCALED, CAPPED = LogitShape(), LogitShape(scale=0.4), LogitShape(scale=1.7, cap=2.5)

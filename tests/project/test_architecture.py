@@ -30,13 +30,13 @@ from source_tree import (
 )
 
 CORE = (  # what trains: the floors, lowest first
-    {"errors"},
+    {"errors", "version"},
     {"types", "metrics", "config"},
     {"checkpointing", "algorithm", "rollout", "batch"},
     {"tracking", "outside"},
     {"data", "rewards", "engine", "learner", "evaluation", "supervision", "tiny"},
+    {"planning"},
     {"runtime", "environments", "trl"},
-    {"memory"},
     {"assembly", "updates"},
     {"trainer"},
     {"commands"},
@@ -47,7 +47,7 @@ LAB = (  # what predicts, rehearses, compares and draws stands on the core
     {"lab.rehearsal"},
     {"lab.commands", "lab"},
 )
-LAYERS = (*CORE, *LAB, {"command_line"}, {"python", "train"}, {"__main__"})
+LAYERS = (*CORE, *LAB, {"command_line"}, {"api", "train"}, {"__main__"})
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
 # Tested in seconds, without GPU or process.
 PURE = set().union(*CORE[:3], {"lab.simulator", "lab.tuning", "lab.report"})
@@ -61,7 +61,7 @@ OWNERS = {
     "wandb_workspaces": {"lab.dashboards"},
     "vl_convert": {"lab.report"},
     "datasets": {"data"},
-    "huggingface_hub": {"runtime", "assembly", "learner", "commands"},
+    "huggingface_hub": {"planning", "assembly", "learner", "commands"},
     "ray": {"runtime", "supervision"},
     "peft": {"learner"},
     "hydra": HYDRA_USERS,
@@ -125,6 +125,27 @@ def test_the_package_imports_itself_by_its_full_name() -> None:
     assert relative == []
 
 
+def test_no_module_imports_the_package_itself() -> None:
+    """`april_rl/__init__.py` is for users: an import of it would be an arrow back to the top."""
+    wrong = [
+        where(path, entry.line)
+        for path in package_files()
+        for entry in imports_of(path)
+        if entry.module == "april_rl"
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("first", ["import april_rl.train", "import april_rl.api", ""])
+def test_train_is_a_module_of_the_package_and_a_function_of_its_api(first: str) -> None:
+    script = f"""{first}
+from april_rl import train as module
+from april_rl.api import train as function
+print(type(module).__name__, type(function).__name__)"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert (ran.returncode, ran.stdout) == (0, "module function\n"), ran.stderr
+
+
 def test_the_tiny_task_is_imported_by_the_command_lines_only() -> None:
     users = {part_of(path) for path in package_files() if "tiny" in parts_imported(path)}
     assert users <= {"tiny", "command_line", "commands", "lab.commands"}
@@ -172,7 +193,7 @@ def test_nothing_that_the_controller_loads_computes_with_torch() -> None:
     memory plan, a check or the trainer needs a module of the learner that computes.
     """
     loaded = files_loaded_by(PACKAGE / "trainer.py")
-    assert PACKAGE / "memory" / "plan.py" in loaded
+    assert PACKAGE / "planning" / "memory_plan.py" in loaded
     wrong = [
         where(path, 1, module)
         for path in loaded

@@ -9,8 +9,8 @@ from light_samples import make_tick
 from rollout_runs import Run, Setup
 from sent_samples import record
 
+from april_rl.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.rollout.record import Acted, EngineTick, Returned, Sent
-from april_rl.rollout.rollout_metrics import rollout_metrics
 from april_rl.rollout.slots import Slots
 from april_rl.types import SampleId
 

@@ -12,7 +12,7 @@ import pytest
 from command_line import environment, rows_of
 from source_tree import ROOT
 
-from april_rl import evaluate, train
+from april_rl.api import evaluate, train
 from april_rl.errors import RunError
 
 
@@ -102,7 +102,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     """
     script = tmp_path / "script.py"
     script.write_text(
-        "import multiprocessing\nfrom april_rl import train\n"
+        "import multiprocessing\nfrom april_rl.api import train\n"
         "if __name__ == '__main__':\n"
         "    process = multiprocessing.get_context('spawn').Process(target=print)\n"
         "    process.start()\n    process.join()\n    raise SystemExit(process.exitcode)\n"

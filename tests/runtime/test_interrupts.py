@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from april_rl.runtime.interrupts import SIGNALS, Interrupts, blocked_for_children
+from april_rl.supervision.interrupts import SIGNALS, Interrupts, blocked_for_children
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_second_signal_ends_the_program_and_its_children_at_once():
     """Fails when somebody who presses Ctrl-C again has to wait for a checkpoint."""
     code = (
         "import subprocess, sys, time\n"
-        "from april_rl.runtime.interrupts import Interrupts\n"
+        "from april_rl.supervision.interrupts import Interrupts\n"
         "interrupts = Interrupts()\n"
         "with interrupts.held(deadline_s=600):\n"
         "    subprocess.Popen(['sleep', '600'])\n"

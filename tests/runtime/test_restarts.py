@@ -9,12 +9,12 @@ import pytest
 
 from april_rl.errors import RunError
 from april_rl.rollout.ports import EngineStalledError
-from april_rl.runtime.restarts import Restarts
 from april_rl.supervision.failures import (
     WorkerDiedError,
     WorkerMemoryError,
     WorkerStalledError,
 )
+from april_rl.supervision.restarts import Restarts
 
 
 @dataclass

@@ -25,7 +25,7 @@ from april_rl.config.prompt_sets import training_sets
 from april_rl.config.store import ConfigError, compose_overrides
 from april_rl.config.task import EvaluationSetConfig
 from april_rl.errors import RunError
-from april_rl.runtime.interrupts import EXIT_STATUS, Interrupts
+from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
 
 if TYPE_CHECKING:
     from april_rl.data.sets import PromptSets
@@ -133,8 +133,8 @@ def _profile(
     """Sample, simulate, print and write `profile.json` into `folder`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    from april_rl.assembly.workers import context_length
     from april_rl.commands.evaluation_run import EvaluationRun
+    from april_rl.planning.sizes import context_length
     from april_rl.tiny.builtins import resolve_builtins
 
     context_length(config, is_training=False)  # before the tiny task's model is trained

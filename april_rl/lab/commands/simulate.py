@@ -23,7 +23,7 @@ from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.simulator.tables import comparison_table, paper_table
 from april_rl.lab.simulator.turns import Turns
-from april_rl.runtime.interrupts import EXIT_STATUS
+from april_rl.supervision.interrupts import EXIT_STATUS
 
 # Options that replace a field of the scenario: its name, type and meaning.
 _FIELDS: tuple[tuple[str, type, str], ...] = (

@@ -11,7 +11,7 @@ from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode, predict
 from april_rl.lab.simulator.recorded_run import RecordedRunError, recorded_scenario
 from april_rl.lab.simulator.scaled_down import scaled_down
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.timeline import Timeline, timeline_of
+from april_rl.rollout.measures.timeline import Timeline, timeline_of
 
 _FACTORS = (1.5, 2.0, 3.0)
 _NUM_STEPS, _WARMUP_STEPS = 6, 4

@@ -22,7 +22,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import april_rl
 from april_rl.errors import RunError
 from april_rl.outside.user_code import GIB
 from april_rl.rewards.code import seccomp
@@ -39,7 +38,7 @@ ENVIRONMENT = {
 }
 SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-PACKAGE = Path(april_rl.__file__).parent
+PACKAGE = Path(__file__).parents[2]
 BOOTSTRAP = (
     f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); "
     "from april_rl.rewards.code.jail import main; del sys.path[0]; main(sys.argv[1:])"

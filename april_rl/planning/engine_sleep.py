@@ -1,0 +1,117 @@
+"""Decides whether engines on GPUs sleep while the learner updates (engine.sleep=auto, by the memory
+plan), and with it whether parked samples keep their KV cache (rollout.resume=auto).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import Resume, Sleep, Speculation
+from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.layout import Layout
+from april_rl.planning.memory_check import Room, remedies
+from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
+from april_rl.planning.memory_plan import GIB, Phase, plan_memory
+
+# Share of a GPU that engine.sleep=auto leaves free beside engine and learner. Activations are
+# estimates; an engine that sleeps without need costs seconds, one that should have slept the run.
+_MARGIN_FRAC = 0.1
+
+
+class EngineSleep(NamedTuple):
+    """The decision on engine.sleep."""
+
+    inputs: MemoryInputs  # with the decided engine.sleep
+    reason: str  # shown to the user; empty when there was nothing to decide
+
+
+def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> EngineSleep:
+    """Decide engine.sleep=auto: engines stay awake if every phase of the learner fits beside them,
+    with a margin.
+
+    `room` is the memory of the fullest GPU. Raise PreflightError when engines would have to sleep
+    but rollout.resume=keep needs them awake.
+    """
+    if inputs.is_on_cpu or inputs.engine.sleep is not Sleep.auto:
+        return EngineSleep(inputs, "")
+    awake = replace(inputs, engine=replace(inputs.engine, sleep=Sleep.never))
+    plan = plan_memory(model, awake, device_bytes=room.device)
+    fullest = max(plan.phases[1:], key=lambda phase: phase.total)  # all but the rollout
+    usable = room.free - _MARGIN_FRAC * room.device
+    if fullest.total <= usable:
+        return EngineSleep(
+            awake,
+            "engine.sleep=auto: engines stay awake during updates; beside them, "
+            f"{fullest.name} needs {fullest.total / GIB:.1f} of a GPU's {room.free / GIB:.1f} GiB",
+        )
+    too_much = _too_much(fullest, room, usable=usable)
+    if inputs.keeps_parked:
+        within = Room(device=room.device, free=usable)
+        advice = list(remedies(model, awake, phase=fullest, room=within))
+        if fullest.total <= room.free:
+            advice.append("engine.sleep=never uses the margin too")
+        raise PreflightError(
+            f"rollout.resume=keep needs engines that stay awake during updates, but {too_much} "
+            f"({fullest}). Change one: "
+            f"{', '.join([*advice, 'rollout.resume=reprefill lets engines sleep'])}"
+        )
+    return EngineSleep(
+        replace(inputs, engine=replace(inputs.engine, sleep=Sleep.always)),
+        f"engine.sleep=auto: engines sleep during updates; if they stayed awake, {too_much}",
+    )
+
+
+class Decided(NamedTuple):
+    """Settings without engine.sleep=auto and rollout.resume=auto."""
+
+    config: TrainConfig
+    inputs: MemoryInputs  # of the memory plan, with the decided engine.sleep
+    reasons: tuple[str, ...]  # shown to the user, one for each auto
+
+
+def decide_sleep_and_resume(
+    config: TrainConfig, layout: Layout, *, model: ModelSizes, room: Room
+) -> Decided:
+    """Decide both settings; parked samples keep their KV cache where engines stay awake.
+
+    `room` is the memory of the fullest GPU. Raise PreflightError as `settle_sleep`.
+    """
+    inputs, reason = settle_sleep(model, memory_inputs(config, layout), room=room)
+    reasons = [reason] if reason else []
+    if config.rollout.resume is Resume.auto:
+        resume, because = _resume(config, engines_sleep=inputs.engine_sleeps)
+        config = replace(config, rollout=replace(config.rollout, resume=resume))
+        reasons.append(f"rollout.resume: {resume.value}, since {because}")
+    return Decided(replace(config, engine=inputs.engine), inputs, tuple(reasons))
+
+
+def with_resume(
+    config: TrainConfig, layout: Layout, *, model: ModelSizes, room: Room
+) -> TrainConfig:
+    """Return the configuration with rollout.resume=auto decided; no other value is checked."""
+    if config.rollout.resume is not Resume.auto:
+        return config
+    return decide_sleep_and_resume(config, layout, model=model, room=room).config
+
+
+def _resume(config: TrainConfig, *, engines_sleep: bool) -> tuple[Resume, str]:
+    """Return what rollout.resume=auto becomes, and why."""
+    if config.deterministic:
+        return Resume.reprefill, "deterministic=true holds after a kill too, which loses KV caches"
+    if config.engine.speculation is not Speculation.none:
+        return Resume.reprefill, "a guessing engine cannot keep parked samples"
+    if engines_sleep:
+        return Resume.reprefill, "engines sleep during updates and lose their KV caches"
+    return Resume.keep, "engines stay awake; parked samples are not prefilled again"
+
+
+def _too_much(phase: Phase, room: Room, *, usable: float) -> str:
+    """Return by how much a phase does not fit beside an engine that is awake."""
+    missing, margin = phase.total - usable, room.free - usable
+    return (
+        f"{phase.name} would need {phase.total / GIB:.1f} GiB of a GPU, {missing / GIB:.1f} more "
+        f"than the {room.free / GIB:.1f} that are free minus a margin of {margin / GIB:.1f}"
+    )

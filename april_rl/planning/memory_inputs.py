@@ -1,0 +1,75 @@
+"""The inputs of the memory plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import ComputeDtype, Kl, KvCacheDtype, Resume, Sleep
+from april_rl.config.consistency import longest_sequence
+from april_rl.config.engine import EngineConfig
+from april_rl.config.lora import LoraConfig
+from april_rl.config.schema import LearnerConfig
+from april_rl.planning.layout import Layout
+
+_BYTES = {ComputeDtype.bfloat16: 2, ComputeDtype.float32: 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryInputs:
+    """Inputs of the memory plan beside the model: sections of the configuration as the
+    run will have them, and facts that follow from others.
+    """
+
+    layout: Layout
+    learner: LearnerConfig
+    lora: LoraConfig
+    engine: EngineConfig
+    has_reference: bool  # a second, frozen model
+    longest_tokens: int  # of a sample: learner.max_tokens cannot be less
+    keeps_parked: bool  # rollout.resume=keep: engines must not sleep; with auto they may
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Return whether learner and engine share the host's memory."""
+        return self.layout.device == "cpu"
+
+    @property
+    def shard_size(self) -> int:
+        """Workers that share one copy of the weights."""
+        return self.learner.shard_size or self.layout.num_workers
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of a number in the forward and backward pass."""
+        return _BYTES[self.learner.compute_dtype]
+
+    @property
+    def engine_bytes(self) -> int:
+        """Bytes of a number of the engine's weights."""
+        return _BYTES[self.engine.dtype]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a number in the KV cache."""
+        return self.engine_bytes if self.engine.kv_cache_dtype is KvCacheDtype.auto else 1
+
+    @property
+    def engine_sleeps(self) -> bool:
+        """Return whether the engine gives up its memory while the learner computes, which none does
+        on CPU; with engine.sleep=auto it does, unless `settle_sleep` finds that it need not.
+        """
+        return not self.is_on_cpu and self.engine.sleep is not Sleep.never
+
+
+def memory_inputs(config: TrainConfig, layout: Layout) -> MemoryInputs:
+    """Return what a settled configuration says about memory."""
+    return MemoryInputs(
+        layout=layout,
+        learner=config.learner,
+        lora=config.lora,
+        engine=config.engine,
+        has_reference=config.algorithm.kl is not Kl.none,
+        longest_tokens=longest_sequence(config)[0],
+        keeps_parked=config.rollout.resume is Resume.keep,
+    )

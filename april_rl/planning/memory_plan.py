@@ -1,0 +1,284 @@
+"""The memory of a worker in each phase of a step, computed before anything is loaded.
+
+Legend: P parameters of the model, N workers that share one copy of the weights, c bytes per number
+in the forward and backward pass. All sizes are bytes per worker; tables are in GiB. They are of
+tensors: what CUDA, NCCL and the allocator take beside them is not in the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from april_rl.config.choices import Offload
+from april_rl.learner.model.sizes import (
+    BLOCK_BYTES,
+    CPU_BLOCK_BYTES,
+    MIN_BLOCK_ROWS,
+    SHARD_BYTES,
+    ModelSizes,
+)
+from april_rl.planning.memory_inputs import MemoryInputs
+
+GIB = 1 << 30
+_MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32
+_COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and in the engine's form
+_LOGIT_BLOCKS = 3  # at most: logits, their exponentials, and a product of both
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A phase of a step, and the bytes of everything in memory at its peak."""
+
+    name: str
+    items: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Return the bytes of all items."""
+        return sum(self.items.values())
+
+    def __str__(self) -> str:
+        """List the items that are large enough to show in GiB, largest first."""
+        by_size = sorted(self.items.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {size / GIB:.1f}" for name, size in by_size if size > GIB / 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The phases of a step on a worker's device, and its host memory meanwhile."""
+
+    phases: tuple[Phase, ...]
+    host: Phase
+    file_bytes: float  # an export's file in the host memory of rank 0 while it is written
+
+    def __str__(self) -> str:
+        """Return a table with a row per item that is large enough to show and a column per
+        phase.
+        """
+        columns = [phase for phase in (*self.phases, self.host) if phase.items]
+        seen = ((name, size) for phase in columns for name, size in phase.items.items())
+        names = list(dict.fromkeys(name for name, size in seen if size > GIB / 20))
+        rows = [[name, *(_gib(phase.items.get(name, 0.0)) for phase in columns)] for name in names]
+        heading = ["memory of a worker, GiB", *(phase.name for phase in columns)]
+        table = [heading, *rows, ["total", *(_gib(phase.total) for phase in columns)]]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join(
+            row[0].ljust(widths[0])
+            + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+            for row in table
+        )
+
+
+def plan_memory(
+    model: ModelSizes, inputs: MemoryInputs, *, device_bytes: float = 0.0
+) -> MemoryPlan:
+    """Return the plan for a model; `device_bytes` is the total memory of a GPU."""
+    sizes = _Sizes(model, inputs, share=inputs.engine.gpu_memory_utilization * device_bytes)
+    if inputs.is_on_cpu:
+        nothing = Phase(name="host", items={})
+        return MemoryPlan(phases=(sizes.on_cpu(),), host=nothing, file_bytes=sizes.file())
+    return MemoryPlan(
+        phases=(
+            sizes.rollout(),
+            sizes.backward(),
+            sizes.optimizer_step(),
+            sizes.weight_sync(),
+        ),
+        host=sizes.host(),
+        file_bytes=sizes.file(),
+    )
+
+
+class _Sizes:
+    """The sizes that phases are made of."""
+
+    def __init__(self, model: ModelSizes, inputs: MemoryInputs, *, share: float) -> None:
+        """`share`: bytes of the device for vLLM."""
+        self._model, self._inputs, self._share = model, inputs, share
+        self._frozen = model.num_parameters if model.has_adapters else 0
+
+    def rollout(self) -> Phase:
+        """Return the rollout; vLLM takes its share of the whole device, whatever else is there."""
+        away = self._inputs.learner.offload
+        return Phase(
+            name="rollout",
+            items={
+                "master weights": 0.0 if away is Offload.all else self._masters(),
+                "optimizer state": 0.0 if away is not Offload.none else self._moments(),
+                **self._awake(),
+            },
+        )
+
+    def backward(self) -> Phase:
+        """Return the forward and backward pass, with the engine beside it."""
+        return Phase(name="backward", items={**self._passes(), **self._resting()})
+
+    def optimizer_step(self) -> Phase:
+        """Return the optimizer step: no activations, but everything else of each parameter."""
+        return Phase(
+            name="optimizer",
+            items={
+                "master weights": self._masters(),
+                "optimizer state": self._moments(),
+                "gradients": self._gradients(),
+                **self._resting(),
+            },
+        )
+
+    def weight_sync(self) -> Phase:
+        """Return the weight sync: offloaded optimizer state has left, and the engine's KV cache may
+        still sleep.
+        """
+        is_away = self._inputs.learner.offload is not Offload.none
+        return Phase(
+            name="weight sync",
+            items={
+                "master weights": self._masters(),
+                "optimizer state": 0.0 if is_away else self._moments(),
+                "engine weights": self._engine_weights(),
+                "weight-sync buffer": self._sync_buffer(),
+                **self._resting(),
+            },
+        )
+
+    def host(self) -> Phase:
+        """Return the host memory. Room for offloaded tensors is kept once it is taken; the
+        reference model is there between updates, and a copy of what a checkpoint holds while it is
+        written.
+        """
+        offload = self._inputs.learner.offload
+        return Phase(
+            name="host",
+            items={
+                "master weights": self._masters() if offload is Offload.all else 0.0,
+                "optimizer state": 0.0 if offload is Offload.none else self._moments(),
+                "reference": self._reference(),
+                "checkpoint": self._checkpoint(),
+            },
+        )
+
+    def file(self) -> float:
+        """Return the size of the largest file of an export: tensors are added to a file until it
+        is full.
+        """
+        c = self._inputs.compute_bytes
+        largest = max(SHARD_BYTES, c * self._model.largest_tensor)
+        return min(largest, c * self._model.num_parameters)
+
+    def on_cpu(self) -> Phase:
+        """Return the whole run as one phase: nothing sleeps or offloads, so that the peaks of
+        learner and engine add up. A slow disk writes a checkpoint's copy during the next update.
+
+        An export is written when gradients and activations are gone; its file takes their place.
+        """
+        return Phase(
+            name="the run",
+            items={
+                **self._passes(),
+                "reference": self._reference(),
+                "engine weights": self._engine_weights(),
+                "KV cache": self._inputs.engine.kv_cache_gib * GIB,
+                "checkpoint": self._checkpoint(),
+            },
+        )
+
+    def _passes(self) -> dict[str, float]:
+        """Return the learner's items at the peak of a pass; offloaded optimizer state is there
+        during optimizer steps only.
+
+        The gradient of a unit is first whole, then copied into float32 to be reduced; that of the
+        root unit is whole until the pass ends. So the peak is in the output layer, in the last
+        layer (the first to be reduced), or in the embedding, when no activation is left.
+        """
+        stays = self._inputs.learner.offload is Offload.none
+        model, activations = self._model, self._activations()
+        whole = 0 if self._frozen else self._inputs.compute_bytes
+        reduced = 0 if self._frozen else whole + _GRADIENT
+        in_root = whole * model.root_parameters
+        own = reduced * model.embedding_unit
+        gradients, activations, logits = max(
+            (in_root, activations, self._logits()),
+            (in_root + reduced * model.layer_parameters, activations, 0.0),
+            (max(in_root + own, reduced * model.root_parameters), 0.0, 0.0),
+            key=sum,
+        )
+        return {
+            "master weights": self._masters(),
+            "optimizer state": self._moments() if stays else 0.0,
+            "gradients": self._gradients(),
+            "gathered layers": self._gathered() + gradients,
+            "activations": activations,
+            "logits": logits,
+        }
+
+    def _awake(self) -> dict[str, float]:
+        """Return the engine's share; vLLM leaves room for CUDA graphs inside it."""
+        weights = self._engine_weights()
+        cache = max(0.0, self._share - weights)
+        return {"engine weights": weights, "KV cache and workspace": cache}
+
+    def _resting(self) -> dict[str, float]:
+        """Return the engine's items while it computes nothing; asleep it has given them up."""
+        return {} if self._inputs.engine_sleeps else self._awake()
+
+    def _masters(self) -> float:
+        """Return the trained weights in float32; weights frozen under adapters are in the precision
+        of computation.
+        """
+        whole = _MASTER * self._model.num_trained + self._inputs.compute_bytes * self._frozen
+        return whole / self._inputs.shard_size
+
+    def _moments(self) -> float:
+        return _MOMENTS * self._model.num_trained / self._inputs.shard_size
+
+    def _checkpoint(self) -> float:
+        """Return the copy that is written: trained weights in float32 and optimizer state."""
+        return (_MASTER + _MOMENTS) * self._model.num_trained / self._inputs.shard_size
+
+    def _gradients(self) -> float:
+        return _GRADIENT * self._model.num_trained / self._inputs.shard_size
+
+    def _gathered(self) -> float:
+        """Return the weights that FSDP gathers. The root unit stays gathered; of the layers there
+        are the current one and the next, or all of them on CPU with a whole copy.
+        """
+        model = self._model
+        is_kept = self._inputs.is_on_cpu and self._inputs.shard_size == 1
+        some = model.root_parameters + 2 * model.layer_parameters
+        return self._inputs.compute_bytes * (model.num_parameters if is_kept else some)
+
+    def _activations(self) -> float:
+        """Return what autograd keeps. With checkpointing a layer keeps its input only, and one
+        layer at a time is computed again. In float32 it is at most twice as much as in bfloat16:
+        norms keep float32 in both.
+        """
+        learner = self._inputs.learner
+        is_checkpointed = learner.activation_checkpointing
+        model = self._model
+        each = model.checkpointed_bytes if is_checkpointed else model.activation_bytes
+        return learner.max_tokens * each * self._inputs.compute_bytes / 2
+
+    def _logits(self) -> float:
+        """Return a block of logits, and the float32 gradient of the hidden states."""
+        tokens = self._inputs.learner.max_tokens
+        suited = CPU_BLOCK_BYTES if self._inputs.is_on_cpu else BLOCK_BYTES
+        block = max(suited, 4 * tokens * MIN_BLOCK_ROWS)
+        return _LOGIT_BLOCKS * block + 4 * tokens * self._model.hidden_size
+
+    def _engine_weights(self) -> float:
+        per_engine = self._inputs.engine_bytes * self._model.num_parameters
+        return per_engine / self._inputs.layout.tensor_parallel_size
+
+    def _sync_buffer(self) -> float:
+        """Return the buffer of a weight sync, which gathers parameters one at a time."""
+        return _COPIES_IN_SYNC * self._inputs.compute_bytes * self._model.largest_tensor
+
+    def _reference(self) -> float:
+        """Return the reference model; with adapters the frozen model is the reference."""
+        if self._frozen or not self._inputs.has_reference:
+            return 0.0
+        return self._inputs.compute_bytes * self._model.num_parameters / self._inputs.shard_size
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f}" if size else "-"

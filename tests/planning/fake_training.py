@@ -1,0 +1,92 @@
+"""A step of the learner under fake tensors: torch's FSDP memory tracker beside the memory plan.
+
+Run as a program in a process of its own, because it forms a process group of ranks that do not
+exist: `python fake_training.py FOLDER RANKS TOKENS CHECKPOINTED` prints what it measured as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from fake_attention import allocate_attention
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig
+
+from april_rl.learner.mesh import build_mesh
+from april_rl.learner.model.architecture import empty_model, recompute_activations
+from april_rl.learner.model.logprobs import LogprobHead
+from april_rl.learner.model.sizes import BLOCK_BYTES
+from april_rl.learner.policy import Policy
+
+
+def policy_of(folder: str, *, is_checkpointed: bool) -> Policy:
+    """The learner's policy on the meta device, computing logits in blocks as on a GPU."""
+    causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    allocate_attention(causal_lm)
+    if is_checkpointed:
+        causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = Policy(causal_lm, temperature=1.0)
+    policy.lm_head = LogprobHead(
+        policy.lm_head.weight, temperature=1.0, shape=policy.lm_head._shape, block_bytes=BLOCK_BYTES
+    )
+    return policy
+
+
+def measure(
+    folder: str, *, num_ranks: int, num_tokens: int, is_checkpointed: bool
+) -> dict[str, float]:
+    """Bytes of one rank: the peak of a backward pass, and weights, gradients and moments after an
+    optimizer step.
+    """
+    dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
+    mesh = build_mesh("cpu", shard_size=0)
+    policy = policy_of(folder, is_checkpointed=is_checkpointed)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        policy.shard(mesh, compute_dtype=torch.bfloat16)
+        policy._stays_gathered = False
+        policy.to_empty(device=torch.device("cpu"))
+        for unit in policy.modules():
+            if isinstance(unit, FSDPModule):  # as on a GPU
+                unit.set_reshard_after_forward(unit is not policy)
+        policy.eval()
+        if is_checkpointed:
+            recompute_activations(policy)
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
+        tokens = torch.arange(num_tokens)
+        row = SimpleNamespace(
+            token_ids=tokens[None],
+            position_ids=tokens[None],
+            packing=None,
+            positions=tokens,
+            labels=tokens,
+        )
+        policy.set_last_backward(True)
+        policy(row)[0].sum().backward()
+        optimizer.step()  # from here on there are moments, and gradients of an earlier row
+        with FSDPMemTracker(policy, optimizer) as tracker:
+            state = total(tracker, "current")
+            policy(row)[0].sum().backward()
+            backward = total(tracker, "peak")
+    return {"backward": backward, "state": state}
+
+
+def total(tracker: FSDPMemTracker, kind: str) -> int:
+    return int(tracker.get_tracker_snapshot(kind)[torch.device("cpu")]["Total"])
+
+
+if __name__ == "__main__":
+    folder, num_ranks, num_tokens, is_checkpointed = sys.argv[1:]
+    found = measure(
+        folder,
+        num_ranks=int(num_ranks),
+        num_tokens=int(num_tokens),
+        is_checkpointed=is_checkpointed == "True",
+    )
+    print(json.dumps(found))

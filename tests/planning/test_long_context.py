@@ -1,0 +1,57 @@
+"""The table of docs/long_context.md is what the memory plan says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from planned_models import GPU, INPUTS, changed, sizes_of
+from source_tree import ROOT
+
+from april_rl.config.choices import Offload
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.memory_check import Room, check_plan
+from april_rl.planning.memory_inputs import MemoryInputs
+
+TABLE = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| Qwen3-(\S+) \| `(.*)` \| (.*) \|$", TABLE, flags=re.MULTILINE)
+NUM_GPUS = (1, 2, 4, 8)
+KEYS = {
+    "learner.offload": lambda value: {"offload": Offload[value]},
+    "learner.activation_checkpointing": lambda value: {"activation_checkpointing": value == "true"},
+    "lora.rank": lambda value: {"rank": int(value)},
+}
+
+
+def inputs_of(overrides: str, *, num_gpus: int) -> MemoryInputs:
+    """Return the inputs of a row: checkpointing, half of the GPU for an engine that sleeps."""
+    found = changed(INPUTS, num_workers=num_gpus)
+    for override in overrides.split():
+        key, value = override.split("=")
+        found = changed(found, **KEYS[key](value))
+    return found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}")
+def test_a_sequence_as_long_as_the_table_says_fits_and_a_longer_one_does_not(row):
+    """In thousands of tokens, rounded down; "-": not even a short one."""
+    model, overrides, cells = row
+    for num_gpus, cell in zip(NUM_GPUS, cells.split(" | "), strict=True):
+        longest = 0 if cell == "-" else int(cell.removesuffix("k")) * 1000
+
+        def fits(num_tokens: int, num_gpus: int = num_gpus) -> bool:
+            inputs = inputs_of(overrides, num_gpus=num_gpus)
+            budget = max(1, num_tokens)
+            inputs = changed(inputs, max_tokens=budget, longest_tokens=budget)
+            room = Room(device=GPU, free=0.98 * GPU)
+            try:
+                return bool(check_plan(sizes_of(model, rank=inputs.lora.rank), inputs, room))
+            except PreflightError:
+                return False
+
+        assert fits(longest) is (longest > 0), (num_gpus, cell)
+        assert not fits(longest + 1000), (num_gpus, cell)
+
+
+def test_the_table_has_both_models_with_all_rows():
+    assert [row[0] for row in ROWS] == ["4B"] * 4 + ["8B"] * 4

@@ -1,0 +1,187 @@
+"""The memory plan: sizes against closed forms and real models, and messages when it is full."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from accelerate import init_empty_weights
+from composed_config import load
+from planned_models import GPU, INPUTS, LAYERS, MODELS, changed, sizes_of, worker
+from torch import nn
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from april_rl.config.choices import ComputeDtype, Offload
+from april_rl.learner.model.model_sizes import model_sizes
+from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.layout import settle
+from april_rl.planning.memory_check import Room, check_memory, check_plan
+from april_rl.planning.memory_inputs import memory_inputs
+from april_rl.planning.memory_plan import GIB, Phase, plan_memory
+from april_rl.planning.model import read_model
+
+
+def phase(model: ModelSizes, name: str, **changes: object) -> Phase:
+    plan = plan_memory(model, changed(INPUTS, **changes), device_bytes=GPU)
+    return next(phase for phase in (*plan.phases, plan.host) if phase.name == name)
+
+
+def refused(model: ModelSizes, **changes: object) -> str:
+    inputs = changed(INPUTS, **changes)
+    with pytest.raises(PreflightError) as caught:
+        check_plan(model, inputs, Room(device=GPU, free=GPU - GIB))
+    return str(caught.value)
+
+
+def test_eight_billion_parameters_on_eight_gpus_are_two_bytes_a_parameter_each():
+    """16 bytes a parameter over 8. Fails when a float32 copy is forgotten, or not divided."""
+    items = phase(sizes_of("8B"), "optimizer").items
+    state = items["master weights"] + items["gradients"] + items["optimizer state"]
+    assert state == 2 * sizes_of("8B").num_parameters
+    assert state / 1e9 == pytest.approx(16.4, abs=0.1)
+    whole = phase(sizes_of("8B"), "optimizer", num_workers=1).items
+    assert whole["optimizer state"] == 8 * sizes_of("8B").num_parameters
+
+
+def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate():
+    """12 of 16 bytes stay without offload: 49 GB beside half a GPU. Gone with offload=all."""
+    message = refused(sizes_of("32B"), tensor_parallel_size=2)
+    assert re.search(r"- rollout: a GPU would need 8\d\.\d GiB and has 79\.0 GiB free", message)
+    rollout = next(line for line in message.splitlines() if "- rollout" in line)
+    assert "learner.offload=all lowers it to 40.0" in rollout
+    away = phase(sizes_of("32B"), "rollout", offload=Offload.all, tensor_parallel_size=2)
+    assert away.total == 40 * GIB
+    host = phase(sizes_of("32B"), "host", offload=Offload.all)
+    assert (
+        host.items["master weights"] + host.items["optimizer state"]
+        == 12 * sizes_of("32B").num_parameters / 8
+    )
+
+
+def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase():
+    """Moments are away in a backward pass, and there for an optimizer step."""
+    model = sizes_of("8B")
+    moments = model.num_parameters
+    assert phase(model, "host").items["optimizer state"] == 0
+    away = {"offload": Offload.optimizer}
+    assert phase(model, "host", **away).items["optimizer state"] == moments
+    assert phase(model, "rollout", **away).items["optimizer state"] == 0
+    assert phase(model, "rollout", **away).items["master weights"] == moments / 2
+    assert phase(model, "backward", **away).items["optimizer state"] == 0
+    assert phase(model, "optimizer", **away).items["optimizer state"] == moments
+
+
+def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it():
+    items = phase(sizes_of("8B"), "rollout", tensor_parallel_size=2).items
+    assert items["engine weights"] == sizes_of("8B").num_parameters
+    assert items["engine weights"] + items["KV cache and workspace"] == GPU / 2
+    message = refused(sizes_of("32B"), gpu_memory_utilization=0.5, offload=Offload.all)
+    assert "engine.gpu_memory_utilization=0.5 gives the engine 40.0 GiB" in message
+    assert "engine.tensor_parallel_size" in message
+
+
+def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each():
+    """Hybrid sharding. Fails when the number of workers divides instead of the shard's."""
+    whole, half = (phase(sizes_of("8B"), "optimizer", shard_size=n) for n in (8, 4))
+    for name in ("master weights", "gradients", "optimizer state"):
+        assert half.items[name] == 2 * whole.items[name]
+    message = refused(sizes_of("32B"), shard_size=4, num_workers=8)
+    assert "learner.shard_size=0 lowers it to" in message
+
+
+def test_activations_in_float32_are_at_most_twice_those_in_bfloat16():
+    """Twice is what is planned. Fails when the precision of computation is left out."""
+    half = phase(sizes_of("8B"), "backward").items["activations"]
+    whole = phase(sizes_of("8B"), "backward", compute_dtype=ComputeDtype.float32)
+    assert whole.items["activations"] == 2 * half
+
+
+def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computation():
+    model, adapted = sizes_of("8B"), sizes_of("8B", rank=16)
+    items = phase(adapted, "optimizer", has_reference=True).items
+    with init_empty_weights():
+        built = AutoModelForCausalLM.from_config(Qwen3Config(**MODELS["8B"], **LAYERS))
+    linear = [m for m in built.model.modules() if isinstance(m, nn.Linear)]
+    adapters = 16 * sum(m.in_features + m.out_features for m in linear)
+    assert items["gradients"] == 4 * adapters / 8
+    assert items["master weights"] == (4 * adapters + 2 * model.num_parameters) / 8
+    assert phase(adapted, "host", has_reference=True).items["reference"] == 0
+    assert phase(model, "host", has_reference=True).items["reference"] == model.num_parameters / 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase_name", "key"),
+    [
+        ({"gpu_memory_utilization": 0.9}, "rollout", "engine.gpu_memory_utilization"),
+        ({"gpu_memory_utilization": 0.9}, "rollout", "learner.offload=all"),
+        ({"activation_checkpointing": False}, "backward", "learner.activation_checkpointing=true"),
+        ({"activation_checkpointing": False}, "backward", "learner.max_tokens=10000"),
+        ({"num_workers": 1}, "optimizer", "runtime.num_workers=2"),
+        ({"num_workers": 2, "shard_size": 1}, "optimizer", "learner.shard_size=0"),
+    ],
+)
+def test_a_full_phase_names_the_settings_that_make_it_smaller(changes, phase_name, key):
+    lines = refused(sizes_of("8B"), **changes).splitlines()
+    [line] = [line for line in lines if f"- {phase_name}:" in line]
+    assert f"{key}" in line
+    assert "master weights" in line
+
+
+def test_the_share_of_the_engine_that_is_proposed_is_enough():
+    """Fails when it is rounded up, or the learner's part is forgotten."""
+    message = refused(sizes_of("8B"), gpu_memory_utilization=0.95)
+    share = float(re.findall(r"engine\.gpu_memory_utilization=([\d.]+) lowers", message)[0])
+    room = Room(device=GPU, free=GPU - GIB)
+    assert check_plan(sizes_of("8B"), changed(INPUTS, gpu_memory_utilization=share), room)
+    assert "rollout" in refused(sizes_of("8B"), gpu_memory_utilization=share + 0.02)
+
+
+def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights():
+    """Masters and moments alone are more than the GPU. Fails when 0 is named, which is refused."""
+    message = refused(sizes_of("8B"), num_workers=1)
+    rollout = next(line for line in message.splitlines() if "- rollout" in line)
+    assert "learner.offload=all lowers it to" in rollout
+    assert "gpu_memory_utilization" not in rollout
+
+
+def test_on_cpu_the_host_holds_learner_and_engine_at_once():
+    """All in one phase: 16 bytes a parameter, the engine's copy, its cache."""
+    model = sizes_of("8B")
+    settings = changed(INPUTS, device="cpu", num_workers=1, kv_cache_gib=100.0)
+    [whole] = plan_memory(model, settings).phases
+    names = ("master weights", "gradients", "optimizer state", "engine weights")
+    assert sum(whole.items[name] for name in names) == 18 * model.num_parameters
+    assert whole.items["KV cache"] == 100 * GIB
+    assert 2 * model.num_parameters < whole.items["gathered layers"] < 6 * model.num_parameters
+    nodes = [worker("a", host=whole.total - 1)]
+    with pytest.raises(PreflightError, match=r"a worker .* engine\.kv_cache_gib=50 lowers"):
+        check_memory(model, settings, nodes)
+    assert check_memory(model, settings, [worker("a", host=whole.total + 1)])
+
+
+def test_on_cpu_nothing_is_offloaded_whatever_is_set():
+    """The learner keeps its moments there, and so does the plan. Fails when either moves them."""
+    for recipe, gpus, moved in (("tiny_cpu", 0, Offload.none), ("tiny_gpu", 1, Offload.all)):
+        config = load(f"+recipe={recipe}", "learner.offload=all")
+        config, layout = settle(config, gpus=gpus, where="this machine")
+        assert config.learner.offload is memory_inputs(config, layout).learner.offload is moved
+
+
+def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
+    """The recipe on eight GPUs of 80 GiB; every phase adds up to its last line."""
+    sizes = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
+    config = Qwen3Config(**sizes, num_attention_heads=32, tie_word_embeddings=True, **LAYERS)
+    config.save_pretrained(tmp_path)
+    settings = memory_inputs(*settle(load("+recipe=qwen3_4b_dapo"), gpus=8, where="here"))
+    workers = [worker("a", host=1000 * GIB)] * 8
+    model = model_sizes(read_model(str(tmp_path)), settings.lora)
+    table = str(check_memory(model, settings, workers)).splitlines()
+    assert table[0].split("GiB")[1].split() == [
+        *("rollout", "backward", "optimizer", "weight", "sync", "host")
+    ]
+    assert len({len(line) for line in table}) == 1
+    columns = [re.findall(r"  +(\d+\.\d|-)(?=  |$)", line) for line in table[1:]]
+    for column in zip(*columns, strict=True):
+        *items, total = (0.0 if cell == "-" else float(cell) for cell in column)
+        assert sum(items) == pytest.approx(total, abs=0.05 * len(items))

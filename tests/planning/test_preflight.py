@@ -1,0 +1,109 @@
+"""Facts of the model that are read before anything is started."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from composed_config import load
+from transformers import (
+    MambaConfig,
+    Qwen3Config,
+    T5Config,
+)
+
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.layout import settle
+from april_rl.planning.machine import num_gpus, this_machine
+from april_rl.planning.model import read_model
+from april_rl.planning.preflight import check_start
+
+HERE = this_machine()
+
+
+def start(path, *overrides: str):
+    config = load("+recipe=tiny_cpu", f"model.path={path}", *overrides)
+    return check_start(*settle(config, gpus=0, where="here"), replace(HERE, num_cores=8))
+
+
+def small_qwen3(tmp_path):
+    config = Qwen3Config(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=100,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
+    """Fails when a mistyped export is looked for on the hub."""
+    (tmp_path / "step_6").mkdir()
+    with pytest.raises(PreflightError, match=r"step_7 does not exist; .* has step_6"):
+        read_model(str(tmp_path / "step_7"))
+    missing = tmp_path / "no" / "such"
+    with pytest.raises(
+        PreflightError, match=f"^model.path={re.escape(str(missing))} does not exist$"
+    ):
+        read_model(str(missing))
+
+
+def test_the_directory_of_a_run_is_no_model_and_its_last_export_is_named(tmp_path):
+    """Fails when a library says that it lacks a key."""
+    (tmp_path / "exports" / "step_2").mkdir(parents=True)
+    with pytest.raises(PreflightError, match=r"is a run directory: give an export, .*/step_2$"):
+        read_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("config", [T5Config, MambaConfig])
+def test_an_unsupported_model_type_is_refused_by_name(tmp_path, config):
+    """Fails when a size that its config.json lacks is asked for without care."""
+    config().save_pretrained(tmp_path)
+    expected = rf"model\.path={re.escape(str(tmp_path))}: model_type {config.model_type} is not"
+    with pytest.raises(PreflightError, match=expected):
+        read_model(str(tmp_path))
+
+
+def test_the_setting_that_makes_the_context_too_long_is_named(tmp_path):
+    """Fails when another setting is blamed; one token less is no more than the model reads."""
+    path = small_qwen3(tmp_path)
+    expected = r"context length: engine\.max_model_len = 513 exceeds the model's maximum, 512"
+    with pytest.raises(PreflightError, match=expected):
+        start(path, "engine.max_model_len=513")
+    longer = ("data.max_prompt_tokens=13", "rollout.max_response_tokens=500")
+    key = "data.max_prompt_tokens + rollout.max_response_tokens"
+    with pytest.raises(PreflightError, match=rf"context length: {re.escape(key)} = 513 exceeds"):
+        start(path, *longer)
+    assert start(path, "engine.max_model_len=512").max_position_embeddings == 512
+
+
+def test_a_tensor_parallel_size_that_does_not_divide_the_heads_is_refused(tmp_path):
+    """Four heads. Fails when vLLM is left to find it in every worker."""
+    path = small_qwen3(tmp_path)
+    assert start(path, "engine.tensor_parallel_size=4", "runtime.num_workers=4")
+    expected = r"heads: engine\.tensor_parallel_size=3 does not divide the model's 4 attention"
+    with pytest.raises(PreflightError, match=expected):
+        start(path, "engine.tensor_parallel_size=3", "runtime.num_workers=3")
+
+
+def test_gpus_are_counted_from_device_files(tmp_path, monkeypatch):
+    """Fails when the control files of NVIDIA's driver count, or processors among AMD's nodes."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    devices, nodes = tmp_path / "dev", tmp_path / "nodes"
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (devices / name).mkdir(parents=True)
+    for number, gpu_id in enumerate(("0", "0", "51140", "9054", "20001")):
+        (nodes / str(number)).mkdir(parents=True)
+        (nodes / str(number) / "gpu_id").write_text(f"{gpu_id}\n")
+    assert num_gpus(devices=devices, nodes=tmp_path / "none") == 2
+    assert num_gpus(devices=tmp_path / "none", nodes=nodes) == 3
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert num_gpus(devices=tmp_path / "none", nodes=nodes) == 1
