@@ -10,7 +10,7 @@ from typing import Any
 
 from april_rl.algorithm.advantages import Advantages, advantages_of
 from april_rl.assembly.collector import build_collector
-from april_rl.assembly.environments import open_files_line
+from april_rl.assembly.environments import RewardsAndEnvironments, open_files_line
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.inputs import Inputs, Site, read_inputs, try_outside
 from april_rl.assembly.packer import build_packer
@@ -24,7 +24,6 @@ from april_rl.config import TrainConfig
 from april_rl.data.prompts import PromptTable
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer
-from april_rl.environments.outside import RewardsAndEnvironments
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.planning.kv_room import kv_demand, kv_warning
