@@ -103,7 +103,7 @@ _REWARD = _stage(
         "timeouts | samples | rewards that took longer than reward.hard_timeout_s",
         "crashes | samples | rewards whose process ended or raised an error",
         "no_scores | samples | rewards that returned no finite number",
-        "soft_timeouts | samples | comparisons over reward.soft_timeout_s, scored as 0",
+        "soft_timeouts | samples | comparisons over a third of reward.hard_timeout_s, scored as 0",
         "retries | samples | rewards that were tried again after a failure",
     ),
 )
