@@ -42,7 +42,7 @@ CORE = (  # what trains: the floors, lowest first
     {"commands"},
 )
 LAB = (  # what predicts, rehearses, compares and draws stands on the core
-    {"lab.simulator", "lab.dashboards"},
+    {"lab.simulator"},
     {"lab.tuning", "lab.report"},
     {"lab.rehearsal"},
     {"lab.commands", "lab"},
@@ -55,10 +55,9 @@ HYDRA_USERS = {"config", "command_line", "commands", "lab.commands"}
 OWNERS = {
     "vllm": {"engine", "trl"},
     "trl": {"trl"},
-    "wandb": {"tracking", "lab.dashboards"},
+    "wandb": {"tracking"},
     "trackio": {"tracking"},
     "tensorboard": {"tracking"},
-    "wandb_workspaces": {"lab.dashboards"},
     "vl_convert": {"lab.report"},
     "datasets": {"data"},
     "huggingface_hub": {"runtime", "assembly", "learner", "commands"},
