@@ -18,11 +18,10 @@ from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.rollout.measures.timeline import Timeline, write_timeline
 from april_rl.tracking import figures
-from april_rl.tracking.axes import Axes
 from april_rl.tracking.backend import BackendSettings
 from april_rl.tracking.backends import check_installed, start_backends
 from april_rl.tracking.labels import RunLabels
-from april_rl.tracking.metrics_file import MetricsFile
+from april_rl.tracking.metrics_file import Axes, MetricsFile
 from april_rl.tracking.samples_file import (
     EvaluationRecord,
     SampleRecord,
