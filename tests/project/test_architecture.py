@@ -103,7 +103,7 @@ def test_the_core_never_imports_the_lab() -> None:
 
 def test_no_test_of_the_core_needs_the_lab() -> None:
     """But those that compare a run with what the lab draws of it, and those of whole pages."""
-    allowed = {"tests/report_runs.py", "tests/runs/test_runs.py", "tests/project/test_pictures.py"}
+    allowed = {"tests/report_runs.py", "tests/project/test_pictures.py"}
     users = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").rglob("*.py")
