@@ -38,11 +38,7 @@ class LightWorker:
 
         store = dist.FileStore(f"{folder}/store", world_size)
         dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=LONG_S),
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=LONG_S)
         )
         self._has_joined = True
 

@@ -156,10 +156,7 @@ BAD_FILES = {
         '{"prompt": "a", "answer": ["1"]}\n{"prompt": "a", "answer": ["1", "2"]}',
         r":2: .*must be text, a number or a list with one of.*got list",
     ),
-    "boolean": (
-        '{"prompt": "a", "answer": true}',
-        r":1: .*must be text, a number or .*got bool",
-    ),
+    "boolean": ('{"prompt": "a", "answer": true}', r":1: .*must be text, a number or .*got bool"),
     "struct": ('{"prompt": {"x": "a"}, "answer": "1"}', r":1: .*list of messages.*got dict"),
 }
 

@@ -147,9 +147,7 @@ def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> N
         predictions.set_result(
             [
                 predicted(
-                    mode,
-                    speed=1.0 + (mode.factor > 1),
-                    kv_tokens=kv_tokens * (mode.factor > 1.25),
+                    mode, speed=1.0 + (mode.factor > 1), kv_tokens=kv_tokens * (mode.factor > 1.25)
                 )
                 for mode in comparison.modes
             ]

@@ -263,15 +263,6 @@ def test_a_constant_batch_size_leaves_the_cost_unknown() -> None:
     assert found.sample_s == pytest.approx(COST.sample_s, rel=0.01)
 
 
-def test_one_shot_batches_make_the_cost_known_at_once() -> None:
-    """They shrink. Fails when a second number of slots is waited for."""
-    evidence = Evidence(SHORT, refill=False)
-    run_with(evidence, factor=1.0, refill=False)
-    assert evidence.is_cost_known
-    found = evidence.comparison((1.0,), seed=0).scenario.cost
-    assert found.sample_s == pytest.approx(COST.sample_s, rel=0.01)
-
-
 WITHOUT_SAMPLES = ScoredGroup(group=Group(prompt=PROMPT, samples=()), rewards=())
 
 

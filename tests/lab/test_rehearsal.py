@@ -100,10 +100,7 @@ def test_a_model_that_does_not_fit_is_flagged(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_finding_that_is_accepted_by_name_is_shown_and_not_flagged(tmp_path, capsys):
     status = quick(
-        tmp_path,
-        FLAGSHIP,
-        "trainer.num_minibatches=1",
-        "rehearsal.accept=[one_update,duplicates]",
+        tmp_path, FLAGSHIP, "trainer.num_minibatches=1", "rehearsal.accept=[one_update,duplicates]"
     )
     printed = capsys.readouterr().out
     assert "accepted    one_update:" in printed

@@ -109,12 +109,6 @@ def test_keep_without_room_is_refused_with_the_missing_gib_and_remedies():
     assert "engine.sleep=never" not in str(e.value), "it would not fit either"
 
 
-def test_keep_with_room_works_on_a_gpu():
-    keeps = changed(INPUTS, keeps_parked=True)
-    found = settled(sizes_of("8B"), keeps, device=H200)
-    assert not found.inputs.engine_sleeps
-
-
 def test_engine_sleep_always_with_keep_is_refused_on_a_gpu():
     """Also where only the machine says that it has GPUs. On CPU nothing sleeps."""
     both = ("engine.sleep=always", "rollout.resume=keep")

@@ -27,12 +27,7 @@ def group(prompt_id: int, *, version: int) -> ScoredGroup:
 def drawn(ready: list[ScoredGroup], open_versions: Counter[int], *, seed: int = 0) -> list[int]:
     """Return the prompt ids of the batch at version NOW."""
     batch = draw_batch(
-        ready,
-        open_versions,
-        num_groups=N,
-        max_staleness=CAP,
-        policy_version=NOW,
-        seed=seed,
+        ready, open_versions, num_groups=N, max_staleness=CAP, policy_version=NOW, seed=seed
     )
     return [scored.group.prompt.id for scored in batch]
 

@@ -8,15 +8,7 @@ from dataclasses import replace
 from fake_engine import SAID
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rollout_runs import (
-    SETUPS,
-    Run,
-    Setup,
-    check_counts,
-    check_sample,
-    check_trainable,
-    lognormal,
-)
+from rollout_runs import SETUPS, Run, Setup, check_counts, check_sample, check_trainable, lognormal
 
 STEPS = st.integers(1, 5)
 TIGHT = Setup(  # a tail that outlasts the cap

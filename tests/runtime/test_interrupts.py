@@ -16,13 +16,9 @@ from april_rl.supervision.interrupts import SIGNALS, Interrupts, blocked_for_chi
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    before, hook = {which: signal.getsignal(which) for which in SIGNALS}, sys.unraisablehook
     owner = Interrupts()
     yield owner
     owner.disarm()
-    sys.unraisablehook = hook
-    for which, handler in before.items():
-        signal.signal(which, handler)
 
 
 @pytest.mark.parametrize("which", SIGNALS)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from transformers import (
-    MambaConfig,
-    Qwen3Config,
-    T5Config,
-)
+from transformers import MambaConfig, Qwen3Config, T5Config
 
 from april_rl.runtime.preflight import PreflightError, check_start, model_facts, num_gpus
 

@@ -9,11 +9,7 @@ import pytest
 
 from april_rl.errors import RunError
 from april_rl.rollout.ports import EngineStalledError
-from april_rl.supervision.failures import (
-    WorkerDiedError,
-    WorkerMemoryError,
-    WorkerStalledError,
-)
+from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError, WorkerStalledError
 from april_rl.supervision.restarts import Restarts
 
 

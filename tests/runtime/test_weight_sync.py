@@ -53,10 +53,7 @@ def model_path(request, tmp_path, _group) -> str:
 
 
 def build(
-    model_path: str,
-    *,
-    lora: LoraConfig = NO_ADAPTERS,
-    dtype: ComputeDtype = ComputeDtype.bfloat16,
+    model_path: str, *, lora: LoraConfig = NO_ADAPTERS, dtype: ComputeDtype = ComputeDtype.bfloat16
 ) -> tuple[Learner, VllmEngine]:
     learner = make_learner(
         model_path,

@@ -24,11 +24,7 @@ from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
-from april_rl.supervision.failures import (
-    WorkerDiedError,
-    WorkerMemoryError,
-    WorkerStalledError,
-)
+from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError, WorkerStalledError
 from april_rl.supervision.watchdog import Watchdog
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]

@@ -18,11 +18,7 @@ from april_rl.tracking.labels import RunLabels, run_labels, versions
     [
         (["+recipe=tiny_cpu"], "", RunLabels(name="tiny", group="tiny", tags=("tiny", "seed=3"))),
         (
-            [
-                "seed=3",
-                "rollout.over_sampling_factor=2",
-                "tracking.backends=[]",
-            ],
+            ["seed=3", "rollout.over_sampling_factor=2", "tracking.backends=[]"],
             "12-00-00",
             RunLabels(
                 name="tiny seed=3 over_sampling_factor=2",

@@ -126,10 +126,7 @@ def run(
         return Parts(
             view=view,
             directory=RunDirectory(
-                path=run_dir,
-                config=replace(config, tracking=quiet),
-                shown=plain,
-                resumed=resumed,
+                path=run_dir, config=replace(config, tracking=quiet), shown=plain, resumed=resumed
             ),
             prompts=prompts,
             model={},

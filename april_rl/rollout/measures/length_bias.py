@@ -70,7 +70,6 @@ class LengthBias:
         self._steps: deque[_Step] = deque(maxlen=window_steps)
 
     def add(self, events: GroupEvents) -> None:
-        """Add a step."""
         self._steps.append(_Step.of(events))
 
     def metrics(self, buffer: Buffer) -> Metrics:
@@ -181,7 +180,6 @@ def dispersion(batches: Sequence[Sequence[float]]) -> float | None:
 
 
 def _mean_of(steps: Sequence[array[Any]]) -> Mean:
-    """Return the mean of all values of all steps."""
     return Mean(sum(map(sum, steps)), sum(map(len, steps)))
 
 

@@ -121,10 +121,7 @@ def make_learner(
 def plain_model(path: str) -> PreTrainedModel:
     """Return the model in transformers, float32, with eager attention and a loop over experts."""
     return AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        experts_implementation="eager",
+        path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
 
 
