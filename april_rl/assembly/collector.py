@@ -10,7 +10,7 @@ from april_rl.config.choices import OnRestart, OnStale
 from april_rl.rewards.plugins import import_function
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules, auto_tick_steps
-from april_rl.rollout.over_sampling import FixedFactor, OverSampling, largest_factor
+from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines, Outside, PromptSource
 from april_rl.rollout.step import StepRules
 from april_rl.types import ScoredGroup
@@ -19,16 +19,6 @@ from april_rl.types import ScoredGroup
 _REJECTED_PER_GROUP = 20
 # What `rollout.over_sampling_factor=auto` names: training needs nothing else of the lab.
 _AUTO = "april_rl.lab.tuning.of_config:auto_factor"
-
-
-def num_slots(config: TrainConfig) -> int:
-    """Return the samples in flight over all engines, round(α·N·G); with `auto`, the largest
-    possible.
-    """
-    rollout = config.rollout
-    factor = rollout.over_sampling_factor
-    most = largest_factor(rollout.max_staleness) if isinstance(factor, str) else factor
-    return round(most * config.trainer.num_groups * rollout.group_size)
 
 
 def tick_steps(config: TrainConfig, *, num_engines: int) -> int:

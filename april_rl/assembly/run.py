@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from april_rl.algorithm.advantages import Advantages, advantages_of
-from april_rl.assembly.collector import build_collector, num_slots
-from april_rl.assembly.decisions import decide, decide_memory
-from april_rl.assembly.environments import description_of, open_files_line, with_environments
+from april_rl.assembly.collector import build_collector
+from april_rl.assembly.environments import open_files_line
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
+from april_rl.assembly.inputs import Inputs, Site, read_inputs, try_outside
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
-from april_rl.assembly.rewards import build_rewards, try_rewards
 from april_rl.assembly.run_directory import RunDirectory
-from april_rl.assembly.workers import build_workers, training_sizes
+from april_rl.assembly.workers import build_workers, machine_of
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
 from april_rl.checkpointing.resume import CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
 from april_rl.data.prompts import PromptTable
-from april_rl.data.sets import PromptSets
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
-from april_rl.data.tokenizer import Tokenizer, load_tokenizer
-from april_rl.environments.description import Description
+from april_rl.data.tokenizer import Tokenizer
 from april_rl.environments.outside import RewardsAndEnvironments
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
-from april_rl.memory.kv_room import kv_demand, kv_warning
+from april_rl.planning.kv_room import kv_demand, kv_warning
+from april_rl.planning.plan import Draft, Plan, draft, plan
+from april_rl.planning.sizes import num_slots, training_sizes
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
 from april_rl.runtime.cluster import stop_ray
@@ -40,7 +39,6 @@ from april_rl.tracking.backends import check_installed
 from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.terminal import View
 from april_rl.tracking.tracker import config_text, open_view
-from april_rl.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,27 +61,6 @@ class Parts:
     advantages: Advantages
 
 
-class _Data(NamedTuple):
-    """Parts of a run that are read before a worker starts."""
-
-    tokenizer: Tokenizer
-    rewards: RewardPool
-    description: Description  # of the environment
-    training: list[PromptTable]
-    prompts: PromptStream | MixedStream
-    held_out: dict[str, HeldOut]
-
-    @property
-    def all_examples(self) -> list[Prompt]:
-        """Return the first prompt of every set, held-out ones too."""
-        return [rows[0] for rows in (*self.training, *self.held_out_rows)]
-
-    @property
-    def held_out_rows(self) -> list[Sequence[Prompt]]:
-        """Return the prompts of every held-out set."""
-        return [each.prompts for each in self.held_out.values()]
-
-
 def assemble(
     config: TrainConfig,
     *,
@@ -99,48 +76,50 @@ def assemble(
     directory is changed: that is `RunDirectory.take_over`.
     """
     stack.callback(stop_ray)
-    decisions = decide(config)
-    config, layout, model = decisions.config, decisions.layout, decisions.model
+    drafted = draft(config, machine_of(config))
+    config, layout = drafted.config, drafted.layout
     directory = RunDirectory(run_dir, config, layout.shown_in(plain), resumed, labels)
     directory.check()
-    packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=model.hidden_size)
+    packer = build_packer(
+        config, num_ranks=layout.num_workers, hidden_size=drafted.model.hidden_size
+    )
     view = _opened_view(config, stack)
-    tell = view.message
-    _tell_all(decisions.lines, tell)
-    folder, identity = run_dir.resolve(), model_identity(config, model)
-    data = _read_data(config, view, folder=folder, stack=stack, resumed=resumed)
+    site = Site(config=config, folder=run_dir.resolve(), view=view, stack=stack)
+    _show(drafted.lines, view)
+    inputs = read_inputs(site, states=resumed.state.get("rewards", {}) if resumed else None)
+    prompts, training, held_out = _read_prompts(site, inputs, resumed)
+    identity = model_identity(config, drafted.model)
     if resumed is not None:
         check_resume(config, resumed.state, model=identity)
-    with view.phase("trying the reward"):
-        outside = _tried(config, data, folder=folder, stack=stack, tell=tell)
+    _show(open_files_line(config, num_episodes=num_slots(config)), view)
+    outside = try_outside(
+        site, inputs, training, held_out=[each.prompts for each in held_out.values()]
+    )
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
-    config, engines_sleep, lines = decide_memory(decisions, workers.memory())
-    _tell_all(lines, tell)
-    _start(workers, view, engines_sleep=engines_sleep)
-    kv_tokens = workers.kv_cache_tokens()
-    demand = kv_demand(config, layout, num_slots=num_slots(config))
-    _tell_all(kv_warning(demand, kv_tokens // layout.num_engines), tell)
-    engines = RayEngines(workers, deterministic=config.deterministic)
+    engines, planned, kv_tokens = _start(workers, drafted, view)
     return Parts(
         view=view,
         directory=directory,
-        tokenizer=data.tokenizer,
+        tokenizer=inputs.tokenizer,
         outside=outside,
         workers=workers,
         engines=engines,
-        prompts=data.prompts,
+        prompts=prompts,
         model=identity,
-        checkpointer=_checkpointer(config, directory, plain, workers, tell=tell),
+        checkpointer=_checkpointer(config, directory, plain, workers, tell=view.message),
         collector=build_collector(
-            config, engines, outside, prompts=data.prompts, kv_cache_tokens=kv_tokens, stack=stack
+            planned.config,
+            engines,
+            outside,
+            prompts=prompts,
+            kv_cache_tokens=kv_tokens,
+            stack=stack,
         ),
         packer=packer,
         evaluator=build_evaluator(config, engines, outside, num_slots=num_slots(config)),
-        held_out=data.held_out,
-        advantages=advantages_of(
-            config.algorithm.advantage, environment_weight=config.reward.environment_weight
-        ),
+        held_out=held_out,
+        advantages=_advantages(config),
     )
 
 
@@ -154,67 +133,34 @@ def _opened_view(config: TrainConfig, stack: ExitStack) -> View:
     return view
 
 
-def _read_data(
-    config: TrainConfig, view: View, *, folder: Path, stack: ExitStack, resumed: Resumed | None
-) -> _Data:
-    """Load the rewards of the run in `folder`, and read its prompts with the columns that they use,
-    both continued where the checkpoint left them.
+def _read_prompts(
+    site: Site, inputs: Inputs, resumed: Resumed | None
+) -> tuple[PromptStream | MixedStream, list[PromptTable], dict[str, HeldOut]]:
+    """Return the stream of training prompts, continued where the checkpoint left it, its tables,
+    and the held-out sets.
     """
-    tokenizer = load_tokenizer(config.model.path)
-    states = resumed.state.get("rewards", {}) if resumed else {}
-    with view.phase("loading the reward"):
-        description = description_of(config, tokenizer)
-        rewards, columns = build_rewards(
-            config, tokenizer, folder=folder, description=description, stack=stack, states=states
-        )
+    config, view = site.config, site.view
     with view.phase("reading the data"):
-        tell = view.message
-        sets = PromptSets(
-            config.data,
-            tokenizer,
-            seed=config.seed,
-            columns=columns,
-            tools=description.tools,
-            has_agent=config.environment.has_agent,
-            tell=tell,
-        )
-        training, held_out = sets.training(), held_out_sets(config, sets.load)
+        training = inputs.sets.training()
+        held_out = held_out_sets(config, inputs.sets.load)
         num_prompts, num_groups = sum(map(len, training.values())), config.trainer.num_groups
         if num_groups > num_prompts:
-            tell(
+            view.message(
                 f"trainer.num_groups={num_groups} is more than the {num_prompts} prompts of the "
                 "training data: a step trains several groups of one prompt"
             )
-        prompts = _stream(config, training, resumed)
-    tables = [*training.values()]
-    return _Data(tokenizer, rewards, description, tables, prompts, held_out)
+        return _stream(config, training, resumed), [*training.values()], held_out
 
 
-def _tried(
-    config: TrainConfig,
-    data: _Data,
-    *,
-    folder: Path,
-    stack: ExitStack,
-    tell: Callable[[str], None],
-) -> RewardPool | RewardsAndEnvironments:
-    """Return the rewards and environments of the run in `folder`, after trying them."""
-    try_rewards(config, data.rewards, data.training, held_out=data.held_out_rows, tell=tell)
-    _tell_all(open_files_line(config, num_episodes=num_slots(config)), tell)
-    return with_environments(
-        config,
-        data.rewards,
-        data.tokenizer,
-        description=data.description,
-        examples=data.all_examples,
-        folder=folder,
-        stack=stack,
+def _advantages(config: TrainConfig) -> Advantages:
+    return advantages_of(
+        config.algorithm.advantage, environment_weight=config.reward.environment_weight
     )
 
 
-def _tell_all(lines: Iterable[str], tell: Callable[[str], None]) -> None:
+def _show(lines: Iterable[str], view: View) -> None:
     for line in lines:
-        tell(line)
+        view.message(line)
 
 
 def _stream(
@@ -258,12 +204,20 @@ def _checkpointer(
     )
 
 
-def _start(workers: Workers, view: View, *, engines_sleep: bool) -> None:
-    """Show each stage of the workers' start as a phase of its own."""
+def _start(workers: Workers, drafted: Draft, view: View) -> tuple[RayEngines, Plan, int]:
+    """Plan for the workers' memory and start them, each stage shown as a phase. Return the engines,
+    the plan and the tokens that all KV caches hold.
+    """
+    planned = plan(drafted, workers.memory())
+    _show(planned.lines, view)
     with ExitStack() as shown:
 
         def on_stage(stage: str) -> None:
             shown.close()
             shown.enter_context(view.phase(stage))
 
-        workers.start(on_stage, engines_sleep=engines_sleep)
+        workers.start(planned, on_stage=on_stage)
+    config, layout, kv_tokens = planned.config, planned.layout, workers.kv_cache_tokens()
+    demand = kv_demand(config, layout, num_slots=num_slots(config))
+    _show(kv_warning(demand, kv_tokens // layout.num_engines), view)
+    return RayEngines(workers, deterministic=config.deterministic), planned, kv_tokens

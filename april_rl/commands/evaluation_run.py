@@ -4,32 +4,25 @@ training data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from april_rl.assembly.environments import description_of, with_environments
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
-from april_rl.assembly.rewards import build_rewards, try_rewards
-from april_rl.assembly.workers import EngineSizes, build_workers, check_machine, context_length
+from april_rl.assembly.inputs import Site, read_inputs, try_outside
+from april_rl.assembly.workers import build_workers, machine_of
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Resume
 from april_rl.data.sets import PromptSets
-from april_rl.data.tokenizer import load_tokenizer
 from april_rl.errors import RunError
 from april_rl.evaluation.evaluate import Evaluated, evaluate
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
-from april_rl.learner.model.model_sizes import model_sizes
-from april_rl.memory.check import least_room
-from april_rl.memory.engine_sleep import with_resume
+from april_rl.planning.plan import as_trained, draft
+from april_rl.planning.sizes import EngineSizes, context_length
 from april_rl.rollout.ticks import TickWork
 from april_rl.runtime.cluster import stop_ray
 from april_rl.runtime.engines import RayEngines
-from april_rl.runtime.layout import Layout, settled
-from april_rl.runtime.preflight import check_engine_takes
 from april_rl.supervision.interrupts import Interrupts
 from april_rl.tracking.samples_file import write_evaluation
 from april_rl.tracking.terminal import Phase
@@ -44,7 +37,10 @@ def sets_of_evaluation(config: TrainConfig, sets: PromptSets) -> dict[str, HeldO
 
 
 class EvaluationRun:
-    """Started engines and reward, for sampling without training."""
+    """Started engines and reward, for sampling without training.
+
+    `config` has the settings that this machine would train with.
+    """
 
     def __init__(
         self,
@@ -61,74 +57,37 @@ class EvaluationRun:
         `stack` ends the engines; samples are written to `folder`. Raise RunError with one message.
         """
         stack.callback(stop_ray)
-        config, layout = settled(config)
-        check_machine(config, layout, is_training=False)
-        model = model_sizes(config.model.path, config.lora)
-        check_engine_takes(model, prefix_caching=config.engine.prefix_caching, is_training=False)
+        drafted = draft(config, machine_of(config), is_training=False)
+        config = drafted.config
         _make(folder)
-        self.config = config  # as this machine would train with it, rollout.resume decided
         self._folder, self._interrupts = folder, interrupts
         num_sets = len(config.evaluation.sets)
         self._view = open_view(title=f"evaluating {config.model.path}", num_steps=num_sets)
         stack.callback(self._view.close)
-        self._view.message(str(layout))
-        self._tokenizer = load_tokenizer(config.model.path)
-        with self._view.phase("loading the reward"):
-            description = description_of(config, self._tokenizer)
-            rewards, columns = build_rewards(
-                config, self._tokenizer, folder=folder, description=description, stack=stack
-            )
-        self._sets = self._chosen(config, choose, columns=columns, tools=description.tools)
-        with self._view.phase("trying the reward"):
-            sets = [held_out.prompts for held_out in self._sets.values()]
-            try_rewards(config, rewards, sets, tell=self._view.message)
-            outside = with_environments(
-                config,
-                rewards,
-                self._tokenizer,
-                description=description,
-                examples=[prompts[0] for prompts in sets],
-                folder=folder,
-                stack=stack,
-            )
-        num_seqs = _num_seqs(config, layout, self._sets)
+        self._view.message(str(drafted.layout))
+        site = Site(config=config, folder=folder, view=self._view, stack=stack)
+        inputs = read_inputs(site)
+        self._tokenizer = inputs.tokenizer
+        with self._view.phase("reading the data"):
+            self._sets = choose(config, inputs.sets)
+        prompts = [held_out.prompts for held_out in self._sets.values()]
+        outside = try_outside(site, inputs, prompts)
+        self.num_engines = drafted.layout.num_engines
+        num_seqs = _num_seqs(config, self.num_engines, self._sets)
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
-        workers = build_workers(config, layout, run_dir=folder, sizes=sizes)
+        workers = build_workers(config, drafted.layout, run_dir=folder, sizes=sizes)
         stack.callback(workers.close)
-        if config.rollout.resume is Resume.auto:
-            room = least_room(workers.memory())
-            self.config = with_resume(config, layout, model=model, room=room)
+        self.config = as_trained(drafted, workers.memory())
         with self._view.phase("starting vLLM"):
             workers.start_engines()
         engines = RayEngines(workers, deterministic=config.deterministic)
-        self.num_engines = layout.num_engines
-        num_slots = num_seqs * layout.num_engines
+        num_slots = num_seqs * self.num_engines
         self._evaluator = build_evaluator(config, engines, outside, num_slots=num_slots)
 
     @property
     def work(self) -> Sequence[TickWork]:
         """Return what the engines did in every tick so far."""
         return self._evaluator.work
-
-    def _chosen(
-        self,
-        config: TrainConfig,
-        choose: Callable[[TrainConfig, PromptSets], dict[str, HeldOut]],
-        *,
-        columns: Mapping[str, tuple[str, ...]],
-        tools: Sequence[Mapping[str, Any]],
-    ) -> dict[str, HeldOut]:
-        with self._view.phase("reading the data"):
-            sets = PromptSets(
-                config.data,
-                self._tokenizer,
-                seed=config.seed,
-                columns=columns,
-                tools=tools,
-                has_agent=config.environment.has_agent,
-                tell=self._view.message,
-            )
-            return choose(config, sets)
 
     def run(self) -> dict[str, SetReport]:
         """Return the report of every set, and write its samples to samples/eval_NAME.jsonl."""
@@ -163,10 +122,10 @@ class EvaluationRun:
         phase.advance(done)
 
 
-def _num_seqs(config: TrainConfig, layout: Layout, sets: dict[str, HeldOut]) -> int:
+def _num_seqs(config: TrainConfig, num_engines: int, sets: dict[str, HeldOut]) -> int:
     """Return the number of requests that each engine computes together."""
     most = max(held_out.num_responses for held_out in sets.values())
-    return config.engine.max_num_seqs or min(_MOST_SEQS, -(-most // layout.num_engines))
+    return config.engine.max_num_seqs or min(_MOST_SEQS, -(-most // num_engines))
 
 
 def _make(folder: Path) -> None:

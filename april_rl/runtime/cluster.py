@@ -17,13 +17,13 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from april_rl.errors import RunError
+from april_rl.planning.sizes import TOKEN_BYTES
 from april_rl.runtime.process_setup import start_advice
 from april_rl.supervision.interrupts import blocked_for_children
 
 _MIB = 1 << 20
 # Batches and completions pass through the object store; weights never do.
 _MIN_STORE_BYTES = 256 * _MIB
-TOKEN_BYTES = 42  # a token in a micro-batch: ids, mask, ages, log-probability, weights
 _BATCHES = 2  # the one being trained, and what is still referenced of the one before
 _SHARED_MEMORY = "/dev/shm"  # where Ray keeps its objects
 _PLACEMENT_TIMEOUT_S = 120.0

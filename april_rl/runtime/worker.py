@@ -140,9 +140,9 @@ class Worker:
         self._learner.offload()
 
     @records_activity
-    def build_engine(self, *, sleeps: bool) -> None:
-        """Start vLLM on the same device; with `sleeps` it frees its memory for each update."""
-        self._engine = build_engine(self._settings, sleeps=sleeps)
+    def build_engine(self, *, sleeps: bool, keeps_parked: bool) -> None:
+        """Start vLLM on the same device, as `worker_parts.build_engine`."""
+        self._engine = build_engine(self._settings, sleeps=sleeps, keeps_parked=keeps_parked)
         unlink_shared_memory()
 
     @records_activity

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Resume
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.runtime.weight_sync import sends_adapter
 
@@ -56,9 +55,9 @@ def build_learner(
     )
 
 
-def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
-    """Start vLLM; with `sleeps` it gives up its memory for each update, and keeps no parked
-    samples.
+def build_engine(settings: WorkerSettings, *, sleeps: bool, keeps_parked: bool) -> VllmEngine:
+    """Start vLLM. With `sleeps` it gives up its memory for each update, and keeps no parked
+    samples; else it keeps their KV cache with `keeps_parked`.
     """
     with garbage_collection_paused():
         from april_rl.engine.vllm_engine import VllmEngine
@@ -71,7 +70,7 @@ def build_engine(settings: WorkerSettings, *, sleeps: bool) -> VllmEngine:
         temperature=config.rollout.temperature,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
-        keeps_parked=config.rollout.resume is not Resume.reprefill,
+        keeps_parked=keeps_parked,
         sleeps=sleeps,
         stop_tokens=settings.stop_tokens,
         lora=config.lora if sends_adapter(config.lora) else None,

@@ -12,8 +12,9 @@ import ray
 from april_rl.batch.packing import Batch
 from april_rl.checkpointing.checkpointer import Written
 from april_rl.metrics import Metrics, merge
+from april_rl.planning.layout import Layout
+from april_rl.planning.plan import Plan
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
-from april_rl.runtime.layout import Layout
 from april_rl.runtime.process_setup import thread_environment
 from april_rl.runtime.weight_sync import sends_adapter
 from april_rl.runtime.worker import Worker
@@ -65,16 +66,17 @@ class Workers:
             for strategy in self._placement.strategies()
         ]  # by rank, once they have started
 
-    def start(self, on_stage: Callable[[str], None], *, engines_sleep: bool) -> None:
-        """Form the process group, load the learner and start the engines, which free their memory
-        for each update with `engines_sleep`. Raise as `Watchdog.results`.
+    def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
+        """Form the process group, load the learner and start the engines as planned. Raise as
+        `Watchdog.results`.
         """
         on_stage("joining the process group")
         self._join()
         on_stage("loading the learner")
         self._all("build_learner")
         on_stage("starting vLLM")
-        self._build_engines(sleep=engines_sleep)
+        keeps_parked = plan.config.rollout.resume.keeps_caches
+        self._build_engines(sleeps=plan.engines_sleep, keeps_parked=keeps_parked)
         if sends_adapter(self._lora):
             self._all("send_first_adapter")
 
@@ -83,15 +85,15 @@ class Workers:
         learner: there is no update and no weight sync. Raise as `Watchdog.results`.
         """
         self._join()
-        self._build_engines(sleep=False)  # no learner needs the memory
+        self._build_engines(sleeps=False, keeps_parked=False)  # no learner needs the memory
 
     def memory(self) -> list[WorkerMemory]:
         """Return the memory of each worker; call it before `start`."""
         return list(self._all("memory"))
 
-    def _build_engines(self, *, sleep: bool) -> None:
-        calls = [actor.build_engine.remote(sleeps=sleep) for actor in self.actors]
-        self.watchdog.results(calls)
+    def _build_engines(self, *, sleeps: bool, keeps_parked: bool) -> None:
+        how = {"sleeps": sleeps, "keeps_parked": keeps_parked}
+        self.watchdog.results([actor.build_engine.remote(**how) for actor in self.actors])
 
     def _join(self) -> None:
         """Order the ranks by node and GPU, and form one process group."""

@@ -3,7 +3,7 @@
 import pytest
 from composed_config import load, refusal
 
-from april_rl.assembly.collector import num_slots, tick_steps
+from april_rl.planning.sizes import num_slots, tick_steps
 
 
 @pytest.mark.parametrize(("given", "read"), [("1", 1), ("2.5", 2.5), ("auto", "auto")])

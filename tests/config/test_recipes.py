@@ -18,13 +18,13 @@ from source_tree import ROOT
 
 from april_rl.config import TrainConfig, config_dir, register
 from april_rl.config.choices import Device
-from april_rl.config.notes import inert_settings
 from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
-from april_rl.memory.check import Room, check_plan
-from april_rl.memory.inputs import memory_inputs
-from april_rl.memory.plan import GIB
-from april_rl.runtime.layout import Layout, settle
+from april_rl.planning.layout import Layout, settle
+from april_rl.planning.memory_check import Room, check_plan
+from april_rl.planning.memory_inputs import memory_inputs
+from april_rl.planning.memory_plan import GIB
+from april_rl.planning.notes import inert_settings
 
 load = cache(load)
 OURS = [name for name in PLANNED if not name.startswith("paper/")]

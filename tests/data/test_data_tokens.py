@@ -19,7 +19,8 @@ from april_rl.data.errors import DataError
 from april_rl.data.prompts import load_prompts
 from april_rl.data.stop_tokens import stop_token_ids
 from april_rl.data.tokenizer import Tokenizer
-from april_rl.runtime.layout import settled
+from april_rl.planning.layout import settle
+from april_rl.planning.sizes import EngineSizes
 
 MUTE = CHAT.replace("{% if add_generation_prompt %}assistant{% endif %}", "")
 
@@ -101,10 +102,12 @@ def test_a_base_model_stops_where_its_chat_template_ends_a_turn(tmp_path):
 def test_the_engines_of_a_run_get_the_end_of_a_turn_if_it_chats(tmp_path, monkeypatch, template):
     path, ids = written(tmp_path, named=["<|endoftext|>"])
     set_to = [f"model.path={path}", f"data.template={template}", "evaluation.sets.held_out=null"]
-    config, layout = settled(to_config(compose_overrides(["+recipe=tiny_cpu", *set_to])))
+    config, layout = settle(
+        to_config(compose_overrides(["+recipe=tiny_cpu", *set_to])), gpus=0, where="this machine"
+    )
     given = {}
     monkeypatch.setattr(workers, "Workers", lambda _, **settings: given.update(settings))
-    workers.build_workers(config, layout, run_dir=tmp_path, sizes=workers.EngineSizes(1, 1))
+    workers.build_workers(config, layout, run_dir=tmp_path, sizes=EngineSizes(1, 1))
     ends = {"chat": sorted(ids.values()), "plain": [ids["<|endoftext|>"]]}
     assert [*given["settings"].stop_tokens] == ends[template]
 

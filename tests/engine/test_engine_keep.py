@@ -13,6 +13,7 @@ from tiny_models import write_tiny_qwen3
 from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.model.model_sizes import model_sizes
+from april_rl.planning.model import read_model
 from april_rl.rollout.requests import Request
 from april_rl.types import Completion, SampleId
 
@@ -171,7 +172,7 @@ def test_the_cache_holds_as_many_tokens_as_the_memory_plan_counts(engine, folder
     """In float32, up to a block. Fails when keys or values, or a layer, are counted once too
     often.
     """
-    sizes = model_sizes(str(folders["now"]), LoraConfig())
+    sizes = model_sizes(read_model(str(folders["now"])), LoraConfig())
     expected = KV_CACHE_GIB * 2**30 / (4 * sizes.kv_numbers)
     assert engine.kv_cache_tokens == pytest.approx(expected, abs=BLOCK)
 

@@ -13,7 +13,6 @@ from fake_outside import CountingScorer, FakeScorer, reward
 from rollout_runs import lognormal
 
 from april_rl.assembly.evaluation import held_out_sets
-from april_rl.assembly.workers import context_length
 from april_rl.config import TrainConfig
 from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import RolloutConfig
@@ -33,6 +32,7 @@ from april_rl.evaluation.figures import figures
 from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
 from april_rl.evaluation.settings import SetSampling, longest_response, set_sampling
 from april_rl.metrics import Metrics
+from april_rl.planning.sizes import context_length
 from april_rl.rollout.requests import Sampling, request_seed
 from april_rl.rollout.ticks import Completions
 from april_rl.types import Observation, Prompt, Sample, SampleId

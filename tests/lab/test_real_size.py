@@ -6,12 +6,12 @@ import pytest
 from composed_config import load
 from planned_models import GPU, HUB, INPUTS, PLANNED, changed, sizes_of
 
-from april_rl.assembly.collector import num_slots
 from april_rl.config.choices import KvCacheDtype
 from april_rl.lab.rehearsal.real_size import planned_kv_tokens, real_layout
-from april_rl.memory.inputs import memory_inputs
-from april_rl.memory.kv_room import kv_demand
-from april_rl.memory.plan import GIB
+from april_rl.planning.kv_room import kv_demand
+from april_rl.planning.memory_inputs import memory_inputs
+from april_rl.planning.memory_plan import GIB
+from april_rl.planning.sizes import num_slots
 
 
 def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():

@@ -16,6 +16,7 @@ from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.findings import share_longer_than
 from april_rl.lab.rehearsal.real_size import scenario_at_real_size
 from april_rl.learner.model.model_sizes import model_sizes
+from april_rl.planning.model import read_model
 
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
 
@@ -155,7 +156,7 @@ def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
 def test_the_stand_in_of_a_model_has_its_published_size(model, num_parameters):
     config = stand_ins.model_config(model)
     assert config is not None
-    sizes = model_sizes(config, LoraConfig())
+    sizes = model_sizes(read_model(config), LoraConfig())
     assert sizes.num_parameters == pytest.approx(num_parameters, rel=0.005)
 
 
@@ -173,7 +174,7 @@ def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overr
     config = to_config(compose_overrides(overrides))
     model = stand_ins.model_config("Qwen/Qwen3-4B")
     assert model is not None
-    sizes = model_sizes(model, LoraConfig())
+    sizes = model_sizes(read_model(model), LoraConfig())
     assert scenario_at_real_size(config, sizes).keeps_parked is keeps
     with pytest.raises(AssertionError, match="has not been decided"):
         _ = Resume.auto.keeps_caches

@@ -20,7 +20,8 @@ from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.learner.learner import Learner
 from april_rl.learner.model.attention import Packing, packed_attention
 from april_rl.learner.model.model_sizes import model_sizes
-from april_rl.memory.plan import plan_memory
+from april_rl.planning.memory_plan import plan_memory
+from april_rl.planning.model import read_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -139,7 +140,7 @@ def planned(folder: Path) -> dict[str, dict[str, float]]:
     inputs = changed(
         INPUTS, num_workers=1, activation_checkpointing=False, cuda_graphs=False, **sizes
     )
-    model = model_sizes(str(folder), inputs.lora)
+    model = model_sizes(read_model(str(folder)), inputs.lora)
     plan = plan_memory(model, inputs, device_bytes=1.0)
     return {phase.name: phase.items for phase in plan.phases}
 

@@ -30,6 +30,7 @@ from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.routers import _CHOOSING_CALL, Choices, Routers
 from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
+from april_rl.planning.model import read_model
 
 CPU = torch.device("cpu")
 # Each has its own class of router.
@@ -254,5 +255,5 @@ def test_an_error_inside_the_block_ends_the_repeating(qwen):
 def test_a_model_without_a_known_router_is_known_from_its_configuration(model_type, tmp_path):
     """It has none, weighs some experts with 0, cannot be trained here, or chooses otherwise."""
     tiny_config(model_type).save_pretrained(tmp_path)
-    sizes = model_sizes(str(tmp_path), NO_ADAPTERS)
+    sizes = model_sizes(read_model(str(tmp_path)), NO_ADAPTERS)
     assert not sizes.has_known_routers

@@ -20,6 +20,7 @@ from transformers import (
 from april_rl.config.lora import LoraConfig
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.model import read_model
 
 SIZES = {
     "hidden_size": 128,
@@ -43,7 +44,7 @@ MODELS = {
 def sizes_of(config: PreTrainedConfig, folder, *, rank: int = 0) -> ModelSizes:
     config.save_pretrained(folder)
     lora = LoraConfig(rank=rank, target_modules=["q_proj"] if rank else None)
-    return model_sizes(str(folder), lora)
+    return model_sizes(read_model(str(folder)), lora)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -36,8 +36,8 @@ CORE = (  # what trains: the floors, lowest first
     {"checkpointing", "algorithm", "rollout", "batch"},
     {"tracking"},
     {"data", "rewards", "engine", "learner", "evaluation", "supervision", "tiny"},
+    {"planning"},
     {"runtime", "environments", "trl"},
-    {"memory"},
     {"assembly", "updates"},
     {"trainer"},
     {"commands"},
@@ -62,7 +62,7 @@ OWNERS = {
     "wandb_workspaces": {"lab.dashboards"},
     "vl_convert": {"lab.report"},
     "datasets": {"data"},
-    "huggingface_hub": {"runtime", "assembly", "learner", "commands"},
+    "huggingface_hub": {"planning", "assembly", "learner", "commands"},
     "ray": {"runtime", "supervision"},
     "peft": {"learner"},
     "hydra": HYDRA_USERS,
@@ -194,7 +194,7 @@ def test_nothing_that_the_controller_loads_computes_with_torch() -> None:
     memory plan, a check or the trainer needs a module of the learner that computes.
     """
     loaded = files_loaded_by(PACKAGE / "trainer.py")
-    assert PACKAGE / "memory" / "plan.py" in loaded
+    assert PACKAGE / "planning" / "memory_plan.py" in loaded
     wrong = [
         where(path, 1, module)
         for path in loaded

@@ -156,11 +156,6 @@ SPOKEN = {
 }
 
 
-def test_the_pages_are_short() -> None:
-    assert len(DESIGN.splitlines()) <= MAX_DESIGN_LINES
-    assert len(README.splitlines()) <= MAX_README_LINES
-
-
 def test_the_floors_are_those_of_the_architecture_test() -> None:
     table = rows(section(DESIGN, "Floors"))
     assert [int(row.cells[0]) for row in table] == list(range(len(LAYERS)))[::-1]

@@ -15,7 +15,6 @@ from composed_config import load
 from source_tree import TESTS
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Resume
 from april_rl.engine import vllm_engine
 from april_rl.runtime.call_profiler import CallProfiler
 from april_rl.runtime.worker import Worker
@@ -102,18 +101,20 @@ ADAPTER_ALONE = ("lora.rank=4", "lora.sync=adapter")
 
 @pytest.mark.parametrize("lora", [(), ADAPTER_ALONE, ("lora.rank=4",)])
 @pytest.mark.parametrize("sleeps", [False, True])
-@pytest.mark.parametrize("resume", list(Resume))
-def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sleeps, resume, lora):
+@pytest.mark.parametrize("keeps_parked", [False, True])
+def test_a_workers_engine_gets_the_settings_and_what_was_decided(
+    monkeypatch, sleeps, keeps_parked, lora
+):
     """Fails when the decision of the memory plan, or a setting, does not reach vLLM."""
     built: list[dict[str, Any]] = []
     monkeypatch.setattr(vllm_engine, "VllmEngine", record(built))
-    overrides = ("rollout.temperature=0.6", f"rollout.resume={resume.value}", "seed=7")
+    overrides = ("rollout.temperature=0.6", "seed=7")
     config = load("+recipe=tiny_cpu", "model.path=some/model", *overrides, *lora)
     worker = BareWorker(Log(policy_version=0))
     worker._settings = WorkerSettings(
         config=config, device="cpu", threads=1, max_model_len=300, max_num_seqs=5, stop_tokens=(1,)
     )
-    worker.build_engine(sleeps=sleeps)
+    worker.build_engine(sleeps=sleeps, keeps_parked=keeps_parked)
     [found] = built
     assert found == {
         "config": config.engine,
@@ -122,7 +123,7 @@ def test_a_workers_engine_gets_the_settings_and_what_was_decided(monkeypatch, sl
         "temperature": 0.6,
         "max_model_len": 300,
         "max_num_seqs": 5,
-        "keeps_parked": resume is not Resume.reprefill,  # the engine drops it when it sleeps
+        "keeps_parked": keeps_parked,  # the engine drops it when it sleeps
         "sleeps": sleeps,
         "stop_tokens": (1,),
         "lora": config.lora if lora is ADAPTER_ALONE else None,

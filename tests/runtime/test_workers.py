@@ -13,12 +13,13 @@ import pytest
 from composed_config import load, refusal
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import ComputeDtype, Resume
+from april_rl.config.choices import ComputeDtype
 from april_rl.errors import RunError
+from april_rl.planning.errors import LayoutError
+from april_rl.planning.layout import settle
+from april_rl.planning.machine import num_visible
 from april_rl.runtime.cluster import Node, WorkerLocation, rank_order, spread
-from april_rl.runtime.layout import LayoutError, choices_made, settle
 from april_rl.runtime.lockstep import LockstepError, check_lockstep, fingerprint
-from april_rl.runtime.preflight import num_visible
 from april_rl.types import Completion, SampleId
 
 
@@ -72,37 +73,6 @@ def test_auto_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
     asked = settled("learner.compute_dtype=bfloat16", gpus=0)
     assert asked.learner.compute_dtype is ComputeDtype.bfloat16
     assert asked.engine.dtype is ComputeDtype.float32
-
-
-@pytest.mark.parametrize(
-    ("overrides", "gpus", "expected"),
-    [
-        ((), 0, Resume.keep),
-        (("deterministic=true",), 0, Resume.reprefill),
-        (("engine.speculation=ngram",), 0, Resume.reprefill),
-        (("rollout.resume=reprefill",), 0, Resume.reprefill),
-        (("runtime.device=gpu", "engine.sleep=never"), 1, Resume.keep),
-        (("runtime.device=gpu", "engine.sleep=always"), 1, Resume.reprefill),
-        (("runtime.device=gpu",), 1, Resume.auto),
-    ],
-)
-def test_parked_samples_are_kept_where_engines_stay_awake(overrides, gpus, expected) -> None:
-    """With engine.sleep=auto on a GPU the memory plan decides later."""
-    assert settled(*overrides, gpus=gpus).rollout.resume is expected
-
-
-def test_the_start_says_what_auto_has_become_and_why() -> None:
-    def said(*overrides: str) -> list[str]:
-        requested = load("+recipe=tiny_cpu", *overrides)
-        return list(choices_made(requested, settle(requested, gpus=0, where="here")[0]))
-
-    precision, resume = said()
-    assert precision.startswith("learner.compute_dtype and engine.dtype: float32, ")
-    assert resume.startswith("rollout.resume: keep, since engines stay awake")
-    *_, resume = said("deterministic=true")
-    assert resume.startswith("rollout.resume: reprefill, since deterministic=true")
-    explicit = ("learner.compute_dtype=float32", "engine.dtype=bfloat16", "rollout.resume=keep")
-    assert said(*explicit) == []
 
 
 def test_workers_that_make_no_engines_are_refused_with_both_keys() -> None:

@@ -96,7 +96,7 @@ from types import SimpleNamespace
 import psutil, ray
 from april_rl.errors import RunError
 from april_rl.runtime.cluster import start_ray
-from april_rl.runtime.layout import Layout
+from april_rl.planning.layout import Layout
 from april_rl.runtime.workers import Workers
 from light_groups import Group, GroupWatchdog
 start_ray(num_workers=1, address=None)

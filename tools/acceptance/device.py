@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from april_rl.runtime.engine_build import installed_engines, wrong_engine
-from april_rl.runtime.preflight import without_network_go_offline
+from april_rl.planning.machine import installed_engines, wrong_engine
+from april_rl.planning.model import without_network_go_offline
 from april_rl.supervision.host_memory import host_memory
 
 MODEL, DATA = "Qwen/Qwen3-0.6B", ("openai/gsm8k", "main")

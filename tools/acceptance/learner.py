@@ -27,8 +27,9 @@ from april_rl.config.store import compose_overrides, to_config
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.learner.learner import Learner
 from april_rl.learner.model.model_sizes import model_sizes
-from april_rl.runtime.layout import settle
-from april_rl.runtime.preflight import num_gpus
+from april_rl.planning.layout import settle
+from april_rl.planning.machine import num_gpus
+from april_rl.planning.model import read_model
 from april_rl.runtime.worker_parts import build_learner
 from april_rl.types import Completion, Group, Prompt, Sample, ScoredGroup
 
@@ -59,7 +60,7 @@ def measure(settings: Sequence[str], num_groups: int, median_tokens: float) -> d
         "sheet_tflops": sheet_tflops(name_of(device)),
         "product_tflops": product_tflops(device),
         "peak_gib": peak / 2**30,
-        "gib": model_sizes(config.model.path, config.lora).num_parameters * 12 / 2**30,
+        "gib": model_sizes(read_model(config.model.path), config.lora).num_parameters * 12 / 2**30,
         "to_host_s": median(to_host_s),
         "back_s": median(back_s),
     }

@@ -30,9 +30,8 @@ from april_rl.lab.simulator.engine_cost import EngineCost, fit_cost
 from april_rl.lab.simulator.prediction import Prediction
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.comparison import Comparison
+from april_rl.planning.layout import pick_device, precision
 from april_rl.rollout.over_sampling import FixedFactor, largest_factor
-from april_rl.runtime.layout import precision
-from april_rl.runtime.preflight import pick_device
 from bench.limit import Limit
 from bench.modes import (
     ANY_COST,

@@ -65,7 +65,7 @@ def _show(arguments: Sequence[str]) -> int:
         print(f"error: {_WRITE}{targets[-1]} must end in .jsonl or .parquet", file=sys.stderr)
         return 2
     from april_rl.lab.rehearsal.data_page import DataPage
-    from april_rl.runtime.preflight import without_network_go_offline
+    from april_rl.planning.model import without_network_go_offline
     from april_rl.tiny.builtins import resolve_builtins
 
     without_network_go_offline()

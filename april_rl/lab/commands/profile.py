@@ -133,8 +133,8 @@ def _profile(
     """Sample, simulate, print and write `profile.json` into `folder`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    from april_rl.assembly.workers import context_length
     from april_rl.commands.evaluation_run import EvaluationRun
+    from april_rl.planning.sizes import context_length
     from april_rl.tiny.builtins import resolve_builtins
 
     context_length(config, is_training=False)  # before the tiny task's model is trained

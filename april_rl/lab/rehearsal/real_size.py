@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from april_rl.assembly.collector import num_slots
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Device
 from april_rl.lab.rehearsal.findings import SIGMA, Finding, expected_tokens
@@ -14,13 +13,14 @@ from april_rl.lab.simulator.presets import h100
 from april_rl.lab.simulator.scenarios import scenario_of
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.learner.model.sizes import ModelSizes
-from april_rl.memory.check import Room, check_plan
-from april_rl.memory.engine_sleep import settle_sleep, with_resume
-from april_rl.memory.inputs import MemoryInputs, memory_inputs
-from april_rl.memory.kv_room import kv_demand, kv_warning
-from april_rl.memory.plan import GIB, plan_memory
-from april_rl.runtime.layout import Layout, settle
-from april_rl.runtime.preflight import PreflightError
+from april_rl.planning.engine_sleep import settle_sleep, with_resume
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.kv_room import kv_demand, kv_warning
+from april_rl.planning.layout import Layout, settle
+from april_rl.planning.memory_check import Room, check_plan
+from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
+from april_rl.planning.memory_plan import GIB, plan_memory
+from april_rl.planning.sizes import num_slots
 from april_rl.supervision.host_memory import host_memory
 
 _FREE_FRAC = 0.98  # of a GPU, when nothing else runs on it

@@ -18,7 +18,6 @@ from pathlib import Path
 from textwrap import indent
 
 from april_rl.config import TrainConfig
-from april_rl.config.notes import inert_settings
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
@@ -35,14 +34,12 @@ from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.model import read_model, without_network_go_offline
+from april_rl.planning.notes import inert_settings
 from april_rl.rewards.check import NUM_ROWS_TRIED, check_tests, reads_answers
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
-from april_rl.runtime.preflight import (
-    PreflightError,
-    model_facts,
-    without_network_go_offline,
-)
 from april_rl.supervision.interrupts import Interrupts
 from april_rl.trainer import Trainer
 
@@ -81,7 +78,7 @@ class Rehearsal:
         without_network_go_offline()
         self.say(f"rehearsal of {self.config.name}, in {self.folder}")
         model = self._model_config()
-        sizes = model_sizes(model, self.config.lora)
+        sizes = model_sizes(read_model(model), self.config.lora)
         tokenizer = stand_ins.find_tokenizer(self.config.model.path, self.say)
         self._data(tokenizer)
         self._settings()
@@ -95,7 +92,7 @@ class Rehearsal:
         """Return where the model's config.json is, or the published one that stands in for it."""
         path = self.config.model.path
         try:
-            model_facts(path)
+            read_model(path)
         except PreflightError:
             stand_in = stand_ins.model_config(path)
             if stand_in is None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from april_rl.config.lora import LoraConfig
@@ -33,13 +33,13 @@ _COUNTING = "april_rl_counting"  # name in transformers of an attention that com
 _TOKENS = 512  # of the row that is passed
 
 
-def model_sizes(model_path: str, lora: LoraConfig) -> ModelSizes:
+def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
     """Return the sizes of a model with these adapters; takes about a second at any size.
 
     Raise UnsupportedModelError when the learner cannot compute the model, LoraError when `lora`
     does not fit it.
     """
-    causal_lm = empty_model(AutoConfig.from_pretrained(model_path), dtype=torch.bfloat16)
+    causal_lm = empty_model(config, dtype=torch.bfloat16)
     causal_lm.to("meta")  # type: ignore[arg-type]  # buffers, too
     causal_lm.tie_weights()
     embedding: nn.Module = causal_lm.get_input_embeddings()

@@ -10,12 +10,12 @@ from april_rl.config.choices import Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.engine.device import AcceleratorDevice
 from april_rl.learner.model.sizes import ModelSizes
-from april_rl.memory.check import Room, check_plan
-from april_rl.memory.engine_sleep import EngineSleep, settle_sleep
-from april_rl.memory.inputs import MemoryInputs, memory_inputs
-from april_rl.memory.plan import GIB, plan_memory
-from april_rl.runtime.layout import LayoutError, settle
-from april_rl.runtime.preflight import PreflightError
+from april_rl.planning.engine_sleep import EngineSleep, settle_sleep
+from april_rl.planning.errors import LayoutError, PreflightError
+from april_rl.planning.layout import settle
+from april_rl.planning.memory_check import Room, check_plan
+from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
+from april_rl.planning.memory_plan import GIB, plan_memory
 
 H200 = 141 * GIB
 ONE_GPU = changed(INPUTS, num_workers=1)

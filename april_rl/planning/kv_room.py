@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
-from april_rl.runtime.layout import Layout
+from april_rl.planning.layout import Layout
 
 # Lengths are unknown before the first step. With the simulator's lognormal lengths for long
 # reasoning (docs/simulator.md: mean 10,500 tokens, budget 16,384 or 20,480) a slot holds 0.35 of

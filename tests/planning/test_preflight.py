@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
-from transformers import MambaConfig, Qwen3Config, T5Config
+from composed_config import load
+from transformers import (
+    MambaConfig,
+    Qwen3Config,
+    T5Config,
+)
 
-from april_rl.runtime.preflight import PreflightError, check_start, model_facts, num_gpus
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.layout import settle
+from april_rl.planning.machine import num_gpus, this_machine
+from april_rl.planning.model import read_model
+from april_rl.planning.preflight import check_start
+
+HERE = this_machine()
 
 
-def start(path, *, window_tokens, window_key, tensor_parallel_size=1):
-    return check_start(
-        model_path=str(path),
-        device="cpu",
-        num_workers=1,
-        is_cluster=False,
-        tensor_parallel_size=tensor_parallel_size,
-        window_tokens=window_tokens,
-        window_key=window_key,
-    )
+def start(path, *overrides: str):
+    config = load("+recipe=tiny_cpu", f"model.path={path}", *overrides)
+    return check_start(*settle(config, gpus=0, where="here"), replace(HERE, num_cores=8))
 
 
 def small_qwen3(tmp_path):
@@ -42,19 +47,19 @@ def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
     """Fails when a mistyped export is looked for on the hub."""
     (tmp_path / "step_6").mkdir()
     with pytest.raises(PreflightError, match=r"step_7 does not exist; .* has step_6"):
-        model_facts(str(tmp_path / "step_7"))
+        read_model(str(tmp_path / "step_7"))
     missing = tmp_path / "no" / "such"
     with pytest.raises(
         PreflightError, match=f"^model.path={re.escape(str(missing))} does not exist$"
     ):
-        model_facts(str(missing))
+        read_model(str(missing))
 
 
 def test_the_directory_of_a_run_is_no_model_and_its_last_export_is_named(tmp_path):
     """Fails when a library says that it lacks a key."""
     (tmp_path / "exports" / "step_2").mkdir(parents=True)
     with pytest.raises(PreflightError, match=r"is a run directory: give an export, .*/step_2$"):
-        model_facts(str(tmp_path))
+        read_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("config", [T5Config, MambaConfig])
@@ -63,26 +68,29 @@ def test_an_unsupported_model_type_is_refused_by_name(tmp_path, config):
     config().save_pretrained(tmp_path)
     expected = rf"model\.path={re.escape(str(tmp_path))}: model_type {config.model_type} is not"
     with pytest.raises(PreflightError, match=expected):
-        model_facts(str(tmp_path))
+        read_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("key", ["engine.max_model_len", "data.max_prompt_tokens + more"])
-def test_the_setting_that_makes_the_context_too_long_is_named(tmp_path, key):
+def test_the_setting_that_makes_the_context_too_long_is_named(tmp_path):
     """Fails when another setting is blamed; one token less is no more than the model reads."""
     path = small_qwen3(tmp_path)
-    expected = f"context length: {re.escape(key)} = 513 exceeds the model's maximum, 512"
+    expected = r"context length: engine\.max_model_len = 513 exceeds the model's maximum, 512"
     with pytest.raises(PreflightError, match=expected):
-        start(path, window_tokens=513, window_key=key)
-    assert start(path, window_tokens=512, window_key=key).window_tokens == 512
+        start(path, "engine.max_model_len=513")
+    longer = ("data.max_prompt_tokens=13", "rollout.max_response_tokens=500")
+    key = "data.max_prompt_tokens + rollout.max_response_tokens"
+    with pytest.raises(PreflightError, match=rf"context length: {re.escape(key)} = 513 exceeds"):
+        start(path, *longer)
+    assert start(path, "engine.max_model_len=512").max_position_embeddings == 512
 
 
 def test_a_tensor_parallel_size_that_does_not_divide_the_heads_is_refused(tmp_path):
     """Four heads. Fails when vLLM is left to find it in every worker."""
-    path, size = small_qwen3(tmp_path), {"window_tokens": 1, "window_key": ""}
-    assert start(path, **size, tensor_parallel_size=4).num_heads == 4
+    path = small_qwen3(tmp_path)
+    assert start(path, "engine.tensor_parallel_size=4", "runtime.num_workers=4")
     expected = r"heads: engine\.tensor_parallel_size=3 does not divide the model's 4 attention"
     with pytest.raises(PreflightError, match=expected):
-        start(path, **size, tensor_parallel_size=3)
+        start(path, "engine.tensor_parallel_size=3", "runtime.num_workers=3")
 
 
 def test_gpus_are_counted_from_device_files(tmp_path, monkeypatch):

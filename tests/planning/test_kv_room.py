@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from composed_config import load
 
-from april_rl.assembly.collector import num_slots
-from april_rl.memory.kv_room import KvDemand, kv_demand, kv_warning
-from april_rl.runtime.layout import Layout
+from april_rl.planning.kv_room import KvDemand, kv_demand, kv_warning
+from april_rl.planning.layout import Layout
+from april_rl.planning.sizes import num_slots
 
 EIGHT = Layout(device="cuda", num_workers=8, tensor_parallel_size=1)
 

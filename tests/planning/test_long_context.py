@@ -9,9 +9,9 @@ from planned_models import GPU, INPUTS, changed, sizes_of
 from source_tree import ROOT
 
 from april_rl.config.choices import Offload
-from april_rl.memory.check import Room, check_plan
-from april_rl.memory.inputs import MemoryInputs
-from april_rl.runtime.preflight import PreflightError
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.memory_check import Room, check_plan
+from april_rl.planning.memory_inputs import MemoryInputs
 
 TABLE = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| Qwen3-(\S+) \| `(.*)` \| (.*) \|$", TABLE, flags=re.MULTILINE)

@@ -17,7 +17,7 @@ from april_rl.learner.model.sizes import (
     SHARD_BYTES,
     ModelSizes,
 )
-from april_rl.memory.inputs import MemoryInputs
+from april_rl.planning.memory_inputs import MemoryInputs
 
 GIB = 1 << 30
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32

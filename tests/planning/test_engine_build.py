@@ -6,13 +6,13 @@ import os
 import subprocess
 
 import pytest
-from conftest import skip_cpu_engine
+from cpu_engine_marks import skip_cpu_engine
 from own_process import in_own_process
 from source_tree import ROOT
 
 from april_rl.config import to_config
 from april_rl.config.store import compose_overrides
-from april_rl.runtime.engine_build import installed_engines, wrong_engine
+from april_rl.planning.machine import installed_engines, wrong_engine
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import (
-    ComputeDtype,
-    Device,
-    Offload,
-    Resume,
-    Sleep,
-    Speculation,
-)
+from april_rl.config.choices import ComputeDtype, Device, Offload
 from april_rl.config.consistency import check_layout
 from april_rl.config.schema import LearnerConfig
-from april_rl.errors import RunError
-from april_rl.runtime.cluster import cluster_gpus
-from april_rl.runtime.preflight import num_gpus, pick_device
-
-
-class LayoutError(RunError):
-    """The settings ask for workers that do not exist here, or that form no whole engines."""
+from april_rl.planning.errors import LayoutError
+from april_rl.planning.machine import num_gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +42,14 @@ class Layout:
         return f"{workers} on {self.device}, {engines}"
 
 
-def settled(config: TrainConfig) -> tuple[TrainConfig, Layout]:
-    """Return the configuration and layout for this machine, or for the cluster of
-    runtime.ray_address, which it joins.
+def pick_device(wanted: str, *, gpus: int | None = None) -> str:
+    """Return `cpu` or `cuda` (also for ROCm) for runtime.device; auto takes a GPU if there is one.
 
-    Raise LayoutError naming the keys, and RunError when no cluster answers.
+    `gpus` is the number of GPUs; None: those of this machine.
     """
-    address = config.runtime.ray_address
-    if address is None:
-        return settle(config, gpus=num_gpus(), where="this machine")
-    gpus, where = cluster_gpus(address), "the Ray cluster"
-    config, layout = settle(config, gpus=gpus, where=where)
-    if layout.device == "cuda" and gpus < layout.num_workers:
-        raise LayoutError(
-            f"runtime.num_workers={layout.num_workers} needs {layout.num_workers} GPUs; "
-            f"{where} has {gpus}"
-        )
-    return config, layout
+    if wanted == "auto":
+        return "cuda" if (num_gpus() if gpus is None else gpus) else "cpu"
+    return "cpu" if wanted == "cpu" else "cuda"
 
 
 def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, Layout]:
@@ -96,7 +75,6 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
     found = replace(
         config,
         runtime=replace(runtime, num_workers=workers, device=name),
-        rollout=replace(config.rollout, resume=_resume(config, device)),
         learner=_learner(config.learner, device),
         engine=replace(config.engine, dtype=precision(config.engine.dtype, device)),
     )
@@ -135,23 +113,6 @@ def choices_made(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
         keys = [k for k, (before, after) in asked.items() if before != after and after is dtype]
         if keys:
             yield f"{' and '.join(keys)}: {dtype.value}{reason if is_on_cpu else ''}"
-    if requested.rollout.resume is not config.rollout.resume:
-        yield resume_line(config)
-
-
-def resume_line(config: TrainConfig) -> str:
-    """Return what rollout.resume=auto has become in `config`, and why."""
-    if config.rollout.resume.keeps_caches:
-        return (
-            "rollout.resume: keep, since engines stay awake; parked samples are not prefilled again"
-        )
-    if config.deterministic:
-        reason = "deterministic=true holds after a kill too, which loses KV caches"
-    elif config.engine.speculation is not Speculation.none:
-        reason = "a guessing engine cannot keep parked samples"
-    else:
-        reason = "engines sleep during updates and lose their KV caches"
-    return f"rollout.resume: reprefill, since {reason}"
 
 
 def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
@@ -160,15 +121,3 @@ def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
         compute_dtype=precision(learner.compute_dtype, device),
         offload=learner.offload if device == "cuda" else Offload.none,
     )
-
-
-def _resume(config: TrainConfig, device: str) -> Resume:
-    """Replace auto, unless the memory plan has to decide whether engines sleep."""
-    asked, sleep = config.rollout.resume, config.engine.sleep
-    if asked is not Resume.auto:
-        return asked
-    if config.deterministic or config.engine.speculation is not Speculation.none:
-        return Resume.reprefill
-    if device == "cpu" or sleep is Sleep.never:
-        return Resume.keep
-    return Resume.reprefill if sleep is Sleep.always else Resume.auto

@@ -10,7 +10,7 @@ from april_rl.config.consistency import longest_sequence
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
-from april_rl.runtime.layout import Layout
+from april_rl.planning.layout import Layout
 
 _BYTES = {ComputeDtype.bfloat16: 2, ComputeDtype.float32: 4}
 
@@ -56,10 +56,10 @@ class MemoryInputs:
 
     @property
     def engine_sleeps(self) -> bool:
-        """Return whether a GPU's engine gives up its memory while the learner computes; with
-        engine.sleep=auto it does, unless `settle_sleep` finds that it need not.
+        """Return whether the engine gives up its memory while the learner computes, which none does
+        on CPU; with engine.sleep=auto it does, unless `settle_sleep` finds that it need not.
         """
-        return self.engine.sleep is not Sleep.never
+        return not self.is_on_cpu and self.engine.sleep is not Sleep.never
 
 
 def memory_inputs(config: TrainConfig, layout: Layout) -> MemoryInputs:

@@ -1,5 +1,5 @@
-"""Decides whether engines on GPUs sleep while the learner updates: engine.sleep=auto, by the memory
-plan.
+"""Decides whether engines on GPUs sleep while the learner updates (engine.sleep=auto, by the memory
+plan), and with it whether parked samples keep their KV cache (rollout.resume=auto).
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Resume, Sleep
+from april_rl.config.choices import Resume, Sleep, Speculation
 from april_rl.learner.model.sizes import ModelSizes
-from april_rl.memory.check import Room, remedies
-from april_rl.memory.inputs import MemoryInputs, memory_inputs
-from april_rl.memory.plan import GIB, Phase, plan_memory
-from april_rl.runtime.layout import Layout
-from april_rl.runtime.preflight import PreflightError
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.layout import Layout
+from april_rl.planning.memory_check import Room, remedies
+from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
+from april_rl.planning.memory_plan import GIB, Phase, plan_memory
 
 # Share of a GPU that engine.sleep=auto leaves free beside engine and learner. Activations are
 # estimates; an engine that sleeps without need costs seconds, one that should have slept the run.
@@ -64,17 +64,48 @@ def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Engi
     )
 
 
+class Decided(NamedTuple):
+    """Settings without engine.sleep=auto and rollout.resume=auto."""
+
+    config: TrainConfig
+    inputs: MemoryInputs  # of the memory plan, with the decided engine.sleep
+    reasons: tuple[str, ...]  # shown to the user, one for each auto
+
+
+def decide_sleep_and_resume(
+    config: TrainConfig, layout: Layout, *, model: ModelSizes, room: Room
+) -> Decided:
+    """Decide both settings; parked samples keep their KV cache where engines stay awake.
+
+    `room` is the memory of the fullest GPU. Raise PreflightError as `settle_sleep`.
+    """
+    inputs, reason = settle_sleep(model, memory_inputs(config, layout), room=room)
+    reasons = [reason] if reason else []
+    if config.rollout.resume is Resume.auto:
+        resume, because = _resume(config, engines_sleep=inputs.engine_sleeps)
+        config = replace(config, rollout=replace(config.rollout, resume=resume))
+        reasons.append(f"rollout.resume: {resume.value}, since {because}")
+    return Decided(replace(config, engine=inputs.engine), inputs, tuple(reasons))
+
+
 def with_resume(
     config: TrainConfig, layout: Layout, *, model: ModelSizes, room: Room
 ) -> TrainConfig:
-    """Return a settled configuration with rollout.resume=auto decided, too: keep where engines stay
-    awake.
-    """
+    """Return the configuration with rollout.resume=auto decided; no other value is checked."""
     if config.rollout.resume is not Resume.auto:
         return config
-    inputs = settle_sleep(model, memory_inputs(config, layout), room=room).inputs
-    resume = Resume.reprefill if inputs.engine_sleeps else Resume.keep
-    return replace(config, rollout=replace(config.rollout, resume=resume))
+    return decide_sleep_and_resume(config, layout, model=model, room=room).config
+
+
+def _resume(config: TrainConfig, *, engines_sleep: bool) -> tuple[Resume, str]:
+    """Return what rollout.resume=auto becomes, and why."""
+    if config.deterministic:
+        return Resume.reprefill, "deterministic=true holds after a kill too, which loses KV caches"
+    if config.engine.speculation is not Speculation.none:
+        return Resume.reprefill, "a guessing engine cannot keep parked samples"
+    if engines_sleep:
+        return Resume.reprefill, "engines sleep during updates and lose their KV caches"
+    return Resume.keep, "engines stay awake; parked samples are not prefilled again"
 
 
 def _too_much(phase: Phase, room: Room, *, usable: float) -> str:

@@ -8,9 +8,9 @@ import pytest
 from planned_models import GPU, INPUTS, changed, sizes_of, worker
 
 from april_rl.config.choices import Offload
-from april_rl.memory.check import check_memory
-from april_rl.memory.plan import GIB, plan_memory
-from april_rl.runtime.preflight import PreflightError
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.memory_check import check_memory
+from april_rl.planning.memory_plan import GIB, plan_memory
 
 MORE = "runtime.num_workers=16 on twice as many machines needs less"
 

@@ -16,9 +16,10 @@ from april_rl.config.schema import LearnerConfig
 from april_rl.config.store import recipes
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.sizes import ModelSizes
-from april_rl.memory.inputs import MemoryInputs
-from april_rl.memory.plan import GIB
-from april_rl.runtime.layout import Layout
+from april_rl.planning.layout import Layout
+from april_rl.planning.memory_inputs import MemoryInputs
+from april_rl.planning.memory_plan import GIB
+from april_rl.planning.model import read_model
 from april_rl.supervision.host_memory import WorkerMemory
 
 GPU = 80 * GIB
@@ -93,14 +94,14 @@ def sizes_of(name: str, *, rank: int = 0) -> ModelSizes:
     """Return the sizes of a model of `HUB` or `MODELS`, with adapters of that rank."""
     published = PUBLISHED / name.replace("/", "--")
     if published.is_dir():
-        return model_sizes(str(published), LoraConfig(rank=rank))
+        return model_sizes(read_model(str(published)), LoraConfig(rank=rank))
     with TemporaryDirectory() as folder:
         if name == "R1-1.5B":
             config: PreTrainedConfig = Qwen2Config(**R1_DISTILL)
         else:
             config = Qwen3Config(**MODELS[name], **LAYERS)
         config.save_pretrained(folder)
-        return model_sizes(folder, LoraConfig(rank=rank))
+        return model_sizes(read_model(folder), LoraConfig(rank=rank))
 
 
 def worker(node: str, *, free: float = 79 * GIB, host: float = 500 * GIB) -> WorkerMemory:

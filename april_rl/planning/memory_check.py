@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from april_rl.config.choices import Offload, Sleep
 from april_rl.learner.model.sizes import ModelSizes
-from april_rl.memory.inputs import MemoryInputs
-from april_rl.memory.plan import GIB, MemoryPlan, Phase, plan_memory
-from april_rl.runtime.preflight import PreflightError
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.memory_inputs import MemoryInputs
+from april_rl.planning.memory_plan import GIB, MemoryPlan, Phase, plan_memory
 from april_rl.supervision.host_memory import WorkerMemory
 
 _TOO_LITTLE = 0.99  # a setting that saves less than 1 % is not worth naming

@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from april_rl.config.choices import Offload
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.sizes import ModelSizes
-from april_rl.memory.check import Room, check_memory, check_plan
-from april_rl.memory.inputs import memory_inputs
-from april_rl.memory.plan import GIB, Phase, plan_memory
-from april_rl.runtime.layout import settle
-from april_rl.runtime.preflight import PreflightError
+from april_rl.planning.errors import PreflightError
+from april_rl.planning.layout import settle
+from april_rl.planning.memory_check import Room, check_memory, check_plan
+from april_rl.planning.memory_inputs import memory_inputs
+from april_rl.planning.memory_plan import GIB, Phase, plan_memory
+from april_rl.planning.model import read_model
 
 
 def phase(model: ModelSizes, name: str, **changes: object) -> Phase:
@@ -157,7 +158,7 @@ def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
     config.save_pretrained(tmp_path)
     settings = memory_inputs(*settle(load("+recipe=qwen3_4b_dapo"), gpus=8, where="here"))
     workers = [worker("a", host=1000 * GIB)] * 8
-    model = model_sizes(str(tmp_path), settings.lora)
+    model = model_sizes(read_model(str(tmp_path)), settings.lora)
     table = str(check_memory(model, settings, workers)).splitlines()
     assert table[0].split("GiB")[1].split() == [
         *("rollout", "backward", "optimizer", "weight", "sync", "host")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from planned_models import sizes_of
 
-from april_rl.assembly.decisions import _policy_line
+from april_rl.planning.plan import policy_line
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from april_rl.assembly.decisions import _policy_line
     ],
 )
 def test_the_start_shows_total_and_trained_parameters(rank, said):
-    assert _policy_line(sizes_of("4B", rank=rank)) == said
+    assert policy_line(sizes_of("4B", rank=rank)) == said

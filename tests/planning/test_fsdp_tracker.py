@@ -15,7 +15,8 @@ from source_tree import ROOT
 
 from april_rl.config.lora import LoraConfig
 from april_rl.learner.model.model_sizes import model_sizes
-from april_rl.memory.plan import plan_memory
+from april_rl.planning.memory_plan import plan_memory
+from april_rl.planning.model import read_model
 
 NUM_TOKENS = 4096
 TABLE = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")
@@ -47,7 +48,7 @@ def test_the_backward_pass_takes_what_the_page_says_of_the_plan(row, tmp_path):
     """
     name, *cells = row
     CONFIGS[name].save_pretrained(tmp_path)
-    model = model_sizes(str(tmp_path), LoraConfig())
+    model = model_sizes(read_model(str(tmp_path)), LoraConfig())
     for num_ranks, cell in zip((1, 8, 64), cells, strict=True):
         inputs = changed(INPUTS, num_workers=num_ranks, max_tokens=NUM_TOKENS)
         _, backward, optimizer, _ = plan_memory(model, inputs).phases

@@ -8,8 +8,8 @@ import pytest
 from composed_config import load
 
 from april_rl.config.engine import EngineConfig
-from april_rl.config.notes import inert_settings
 from april_rl.config.schema import LearnerConfig, RuntimeConfig
+from april_rl.planning.notes import inert_settings
 
 
 def notes(*overrides: str, device: str = "cpu") -> list[str]:

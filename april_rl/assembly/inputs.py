@@ -1,0 +1,93 @@
+"""What a run reads and tries before a worker starts: tokenizer, rewards, environments, data.
+
+Training and `evaluate` do this in the same way, with other prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from april_rl.assembly.environments import description_of, with_environments
+from april_rl.assembly.rewards import build_rewards, try_rewards
+from april_rl.config import TrainConfig
+from april_rl.data.sets import PromptSets
+from april_rl.data.tokenizer import Tokenizer, load_tokenizer
+from april_rl.environments.description import Description
+from april_rl.environments.outside import RewardsAndEnvironments
+from april_rl.rewards.pool import RewardPool
+from april_rl.tracking.terminal import View
+from april_rl.types import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a run is built: its settings, its folder, its terminal, and what closes with it."""
+
+    config: TrainConfig
+    folder: Path
+    view: View
+    stack: ExitStack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Parts of a run that are read before a worker starts."""
+
+    tokenizer: Tokenizer
+    rewards: RewardPool
+    description: Description  # of the environment
+    sets: PromptSets  # reads prompts with the columns that rewards and environment use
+
+
+def read_inputs(site: Site, *, states: Mapping[str, str] | None = None) -> Inputs:
+    """Load tokenizer, rewards and the description of the environment; rewards with a state continue
+    from `states`. Raise RunError when one cannot be loaded.
+    """
+    config, tokenizer = site.config, load_tokenizer(site.config.model.path)
+    with site.view.phase("loading the reward"):
+        description = description_of(config, tokenizer)
+        rewards, columns = build_rewards(
+            config,
+            tokenizer,
+            folder=site.folder,
+            description=description,
+            stack=site.stack,
+            states=states,
+        )
+    sets = PromptSets(
+        config.data,
+        tokenizer,
+        seed=config.seed,
+        columns=columns,
+        tools=description.tools,
+        has_agent=config.environment.has_agent,
+        tell=site.view.message,
+    )
+    return Inputs(tokenizer=tokenizer, rewards=rewards, description=description, sets=sets)
+
+
+def try_outside(
+    site: Site,
+    inputs: Inputs,
+    training: Sequence[Sequence[Prompt]],
+    *,
+    held_out: Sequence[Sequence[Prompt]] = (),
+) -> RewardPool | RewardsAndEnvironments:
+    """Return the rewards, with the environments if there are any, after trying them on prompts of
+    every set. Raise RunError when one fails.
+    """
+    config = site.config
+    with site.view.phase("trying the reward"):
+        try_rewards(config, inputs.rewards, training, held_out=held_out, tell=site.view.message)
+        return with_environments(
+            config,
+            inputs.rewards,
+            inputs.tokenizer,
+            description=inputs.description,
+            examples=[prompts[0] for prompts in (*training, *held_out)],
+            folder=site.folder,
+            stack=site.stack,
+        )

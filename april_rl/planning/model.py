@@ -1,0 +1,74 @@
+"""Reads what config.json says about a model."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants
+from transformers import AutoConfig, PreTrainedConfig
+
+from april_rl.planning.errors import PreflightError
+
+
+def read_model(model_path: str) -> PreTrainedConfig:
+    """Return the model's config.json. Raise PreflightError naming model.path when there is none,
+    or when it lacks the sizes of a decoder.
+    """
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(model_path)
+    except (OSError, ValueError) as error:
+        _refuse_missing_folder(Path(model_path))
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise PreflightError(
+            f"model.path={model_path} is neither a Hugging Face folder nor a model that the hub "
+            f"has ({reason})"
+        ) from error
+    try:
+        max_context_tokens(config), num_heads(config)
+    except AttributeError as error:
+        raise PreflightError(
+            f"model.path={model_path}: model_type {config.model_type} is not supported "
+            "(docs/models.md lists those that are): its config.json lacks the sizes of a decoder "
+            f"({error})"
+        ) from error
+    return config
+
+
+def max_context_tokens(config: PreTrainedConfig) -> int:
+    """Return the longest context that the model reads, prompt and response."""
+    return int(config.get_text_config().max_position_embeddings)
+
+
+def num_heads(config: PreTrainedConfig) -> int:
+    """Return the number of attention heads of a layer."""
+    return int(config.get_text_config().num_attention_heads)
+
+
+def without_network_go_offline() -> None:
+    """Switch Hugging Face's libraries offline if their hub is out of reach: they would retry long.
+
+    They read the environment variable when they are imported, here and in worker processes.
+    """
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        socket.getaddrinfo(hub, 443)
+    except OSError:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        constants.HF_HUB_OFFLINE = True
+
+
+def _refuse_missing_folder(path: Path) -> None:
+    """Raise PreflightError for a folder that is not there, and name those beside it; for the
+    directory of a run, name an export.
+    """
+    if exports := sorted(path.glob("exports/step_*"), key=lambda export: export.stat().st_mtime):
+        raise PreflightError(f"model.path={path} is a run directory: give an export, {exports[-1]}")
+    has_parent = path.parent.is_dir() and path.parent != Path()
+    if path.exists() or not (has_parent or path.is_absolute()):
+        return
+    beside = sorted(one.name for one in path.parent.iterdir())[:5] if has_parent else []
+    also = f"; {path.parent} has {', '.join(beside)}" if beside else ""
+    raise PreflightError(f"model.path={path} does not exist{also}")

@@ -1,0 +1,94 @@
+"""The plan of a run, in two steps: what settings, machine and model decide before a process starts,
+and what the memory of the workers' machines decides after their processes have started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from april_rl.config import TrainConfig
+from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.engine_sleep import decide_sleep_and_resume, with_resume
+from april_rl.planning.layout import Layout, choices_made, settle
+from april_rl.planning.machine import Machine
+from april_rl.planning.memory_check import check_memory, least_room
+from april_rl.planning.notes import inert_settings
+from april_rl.planning.preflight import check_engine_takes, check_router_replay, check_start
+from april_rl.planning.sizes import training_sizes
+from april_rl.supervision.host_memory import WorkerMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A plan without the decisions that need the workers' memory: engine.sleep and rollout.resume
+    are as they were set.
+    """
+
+    config: TrainConfig
+    layout: Layout
+    model: ModelSizes
+    lines: tuple[str, ...]  # to be shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run is built from: no setting is auto any more but α, which changes during the run."""
+
+    config: TrainConfig
+    layout: Layout
+    engines_sleep: bool  # during updates
+    lines: tuple[str, ...]  # to be shown, the memory plan first
+
+
+def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True) -> Draft:
+    """Decide layout and precision. With `is_training` false, there is no learner to plan for.
+
+    Raise RunError when machine and model do not suffice, or the learner cannot compute the model.
+    """
+    config, layout = settle(requested, gpus=machine.num_gpus, where=machine.name)
+    if is_training:
+        training_sizes(config, layout)
+    model_config = check_start(config, layout, machine, is_training=is_training)
+    from april_rl.learner.model.model_sizes import model_sizes  # it needs torch
+
+    model = model_sizes(model_config, config.lora)
+    prefix_caching = config.engine.prefix_caching
+    check_engine_takes(model, prefix_caching=prefix_caching, is_training=is_training)
+    if is_training:
+        check_router_replay(model, config.learner.router_replay)
+    lines = (
+        str(layout),
+        *choices_made(requested, config),
+        *inert_settings(requested, device=layout.device),
+        policy_line(model),
+    )
+    return Draft(config=config, layout=layout, model=model, lines=lines)
+
+
+def plan(drafted: Draft, memory: Sequence[WorkerMemory]) -> Plan:
+    """Complete the draft with the memory of each worker: engine.sleep and rollout.resume. Raise
+    PreflightError when the memory plan does not fit.
+    """
+    model, layout = drafted.model, drafted.layout
+    room = least_room(memory)
+    decided = decide_sleep_and_resume(drafted.config, layout, model=model, room=room)
+    table = str(check_memory(model, decided.inputs, memory))
+    return Plan(
+        config=decided.config,
+        layout=layout,
+        engines_sleep=decided.inputs.engine_sleeps,
+        lines=(table, *decided.reasons),
+    )
+
+
+def as_trained(drafted: Draft, memory: Sequence[WorkerMemory]) -> TrainConfig:
+    """Return the settings that a training on these workers would have, whether or not it fits."""
+    room = least_room(memory)
+    return with_resume(drafted.config, drafted.layout, model=drafted.model, room=room)
+
+
+def policy_line(model: ModelSizes) -> str:
+    """Return what the start says about the size of the policy."""
+    trained = f", {model.num_trained / 1e6:.3g} million trained" if model.has_adapters else ""
+    return f"policy: {model.num_parameters / 1e6:.1f} million parameters{trained}"
