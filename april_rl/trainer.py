@@ -77,7 +77,9 @@ class Trainer:
             if resumed is not None:
                 self._restore(resumed, view)
             self.tracker = stack.enter_context(self._parts.directory.take_over(view))
-            self._profiler = StepProfiler(config.profiler, self.workers, self.tracker, run_dir)
+            self._profiler = StepProfiler(
+                config.profiler.steps, self.workers, self.tracker, run_dir
+            )
             self._exits = stack.pop_all()
 
     def count(self, metrics: Metrics) -> None:

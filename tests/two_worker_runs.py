@@ -29,8 +29,6 @@ DATA_PARALLEL = (
     "checkpoint.keep_last=3",
     "tracking.wandb=offline",
     "profiler.steps=[2]",
-    "profiler.num_workers=2",
-    "profiler.num_ticks=1",
 )
 # One engine of two workers: GSPO on adapters, with an over-sampling factor that is learned, a low
 # staleness cap, and a group whose scores come when the cap has passed.

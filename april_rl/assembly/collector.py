@@ -7,9 +7,10 @@ from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnRestart, OnStale
+from april_rl.planning.sizes import tick_steps
 from april_rl.rewards.plugins import import_function
 from april_rl.rollout.collector import Collector
-from april_rl.rollout.dispatch import RequestRules, auto_tick_steps
+from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines, Outside, PromptSource
 from april_rl.rollout.step import StepRules
@@ -19,14 +20,6 @@ from april_rl.types import ScoredGroup
 _REJECTED_PER_GROUP = 20
 # What `rollout.over_sampling_factor=auto` names: training needs nothing else of the lab.
 _AUTO = "april_rl.lab.tuning.of_config:auto_factor"
-
-
-def tick_steps(config: TrainConfig, *, num_engines: int) -> int:
-    """Return the number of engine steps in a tick."""
-    rollout = config.rollout
-    if not isinstance(rollout.tick_steps, str):
-        return rollout.tick_steps
-    return auto_tick_steps(num_engines=num_engines, max_response_tokens=rollout.max_response_tokens)
 
 
 def build_collector(

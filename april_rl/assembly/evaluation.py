@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from april_rl.assembly.collector import tick_steps
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set
 from april_rl.config.task import PromptSetConfig
@@ -13,6 +12,7 @@ from april_rl.data.prompts import PromptTable
 from april_rl.evaluation.evaluator import CountingOutside, Evaluator
 from april_rl.evaluation.held_out import AnswerOf, HeldOut
 from april_rl.evaluation.settings import set_sampling
+from april_rl.planning.sizes import tick_steps
 from april_rl.rewards.extraction import extract_answer, normalised
 from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.rollout.ports import Engines

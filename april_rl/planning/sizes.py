@@ -9,6 +9,7 @@ from april_rl.config import TrainConfig
 from april_rl.errors import RunError
 from april_rl.evaluation.settings import longest_response
 from april_rl.planning.layout import Layout
+from april_rl.rollout.dispatch import auto_tick_steps
 from april_rl.rollout.over_sampling import largest_factor
 
 TOKEN_BYTES = 42  # a token in a micro-batch: ids, mask, ages, log-probability, weights
@@ -29,6 +30,14 @@ def num_slots(config: TrainConfig) -> int:
     factor = rollout.over_sampling_factor
     most = largest_factor(rollout.max_staleness) if isinstance(factor, str) else factor
     return round(most * config.trainer.num_groups * rollout.group_size)
+
+
+def tick_steps(config: TrainConfig, *, num_engines: int) -> int:
+    """Return the number of engine steps in a tick."""
+    rollout = config.rollout
+    if not isinstance(rollout.tick_steps, str):
+        return rollout.tick_steps
+    return auto_tick_steps(num_engines=num_engines, max_response_tokens=rollout.max_response_tokens)
 
 
 def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[int, str]:

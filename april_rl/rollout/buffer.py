@@ -6,9 +6,6 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.codec import (
     Plain,
@@ -66,29 +63,29 @@ class Buffer:
 
     def make_ready(self, scored: ScoredGroup) -> None:
         """Turn an open group into a ready one; raise LedgerError if it is not open."""
-        self._settle(scored.group.prompt.id, GroupState.ready, rewards=scored.rewards)
+        self._settle(scored.group.prompt.id, GroupState.ready)
         self._ready[scored.group.prompt.id] = scored
 
     def reject(self, scored: ScoredGroup) -> None:
         """End an open group that is not worth training; raise LedgerError if it is not open."""
-        self._settle(scored.group.prompt.id, GroupState.rejected, rewards=scored.rewards)
+        self._settle(scored.group.prompt.id, GroupState.rejected)
         self._ended[GroupState.rejected] += 1
         self.events.lost.rejected += 1
 
     def drop(self, failure: Failure) -> None:
         """End an open group that has no rewards; raise LedgerError if it is not open."""
         prompt_id, index = failure.sample_id
-        self._settle(prompt_id, GroupState.dropped, rewards=())
+        self._settle(prompt_id, GroupState.dropped)
         self._ended[GroupState.dropped] += 1
         self._drop_reasons[failure.reason] += 1
         self.events.lost.dropped += 1
         self.events.lost.last_failure = f"sample {index} of prompt {prompt_id}: {failure.message}"
 
-    def _settle(self, prompt_id: int, state: GroupState, *, rewards: Sequence[float]) -> None:
+    def _settle(self, prompt_id: int, state: GroupState) -> None:
         group = self._open.pop(prompt_id, None)
         if group is None:
             raise LedgerError(f"prompt {prompt_id} is not open and cannot become {state.value}")
-        self.events.settled.append(Settled(prompt_id, state, group.lengths, rewards))
+        self.events.settled.append(Settled(prompt_id, state, group.lengths))
 
     def train(self, groups: Sequence[ScoredGroup]) -> GroupEvents:
         """Let ready groups go to be trained; return what became of groups up to now. Raise
@@ -197,19 +194,6 @@ class Buffer:
         ]
         return heapq.nsmallest(limit, [*opened, *ready], key=_sequence_length)
 
-    def lengths(self, *, since: float) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the response tokens of all samples of open groups with prompts from the id
-        `since` on, and whether each is finished [n].
-        """
-        groups = [group for prompt_id, group in self._open.items() if prompt_id >= since]
-        lengths = [length for group in groups for length in group.lengths]
-        is_finished = [
-            state is SampleState.finished or state is SampleState.scored
-            for group in groups
-            for state in group.states
-        ]
-        return np.array(lengths, np.int64), np.array(is_finished, np.bool_)
-
     def metrics(self) -> Metrics:
         """Return `ledger/*`, the number of groups in each state and of all that were opened; and
         what the buffer holds.
@@ -242,8 +226,8 @@ class Buffer:
             "events": {
                 "opened": list(self.events.opened),
                 "settled": [
-                    [prompt_id, state.value, list(lengths), list(rewards)]
-                    for prompt_id, state, lengths, rewards in self.events.settled
+                    [prompt_id, state.value, list(lengths)]
+                    for prompt_id, state, lengths in self.events.settled
                 ],
                 "last_failure": self.events.lost.last_failure,
             },
@@ -268,8 +252,8 @@ class Buffer:
 
 def _restore_events(state: Plain) -> GroupEvents:
     settled = [
-        Settled(prompt_id, GroupState(name), lengths, rewards)
-        for prompt_id, name, lengths, rewards in state["settled"]
+        Settled(prompt_id, GroupState(name), lengths)
+        for prompt_id, name, lengths, *_ in state["settled"]  # older ones also have rewards
     ]
     became = Counter(each.state for each in settled)
     lost = Lost(

@@ -41,7 +41,6 @@ from april_rl.rollout.dispatch import Dispatch, ExpectedLength
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.leftovers import Leftovers
-from april_rl.rollout.measures.length_bias import LengthBias
 from april_rl.rollout.over_sampling import OverSampling
 from april_rl.rollout.ports import Engines, EngineStalledError, Outside, PromptSource
 from april_rl.rollout.record import StepRecord
@@ -60,7 +59,7 @@ class Collection:
     groups: tuple[ScoredGroup, ...]
     probes: Sequence[Sample]  # short samples that this step's weights sampled, trained or not
     record: StepRecord
-    metrics: Metrics  # `ledger/*`, `length_bias/*`, sizes of the buffer
+    metrics: Metrics  # `ledger/*`, sizes of the buffer
     notes: tuple[str, ...]  # for the person who watches: a smaller batch, a change of α
 
 
@@ -91,7 +90,6 @@ class Collector:
         self._clock = clock
         self._buffer = Buffer(rules.group_size)
         self._groups = Groups(self._buffer, outside, keep=keep)
-        self._length_bias = LengthBias(rules.group_size)
         self._expected_length = ExpectedLength()
 
     @garbage_collection_paused()
@@ -146,7 +144,6 @@ class Collector:
         """Take the groups that are trained, and what else there is to say of the step."""
         groups = self._draw_batch(record.policy_version)
         record.end(self._buffer.train(groups))
-        self._length_bias.add(record.groups)
         self._over_sampling.observe(record)
         notes = lost_groups_notes(
             record.groups.lost,
@@ -158,7 +155,7 @@ class Collector:
             groups=groups,
             probes=self._buffer.fresh_samples(record.policy_version, limit=_NUM_PROBES),
             record=record,
-            metrics=Metrics({**self._buffer.metrics(), **self._length_bias.metrics(self._buffer)}),
+            metrics=self._buffer.metrics(),
             notes=(*notes, *([change] if change else [])),
         )
 
@@ -205,7 +202,6 @@ class Collector:
             "max_staleness": self._rules.max_staleness,
             "dispatch": {"expected_tokens": self._expected_length.tokens},
             "over_sampling": self._over_sampling.save(),
-            "length_bias": self._length_bias.save(),
             **self._buffer.save(),
         }
 
@@ -223,7 +219,6 @@ class Collector:
         )
         self._expected_length.tokens = state["dispatch"]["expected_tokens"]
         self._over_sampling.restore(state["over_sampling"])
-        self._length_bias.restore(state["length_bias"])
         self._buffer.restore(
             state, num_engines=self._engines.num_engines, begins_anew=self._begins_anew
         )

@@ -1,5 +1,5 @@
-"""The record of one step's rollout. A step writes this and nothing else; metrics, the timeline,
-length bias and what `auto` learns from are functions of it.
+"""The record of one step's rollout. A step writes this and nothing else; metrics, the timeline
+and what `auto` learns from are functions of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Settled(NamedTuple):
     prompt_id: int
     state: GroupState  # ready, rejected or dropped
     lengths: Sequence[int]  # response tokens [G]
-    rewards: Sequence[float]  # [G]; empty if dropped
 
 
 @dataclass(slots=True, kw_only=True)

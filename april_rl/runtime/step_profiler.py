@@ -1,94 +1,46 @@
-"""Traces of whole steps: the controller's phases and the workers' calls on one clock."""
+"""Traces of whole steps: the controller's phases and the first worker's calls."""
 
 from __future__ import annotations
 
-import gzip
+import json
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from april_rl.config.profiler import ProfilerConfig
-from april_rl.runtime.call_profiler import (
-    Event,
-    named_process,
-    named_thread,
-    write_events,
-)
 from april_rl.runtime.workers import Workers
 from april_rl.tracking.tracker import Tracker
 
-_CONTROLLER = 1  # its process in the trace, above those of the workers
-
 
 class StepProfiler:
-    """Writes profile/step_N.trace.json.gz for the steps of `profiler.steps`."""
+    """Writes profile/step_N/ for the steps of `profiler.steps`."""
 
     def __init__(
-        self, config: ProfilerConfig, workers: Workers, tracker: Tracker, run_dir: Path
+        self, steps: Sequence[int], workers: Workers, tracker: Tracker, run_dir: Path
     ) -> None:
         """`run_dir` is a folder that all workers see."""
-        self._config, self._workers, self._tracker = config, workers, tracker
+        self._steps, self._workers, self._tracker = steps, workers, tracker
         self._folder = run_dir.resolve() / "profile"
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Trace the step in the context, if it is to be traced."""
-        if step not in self._config.steps:
+        if step not in self._steps:
             yield
             return
-        origin_ns = time.time_ns()
-        num_workers = self._config.num_workers
-        self._workers.start_profile(
-            origin_ns, num_workers=num_workers, num_ticks=self._config.num_ticks
-        )
+        folder = self._folder / f"step_{step:05d}"
+        shutil.rmtree(folder, ignore_errors=True)  # the run may come here a second time
+        folder.mkdir(parents=True)
+        began_ns = time.time_ns()
+        self._workers.start_profile(folder)
         yield
-        self._folder.mkdir(exist_ok=True)
-        stem = self._folder / f"step_{step:05d}"
         with self._tracker.phase("writing the profile"):
-            parts = self._workers.write_profile(stem, num_workers=num_workers)
-            own = stem.with_suffix(".controller.gz")
-            write_events(own, self._phases(origin_ns))
-            target = stem.with_suffix(".trace.json.gz")
-            _merge([own, *parts], target)
-        self._tracker.message(f"profile: {target}; open it at ui.perfetto.dev")
-
-    def _phases(self, origin_ns: int) -> list[Event]:
-        """Return the controller's phases since the step began, as events of the trace."""
-        phases: list[Event] = [
-            {
-                "ph": "X",
-                "name": phase.name,
-                "cat": "phase",
-                "ts": (phase.began_ns - origin_ns) / 1e3,
-                "dur": (phase.ended_ns - phase.began_ns) / 1e3,
-                "pid": _CONTROLLER,
-                "tid": 0,
-            }
-            for phase in self._tracker.phases
-            if phase.began_ns >= origin_ns
-        ]
-        return [
-            *phases,
-            *named_process(_CONTROLLER, "controller"),
-            named_thread(_CONTROLLER, 0, "phases"),
-        ]
-
-
-def _merge(parts: Sequence[Path], target: Path) -> None:
-    """Make one trace of files with an event a line, and remove them."""
-    with gzip.open(target, "wt", encoding="utf-8") as trace:
-        trace.write('{"displayTimeUnit": "ms", "traceEvents": [')
-        separator = "\n"
-        for line in _lines(parts):
-            trace.write(separator + line.rstrip("\n"))
-            separator = ",\n"
-        trace.write("\n]}\n")
-    for part in parts:
-        part.unlink()
-
-
-def _lines(parts: Iterable[Path]) -> Iterator[str]:
-    for part in parts:
-        with gzip.open(part, "rt", encoding="utf-8") as lines:
-            yield from lines
+            self._workers.write_profile()
+            phases = [
+                {"name": each.name, "began_ns": each.began_ns, "ended_ns": each.ended_ns}
+                for each in self._tracker.phases
+                if each.began_ns >= began_ns
+            ]
+            (folder / "phases.json").write_text(json.dumps(phases))
+        self._tracker.message(f"profile: {folder}; the report makes a trace of it")

@@ -218,14 +218,14 @@ class Worker:
         self._send_weights(self._engine.policy_version)
 
     @records_activity
-    def start_profile(self, origin_ns: int, *, num_ticks: int) -> None:
+    def start_profile(self, folder: Path) -> None:
         """Trace calls from now on, as `CallProfiler.start`."""
-        self._profiler.start(origin_ns, num_ticks=num_ticks)
+        self._profiler.start(folder)
 
     @records_activity
-    def write_profile(self, path: Path, *, rank: int) -> None:
-        """End the trace and write it into `path`, as the worker `rank`."""
-        self._profiler.write(path, rank=rank)
+    def write_profile(self) -> None:
+        """End the trace, as `CallProfiler.write`."""
+        self._profiler.write()
 
     @records_activity
     def start_saving(self, folder: Path) -> list[str]:

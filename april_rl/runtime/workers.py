@@ -137,24 +137,13 @@ class Workers:
         """Write the policy as a Hugging Face folder."""
         self._all("export", path)
 
-    def start_profile(self, origin_ns: int, *, num_workers: int, num_ticks: int) -> None:
-        """Trace the calls of the first workers from now on, as `CallProfiler.start`."""
-        calls = [
-            actor.start_profile.remote(origin_ns, num_ticks=num_ticks)
-            for actor in self.actors[:num_workers]
-        ]
-        self.watchdog.results(calls)
+    def start_profile(self, folder: Path) -> None:
+        """Trace the calls of the first worker from now on, as `CallProfiler.start`."""
+        self.watchdog.results([self.actors[0].start_profile.remote(folder)])
 
-    def write_profile(self, stem: Path, *, num_workers: int) -> list[Path]:
-        """End the traces; return the files that the workers wrote, in a folder that all see."""
-        actors = self.actors[:num_workers]
-        paths = [stem.with_suffix(f".worker_{rank}.gz") for rank in range(len(actors))]
-        calls = [
-            actor.write_profile.remote(path, rank=rank)
-            for rank, (actor, path) in enumerate(zip(actors, paths, strict=True))
-        ]
-        self.watchdog.results(calls)
-        return paths
+    def write_profile(self) -> None:
+        """End the trace of the first worker, as `CallProfiler.write`."""
+        self.watchdog.results([self.actors[0].write_profile.remote()])
 
     def start_saving(self, folder: Path) -> list[str]:
         """Copy the learners' state, and begin to write it into `folder`: a shared one, when there

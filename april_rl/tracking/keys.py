@@ -231,18 +231,6 @@ _OTHERS = (
         ),
     ),
     *_stage(
-        "length_bias",
-        frozen=(),
-        more=(
-            "opened_tokens_mean | tokens | mean length of the groups opened in the last 20 steps",
-            "trained_tokens_mean | tokens | mean length of the samples trained in the same steps",
-            "scored_reward_mean | reward | mean reward of the groups scored in the same steps",
-            "trained_reward_mean | reward | mean reward of the samples trained in the same steps",
-            "dispersion | ratio | deviation of mean lengths between steps; 1: like random draws",
-            "reward_dispersion | ratio | the same of the mean reward of a batch",
-        ),
-    ),
-    *_stage(
         "memory",
         frozen=(),
         more=(

@@ -16,7 +16,7 @@ from rich.console import Console
 from april_rl.config.tracking import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
-from april_rl.rollout.measures.timeline import Timeline
+from april_rl.rollout.measures.timeline import Timeline, write_timeline
 from april_rl.tracking import figures
 from april_rl.tracking.axes import Axes
 from april_rl.tracking.backend import BackendSettings
@@ -31,7 +31,6 @@ from april_rl.tracking.samples_file import (
 )
 from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
 from april_rl.tracking.terminal import Phase, View, can_redraw
-from april_rl.tracking.timeline_file import write_timeline
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -190,13 +190,19 @@ def told(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
         ({"rollout/failed_attempts": 2}, r"Engines failed 14 attempts at a response"),
         ({"rollout/truncated_frac": 0.3}, r"30 % .* cut off by rollout.max_response_tokens=400"),
         ({"mismatch/logprob_abs_mean": 0.3}, r"disagree by 0.300 nats"),
-        ({"length_bias/dispersion": 1.4}, r"deviates 1.4 times as far"),
     ],
 )
 def test_the_report_advises_what_to_change(run: RunFiles, changes: dict, sentence: str) -> None:
     healthy = {"staleness/age_max": 1, "rollout/truncated_frac": 0.0}
     assert told(run, None, **healthy) == ""
     assert re.search(sentence, told(run, None, **(healthy | changes)))
+
+
+def test_the_report_says_when_batches_differ_more_than_random_draws(run: RunFiles) -> None:
+    found = replace(run)
+    assert run.length_bias is not None
+    vars(found)["length_bias"] = replace(run.length_bias, dispersion=1.4)
+    assert "\n".join(advisories(found, None)).count("deviates 1.4 times as far") == 1
 
 
 def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunFiles) -> None:

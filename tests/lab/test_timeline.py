@@ -20,11 +20,17 @@ from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.rollout.measures.timeline import Act, Stay, Timeline, timeline_of
+from april_rl.rollout.measures.timeline import (
+    Act,
+    Stay,
+    Timeline,
+    read_timeline,
+    timeline_of,
+    write_timeline,
+)
 from april_rl.rollout.over_sampling import FixedFactor
 from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.tracking.samples_file import records_of, write_samples
-from april_rl.tracking.timeline_file import read_timeline, write_timeline
 from april_rl.types import Group, Sample, ScoredGroup
 
 STEPS, GROUPS, SIZE, ENGINES = 3, 4, 4, 2

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from light_samples import whole_sample
 
 from april_rl.rollout.batch_draw import draw_batch
-from april_rl.rollout.measures.length_bias import dispersion
 from april_rl.types import Group, Prompt, ScoredGroup
 
 CAP, NOW, N = 3, 10, 4
@@ -65,28 +62,3 @@ def test_groups_that_are_not_due_are_drawn_at_random():
     assert drawn(ready, Counter(), seed=5) == drawn(ready, Counter(), seed=5)
     assert sum(counts.values()) == 800 * N
     assert all(340 < counts[i] < 460 for i in range(8))  # 400 expected, 14 is one sigma
-
-
-def test_dispersion_is_one_for_random_batches_and_a_ratio_of_standard_deviations_for_others():
-    """Offsets with the standard deviation of 0.5 make that of means of 16 values twice as large as
-    random draws of the same values would have: (1/16 + 1/4) is 4 times (1 + 1/4) / 16. Fails when
-    the variance of the values is not divided by the size of a batch, or the root is forgotten.
-    """
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(4000, 16))
-    assert dispersion(values.tolist()) == pytest.approx(1, abs=0.05)
-    offsets = rng.normal(scale=0.5, size=(4000, 1))
-    assert dispersion((values + offsets).tolist()) == pytest.approx(2, rel=0.05)
-    assert dispersion(values[:9].tolist()) is None
-    assert dispersion([[3.3, 3.3]] * 20) is None
-
-
-@pytest.mark.parametrize("size", [32, 128, 512])
-def test_responses_that_grow_longer_are_no_dispersion(size):
-    """Random batches whose mean grows by a fifth within a window. Fails when a trend that the
-    policy learns counts as a schedule that sorts responses (2.5 for the largest batches).
-    """
-    rng = np.random.default_rng(size)
-    growth = np.linspace(1.0, 1.2, 20)[:, None]
-    found = [dispersion((growth * rng.lognormal(7, 0.4, (20, size))).tolist()) for _ in range(50)]
-    assert np.mean(found) == pytest.approx(1, abs=0.1)

@@ -1,26 +1,19 @@
-"""Lengths and rewards of trained responses against those of all opened ones."""
+"""Lengths of trained responses against the lengths of all opened ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from statistics import NormalDist, fmean
 
 import numpy as np
 import pytest
 from fake_engine import LengthDistribution
-from fake_outside import reward
-from hypothesis import given
-from hypothesis import strategies as st
-from light_samples import PROMPT
 from rollout_runs import Run, Setup
 
-from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.measures.length_bias import LengthBias, restricted_mean
-from april_rl.rollout.record import GroupEvents, GroupState, Settled
 from april_rl.rollout.requests import request_seed
 from april_rl.types import SampleId
 
@@ -152,105 +145,3 @@ def test_a_run_that_drains_trains_every_length_it_opened_and_what_is_left_otherw
     while each.run.alive:
         each.step(may_open=False)
     assert sorted(flat(each.trained)) == sorted(flat(each.opened))
-
-
-def test_the_metrics_are_the_true_means_though_many_of_the_opened_are_unfinished():
-    """After three steps, when the trained samples are 0.84 times as long as the opened ones: those
-    within 3 % on the mean of six runs, as far as the longest length seen (0.7 % measured), and the
-    trained ones exactly. Fails when unfinished samples are left out, or taken for finished.
-    """
-    read, true, trained = [], [], []
-    for seed in SEEDS:
-        each = trial(seed, 3.0, num_groups=16)
-        for _ in range(3):
-            collection = each.step()
-        read.append(collection.metrics.read())
-        longest = max(flat(each.trained) + [sample.num_tokens for sample in each.run.alive])
-        true.append(fmean(min(length, longest) for length in flat(each.opened)))
-        trained.append(fmean(flat(each.trained)))
-        assert read[-1]["length_bias/trained_tokens_mean"] == trained[-1]
-    opened = fmean(metrics["length_bias/opened_tokens_mean"] for metrics in read)
-    assert opened == pytest.approx(fmean(true), rel=0.03)
-    assert fmean(trained) < 0.85 * fmean(true)
-
-
-def test_rewards_are_counted_with_and_without_what_the_filter_rejects_over_the_window():
-    """Against a count of every scored group of the last 20 steps. Fails when rejected groups are
-    left out or ones without a reward are not, when groups are counted in the step that opened
-    them, or the window has no end.
-    """
-    failing = frozenset({7, 61})  # before the window and in it
-    run = Run(Setup(num_groups=4, group_size=2, alpha=2.0, reject_every=3, failing=failing))
-    scored_in: list[list[int]] = []
-    known: set[int] = set()
-    trained: list[list[float]] = []
-    for _ in range(25):
-        collection = run.step()
-        groups = collection.groups
-        ended = {scored.group.prompt.id for scored in run.trained + run.rejected}
-        ended |= {scored.group.prompt.id for scored in run.buffer.ready_groups()}
-        scored_in.append(sorted(ended - known))
-        known |= ended
-        trained.append([value for scored in groups for value in scored.rewards])
-    read = collection.metrics.read()
-    ids = [prompt_id for step in scored_in[-20:] for prompt_id in step]
-    rewards = [reward(SampleId(prompt_id, index)) for prompt_id in ids for index in range(2)]
-    assert run.rejected
-    assert run.num_dropped() == 2
-    assert read["length_bias/scored_reward_mean"] == pytest.approx(fmean(rewards))
-    of_trained = [value for step in trained[-20:] for value in step]
-    assert read["length_bias/trained_reward_mean"] == pytest.approx(fmean(of_trained))
-
-
-def test_before_anything_is_finished_there_are_no_metrics():
-    """Fails when a mean of nothing is logged as a number."""
-    bias = LengthBias(2)
-    assert dict(bias.metrics(Buffer(2))) == {}
-    bias.add(GroupEvents())
-    assert dict(bias.metrics(Buffer(2))) == {}
-
-
-def test_groups_that_were_opened_before_the_window_do_not_count_as_opened():
-    """Finished or not. Fails when a long response that the window only finishes, or still waits
-    for, counts as one that it opened.
-    """
-    bias, buffer = LengthBias(1, window_steps=2), Buffer(1)
-    grown = [buffer.open(replace(PROMPT, id=prompt_id)) for prompt_id in (0, 1)]
-    for group in grown:
-        group.lengths = [90]
-    for prompt_id in (2, 3, 4):
-        settled = Settled(prompt_id, GroupState.ready, [prompt_id], [1.0])
-        late = Settled(1, GroupState.rejected, [95], [0.0])
-        bias.add(GroupEvents(opened=[prompt_id], settled=[settled, late][: prompt_id - 2]))
-    read = bias.metrics(buffer).read()
-    assert read["length_bias/opened_tokens_mean"] == 3.5
-    assert read["length_bias/scored_reward_mean"] == pytest.approx(2 / 3)
-
-
-LENGTHS = st.lists(st.integers(0, 12), max_size=12)
-
-
-@given(LENGTHS, LENGTHS)
-def test_the_restricted_mean_is_the_area_under_the_product_limit_curve(finished, unfinished):
-    """Against the textbook's product over distinct lengths, summed token by token. Fails when an
-    unfinished sample of the same length leaves before a finished one, or the risk set is off by
-    one.
-    """
-    survival, area = 1.0, 0.0
-    for position in range(max(finished + unfinished, default=0)):
-        at_risk = sum(length >= position for length in finished + unfinished)
-        survival *= 1 - finished.count(position) / at_risk
-        area += survival
-    assert restricted_mean(finished, unfinished) == pytest.approx(area)
-
-
-def test_the_restricted_mean_is_right_under_random_censoring():
-    """Exponential lengths of mean 50, cut off at exponential times of mean 100: 49.9 where the mean
-    of the finished ones is 33.5. Fails when the unfinished ones are not at risk until they are cut.
-    """
-    rng = np.random.default_rng(0)
-    lengths, cuts = rng.exponential(50, 20_000), rng.exponential(100, 20_000)
-    is_finished = lengths <= cuts
-    found = restricted_mean(lengths[is_finished], cuts[~is_finished])
-    assert found == pytest.approx(50, rel=0.03)
-    assert lengths[is_finished].mean() < 35

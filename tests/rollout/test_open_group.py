@@ -111,18 +111,12 @@ def test_a_turn_that_the_engine_failed_is_not_answered():
     assert (group.sample(0).is_finished, group.sample(0).is_failed) == (True, True)
 
 
-def test_lengths_are_those_of_the_open_groups_samples():
-    """Fails when a finished sample counts as unfinished, the samples of an open group are left out,
-    or those of a closed group are counted.
-    """
+def test_the_open_tokens_are_the_tokens_of_open_groups():
+    """Fails when the samples of an open group are left out, or a closed group is counted."""
     buffer = Buffer(3)
     buffer.open(replace(PROMPT, id=0))
     group = open_group(buffer, 5, None, 0)
     buffer.drop(Failure(SampleId(0, 0), "test", ""))
-    lengths, is_finished = buffer.lengths(since=0)
-    assert lengths.tolist() == [5, 3, 0]
-    assert is_finished.tolist() == [False, True, False]
-    assert [array.size for array in buffer.lengths(since=2)] == [0, 0]
     assert group.unfinished_lengths == [5, 0]
     assert buffer.open_tokens == 8
 

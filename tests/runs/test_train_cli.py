@@ -95,17 +95,17 @@ def test_a_refused_run_ends_no_other_of_the_sweep(tmp_path: Path) -> None:
 SIGNALLED = """
 import os, signal, sys
 from april_rl import command_line
-from april_rl.assembly import decisions
+from april_rl.planning import plan
 
 class Dropped:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
 
-def settled(config, settled=decisions.settled):
+def settle(config, settle=plan.settle, **machine):
     Dropped()
-    return settled(config)
+    return settle(config, **machine)
 
-decisions.settled = settled
+plan.settle = settle
 command_line.main()
 """
 

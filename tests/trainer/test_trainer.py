@@ -34,9 +34,9 @@ from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
 from april_rl.metrics import Mean, Metrics, Sum
+from april_rl.rollout.measures.timeline import read_timeline
 from april_rl.tracking import keys
 from april_rl.tracking.terminal import View
-from april_rl.tracking.timeline_file import read_timeline
 from april_rl.trainer import Trainer
 from april_rl.types import Prompt
 

@@ -22,8 +22,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory")
     try:
         for run_dir in parser.parse_args(arguments).runs:
-            path, advice = write_report(run_dir)
-            print("\n".join([str(path), *(f"  - {line}" for line in advice)]))
+            path, advice, traces = write_report(run_dir)
+            shown = [*advice, *(f"{trace}: open it at ui.perfetto.dev" for trace in traces)]
+            print("\n".join([str(path), *(f"  - {line}" for line in shown)]))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1

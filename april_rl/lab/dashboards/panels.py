@@ -91,13 +91,6 @@ SECTIONS = (
             Panel("tokens beyond the cap", ("staleness/masked_tokens",)),
             Panel("age by length of response", ("staleness/age_mean_len_*",)),
             Panel("off-policy by length", ("staleness/off_policy_token_frac_len_*",)),
-            Panel(
-                "length bias", _under("length_bias", "opened_tokens_mean", "trained_tokens_mean")
-            ),
-            Panel(
-                "reward bias", _under("length_bias", "scored_reward_mean", "trained_reward_mean")
-            ),
-            Panel("dispersion", _under("length_bias", "dispersion", "reward_dispersion")),
         ),
     ),
     PanelSection(

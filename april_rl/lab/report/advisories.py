@@ -213,10 +213,10 @@ def _learning(run: RunFiles) -> Iterator[str]:
             f"Engine and learner disagree by {mismatch:.3f} nats on tokens of equal weights, "
             f"more than learner.max_mismatch={limit:g}."
         )
-    dispersion = run.mean("length_bias/dispersion", late=True)
+    dispersion = run.length_bias.dispersion if run.length_bias else None
     if dispersion and dispersion > _DISPERSION:
         yield (
             f"Batches are not like random draws: their mean length deviates {dispersion:.1f} times "
-            "as far from that of neighbouring steps (length_bias/dispersion). A smaller α, or a "
+            "as far from that of neighbouring steps as a random draw would. A smaller α, or a "
             "larger rollout.max_staleness, makes them more alike (docs/experiments.md)."
         )

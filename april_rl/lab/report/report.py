@@ -16,6 +16,7 @@ from april_rl.lab.report.charts import charts
 from april_rl.lab.report.gains import Gains, simulated_gains
 from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
 from april_rl.lab.report.sample_blocks import age_key, sample_blocks
+from april_rl.lab.report.step_trace import write_step_traces
 from april_rl.lab.report.timeline_chart import busy_frac, chrome_trace, timeline_spec
 from april_rl.lab.report.vega import Chart
 from april_rl.rollout.measures.timeline import Timeline
@@ -24,15 +25,16 @@ NAME = "report.html"
 
 
 class WrittenReport(NamedTuple):
-    """The page, and its advice for the terminal."""
+    """The page, its advice for the terminal, and the traces of profiled steps made with it."""
 
     path: Path
     advice: list[str]
+    traces: list[Path]
 
 
 def write_report(run_dir: Path) -> WrittenReport:
-    """Write report.html into a run directory, with the Chrome trace of its timeline. Raises
-    ReportError when it is no run directory, or cannot be written.
+    """Write report.html into a run directory, with the Chrome trace of its timeline and those of
+    profiled steps. Raises ReportError when it is no run directory, or cannot be written.
     """
     run = read_run(run_dir)
     gains = simulated_gains(run)
@@ -43,9 +45,12 @@ def write_report(run_dir: Path) -> WrittenReport:
         if timeline is not None:
             _trace_path(run_dir, step).write_text(json.dumps(chrome_trace(timeline)) + "\n")
         (run_dir / NAME).write_text(text, encoding="utf-8")
+        traces = write_step_traces(run_dir)
     except OSError as error:
         raise ReportError(f"{run_dir / NAME} cannot be written: {error.strerror}") from error
-    return WrittenReport(run_dir / NAME, advice)
+    except ValueError as error:
+        raise ReportError(f"{run_dir / 'profile'} cannot be read ({error}): remove it") from error
+    return WrittenReport(run_dir / NAME, advice, traces)
 
 
 def _trace_path(run_dir: Path, step: int) -> Path:
@@ -116,7 +121,7 @@ def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
     caption = (
         "Each row is a slot of an engine, each bar a sample, coloured by the age of its first "
         f"token. {_counts(timeline)} Slots were in use {percent(_occupancy(run, step))} of the "
-        "time."
+        f"time.{_length_bias(run)}"
     )
     trace = _trace_path(run.run_dir, step).name
     yield html.chart_block(
@@ -148,6 +153,16 @@ def _occupancy(run: RunFiles, step: int) -> float:
     timeline's.
     """
     return dict(run.series("rollout/occupancy")).get(step, 0.0)
+
+
+def _length_bias(run: RunFiles) -> str:
+    bias = run.length_bias
+    if bias is None:
+        return ""
+    return (
+        f" In the last recorded steps trained responses have {bias.trained_tokens_mean:.0f} tokens "
+        f"on average, all responses to the prompts opened there {bias.opened_tokens_mean:.0f}."
+    )
 
 
 def _counts(timeline: Timeline) -> str:

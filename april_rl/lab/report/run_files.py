@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from april_rl.errors import RunError
-from april_rl.rollout.measures.timeline import Timeline
+from april_rl.lab.report.length_bias import WINDOW_STEPS, LengthBias
+from april_rl.rollout.measures.timeline import Timeline, read_timeline
 from april_rl.tracking.metrics_file import read_metrics
-from april_rl.tracking.timeline_file import read_timeline
 
 Row = Mapping[str, float | None]
 
@@ -144,14 +144,22 @@ class RunFiles:
                 raise ReportError(f"{path} is not a file of samples ({error})") from error
         return 0, []
 
-    @cached_property
+    @property
     def timeline(self) -> tuple[int, Timeline | None]:
         """Return the last step that has a timeline, and it; step 0 and None otherwise."""
-        paths = sorted((self.run_dir / "timeline").glob("step_*[0-9].json"))
-        if not paths:
-            return 0, None
+        return list(self._timelines.items())[-1] if self._timelines else (0, None)
+
+    @cached_property
+    def length_bias(self) -> LengthBias | None:
+        """Return the length bias of the last steps that have a timeline."""
+        return LengthBias.of(list(self._timelines.values()))
+
+    @cached_property
+    def _timelines(self) -> dict[int, Timeline]:
+        """The last timelines, by step."""
+        paths = sorted((self.run_dir / "timeline").glob("step_*[0-9].json"))[-WINDOW_STEPS:]
         try:
-            return _step_of(paths[-1]), read_timeline(paths[-1])
+            return {_step_of(path): read_timeline(path) for path in paths}
         except ValueError as error:
             raise ReportError(str(error)) from error
 

@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from april_rl.rollout.measures.length_bias import survival
+from april_rl.lab.simulator.length_statistics import survival
 from april_rl.types import SampleId
 
 LengthDistribution = Callable[[SampleId], int]

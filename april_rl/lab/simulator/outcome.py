@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from april_rl.lab.simulator.length_statistics import dispersion
 from april_rl.rollout.collector import Collection
-from april_rl.rollout.measures.length_bias import dispersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

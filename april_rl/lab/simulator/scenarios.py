@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from april_rl.assembly.collector import tick_steps
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnStale
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.simulation import Scenario
+from april_rl.planning.sizes import tick_steps
 
 _LARGEST_FRAC = 0.95  # of groups without signal: with more, the filter hardly finds any others
 

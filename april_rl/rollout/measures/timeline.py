@@ -1,5 +1,6 @@
 """Timeline of a step's rollout: when each sample was sent to an engine, when it came back and when
-it waited for its environment, and what work the engines did.
+it waited for its environment, what work the engines did, and which groups were opened, settled and
+trained. timeline/step_00010.json holds one, of each step whose samples are saved.
 
 Times are seconds since the rollout began, with the resolution of an engine's ticks.
 """
@@ -7,9 +8,11 @@ Times are seconds since the rollout began, with the resolution of an engine's ti
 from __future__ import annotations
 
 import heapq
+import json
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from april_rl.rollout.record import Returned, StepRecord
@@ -44,6 +47,13 @@ class Act(NamedTuple):
     is_finished: bool  # by the answer
 
 
+class GroupLengths(NamedTuple):
+    """The response lengths of a group."""
+
+    prompt_id: int
+    lengths: tuple[int, ...]  # tokens [G]
+
+
 class Bar(NamedTuple):
     """A stay and the engine slot that computed it."""
 
@@ -65,6 +75,9 @@ class Timeline:
     stays: tuple[Stay, ...]  # in the order they were sent
     acts: tuple[Act, ...]  # in the order they began
     ticks: tuple[TickWork, ...]  # ticks that computed something, at most _MAX_TICKS
+    opened: tuple[int, ...] = ()  # prompt ids of the groups that the step opened
+    settled: tuple[GroupLengths, ...] = ()  # groups that became ready, rejected or dropped
+    trained: tuple[GroupLengths, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return the timeline as plain data for JSON, with times rounded to 0.1 ms, and those of
@@ -97,7 +110,11 @@ class Timeline:
             slots={int(engine): int(n) for engine, n in plain["slots"].items()},
             stays=tuple(Stay(*values) for values in plain["stays"]),
             acts=tuple(Act(*values) for values in plain["acts"]),
-            ticks=tuple(TickWork(*values) for values in plain.get("ticks", ())),  # older: none
+            # Files of older versions lack the following.
+            ticks=tuple(TickWork(*values) for values in plain.get("ticks", ())),
+            opened=tuple(plain.get("opened", ())),
+            settled=_group_lengths(plain.get("settled", ())),
+            trained=_group_lengths(plain.get("trained", ())),
         )
 
     def bars(self) -> Iterator[Bar]:
@@ -163,7 +180,36 @@ def timeline_of(record: StepRecord) -> Timeline:
             for each in sorted(record.acted, key=lambda each: each.begun_s)
         ),
         ticks=tuple(ticks[:: -(-len(ticks) // _MAX_TICKS) or 1]),
+        opened=tuple(record.groups.opened),
+        settled=tuple(
+            GroupLengths(each.prompt_id, tuple(each.lengths)) for each in record.groups.settled
+        ),
+        trained=tuple(
+            GroupLengths(group.prompt.id, tuple(sample.num_tokens for sample in group.samples))
+            for group in (scored.group for scored in record.groups.trained)
+        ),
     )
+
+
+def write_timeline(folder: Path, step: int, timeline: Timeline) -> Path:
+    """Write one JSON object into `folder` and return its path. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:05d}.json"
+    text = json.dumps({"step": step, **timeline.plain()}, separators=(",", ":"))
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def read_timeline(path: Path) -> Timeline:
+    """Return the timeline in a file. Raises ValueError when it has none."""
+    try:
+        return Timeline.of(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not the timeline of a step ({error!r}): remove it") from error
+
+
+def _group_lengths(plain: Sequence[Any]) -> tuple[GroupLengths, ...]:
+    return tuple(GroupLengths(prompt_id, tuple(lengths)) for prompt_id, lengths in plain)
 
 
 def _outcome(returned: Returned) -> Literal["finished", "acting", "parked"]:
