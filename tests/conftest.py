@@ -1,7 +1,5 @@
 """Set-up of every test: one thread, the longest files first, nothing left from the test before."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """The marker `cpu_engine`: a test that needs vLLM's CPU build."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """Workers without model and engine that fail as a test chooses, with real Ray and collectives."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import resource

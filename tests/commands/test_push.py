@@ -1,7 +1,5 @@
 """`python -m april_rl push`: what the hub receives, and what is refused before it receives any."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The algorithm's settings: every group composes, and contradictions are refused."""
 
-from __future__ import annotations
-
 from enum import Enum
 from operator import attrgetter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recipes: what a header says is so, memory fits the GPUs it names, sweeps are what they say."""
 
-from __future__ import annotations
-
 import re
 from copy import deepcopy
 from functools import cache

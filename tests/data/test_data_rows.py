@@ -1,7 +1,5 @@
 """Reading rows of data files, and messages about files and rows that cannot be used."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Parked samples in vLLM's Model Runner V2, which is that of GPUs: here by Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

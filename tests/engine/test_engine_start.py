@@ -1,7 +1,5 @@
 """An engine that cannot be built says which setting to change."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace

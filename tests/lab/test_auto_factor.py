@@ -1,11 +1,10 @@
 """`rollout.over_sampling_factor=auto` decides on predictions, and saves its state."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import pytest
 from rollout_runs import Run, Setup
 from tuned_runs import (
     NARROW,
@@ -194,6 +193,7 @@ def learned(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Compariso
     return auto, asked
 
 
+@pytest.mark.slow
 def test_what_was_learned_survives_a_save_and_a_restore() -> None:
     """By way of JSON. Fails when anything is left out: the next comparisons, and what follows from
     them, are the same.

@@ -1,7 +1,5 @@
 """The dashboards: every metric has a panel or a reason for none, and W&B's types accept them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

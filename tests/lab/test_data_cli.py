@@ -1,7 +1,5 @@
 """`python -m april_rl data` shows a set as a run would use it, and writes what is clean of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 it that is scaled down.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 
@@ -114,6 +112,7 @@ def test_the_work_of_a_prediction_is_bounded() -> None:
 # Predictions.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refill", "changes"),
     [

@@ -1,7 +1,5 @@
 """A recipe at its real size: the KV cache that its GPUs leave, and what α gains."""
 
-from __future__ import annotations
-
 import pytest
 from composed_config import load
 from planned_models import GPU, HUB, INPUTS, PLANNED, changed, sizes_of

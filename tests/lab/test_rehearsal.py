@@ -1,7 +1,5 @@
 """A rehearsal finds what is wrong with a recipe before GPUs are rented, and names it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -180,6 +178,7 @@ def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overr
         _ = Resume.auto.keeps_caches
 
 
+@pytest.mark.slow
 def test_every_recipe_has_a_stand_in_for_its_model_and_its_data():
     """Fails when a recipe is added that cannot be rehearsed without a network."""
     for name in recipes():

@@ -1,7 +1,5 @@
 """report.html: what is on it, that it is safe and small, and that a browser draws it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`python -m april_rl simulate`: presets, recorded runs, and messages for what is wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Simulated samples of several turns, with tools that take time."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

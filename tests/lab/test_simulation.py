@@ -1,7 +1,5 @@
 """The simulation drives the real collector, and its figures are what they say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

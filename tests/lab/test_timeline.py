@@ -1,7 +1,5 @@
 """The timeline of a step: who ran where and when, from the collector's own launches and ticks."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from dataclasses import replace

@@ -2,8 +2,6 @@
 fixed factor in the same set-ups.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future

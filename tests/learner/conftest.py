@@ -1,7 +1,5 @@
 """What most tests of the learner begin with: a process group, and a model in a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Set-up of the learner's tests: examples, packed rows, a process group, a reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """Details of architectures: noise in training mode, scales of logits, kinds of attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 docs/models.md compares log-probabilities and gradients of every family; this is what comes after.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

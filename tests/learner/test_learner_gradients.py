@@ -2,8 +2,6 @@
 minibatch's last. Other ranks are imagined, so what a rank computes with their weights is no number.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

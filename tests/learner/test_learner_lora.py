@@ -1,7 +1,5 @@
 """Adapters: gradients of plain torch with peft, merged weights, the base model as reference."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

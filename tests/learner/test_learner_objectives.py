@@ -1,7 +1,5 @@
 """From the settings of an algorithm, through packer and learner, to the gradient of plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

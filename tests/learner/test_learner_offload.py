@@ -1,7 +1,5 @@
 """A learner offloads tensors between two updates, and their values stay the same."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 

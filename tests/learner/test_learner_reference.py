@@ -1,7 +1,5 @@
 """The frozen reference: its weights, its effect on training, and that it exists only if needed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Routers that repeat the experts of an earlier pass, in every family that the learner knows."""
 
-from __future__ import annotations
-
 import re
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A text model inside a multimodal one, and tensors of a checkpoint that no model here has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models, settings and workers for tests of the memory plan."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from functools import cache
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """The engine's build goes with the device of the run, and tests say which build they need."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

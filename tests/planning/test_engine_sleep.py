@@ -1,7 +1,5 @@
 """engine.sleep: when engines on GPUs stay awake, and what the run says about it."""
 
-from __future__ import annotations
-
 import pytest
 from composed_config import load, refusal
 from planned_models import GPU, INPUTS, changed, sizes_of

@@ -1,7 +1,5 @@
 """Host memory: what the workers of a node share, and what is said when it is too little."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

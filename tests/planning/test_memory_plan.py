@@ -1,7 +1,5 @@
 """The memory plan: sizes against closed forms and real models, and messages when it is full."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Which ready groups a step trains: those that are due, and the rest drawn at random."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given

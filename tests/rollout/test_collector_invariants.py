@@ -1,7 +1,5 @@
 """Invariants of every run, whatever its lengths, engines, rewards and settings."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

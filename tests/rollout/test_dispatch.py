@@ -1,7 +1,5 @@
 """Samples are sent to engines: which engine gets them, and when."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

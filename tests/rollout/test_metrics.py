@@ -1,7 +1,5 @@
 """Metric values: each kind has its reduction, and means are weighted by counts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

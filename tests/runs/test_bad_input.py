@@ -1,7 +1,5 @@
 """Bad input ends a run in one message with the key, exit status 1 and no traceback."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

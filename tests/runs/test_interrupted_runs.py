@@ -2,8 +2,6 @@
 soon they end, with what message, and with no process left.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

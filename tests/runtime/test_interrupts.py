@@ -1,7 +1,5 @@
 """Signals: raised once, recorded, and held back where an interruption would do damage."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """When a run goes on by itself after it has lost a worker, and when it does not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

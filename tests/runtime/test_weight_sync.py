@@ -1,7 +1,5 @@
 """The mismatch check on real vLLM and the real learner: it must see a sync that did not happen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 

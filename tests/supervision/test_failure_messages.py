@@ -1,7 +1,5 @@
 """The error and the report that a user reads when workers have failed."""
 
-from __future__ import annotations
-
 from cluster_snapshots import BEFORE_START, snapshot, status
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 

@@ -3,8 +3,6 @@
 Real Ray and real collectives over gloo, with workers that have neither model nor engine.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Real runs that are disturbed in every known way, at random moments, lose nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A run's name, group and tags in a tracker, and the axes it is compared over."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Trackers beside metrics.jsonl, read back from what their own libraries have written."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

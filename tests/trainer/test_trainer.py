@@ -2,8 +2,6 @@
 and tracker; engines, workers and scores are fakes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import partial
