@@ -25,7 +25,6 @@ from april_rl.lab.tuning.comparison import Comparison
 from april_rl.rollout.over_sampling import FixedFactor, largest_factor
 from april_rl.rollout.record import StepRecord
 
-GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]
 SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 
 

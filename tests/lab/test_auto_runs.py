@@ -4,12 +4,11 @@ alone.
 
 import numpy as np
 import pytest
-from tuned_runs import SET_UPS, noisy, of_the_best, scenario, tune, tuned, tuner
+from tuned_runs import GRID, SET_UPS, noisy, of_the_best, scenario, tune, tuned, tuner
 
 from april_rl.lab.tuning.auto_factor import Budgets
 
 pytestmark = pytest.mark.slow
-GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]
 # One where α has to come back and one where it grows up to its budget; `make soak` tries all, with
 # more seeds and steps.
 NAMES = pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import environment, groups_of, write_task
+from command_line import environment, groups_of, steps_of, write_task
 from source_tree import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -45,6 +45,7 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.count(" s, step ") == num_kills
     assert f"{num_kills} kills, seed {seed}: 0 checks failed" in done.stdout
-    groups = groups_of(tmp_path / "killed" / "run")
-    rewards = [group[0]["reward"] for group in groups]
-    assert len(set(rewards)) == len(rewards) == 4 * 2 * num_kills
+    assert num_kills > 1 or "worker killed in a step, then the controller" in done.stdout
+    run_dir = tmp_path / "killed" / "run"
+    rewards = [group[0]["reward"] for group in groups_of(run_dir)]
+    assert len(set(rewards)) == len(rewards) == 4 * len(steps_of(run_dir)) > 0
