@@ -153,6 +153,7 @@ def run(
     Heavy imports are here, so that --help and --cfg job answer at once.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it when it is imported
     interrupts = Interrupts()
     with garbage_collection_paused():
         from april_rl.assembly.run import assemble

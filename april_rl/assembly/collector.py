@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnRestart, OnStale
+from april_rl.outside.user_code import import_function
 from april_rl.planning.sizes import tick_steps
-from april_rl.rewards.plugins import import_function
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.over_sampling import FixedFactor, OverSampling

@@ -14,17 +14,53 @@ from april_rl.config.prompt_sets import evaluation_set, has_chat, training_sets
 from april_rl.data.stop_tokens import stop_token_ids
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.environments.check import check_environment
-from april_rl.environments.description import Description, describe
 from april_rl.environments.dialogue import Dialogue
-from april_rl.environments.outside import RewardsAndEnvironments
+from april_rl.environments.loading import Description, describe
 from april_rl.environments.pool import EnvironmentPool
 from april_rl.environments.turns import EpisodeRules
 from april_rl.evaluation.settings import set_sampling
-from april_rl.rewards.child_process import raise_open_files
+from april_rl.metrics import Metrics
+from april_rl.outside.child_process import raise_open_files
 from april_rl.rewards.pool import RewardPool
-from april_rl.types import Prompt
+from april_rl.types import Prompt, Reply, Sample, Score
 
 _FILES_OF_AGENT = 6  # both ends of its connection, its output, and what starting it takes
+
+
+class RewardsAndEnvironments:
+    """A `rollout.ports.Outside` over a pool of rewards and one of environments, which share a
+    mailbox.
+    """
+
+    def __init__(self, rewards: RewardPool, environments: EnvironmentPool) -> None:
+        """Take both; the caller closes them."""
+        self._rewards, self._environments = rewards, environments
+
+    def submit(self, sample: Sample, *, group_size: int) -> None:
+        """Score a finished sample, whose episode is over."""
+        self._environments.forget(sample.id)
+        self._rewards.submit(sample, group_size=group_size)
+
+    def act(self, sample: Sample) -> None:
+        """Let the environment of a sample answer its last turn, or begin."""
+        self._environments.act(sample)
+
+    def collect(self, timeout_s: float | None) -> list[Score | Reply]:
+        """Return scores and replies as `rollout.ports.Outside` says."""
+        return self._rewards.mailbox.collect((self._rewards, self._environments), timeout_s)
+
+    def save(self) -> dict[str, str]:
+        """Return the states of rewards, for a checkpoint that is written now."""
+        self._environments.notes.saved()
+        return self._rewards.save()
+
+    def evaluated(self) -> None:
+        """Note that an evaluation of all sets has ended."""
+        self._environments.notes.evaluated()
+
+    def metrics(self) -> Metrics:
+        """Return `reward/*` and `environment/*`, counted since the last call."""
+        return Metrics({**self._rewards.metrics(), **self._environments.metrics()})
 
 
 def with_environments(
@@ -101,7 +137,7 @@ def _rules(
         sampling = set_sampling(config, held_out)
         chosen[name] = (evaluation_set(config.data, held_out), sampling.max_response_tokens)
     has_agent = config.environment.has_agent
-    told = {"tools": list(tools)} if tools else {}
+    given = {"tools": list(tools)} if tools else {}
     is_chat = has_chat(config.data, config.evaluation.sets)
     stop_ids = frozenset(stop_token_ids(config.model.path, is_chat=is_chat))
     return {
@@ -109,7 +145,7 @@ def _rules(
             dialogue=Dialogue(
                 tokenizer=tokenizer,
                 is_chat=each.template is Template.chat,
-                variables=each.chat_template_kwargs | told,
+                variables=each.chat_template_kwargs | given,
                 stop_ids=stop_ids,
                 has_tools=bool(tools) or (has_agent and tokenizer.has_tool_calls),
                 has_agent=has_agent,

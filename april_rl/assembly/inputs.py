@@ -10,13 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from april_rl.assembly.environments import description_of, with_environments
+from april_rl.assembly.environments import RewardsAndEnvironments, description_of, with_environments
 from april_rl.assembly.rewards import build_rewards, try_rewards
 from april_rl.config import TrainConfig
 from april_rl.data.sets import PromptSets
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
-from april_rl.environments.description import Description
-from april_rl.environments.outside import RewardsAndEnvironments
+from april_rl.environments.loading import Description
 from april_rl.rewards.pool import RewardPool
 from april_rl.tracking.terminal import View
 from april_rl.types import Prompt

@@ -13,7 +13,7 @@ from april_rl.algorithm.aggregation import aggregate
 from april_rl.batch.packing import Packer
 from april_rl.config import TrainConfig
 from april_rl.errors import RunError
-from april_rl.rewards.plugins import Caught, import_function
+from april_rl.outside.user_code import Caught, import_function
 
 AgeWeights = Callable[[NDArray[np.int32]], NDArray[np.float32]]
 

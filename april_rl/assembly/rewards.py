@@ -10,7 +10,7 @@ from april_rl.assembly.environments import columns_of_environment
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import training_sets
 from april_rl.data.tokenizer import Tokenizer
-from april_rl.environments.description import Description
+from april_rl.environments.loading import Description
 from april_rl.rewards.check import NUM_ROWS_TRIED, check_reward, check_tests
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt

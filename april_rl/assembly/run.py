@@ -10,13 +10,13 @@ from typing import Any
 
 from april_rl.algorithm.advantages import Advantages, advantages_of
 from april_rl.assembly.collector import build_collector
-from april_rl.assembly.environments import open_files_line
+from april_rl.assembly.environments import RewardsAndEnvironments, open_files_line
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.inputs import Inputs, Site, read_inputs, try_outside
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
 from april_rl.assembly.run_directory import RunDirectory
-from april_rl.assembly.workers import build_workers, machine_of
+from april_rl.assembly.workers import build_engines, build_workers, machine_of
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
 from april_rl.checkpointing.resume import CHECKPOINTS, Resumed
@@ -24,7 +24,6 @@ from april_rl.config import TrainConfig
 from april_rl.data.prompts import PromptTable
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer
-from april_rl.environments.outside import RewardsAndEnvironments
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.planning.kv_room import kv_demand, kv_warning
@@ -32,8 +31,9 @@ from april_rl.planning.plan import Draft, Plan, draft, plan
 from april_rl.planning.sizes import num_slots, training_sizes
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.collector import Collector
+from april_rl.rollout.ports import Engines
 from april_rl.runtime.cluster import stop_ray
-from april_rl.runtime.engines import RayEngines
+from april_rl.runtime.local import LocalWorker
 from april_rl.runtime.workers import Workers
 from april_rl.tracking.backends import check_installed
 from april_rl.tracking.labels import RunLabels
@@ -49,8 +49,8 @@ class Parts:
     directory: RunDirectory  # not yet taken over
     tokenizer: Tokenizer
     outside: RewardPool | RewardsAndEnvironments
-    workers: Workers
-    engines: RayEngines
+    workers: Workers | LocalWorker
+    engines: Engines
     prompts: PromptStream | MixedStream
     model: Mapping[str, Any]  # what must stay the same on a resume
     checkpointer: Checkpointer
@@ -182,7 +182,7 @@ def _checkpointer(
     config: TrainConfig,
     directory: RunDirectory,
     plain: Mapping[str, object],
-    workers: Workers,
+    workers: Workers | LocalWorker,
     *,
     tell: Callable[[str], None],
 ) -> Checkpointer:
@@ -204,7 +204,7 @@ def _checkpointer(
     )
 
 
-def _start(workers: Workers, drafted: Draft, view: View) -> tuple[RayEngines, Plan, int]:
+def _start(workers: Workers | LocalWorker, drafted: Draft, view: View) -> tuple[Engines, Plan, int]:
     """Plan for the workers' memory and start them, each stage shown as a phase. Return the engines,
     the plan and the tokens that all KV caches hold.
     """
@@ -220,4 +220,5 @@ def _start(workers: Workers, drafted: Draft, view: View) -> tuple[RayEngines, Pl
     config, layout, kv_tokens = planned.config, planned.layout, workers.kv_cache_tokens()
     demand = kv_demand(config, layout, num_slots=num_slots(config))
     _show(kv_warning(demand, kv_tokens // layout.num_engines), view)
-    return RayEngines(workers, deterministic=config.deterministic), planned, kv_tokens
+    engines = build_engines(workers, deterministic=config.deterministic)
+    return engines, planned, kv_tokens

@@ -12,7 +12,10 @@ from april_rl.data.stop_tokens import stop_token_ids
 from april_rl.planning.layout import Layout
 from april_rl.planning.machine import Machine, this_machine
 from april_rl.planning.sizes import EngineSizes, batch_tokens
+from april_rl.rollout.ports import Engines
 from april_rl.runtime.cluster import cluster_gpus
+from april_rl.runtime.engines import RayEngines
+from april_rl.runtime.local import LocalWorker
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.runtime.workers import Workers
 from april_rl.supervision.watchdog import Watchdog
@@ -30,8 +33,13 @@ def machine_of(config: TrainConfig) -> Machine:
 
 def build_workers(
     config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: EngineSizes
-) -> Workers:
-    """Return the workers, with a watchdog that writes its report to the run directory."""
+) -> Workers | LocalWorker:
+    """Return the workers, with a watchdog that writes its report to the run directory; with
+    runtime.ray=false the one worker, in this process.
+    """
+    settings = _worker_settings(config, layout, sizes)
+    if not config.runtime.ray:
+        return LocalWorker(layout, settings=settings)
     watchdog = Watchdog(
         report=run_dir.resolve() / "stall_report.txt",
         stall_timeout_s=config.runtime.stall_timeout_s,
@@ -39,11 +47,18 @@ def build_workers(
     )
     return Workers(
         layout,
-        settings=_worker_settings(config, layout, sizes),
+        settings=settings,
         address=config.runtime.ray_address,
         watchdog=watchdog,
         batch_tokens=batch_tokens(config, sizes.max_model_len),
     )
+
+
+def build_engines(workers: Workers | LocalWorker, *, deterministic: bool) -> Engines:
+    """Return the engines of started workers as the collector drives them."""
+    if isinstance(workers, LocalWorker):
+        return workers.engines()
+    return RayEngines(workers, deterministic=deterministic)
 
 
 def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) -> WorkerSettings:

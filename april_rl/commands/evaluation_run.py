@@ -11,7 +11,7 @@ from pathlib import Path
 
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.inputs import Site, read_inputs, try_outside
-from april_rl.assembly.workers import build_workers, machine_of
+from april_rl.assembly.workers import build_engines, build_workers, machine_of
 from april_rl.config import TrainConfig
 from april_rl.data.sets import PromptSets
 from april_rl.errors import RunError
@@ -22,7 +22,6 @@ from april_rl.planning.plan import as_trained, draft
 from april_rl.planning.sizes import EngineSizes, context_length
 from april_rl.rollout.ticks import TickWork
 from april_rl.runtime.cluster import stop_ray
-from april_rl.runtime.engines import RayEngines
 from april_rl.supervision.interrupts import Interrupts
 from april_rl.tracking.samples_file import write_evaluation
 from april_rl.tracking.terminal import Phase
@@ -80,7 +79,7 @@ class EvaluationRun:
         self.config = as_trained(drafted, workers.memory())
         with self._view.phase("starting vLLM"):
             workers.start_engines()
-        engines = RayEngines(workers, deterministic=config.deterministic)
+        engines = build_engines(workers, deterministic=config.deterministic)
         num_slots = num_seqs * self.num_engines
         self._evaluator = build_evaluator(config, engines, outside, num_slots=num_slots)
 

@@ -18,6 +18,8 @@ class RuntimeConfig:
     # a worker is one GPU (or one CPU slot) with a learner shard and an engine, or a share of one
     # (engine.tensor_parallel_size); auto: every GPU, on CPU one engine
     num_workers: int | str = within(">= 1 or auto", "auto")
+    # false: everything in the process that was started, for a debugger or a notebook; one worker
+    ray: bool = True
     # host:port of a running cluster; auto: the cluster that this machine has joined; null: start
     # Ray on this machine alone
     ray_address: str | None = None
@@ -33,6 +35,11 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         check_bounds("runtime", self)
         address = self.ray_address
+        require(
+            self.ray or (address is None and self.num_workers in (1, "auto")),
+            "runtime.ray=false runs one worker in the process that was started: set "
+            "runtime.num_workers=1 and runtime.ray_address=null",
+        )
         require(
             address in (None, "auto") or _HOST_AND_PORT.fullmatch(str(address)) is not None,
             f"runtime.ray_address must be host:port, auto or null, got {address}",

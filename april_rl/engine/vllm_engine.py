@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 from vllm import SamplingParams
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
@@ -217,6 +218,11 @@ class VllmEngine:
 
     def wake_kv_cache(self) -> None:
         self._device.wake(self._core, "kv_cache")
+
+    def close(self) -> None:
+        """Free everything, and leave the process groups: the process can make another engine."""
+        self._core.shutdown()
+        cleanup_dist_env_and_memory()
 
     def _assert_empty(self) -> None:
         assert not self._running, "abort first: the engine has running requests"

@@ -86,8 +86,8 @@ class ToolsEnvironment:
         if turn.fault:
             messages.append({"role": "tool", "name": "unknown", "content": turn.fault})
         for call in turn.calls:
-            said = str(await self._result(call))
-            messages.append({"role": "tool", "name": call.name, "content": said})
+            result = str(await self._result(call))
+            messages.append({"role": "tool", "name": call.name, "content": result})
         if messages and not turn.is_last:
             return StepResult(messages)
         return StepResult(reward=await self._reward(), is_final=True)
@@ -128,13 +128,13 @@ class SkyRLEnvironment:
         extras = {"reward_spec": spec, "max_turns": self._max_turns, **rest}
         self._instance = await _called(self._class, env_config=self._config, extras=extras)
         prompt = [{"role": "user", "content": row["prompt"]}]
-        said, _ = await _called(self._instance.init, prompt)
-        return list(said[len(prompt) :])
+        messages, _ = await _called(self._instance.init, prompt)
+        return list(messages[len(prompt) :])
 
     async def step(self, turn: Turn) -> StepResult:
         """Let it answer a turn."""
-        said = await _called(self._instance.step, turn.text)
-        return StepResult(said["observations"], said["reward"], said["done"])
+        result = await _called(self._instance.step, turn.text)
+        return StepResult(result["observations"], result["reward"], result["done"])
 
 
 async def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -9,11 +9,12 @@ import hashlib
 import inspect
 import json
 import os
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from shutil import rmtree
 from threading import Lock
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -27,7 +28,7 @@ class Call(NamedTuple):
     """Facts of a call for the function that is called, if it has a parameter `call`."""
 
     key: str  # the same for every attempt at this call, and for no other: an idempotency key
-    attempt: int  # from 1; above it, an earlier one has begun and nobody knows whether it ended
+    attempt: int  # from 1; above it, an earlier one has begun and no one knows whether it ended
 
 
 class CallError(RuntimeError):
@@ -139,10 +140,10 @@ class Calls:
             taken = self._taken[given]
             number = next(each for each in count(1) if each not in taken)
             taken.add(number)
-        told = f"{self._name} {number} {given}"
+        text = f"{self._name} {number} {given}"
         has_returned = False
         try:
-            yield hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+            yield hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
             has_returned = True
         finally:
             if not has_returned:
@@ -194,6 +195,35 @@ def path_of(folder: Path, sample_id: SampleId, dataset: str) -> Path:
     if sample_id.prompt_id < 0:
         folder = folder / EVALUATIONS / dataset
     return folder / f"{sample_id.prompt_id}_{sample_id.index}.jsonl"
+
+
+class Notes:
+    """The files with the calls of samples, which are removed when no one can need them."""
+
+    def __init__(self, folder: Path, *, num_saves: int) -> None:
+        """A sample's notes stay until the run was saved `num_saves` times after its end."""
+        self._folder = folder
+        # Samples that ended since each of the last saves, the latest first.
+        self._ended: deque[set[SampleId]] = deque([set()], maxlen=num_saves + 1)
+
+    def keep(self, sample_id: SampleId) -> None:
+        """Note that a sample continues."""
+        self._ended[0].discard(sample_id)
+
+    def end(self, sample_id: SampleId) -> None:
+        """Note that a sample has ended."""
+        self._ended[0].add(sample_id)
+
+    def saved(self) -> None:
+        """Note that the run is saved; remove the notes that no checkpoint needs."""
+        if len(self._ended) == self._ended.maxlen:
+            for sample_id in self._ended[-1]:
+                path_of(self._folder, sample_id, "").unlink(missing_ok=True)
+        self._ended.appendleft(set())
+
+    def evaluated(self) -> None:
+        """Remove the notes of evaluations: the last one has ended."""
+        rmtree(self._folder / EVALUATIONS, ignore_errors=True)
 
 
 def _given(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

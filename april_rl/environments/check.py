@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from april_rl.data.tokenizer import TokenizerError
 from april_rl.environments.calls import path_of
-from april_rl.environments.jobs import EnvironmentFailedError
 from april_rl.environments.pool import EnvironmentPool
+from april_rl.environments.protocol import EnvironmentFailedError
 from april_rl.types import Completion, Observation, Prompt, Sample
 
 _TRIAL = -(1 << 40)  # id of a prompt that no run has
@@ -22,9 +22,9 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
         begun = Sample(replace(example, id=_TRIAL - place), 0)
         notes = path_of(pool.folder, begun.id, example.dataset)
         notes.unlink(missing_ok=True)  # of the last start
-        begun = begun.extended(_heard(pool, begun, "reset"))
-        token_ids = pool.rules[example.dataset].dialogue.answer(example.answer)
-        said = Completion(
+        begun = begun.extended(_observation(pool, begun, "reset"))
+        token_ids = pool.rules[example.dataset].dialogue.turn_of(example.answer)
+        turn = Completion(
             sample_id=begun.id,
             start=begun.end,
             policy_version=0,
@@ -33,15 +33,15 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
             logprobs=[0.0] * len(token_ids),
             finish_reason="stop",
         )
-        _heard(pool, begun.extended(said), "step")
-        pool.let_go(begun.id)
+        _observation(pool, begun.extended(turn), "step")
+        pool.forget(begun.id)
         notes.unlink(missing_ok=True)
         _check_following(pool, example)
     pool.metrics()  # those of the trial do not count
 
 
 def _check_following(pool: EnvironmentPool, example: Prompt) -> None:
-    """Raise EnvironmentFailedError when the template cannot go on after a turn."""
+    """Raise EnvironmentFailedError when the template cannot continue after a turn."""
     dialogue = pool.rules[example.dataset].dialogue
     has_tools = dialogue.has_tools and not dialogue.has_agent  # whose tools are not known yet
     roles = ("user", "tool") if has_tools else ("user",)
@@ -54,7 +54,7 @@ def _check_following(pool: EnvironmentPool, example: Prompt) -> None:
             ) from error
 
 
-def _heard(pool: EnvironmentPool, sample: Sample, method: str) -> Observation:
+def _observation(pool: EnvironmentPool, sample: Sample, method: str) -> Observation:
     pool.act(sample)
     (reply,) = pool.mailbox.collect((pool,), None)
     if reply.observation.failure:
@@ -62,4 +62,5 @@ def _heard(pool: EnvironmentPool, sample: Sample, method: str) -> Observation:
             f"{pool.setting}: {reply.observation.failure}, when `{method}` "
             f"was called as a test ({sample.prompt.source})"
         )
-    return reply.observation
+    observation: Observation = reply.observation
+    return observation

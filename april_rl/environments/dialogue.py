@@ -60,12 +60,12 @@ class Dialogue:
         """
         if not self.is_chat or _is_text(messages):
             return self._encoded(_plain(messages))
-        said: Message = {"role": "assistant", "content": MARKER}
+        turn: Message = {"role": "assistant", "content": MARKER}
         try:
-            text = self._after_marker([_ASKED, said, *messages], begins_turn=True)
+            text = self._after_marker([_ASKED, turn, *messages], begins_turn=True)
         except TokenizerError:
-            said = {**said, "tool_calls": [_CALL]}
-            text = self._after_marker([_ASKED, said, *messages], begins_turn=True)
+            turn = {**turn, "tool_calls": [_CALL]}
+            text = self._after_marker([_ASKED, turn, *messages], begins_turn=True)
         token_ids = self._encoded(text)
         ends = [place for place, token_id in enumerate(token_ids) if token_id in self.stop_ids]
         if not ends:
@@ -76,7 +76,7 @@ class Dialogue:
             )
         return token_ids[ends[0] + (not is_cut) :]
 
-    def answer(self, text: str) -> tuple[int, ...]:
+    def turn_of(self, text: str) -> tuple[int, ...]:
         """Return a turn in which the policy says `text`."""
         return (*self._encoded(text), min(self.stop_ids))
 
@@ -89,8 +89,8 @@ class Dialogue:
         is_last: bool,
         num_context: int = 0,
     ) -> Turn:
-        """Return what the policy said as text, after `num_context` tokens, with the calls of tools
-        in it; a turn that was cut off has none. `logprobs` [R of the turn] are told to agents.
+        """Return a turn of the policy as text, after `num_context` tokens, with the calls of tools
+        in it; a turn that was cut off has none. `logprobs` [R of the turn] are for agents.
         """
         is_ended = bool(token_ids) and token_ids[-1] in self.stop_ids
         turn = Turn(
@@ -123,14 +123,14 @@ class Dialogue:
         """
         if tools and not (self.is_chat and self.has_tools):
             raise TokenizerError(
-                "the agent tells of tools, and nobody can read this model's calls of them: it "
+                "the agent has tools, and no one can read this model's calls of them: it "
                 "needs data.template=chat and a response_template in tokenizer_config.json"
             )
         if not self.is_chat or _is_text(messages):
             return self.tokenizer.encode([_plain(messages)], add_special_tokens=True)[0]
-        told = {"tools": list(tools)} if tools else {}
-        self.tokenizer.check_chat(told)
-        return self._encoded(self.tokenizer.chat_text(messages, {**self.variables, **told}))
+        given = {"tools": list(tools)} if tools else {}
+        self.tokenizer.check_chat(given)
+        return self._encoded(self.tokenizer.chat_text(messages, {**self.variables, **given}))
 
     def _after_marker(self, messages: Sequence[Message], *, begins_turn: bool) -> str:
         return text_after_marker(self.tokenizer, messages, self.variables, begins_turn=begins_turn)
@@ -139,11 +139,11 @@ class Dialogue:
         return self.tokenizer.encode([text], add_special_tokens=False)[0] if text else ()
 
 
-def _call(said: Any) -> ToolCall:  # noqa: ANN401
+def _call(read: Any) -> ToolCall:  # noqa: ANN401
     """Return a call in the form of chat messages; raise ValueError if it is none."""
-    function = said.get("function") if isinstance(said, Mapping) else None
+    function = read.get("function") if isinstance(read, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"no function is named in {said!r:.80}")
+        raise ValueError(f"no function is named in {read!r:.80}")
     arguments = function.get("arguments", {})
     if not isinstance(arguments, Mapping):
         raise ValueError(f"the arguments of {function['name']} are {arguments!r:.80}")

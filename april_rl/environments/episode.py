@@ -8,16 +8,47 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from april_rl.environments import door
-from april_rl.environments.agents import Agent
+from april_rl.environments.agent.agent import Agent
 from april_rl.environments.calls import Calls
-from april_rl.environments.jobs import Answer, Ask, Outcome
-from april_rl.environments.protocol import Environment, Saves, StepResult
+from april_rl.environments.protocol import Environment, Saves, StepResult, Turn
 from april_rl.environments.threads import limited, threads
-from april_rl.rewards.plugins import Caught
+from april_rl.outside.supervisor import ProcessReply
+from april_rl.outside.user_code import Caught
+from april_rl.types import SampleId
+
+Outcome = Literal["returned", "error", "timeout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRequest:
+    """A request to an episode, to begin or to take a turn: plain data."""
+
+    number: int  # of the question
+    sample_id: SampleId
+    # To begin the episode, or to build it again by all of `turns`; None: it lives in the process.
+    row: Mapping[str, Any] | None
+    seed: int
+    turns: tuple[Turn, ...]  # that have no observation yet
+    calls_again: bool = False  # an episode that was lost begins again: its calls are made again
+
+
+@dataclass(slots=True, kw_only=True)
+class EpisodeReply(ProcessReply):
+    """The results of the method calls that a request took, in order: of `reset`, if the episode
+    began with it, and of `step` for each turn.
+    """
+
+    results: tuple[StepResult, ...] = ()  # with a list of messages each
+    outcome: Outcome
+    message: str = ""  # why there is no observation
+    elapsed_s: float = 0.0  # of the last call of a method
+    num_calls: int = 0  # that `Context.once` made
+    num_repeated: int = 0  # of these, further attempts
 
 
 class _TooSlowError(Exception):
@@ -35,8 +66,9 @@ class Episode:
         """
         self._build, self._calls = build, calls
         self._environment: Environment | None = None
+        self._has_snapshots = False
         self._limit_s, self._max_tokens = limit_s, max_tokens
-        self._said: list[str] = []  # by the policy, in every turn so far
+        self._texts: list[str] = []  # of every turn so far
 
     def close(self) -> None:
         """End the episode: what still runs of it makes no calls."""
@@ -44,28 +76,29 @@ class Episode:
         if isinstance(self._environment, Agent):
             self._environment.end()
 
-    async def answered(self, ask: Ask) -> Answer:
-        """Begin if the question says so, take its turns, and return every result; those before a
+    async def reply_to(self, request: EpisodeRequest) -> EpisodeReply:
+        """Begin if the request says so, take its turns, and return every result; those before a
         failure too.
         """
         results: list[StepResult] = []
-        outcome: Outcome = "answered"
+        outcome: Outcome = "returned"
         began_s = time.monotonic()
         with Caught() as caught:
             try:
                 if self._environment is None:
                     self._environment = await self._timed(self._build)
-                if isinstance(self._environment, Agent) and ask.row is not None:
-                    self._environment.expect([turn.request_key for turn in ask.turns])
-                if ask.row is not None and not await self._restored(self._environment, ask):
-                    returned = await self._timed(self._environment.reset, ask.row, ask.seed)
+                    self._has_snapshots = isinstance(self._environment, Saves)
+                if isinstance(self._environment, Agent) and request.row is not None:
+                    self._environment.expect([turn.request_key for turn in request.turns])
+                if request.row is not None and not await self._restored(self._environment, request):
+                    returned = await self._timed(self._environment.reset, request.row, request.seed)
                     results.append(door.opening(returned, max_tokens=self._max_tokens))
                     await self._save(self._environment)
-                for turn in ask.turns[len(self._said) if ask.row is not None else 0 :]:
+                for turn in request.turns[len(self._texts) if request.row is not None else 0 :]:
                     began_s = time.monotonic()
                     returned = await self._timed(self._environment.step, turn)
                     results.append(door.result(returned, max_tokens=self._max_tokens))
-                    self._said.append(turn.raw_text)
+                    self._texts.append(turn.raw_text)
                     await self._save(self._environment)
             except _TooSlowError:
                 outcome = "timeout"
@@ -75,8 +108,8 @@ class Episode:
             self.close()
             outcome = "timeout" if outcome == "timeout" else "error"
         num_calls, num_repeated = self._calls.take_counts()
-        return Answer(
-            number=ask.number,
+        return EpisodeReply(
+            number=request.number,
             results=tuple(results),
             outcome=outcome,
             message=door.repaired(caught.message),
@@ -88,33 +121,35 @@ class Episode:
 
     async def _save(self, environment: Environment) -> None:
         """Write a snapshot of an environment that has them."""
-        if isinstance(environment, Saves):
+        if self._has_snapshots:
+            assert isinstance(environment, Saves)
             state = await self._timed(environment.snapshot)
             try:
-                self._calls.save(_key(self._said), state)
+                self._calls.save(_key(self._texts), state)
             except TypeError as error:
                 raise door.GarbageError(
                     f"snapshot returned what is no data for JSON: {error}"
                 ) from error
 
-    async def _restored(self, environment: Environment, ask: Ask) -> bool:
-        """Go on from the latest snapshot before the turn that is to be answered, if there is one;
-        those after other turns belong to an episode that was given up.
+    async def _restored(self, environment: Environment, request: EpisodeRequest) -> bool:
+        """Continue from the latest snapshot before the turn that has no observation yet, if there
+        is one; those after other turns belong to an episode that was given up.
         """
-        if not isinstance(environment, Saves):
+        if not self._has_snapshots:
             return False
-        said = [turn.raw_text for turn in ask.turns]
-        for num_turns in reversed(range(len(said))):
-            if self._calls.has_snapshot(_key(said[:num_turns])):
-                state = self._calls.restored(_key(said[:num_turns]))
-                await self._timed(environment.restore, ask.row, ask.seed, state)
-                self._said = said[:num_turns]
+        assert isinstance(environment, Saves)
+        texts = [turn.raw_text for turn in request.turns]
+        for num_turns in reversed(range(len(texts))):
+            if self._calls.has_snapshot(_key(texts[:num_turns])):
+                state = self._calls.restored(_key(texts[:num_turns]))
+                await self._timed(environment.restore, request.row, request.seed, state)
+                self._texts = texts[:num_turns]
                 return True
         return False
 
     async def _timed(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
         """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it takes too
-        long. A thread goes on then, and its result is lost.
+        long. A thread continues then, and its result is lost.
         """
         try:
             async with limited(self._limit_s) as limit:
@@ -128,5 +163,5 @@ class Episode:
         raise _TooSlowError(f"no answer within environment.step_timeout_s = {self._limit_s:g}")
 
 
-def _key(said: Sequence[str]) -> str:
-    return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+def _key(texts: Sequence[str]) -> str:
+    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).hexdigest()

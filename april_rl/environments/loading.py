@@ -1,25 +1,78 @@
-"""Turns a setting into environments, in their process."""
+"""Turns a setting into environments, and describes them, in their process."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import (
     SkyRLEnvironment,
     ToolsEnvironment,
+    columns_of,
     is_of_skyrl,
     is_of_tools,
+    methods_of,
     names_of,
+    tools_of,
 )
-from april_rl.environments.agents import Agent
-from april_rl.environments.endpoint import Endpoint, check_address
-from april_rl.environments.programs import check_function, of_command, of_function
-from april_rl.environments.protocol import Context, Environment, Loads
-from april_rl.rewards.loading import check_args, wanted
-from april_rl.rewards.plugins import import_function
+from april_rl.environments.agent.agent import Agent
+from april_rl.environments.agent.endpoint import Endpoint, check_address
+from april_rl.environments.agent.programs import check_function, of_command, of_function
+from april_rl.environments.protocol import Context, Environment, EnvironmentFailedError, Loads
+from april_rl.outside.process import Limits, kill, start
+from april_rl.outside.user_code import Caught, check_args, import_function, wanted
+
+
+class Description(NamedTuple):
+    """Facts of a class that the controller needs before it reads the data."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()  # their JSON schemas, for the chat template
+    columns: tuple[str, ...] = ()  # data columns that its `reset` names
+
+
+def limits_of(config: EnvironmentConfig) -> Limits:
+    """Return the limits of a process with environments."""
+    return Limits(config.memory_gib, config.secrets)
+
+
+def describe(config: EnvironmentConfig) -> Description:
+    """Return the facts of the class that `environment.function` names, from a process of its own.
+    Raise EnvironmentFailedError when it cannot be loaded.
+    """
+    connection, process = start(partial(_describe, config), limits_of(config))
+    found: Description | str = (
+        "its process died or did not load it within "
+        f"environment.start_timeout_s={config.start_timeout_s:g}"
+    )
+    with suppress(EOFError):
+        if connection.poll(config.start_timeout_s):
+            found = connection.recv()
+    kill(process)
+    if isinstance(found, str):
+        raise EnvironmentFailedError(f"{config.setting}: {found}")
+    return found
+
+
+def _describe(config: EnvironmentConfig, connection: Connection) -> None:
+    found = Description()
+    with Caught() as caught:
+        check_loadable(config)
+        if config.function and is_of_tools(load_class(config.function, config.args)):
+            found = _described(load_class(config.function, config.args), config.args)
+    connection.send(caught.message or found)
+
+
+def _described(found: type[Any], args: Mapping[str, Any]) -> Description:
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    methods = methods_of(found(**args))
+    tools = tuple(get_json_schema(methods[name]) for name in tools_of(found))
+    return Description(tools, columns_of(found))
 
 
 def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
@@ -56,24 +109,38 @@ def check_loadable(config: EnvironmentConfig) -> None:
         check_function(import_function(config.agent), config.args)
 
 
-def new_environment(config: EnvironmentConfig, context: Context, endpoint: Endpoint) -> Environment:
-    """Return a new instance, ready for `reset`."""
+def environments_of(
+    config: EnvironmentConfig, endpoint: Endpoint
+) -> Callable[[Context], Environment]:
+    """Return a function that makes a new instance, ready for `reset`; what is checked and imported
+    here is not checked again for each sample. Raise as `check_loadable` does.
+    """
+    check_loadable(config)
     if config.has_agent:
-        program = (
-            of_function(import_function(config.agent), config.args, context)
-            if config.agent
-            else of_command(config.command, context)
-        )
-        prompt_id, index = context.sample_id
-        name, patience_s = f"{prompt_id}-{index}", config.step_timeout_s / 2
-        return Agent(program, endpoint, name=name, patience_s=patience_s)
+        return partial(_new_agent, config, endpoint)
     found = load_class(config.function, config.args)
     if is_of_skyrl(found):
-        return SkyRLEnvironment(found, config.args, max_turns=config.max_turns)
-    made = found(**config.args)
-    if isinstance(made, Loads):
-        made.load(context)
-    if is_of_tools(found):
-        return ToolsEnvironment(made)
-    assert isinstance(made, Environment)
-    return made
+        return lambda _: SkyRLEnvironment(found, config.args, max_turns=config.max_turns)
+    has_tools = is_of_tools(found)
+
+    def new(context: Context) -> Environment:
+        made = found(**config.args)
+        if isinstance(made, Loads):
+            made.load(context)
+        if has_tools:
+            return ToolsEnvironment(made)
+        assert isinstance(made, Environment)
+        return made
+
+    return new
+
+
+def _new_agent(config: EnvironmentConfig, endpoint: Endpoint, context: Context) -> Agent:
+    program = (
+        of_function(import_function(config.agent), config.args, context)
+        if config.agent
+        else of_command(config.command, context)
+    )
+    prompt_id, index = context.sample_id
+    name, patience_s = f"{prompt_id}-{index}", config.step_timeout_s / 2
+    return Agent(program, endpoint, name=name, patience_s=patience_s)

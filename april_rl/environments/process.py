@@ -3,133 +3,115 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 
 from april_rl.config.environment import EnvironmentConfig
-from april_rl.config.secrets import forget_secrets
+from april_rl.environments.agent.commands import adopt_orphans
+from april_rl.environments.agent.endpoint import Endpoint
 from april_rl.environments.calls import Calls, path_of
-from april_rl.environments.commands import adopt_orphans
 from april_rl.environments.door import repaired
-from april_rl.environments.endpoint import Endpoint
-from april_rl.environments.episode import Episode
-from april_rl.environments.jobs import Answer, Ask, LetGo, Ready
-from april_rl.environments.loading import check_loadable, new_environment
+from april_rl.environments.episode import Episode, EpisodeReply, EpisodeRequest
+from april_rl.environments.loading import environments_of
 from april_rl.environments.protocol import Context
-from april_rl.rewards.child_process import die_with_controller, limit_memory, raise_open_files
-from april_rl.rewards.plugins import GIB, Caught
-from april_rl.types import SampleId
+from april_rl.outside.child_process import raise_open_files
+from april_rl.outside.supervisor import Forget
+from april_rl.outside.user_code import Caught
 
-MARK = "APRIL_RL_PROCESS"  # environment variable of the process and of all that it starts
 _STACK_BYTES = 1 << 20  # of a thread; it counts as memory
 _MOST_THREADS = 256  # that environments themselves may start by asyncio.to_thread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSettings:
-    """Settings of a process with environments."""
-
-    config: EnvironmentConfig
-    folder: Path  # for the calls of samples
-    mark: str = ""  # by which the programs that the process starts are known
-
-
-def run_process(connection: Connection, settings: ProcessSettings, lifeline: Connection) -> None:
-    """Load the class, report whether that worked, and answer until the controller ends.
-
-    The process leads a group of its own, with the programs that an environment starts: they end
-    with it.
+def serve(config: EnvironmentConfig, folder: Path, connection: Connection) -> None:
+    """Load the class, send why that failed (or an empty text), and reply until the controller
+    ends. `folder` is for the calls of samples.
     """
-    os.setsid()
     threading.stack_size(_STACK_BYTES)
-    os.environ[MARK] = settings.mark
-    limit_memory(int(settings.config.memory_gib * GIB))
     raise_open_files()
-    die_with_controller(lifeline, with_group=True)
-    forget_secrets(settings.config.secrets)
-    if settings.config.command:
+    if config.command:
         adopt_orphans()
     with Caught() as caught:
-        check_loadable(settings.config)
-    connection.send(Ready(caught.message))
+        episodes = _Episodes(connection, config, folder)
+    connection.send(caught.message)
     if not caught.message:
-        asyncio.run(_Episodes(connection, settings).serve())
+        asyncio.run(episodes.serve())
 
 
 class _Episodes:
     """The episodes of this process, by sample."""
 
-    def __init__(self, connection: Connection, settings: ProcessSettings) -> None:
-        self._connection, self._settings = connection, settings
-        self._endpoint = Endpoint(settings.config.address)
-        self._alive: dict[SampleId, Episode] = {}
+    def __init__(self, connection: Connection, config: EnvironmentConfig, folder: Path) -> None:
+        self._connection, self._config, self._folder = connection, config, folder
+        self._new = environments_of(config, Endpoint(config.address))
+        self._alive: dict[Hashable, Episode] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio holds weak references
+        self._replies: list[EpisodeReply] = []  # that are sent together
 
     async def serve(self) -> None:
-        """Start a task for each question; end when the controller closes the connection."""
+        """Start a task for each request; end when the controller closes the connection."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
-        letters: asyncio.Queue[Ask | LetGo | None] = asyncio.Queue()
+        received: asyncio.Queue[list[EpisodeRequest | Forget]] = asyncio.Queue()
 
         def read() -> None:
-            letter: Ask | LetGo | None = None
-            while True:
+            requests = None
+            while requests != []:
                 try:
-                    letter = self._connection.recv()
+                    requests = self._connection.recv()
                 except EOFError:
-                    letter = None
-                loop.call_soon_threadsafe(letters.put_nowait, letter)
-                if letter is None:
-                    return
+                    requests = []
+                loop.call_soon_threadsafe(received.put_nowait, requests)
 
         Thread(target=read, daemon=True).start()
-        while (letter := await letters.get()) is not None:
-            if isinstance(letter, LetGo):
-                self._forget(letter.sample_id)
-                continue
-            task = loop.create_task(self._answer(letter))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        while requests := await received.get():
+            for request in requests:
+                if isinstance(request, Forget):
+                    self._forget(request.key)
+                    continue
+                task = loop.create_task(self._reply(request))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, ask: Ask) -> None:
-        if ask.row is not None:
-            self._forget(ask.sample_id)
+    async def _reply(self, request: EpisodeRequest) -> None:
+        if request.row is not None:
+            self._forget(request.sample_id)
             with Caught() as caught:
-                self._alive[ask.sample_id] = self._episode(ask, ask.row["dataset"])
+                self._alive[request.sample_id] = self._episode(request, request.row["dataset"])
             if caught.message:
-                self._connection.send(
-                    Answer(
-                        number=ask.number,
-                        results=(),
-                        outcome="error",
-                        message=repaired(caught.message),
-                        elapsed_s=0.0,
-                    )
-                )
+                message = repaired(caught.message)
+                self._send(EpisodeReply(number=request.number, outcome="error", message=message))
                 return
-        self._connection.send(await self._alive[ask.sample_id].answered(ask))
+        self._send(await self._alive[request.sample_id].reply_to(request))
 
-    def _forget(self, sample_id: SampleId) -> None:
+    def _send(self, reply: EpisodeReply) -> None:
+        """Send a reply, with the others of this turn of the event loop."""
+        if not self._replies:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._replies.append(reply)
+
+    def _flush(self) -> None:
+        self._connection.send(self._replies)
+        self._replies.clear()
+
+    def _forget(self, sample_id: Hashable) -> None:
         episode = self._alive.pop(sample_id, None)
         if episode is not None:
             episode.close()
 
-    def _episode(self, ask: Ask, dataset: str) -> Episode:
-        config = self._settings.config
-        calls = Calls(path_of(self._settings.folder, ask.sample_id, dataset))
-        if ask.anew:
+    def _episode(self, request: EpisodeRequest, dataset: str) -> Episode:
+        calls = Calls(path_of(self._folder, request.sample_id, dataset))
+        if request.calls_again:
             calls.begin_anew()
-        context = Context(sample_id=ask.sample_id, is_replay=bool(ask.turns), once=calls.once)
-        build = partial(new_environment, config, context, self._endpoint)
+        is_replay = bool(request.turns)
+        context = Context(sample_id=request.sample_id, is_replay=is_replay, once=calls.once)
         return Episode(
-            build,
+            partial(self._new, context),
             calls,
-            limit_s=config.step_timeout_s,
-            max_tokens=config.max_observation_tokens,
+            limit_s=self._config.step_timeout_s,
+            max_tokens=self._config.max_observation_tokens,
         )

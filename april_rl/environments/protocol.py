@@ -20,10 +20,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from april_rl.errors import RunError
 from april_rl.types import Message, SampleId
 
 Messages = str | Sequence[Message]  # text stands for one message of the user
 TEXT = "text"  # role of what is read as it is, outside of the chat template
+
+
+class EnvironmentFailedError(RunError, RuntimeError):
+    """No episode can be run, so the run cannot continue."""
 
 
 class ToolCall(NamedTuple):

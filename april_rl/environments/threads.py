@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
-from threading import Thread
+from functools import partial
 from typing import Any
 
 # Calls under way, without those that hang. Stacks of threads count as memory.
@@ -36,6 +37,8 @@ class Threads:
     def __init__(self) -> None:
         """Start without one."""
         self._free = asyncio.Semaphore(_MOST_CALLS)
+        # It starts a thread only when none is idle; those that hang do not count as calls.
+        self._threads = ThreadPoolExecutor(max_workers=1 << 16)
         self.num_hung = 0  # calls that were given up and have not returned yet
 
     async def called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -44,34 +47,19 @@ class Threads:
         """
         await self._wait()
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-        def end(result: Any, error: BaseException | None) -> None:  # noqa: ANN401
-            if ended.cancelled():
-                self.num_hung -= 1
-            else:
-                ended.set_result((result, error))
-
-        def work(run: Callable[..., Any]) -> None:
-            result, error = None, None
-            try:
-                result = run(function, *args, **kwargs)
-            except BaseException as raised:  # whatever user code raises is its answer
-                error = raised
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(end, result, error)
-
+        call = partial(_raising, copy_context().run, function, *args, **kwargs)
         try:
-            Thread(target=work, args=(copy_context().run,), daemon=True).start()
-            result, error = await ended
+            called = self._threads.submit(call)
+            return await asyncio.wrap_future(called)
         except asyncio.CancelledError:
-            self.num_hung += ended.cancelled()  # else it has returned in the same moment
+            self.num_hung += 1
+            called.add_done_callback(lambda _: loop.call_soon_threadsafe(self._returned))
             raise
         finally:
             self._free.release()
-        if error is not None:
-            raise _raisable(error)
-        return result
+
+    def _returned(self) -> None:
+        self.num_hung -= 1
 
     async def _wait(self) -> None:
         """Wait until there is room for a call; the time limit stands still."""
@@ -85,12 +73,13 @@ class Threads:
             limit.reschedule(asyncio.get_running_loop().time() + left_s)
 
 
-def _raisable(error: BaseException) -> BaseException:
-    """Return an exception that a coroutine can raise, with the place where `error` was raised."""
-    if not isinstance(error, StopIteration | GeneratorExit):
-        return error
-    said = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return RuntimeError(said).with_traceback(error.__traceback__)
+def _raising(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Call a function; raise RuntimeError instead of what no coroutine can raise."""
+    try:
+        return run(*args, **kwargs)
+    except (StopIteration, GeneratorExit) as error:
+        message = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise RuntimeError(message).with_traceback(error.__traceback__) from None
 
 
 threads = Threads()  # of this process: adapters and episodes share its room

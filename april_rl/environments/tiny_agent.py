@@ -19,14 +19,14 @@ async def run(client: AsyncOpenAI, row: Mapping[str, Any], seed: int) -> float: 
     """
     messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
     for reward in (1.0, 0.5):
-        answer = await client.chat.completions.create(model="policy", messages=messages)
-        text = answer.choices[0].message.content or ""
+        reply = await client.chat.completions.create(model="policy", messages=messages)
+        text = reply.choices[0].message.content or ""
         stated = _STATED.findall(text)
         if stated and stated[-1] == row["answer"]:
             return reward
         terms = _TERM.findall(row["prompt"])
         sums = accumulate(int(value) for _, value in terms)
-        told = " ".join(f"{name}{n}={s}" for (name, n), s in zip(terms, sums, strict=True))
+        hint = " ".join(f"{name}{n}={s}" for (name, n), s in zip(terms, sums, strict=True))
         messages.append({"role": "assistant", "content": text})
-        messages.append({"role": "user", "content": f" {told} "})
+        messages.append({"role": "user", "content": f" {hint} "})
     return 0.0

@@ -1,12 +1,17 @@
-"""The input of an environment, made from a sample: its row, its seed, its turns as text."""
+"""What an environment reads of a sample (its row, its seed, its turns as text), and what the sample
+reads of the environment: observations.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from april_rl.config.environment import EnvironmentConfig
+from april_rl.data.tokenizer import TokenizerError
 from april_rl.environments.dialogue import Dialogue
-from april_rl.environments.protocol import Turn
+from april_rl.environments.protocol import StepResult, Turn
 from april_rl.types import Completion, Observation, Prompt, Sample
 
 
@@ -24,7 +29,7 @@ def turns_of(
     """Return the turns of a sample as text, or the last one alone."""
     # The parts of each turn, what was read before, and the request that it answers.
     turns: list[tuple[list[Completion], int, str]] = []
-    said: list[Completion] = []
+    parts: list[Completion] = []
     num_context = num_read = len(sample.prompt.token_ids)
     request_key = ""
     for span in sample.spans:
@@ -34,10 +39,10 @@ def turns_of(
         if isinstance(span, Observation):
             num_context, request_key = num_read, span.request_key
             continue
-        said.append(span)
+        parts.append(span)
         if span.finish_reason is not None:
-            turns.append((said, num_context, request_key))
-            said, num_context = [], num_read
+            turns.append((parts, num_context, request_key))
+            parts, num_context = [], num_read
     is_over = is_last_turn(sample, rules, max_turns)
     return tuple(
         rules.dialogue.turn(
@@ -71,3 +76,81 @@ def episode_seed(run_seed: int, prompt_id: int) -> int:
     """Return a seed in [0, 2^31), the same for all samples of a prompt."""
     digest = blake2b(f"{run_seed} {prompt_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 33
+
+
+def observation_of(
+    results: Sequence[StepResult],
+    sample: Sample,
+    rules: EpisodeRules,
+    *,
+    config: EnvironmentConfig,
+) -> Observation:
+    """Return the last result as an observation; the others were made a second time, and must be
+    what the sample has.
+    """
+    try:
+        return _observation(results, sample, rules, config)
+    except TokenizerError as error:
+        return failed(str(error))
+
+
+def failed(message: str) -> Observation:
+    """Return the end of an episode whose environment has failed."""
+    return Observation((), is_final=True, failure=f"the environment has failed: {message}")
+
+
+def _observation(
+    results: Sequence[StepResult], sample: Sample, rules: EpisodeRules, config: EnvironmentConfig
+) -> Observation:
+    before = [span for span in sample.spans if isinstance(span, Observation)]
+    turns = [c for c in sample.completions if c.finish_reason is not None]
+    ends = [c.token_ids[-1] for c in turns if c.token_ids]
+    first = len(before) + 1 - len(results)  # observations before those of `results`
+    for place, (first_time, again) in enumerate(zip(before[first:], results[:-1], strict=True)):
+        observation = _observed(rules.dialogue, again, ends[: first + place])
+        # Requests with the same tokens are the same, whatever their keys.
+        known = first_time._replace(
+            token_ids=tuple(first_time.token_ids), request_key=observation.request_key
+        )
+        if known != observation:
+            return failed(
+                f"it returned something else when it was built again, after turn {first + place}: "
+                "it is not repeatable; with environment.on_restart=again a resumed run begins such "
+                "groups again"
+            )
+    result, is_opening = results[-1], not before
+    if result.is_final or is_last_turn(sample, rules, config.max_turns):
+        return Observation((), is_final=True, reward=result.reward)
+    observation = _observed(rules.dialogue, result, ends)
+    is_first = is_opening and not sample.prompt.token_ids
+    if not observation.token_ids and (is_first or result.begins_context):
+        return failed("the first messages of a conversation have no tokens")
+    if len(observation.token_ids) <= config.max_observation_tokens - (
+        sample.end - sample.num_tokens
+    ):
+        return observation
+    if is_opening:
+        return failed(
+            f"its first messages have {len(observation.token_ids)} tokens, more than "
+            f"environment.max_observation_tokens={config.max_observation_tokens}"
+        )
+    return Observation((), is_final=True, reward=result.reward)
+
+
+def _observed(dialogue: Dialogue, result: StepResult, ends: Sequence[int]) -> Observation:
+    """Return a result as the policy reads it, after turns that ended with the tokens `ends`."""
+    assert not isinstance(result.messages, str)
+    if not ends:
+        token_ids = dialogue.opening(result.messages, result.tools)
+    elif result.begins_context:
+        token_ids = dialogue.conversation(result.messages, result.tools)
+    else:
+        token_ids = dialogue.following(result.messages, is_cut=ends[-1] not in dialogue.stop_ids)
+    return Observation(
+        token_ids,
+        reward=result.reward,
+        begins_context=result.begins_context,
+        max_turn_tokens=result.max_turn_tokens,
+        stop=tuple(result.stop),
+        request_key=result.request_key,
+    )

@@ -71,6 +71,8 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
                 "(docs/gpu.md)"
             )
         workers = gpus if device == "cuda" else together
+        if not runtime.ray:
+            workers = 1
     name = Device.gpu if device == "cuda" else Device.cpu
     found = replace(
         config,

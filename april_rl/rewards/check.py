@@ -66,7 +66,7 @@ def check_tests(pool: RewardPool, prompts: Sequence[Prompt], *, most: int | None
 
 def reads_answers(pool: RewardPool, dataset: str) -> bool:
     """Return whether a function that scores a data set may read the answer in a response."""
-    return any(f.scores(dataset) and f.function not in _READ_NO_ANSWERS for f in pool.functions)
+    return any(f.scores(dataset) and f.function not in _READ_NO_REPLYS for f in pool.functions)
 
 
 def _faults(pool: RewardPool, prompts: Sequence[Prompt]) -> Iterator[str]:
@@ -90,6 +90,6 @@ def gold_response(answer: str, how: Extract) -> str:
     return f"It is \\boxed{{{answer}}}."
 
 
-_READ_NO_ANSWERS = ("code", "environment", "format", "length")
+_READ_NO_REPLYS = ("code", "environment", "format", "length")
 _NUM_SHOWN = 3
 _READ_ANSWERS = ("math_verify", "exact", "last_number", "reasoning_gym")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from april_rl.config.task import BUILTIN_REWARDS, RewardConfig
@@ -63,6 +63,17 @@ def reward_functions(reward: RewardConfig) -> tuple[RewardFunction, ...]:
         )
         for name, chosen in reward.functions.items()
     )
+
+
+def keys_of(functions: Iterable[RewardFunction]) -> Iterator[str]:
+    """Yield the environment variables with keys that the arguments of functions name, and those
+    with which a reward model is read from the hub.
+    """
+    for function in functions:
+        if isinstance(name := function.args.get("api_key_env"), str):
+            yield name
+        if function.function == "reward_model":
+            yield from ("HF_TOKEN", "HF_TOKEN_PATH")
 
 
 def chosen_for(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from april_rl.errors import RunError
@@ -22,27 +22,10 @@ class RewardError(RunError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardPrompt:
-    """The part of a prompt that a reward function may see."""
-
-    text: str
-    answer: str
-    dataset: str
-    columns: Mapping[str, object]
-
-    @classmethod
-    def of(cls, prompt: Prompt) -> RewardPrompt:
-        """Return the part of `prompt` that a reward function may see."""
-        return cls(
-            text=prompt.text, answer=prompt.answer, dataset=prompt.dataset, columns=prompt.columns
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Responses to one prompt that are scored in one call, in transit: four bytes per token."""
 
-    prompt: RewardPrompt
+    prompt: Prompt  # without its tokens, as in `DecodedJob`
     sample_ids: tuple[SampleId, ...]  # [n]
     token_ids: tuple[array[int], ...]  # [n][R], C ints
     truncated: tuple[bool, ...]  # [n]
@@ -54,7 +37,7 @@ class Job:
 class DecodedJob:
     """A job with texts instead of token ids, as a reward function sees it."""
 
-    prompt: RewardPrompt
+    prompt: Prompt
     sample_ids: Sequence[SampleId]  # [n]
     texts: Sequence[str]  # [n]
     num_tokens: Sequence[int]  # [n]
@@ -67,7 +50,7 @@ class DecodedJob:
         as a fourth of the lengths in characters.
         """
         return cls(
-            prompt=RewardPrompt.of(prompt),
+            prompt=replace(prompt, token_ids=()),
             sample_ids=[SampleId(prompt.id, index) for index in range(len(texts))],
             texts=tuple(texts),
             num_tokens=[1 + len(text) // _CHARACTERS_PER_TOKEN for text in texts],
@@ -102,7 +85,7 @@ class About(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Answer of a reward process to a job."""
+    """Reply of a reward process to a job."""
 
     scores: list[list[Score]]  # by each function that was called, of each response [n]
     states: Mapping[str, str]  # JSON, by function: of those that were called and have one

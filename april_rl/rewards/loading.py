@@ -15,12 +15,18 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from april_rl.config.task import BUILTIN_REWARDS
+from april_rl.outside.user_code import (
+    RESERVED,
+    Caught,
+    check_args,
+    import_function,
+    name_of,
+    wanted,
+)
 from april_rl.rewards.functions import RewardFunction, builtin_module
 from april_rl.rewards.jobs import DecodedJob, RewardError
-from april_rl.rewards.plugins import Caught, import_function
 from april_rl.types import SampleId, Score
 
-RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 LISTS = ("prompts", "responses", "answers")  # what every function gets
 
 
@@ -187,32 +193,6 @@ def load_reward(settings: RewardFunction, context: Context, *, state: str | None
     return reward
 
 
-def check_args(
-    function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
-) -> None:
-    """Raise TypeError unless a function accepts `args` by name, besides `given`."""
-    parameters = list(inspect.signature(function).parameters.values())
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    by_name = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
-    named = [p.name for p in by_name if _known(p) not in given]
-    unknown = [name for name in args if name not in named]
-    if unknown:
-        raise TypeError(f"has no argument {unknown[0]!r}; it takes {', '.join(named) or 'none'}")
-
-
-def wanted(
-    function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
-) -> tuple[str, ...]:
-    """Return the names of further arguments that a function takes besides `args` and `given`: every
-    parameter without a default, and the reserved names.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    rest = [p for p in named if p.name not in args and _known(p) not in given]
-    return tuple(p.name for p in rest if p.default is p.empty or p.name in RESERVED)
-
-
 def names_of_lists(function: Callable[..., object]) -> tuple[str, ...]:
     """Return what a function calls each of LISTS, or nothing when it takes them by position.
 
@@ -222,11 +202,13 @@ def names_of_lists(function: Callable[..., object]) -> tuple[str, ...]:
     parameters = list(inspect.signature(function).parameters.values())
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    first = tuple(_known(p) for p in by_place[: len(LISTS)])
+    first = tuple(name_of(p) for p in by_place[: len(LISTS)])
     if first == LISTS or (takes_more and first == LISTS[: len(first)]):
         return ()
     named = {
-        _known(p): p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        name_of(p): p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     }
     if not named.keys() >= set(LISTS):
         raise TypeError(
@@ -234,11 +216,6 @@ def names_of_lists(function: Callable[..., object]) -> tuple[str, ...]:
             "these names, and data columns by theirs"
         )
     return tuple(named[name] for name in LISTS)
-
-
-def _known(parameter: inspect.Parameter) -> str:
-    """Return the name of a parameter without the underscore of one that is not used."""
-    return parameter.name.lstrip("_")
 
 
 def checked(returned: object, num_expected: int) -> list[float | None] | str:

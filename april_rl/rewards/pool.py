@@ -1,14 +1,15 @@
-"""Scores responses in separate processes while generation goes on, with time and memory limits.
+"""Scores responses in separate processes while generation continues, with time and memory limits.
 
 Before that it names the data columns of the functions and tries them on responses given as text.
 
-A timeout, a crash and a wrong answer are three different outcomes. A sample is tried once more when
-its process was killed or died, or when the function raised or had no score. A function that returns
+A timeout, a crash and an invalid result are three outcomes. A sample is tried once more when its
+process was killed or died, or when the function raised or had no score. A function that returns
 something invalid (NaN, the wrong number of values) ends the run.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import time
 from collections import Counter, deque
@@ -24,18 +25,16 @@ from pebble import ProcessExpired, ProcessPool
 
 from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
-from april_rl.rewards.functions import reward_functions
+from april_rl.outside.child_process import lifeline
+from april_rl.outside.mailbox import Mailbox
+from april_rl.outside.supervisor import MAX_ATTEMPTS, MAX_RESTARTS
+from april_rl.rewards.functions import MATH_VERIFY, builtin_module, reward_functions
 from april_rl.rewards.jobs import DecodedJob, Result, RewardError
-from april_rl.rewards.mailbox import Mailbox
-from april_rl.rewards.processes import new_process_pool, stop
 from april_rl.rewards.scorebook import Scorebook, Unit
-from april_rl.rewards.worker import Decode, about_rewards, score, try_on
+from april_rl.rewards.worker import Decode, about_rewards, prepare_process, score, try_on
 from april_rl.types import Prompt, Sample, Score, ScoreOutcome
 
-MAX_ATTEMPTS = 2
-MAX_RESTARTS = 3  # of all processes, without a score in between
-
-_Answer = TypeVar("_Answer")
+_Reply = TypeVar("_Reply")
 
 
 class RewardPool:
@@ -76,13 +75,13 @@ class RewardPool:
         """Return the data columns that the functions for that data set take besides prompt and
         answer. Raise RewardError when a function cannot be loaded.
         """
-        about = self._answer(self._ask(about_rewards))
+        about = self._wait_for(self._ask(about_rewards))
         asked = (about[f.name].columns for f in self.functions if f.scores(dataset))
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
 
     def notes(self) -> Iterator[str]:
         """Return notes on the functions for the user. Raise RewardError as `columns_of` does."""
-        about = self._answer(self._ask(about_rewards))
+        about = self._wait_for(self._ask(about_rewards))
         return (f"{f}: {about[f.name].note}" for f in self.functions if about[f.name].note)
 
     def try_on(self, prompt: Prompt, responses: Sequence[str]) -> list[list[Score]]:
@@ -104,9 +103,9 @@ class RewardPool:
         for job in (DecodedJob.of(prompt, responses) for prompt in prompts):
             asked.append(self._ask(try_on, job, function, limit_s=limit_s))
             if len(asked) == self._reward.num_processes:
-                yield self._answer(asked.popleft(), limit_s=limit_s)
+                yield self._wait_for(asked.popleft(), limit_s=limit_s)
         while asked:
-            yield self._answer(asked.popleft(), limit_s=limit_s)
+            yield self._wait_for(asked.popleft(), limit_s=limit_s)
 
     def submit(self, sample: Sample, *, group_size: int) -> None:
         """Score a finished sample of a group of `group_size`; return at once."""
@@ -174,22 +173,22 @@ class RewardPool:
         """End every process; scores that were not collected are lost."""
         self._pending.clear()
         self._book.clear()
-        stop(self._pool)
+        self._stop()
 
     def _ask(
-        self, question: Callable[..., _Answer], *args: object, limit_s: float = 0.0
-    ) -> Future[_Answer]:
+        self, question: Callable[..., _Reply], *args: object, limit_s: float = 0.0
+    ) -> Future[_Reply]:
         """Ask one process, which may take `limit_s` beside the time of its start."""
         limit_s += self._reward.start_timeout_s
         try:
-            asked: Future[_Answer] = self._pool.schedule(question, args=args, timeout=limit_s)
+            asked: Future[_Reply] = self._pool.schedule(question, args=args, timeout=limit_s)
         except RuntimeError as error:  # pebble raises this when its processes are gone
             asked = Future()
             asked.set_exception(error)
         return asked
 
-    def _answer(self, asked: Future[_Answer], *, limit_s: float = 0.0) -> _Answer:
-        """Return the answer to a question; raise RewardError when there is none."""
+    def _wait_for(self, asked: Future[_Reply], *, limit_s: float = 0.0) -> _Reply:
+        """Return the reply to a question; raise RewardError when there is none."""
         start_s = self._reward.start_timeout_s
         limit_s += start_s
         try:
@@ -204,9 +203,29 @@ class RewardPool:
             ) from error
 
     def _new_pool(self) -> ProcessPool:
-        return new_process_pool(
-            self._reward, decoder=self._decoder, folder=self._folder, states=self._states
+        """Return processes that start with the first job, and continue from the states of now.
+
+        They come from a fork server: that is safe beside threads, and a replacement has math-verify
+        loaded already. The server is shared by the whole program and ends with it.
+        """
+        context = multiprocessing.get_context("forkserver")
+        if any(function.function == MATH_VERIFY for function in self.functions):
+            context.set_forkserver_preload([builtin_module(MATH_VERIFY)])
+        prepare = partial(
+            prepare_process,
+            self._reward,
+            decoder=self._decoder,
+            folder=self._folder,
+            states=self._states,
+            lifeline=lifeline(),
         )
+        workers = self._reward.num_processes
+        return ProcessPool(max_workers=workers, initializer=prepare, context=context)
+
+    def _stop(self) -> None:
+        """End every process now, whatever it is doing."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
 
     def _limit_s(self, unit: Unit) -> float:
         """Return how long a unit may take: the limit is per response."""
@@ -233,7 +252,7 @@ class RewardPool:
                 f"{' and '.join(map(str, self.functions))}: the reward processes keep failing "
                 f"({reason}; restarted {MAX_RESTARTS} times without a score). {self.last_failure}"
             )
-        stop(self._pool)
+        self._stop()
         self._pool = self._new_pool()
         self._last_ended_s = time.monotonic()
         for unit in self._pending.values():

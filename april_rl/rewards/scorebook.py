@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from april_rl.rewards.functions import RewardFunction, chosen_for
-from april_rl.rewards.jobs import Job, Result, RewardPrompt
+from april_rl.rewards.jobs import Job, Result
 from april_rl.types import Sample, Score
 
 
@@ -166,7 +166,7 @@ def _unit(samples: dict[int, Sample], *, whole_group: bool) -> Unit:
         positions=tuple(positions),
         names=str(found[0].id) if len(found) == 1 else f"group of prompt {prompt.id}",
         job=Job(
-            prompt=RewardPrompt.of(prompt),
+            prompt=replace(prompt, token_ids=()),
             sample_ids=tuple(sample.id for sample in found),
             token_ids=tuple(sample.token_ids for sample in found),
             truncated=tuple(sample.finish_reason == "length" for sample in found),

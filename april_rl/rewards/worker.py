@@ -5,16 +5,17 @@ checks what they return. A RewardError raised here reaches the controller.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 
-from april_rl.config.secrets import forget_secrets
-from april_rl.rewards.child_process import die_with_controller, limit_memory
-from april_rl.rewards.functions import RewardFunction
+from april_rl.config.task import RewardConfig
+from april_rl.outside.process import Limits, prepare
+from april_rl.outside.user_code import Caught, memory_gib
+from april_rl.rewards.functions import RewardFunction, keys_of, reward_functions
 from april_rl.rewards.jobs import About, DecodedJob, Job, Result, RewardError
 from april_rl.rewards.loading import Context, Reward, load_reward
-from april_rl.rewards.plugins import Caught, memory_gib
 from april_rl.types import Score
 
 Decode = Callable[[Sequence[int]], str]
@@ -33,23 +34,27 @@ loaded: Loaded | str = "a reward process has loaded nothing"
 
 
 def prepare_process(
-    functions: tuple[RewardFunction, ...],
+    reward: RewardConfig,
     *,
-    context: Context,
-    memory_bytes: int,
     decoder: bytes,
+    folder: Path | None,
     states: Mapping[str, str],
-    secrets: Collection[str],
     lifeline: Connection,
 ) -> None:
     """Set the limits of a reward process and load everything before its first job is timed;
-    `decoder` is a pickled `Decode`, `states` those that rewards continue from, by function;
-    `secrets` are the secret environment variables that it keeps.
+    `decoder` is a pickled `Decode`, `folder` the run directory, `states` those that rewards
+    continue from, by function.
     """
     global loaded
-    limit_memory(memory_bytes)
-    die_with_controller(lifeline)
-    forget_secrets(secrets)
+    functions = reward_functions(reward)
+    prepare(lifeline, Limits(reward.memory_gib, {*reward.secrets, *keys_of(functions)}))
+    context = Context(
+        extract=reward.extract.value,
+        soft_timeout_s=reward.soft_timeout_s,
+        hard_timeout_s=reward.hard_timeout_s,
+        num_processes=reward.num_processes,
+        folder=folder,
+    )
     try:
         loaded = load(functions, context, decoder=decoder, states=states)
     except RewardError as error:

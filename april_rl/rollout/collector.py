@@ -174,11 +174,11 @@ class Collector:
 
     def settle_scores(self) -> None:
         """Wait between two steps for every outstanding score and reply, so that what scores and
-        answers is free; groups rejected by it count in the next step.
+        replies is free; groups rejected by it count in the next step.
         """
-        while answers := self._outside.collect(None):
-            self._groups.take_scores(answer for answer in answers if isinstance(answer, Score))
-            self._groups.take_replies(answer for answer in answers if isinstance(answer, Reply))
+        while known := self._outside.collect(None):
+            self._groups.take_scores(each for each in known if isinstance(each, Score))
+            self._groups.take_replies(each for each in known if isinstance(each, Reply))
             self._groups.send()
 
     def leftovers(self, *, under_way: Sequence[ScoredGroup]) -> Leftovers:

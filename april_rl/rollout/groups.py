@@ -126,7 +126,7 @@ class Groups:
 
     def take_replies(self, replies: Iterable[Reply]) -> list[tuple[OpenGroup, Reply]]:
         """Add what environments say to their samples; return the expected replies with their
-        groups. An answer to another turn than a sample's last one is ignored. Call `send` to have
+        groups. A reply to another turn than a sample's last one is ignored. Call `send` to have
         finished samples scored.
         """
         is_in_step = self._buffer.is_step_under_way
@@ -137,7 +137,7 @@ class Groups:
             group = self._buffer.group(prompt_id)
             if group is None or not group.expects_reply(reply):
                 continue
-            group.answer(index, reply.observation, unfinished=unfinished)
+            group.observe(index, reply.observation, unfinished=unfinished)
             expected.append((group, reply))
             if reply.observation.is_final:
                 self._unsent.append(group.sample(index))

@@ -26,9 +26,11 @@ class SingleEngine(Protocol):
 class SerialEngines:
     """`ports.Engines` over engines that compute when `wait` is called."""
 
-    def __init__(self, engines: Sequence[SingleEngine]) -> None:
-        """Use `engines[i]` as engine i of the protocol."""
-        self._engines = engines
+    def __init__(self, engines: Sequence[SingleEngine], *, computes_launched: bool = False) -> None:
+        """Use `engines[i]` as engine i of the protocol. With `computes_launched`, an abort computes
+        the launched ticks first, as engines in other processes do, which have begun them.
+        """
+        self._engines, self._computes_launched = engines, computes_launched
         self._launched: deque[tuple[int, Requests, int, int]] = deque()
 
     @property
@@ -50,8 +52,9 @@ class SerialEngines:
         returned, with what finished in a tick that was interrupted.
         """
         completions: list[Completion] = []
-        for engine, submit, slots, _ in self._launched:
-            tick = self._engines[engine].advance(submit.each(), slots=slots, max_steps=0)
+        for engine, submit, slots, max_steps in self._launched:
+            steps = max_steps if self._computes_launched else 0
+            tick = self._engines[engine].advance(submit.each(), slots=slots, max_steps=steps)
             completions += tick.finished
         self._launched.clear()
         for single in self._engines:

@@ -172,7 +172,7 @@ class OpenGroup:
             self._append(index, completion)
         return is_turn_over
 
-    def answer(self, index: int, observation: Observation, *, unfinished: SampleState) -> None:
+    def observe(self, index: int, observation: Observation, *, unfinished: SampleState) -> None:
         """Append what the environment says to an acting sample: it is finished, or `unfinished`,
         which is `waiting` in a step and `parked` between two.
         """

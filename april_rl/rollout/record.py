@@ -90,7 +90,7 @@ class Acted(NamedTuple):
     sample_id: SampleId
     begun_s: float
     ended_s: float
-    is_finished: bool  # by the answer: no turn follows, and the environment has not failed
+    is_finished: bool  # by the reply: no turn follows, and the environment has not failed
 
 
 class Wait(NamedTuple):
@@ -172,7 +172,7 @@ class StepRecord:
         """
         self._asked_s |= dict.fromkeys(sample_ids, self.now_s)
 
-    def answer(self, reply: Reply) -> None:
+    def observe(self, reply: Reply) -> None:
         """Record that the environment of a sample has answered."""
         sample_id, said = reply.sample_id, reply.observation
         is_finished = said.is_final and not said.failure

@@ -94,7 +94,7 @@ class Step:
             self._launch()
             if not (self._dispatch.is_idle or self._has_lost_samples):
                 self._advance()
-            elif not (self._await_answers() or self._start_more()):
+            elif not (self._await_replies() or self._start_more()):
                 break
             if on_progress is not None:
                 speed = self._generated_tokens / max(self._record.now_s, 1e-9)
@@ -188,7 +188,7 @@ class Step:
             self._record.ticks.append(EngineTick(engine, tick))
             self._extend(tick.finished, engine=engine)
         self._groups.send()
-        self._take_answers(wait_s=0.0)
+        self._take_replies(wait_s=0.0)
 
     def _extend(self, completions: Sequence[Completion], *, engine: int | None = None) -> None:
         """Add completions to their samples, and free their slots."""
@@ -207,14 +207,14 @@ class Step:
         """
         return self._num_idle_ticks >= _MANY_IDLE_TICKS * self._dispatch.num_engines
 
-    def _await_answers(self) -> bool:
+    def _await_replies(self) -> bool:
         """Wait for scores and replies when nothing is left to generate; return False when none is
         missing.
         """
         if not self._buffer.has_unanswered:
             return False
         with self._record.waiting("scores"):
-            self._take_answers(wait_s=1.0)
+            self._take_replies(wait_s=1.0)
         return True
 
     def _start_more(self) -> bool:
@@ -225,23 +225,23 @@ class Step:
         self._open_until(1)
         return self._dispatch.num_waiting > 0 and not self._has_lost_samples
 
-    def _take_answers(self, *, wait_s: float) -> None:
+    def _take_replies(self, *, wait_s: float) -> None:
         """Take in the scores and replies known after `wait_s`; with `deterministic`, those to
         everything that was sent, and to what is sent because of them.
         """
         if not self._rules.deterministic:
             self._settle(self._outside.collect(wait_s))
             return
-        while answers := self._outside.collect(None):
-            self._settle(answers)
+        while replies := self._outside.collect(None):
+            self._settle(replies)
 
-    def _settle(self, answers: Sequence[Score | Reply]) -> None:
+    def _settle(self, known: Sequence[Score | Reply]) -> None:
         """Take in scores, which settle groups, and replies, whose samples finish or go on."""
-        scores = [answer for answer in answers if isinstance(answer, Score)]
+        scores = [each for each in known if isinstance(each, Score)]
         self._allowance += self._rules.group_size * self._groups.take_scores(scores)
-        replies = [answer for answer in answers if isinstance(answer, Reply)]
+        replies = [each for each in known if isinstance(each, Reply)]
         for group, reply in self._groups.take_replies(replies):
-            self._record.answer(reply)
+            self._record.observe(reply)
             if reply.observation.is_final:
                 continue
             self._dispatch.add_turn(group)

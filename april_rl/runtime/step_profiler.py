@@ -8,16 +8,26 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
-from april_rl.runtime.workers import Workers
 from april_rl.tracking.tracker import Tracker
+
+
+class Profiled(Protocol):
+    """The workers' methods that a trace uses."""
+
+    def start_profile(self, folder: Path) -> None:
+        """Trace the calls of the first worker from now on."""
+
+    def write_profile(self) -> None:
+        """Write the trace into the folder."""
 
 
 class StepProfiler:
     """Writes profile/step_N/ for the steps of `profiler.steps`."""
 
     def __init__(
-        self, steps: Sequence[int], workers: Workers, tracker: Tracker, run_dir: Path
+        self, steps: Sequence[int], workers: Profiled, tracker: Tracker, run_dir: Path
     ) -> None:
         """`run_dir` is a folder that all workers see."""
         self._steps, self._workers, self._tracker = steps, workers, tracker

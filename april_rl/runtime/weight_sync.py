@@ -14,7 +14,7 @@ from april_rl.supervision.heartbeat import Heartbeat
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from april_rl.engine.vllm_engine import VllmEngine
+    from april_rl.engine.port import Engine
     from april_rl.learner.learner import Learner
 
 
@@ -23,12 +23,12 @@ def sends_adapter(lora: LoraConfig) -> bool:
     return lora.rank > 0 and lora.sync is LoraSync.adapter
 
 
-def send_weights(learner: Learner, engine: VllmEngine, beat: Heartbeat, *, version: int) -> int:
+def send_weights(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
     """Load the learner's weights into the engine, with adapters merged; return their bytes."""
     return _stream(learner, engine, beat, version=version, merged=True)
 
 
-def send_adapter(learner: Learner, engine: VllmEngine, beat: Heartbeat, *, version: int) -> int:
+def send_adapter(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
     """Load the adapters into the engine, and before them the frozen weights, if it lost them in its
     sleep; return the bytes.
     """
@@ -42,7 +42,7 @@ def send_adapter(learner: Learner, engine: VllmEngine, beat: Heartbeat, *, versi
 
 
 def _stream(
-    learner: Learner, engine: VllmEngine, beat: Heartbeat, *, version: int, merged: bool
+    learner: Learner, engine: Engine, beat: Heartbeat, *, version: int, merged: bool
 ) -> int:
     sent = _Counted(beat.beat_each(learner.weights(merged=merged)))
     engine.load_weights(sent, policy_version=version)

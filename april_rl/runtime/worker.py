@@ -1,10 +1,11 @@
-"""A worker: an FSDP2 rank and an engine in one process, a Ray actor driven by the controller."""
+"""A worker: an FSDP2 rank and an engine in one process, driven by the controller."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from april_rl.batch.packing import MicroBatch
+    from april_rl.engine.port import Engine
 
 # torch, transformers and vllm are imported inside the methods that need them: the controller also
 # imports this module, for the actor's class, and must stay light.
@@ -47,21 +49,7 @@ class Worker:
         self._settings = settings
         self.heartbeat = Heartbeat()
         self._profiler = CallProfiler(device=settings.device)
-        end_with_parent()
-
-    def process(self) -> WorkerProcess:
-        """Return where the watchdog finds this worker's process."""
-        return self.heartbeat.process(ray.get_runtime_context().get_node_id())
-
-    def location(self) -> WorkerLocation:
-        """Return where Ray started this worker."""
-        context = ray.get_runtime_context()
-        gpus = context.get_accelerator_ids().get("GPU", [])
-        return WorkerLocation(
-            node_ip=_node_ip(),
-            node_id=context.get_node_id(),
-            gpu=gpus[0] if gpus else "",
-        )
+        self._closing = ExitStack()
 
     def memory(self) -> WorkerMemory:
         """Return the memory of this worker's GPU and node, before anything is loaded."""
@@ -71,7 +59,7 @@ class Worker:
 
             free_bytes, device_bytes = torch.accelerator.get_memory_info()
         return WorkerMemory(
-            node_id=ray.get_runtime_context().get_node_id(),
+            node_id=self._node_id(),
             device_bytes=device_bytes,
             free_bytes=free_bytes,
             host_free_bytes=host_memory().free,
@@ -84,10 +72,10 @@ class Worker:
         """
         import torch.distributed as dist
 
-        host = _node_ip()
         self._store: Store = dist.HashStore()  # type: ignore[attr-defined]
         if world_size == 1:
-            return host, 0
+            return "127.0.0.1", 0
+        host = _node_ip()
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host, 0, world_size, is_master=True, wait_for_workers=False
         )
@@ -114,7 +102,8 @@ class Worker:
             LOCAL_RANK="0",  # Ray shows each worker its own GPU
             WORLD_SIZE=str(world_size),
         )
-        _use_network_of_ray()
+        if world_size > 1:
+            _use_network_of_ray()
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
         if rank > 0:
@@ -142,8 +131,10 @@ class Worker:
     @records_activity
     def build_engine(self, *, sleeps: bool, keeps_parked: bool) -> None:
         """Start vLLM on the same device, as `worker_parts.build_engine`."""
-        self._engine = build_engine(self._settings, sleeps=sleeps, keeps_parked=keeps_parked)
-        unlink_shared_memory()
+        self._engine: Engine = build_engine(
+            self._settings, sleeps=sleeps, keeps_parked=keeps_parked
+        )
+        self._closing.callback(lambda: self._engine.close())
 
     @records_activity
     def send_first_adapter(self) -> None:
@@ -152,6 +143,11 @@ class Worker:
         """
         send_adapter(self._learner, self._engine, self.heartbeat, version=0)
         self._learner.offload()
+
+    @property
+    def engine(self) -> Engine:
+        """Return the engine that `build_engine` has started."""
+        return self._engine
 
     def kv_cache_tokens(self) -> int:
         """Return how many tokens fit the engine's KV cache."""
@@ -246,6 +242,20 @@ class Worker:
         self._engine.sleep()
         self._learner.load_state(folder)
 
+    def close(self) -> None:
+        """Free learner and engine and leave the process group, so that the process can make another
+        worker; an actor's process ends instead.
+        """
+        import torch.distributed as dist
+
+        self._closing.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _node_id(self) -> str:
+        """Return the name of the worker's node; a process by itself has one node."""
+        return ""
+
     def _send_weights(self, policy_version: int) -> int:
         """Wake the engine and load the learner's weights into it; return the bytes sent."""
         self._engine.wake_weights()
@@ -254,6 +264,35 @@ class Worker:
         self._learner.offload()
         self._engine.wake_kv_cache()
         return num_bytes
+
+
+class WorkerActor(Worker):
+    """A worker as a Ray actor."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Keep the settings, and end when Ray's process on this node ends."""
+        super().__init__(settings)
+        end_with_parent()
+
+    def process(self) -> WorkerProcess:
+        """Return where the watchdog finds this worker's process."""
+        return self.heartbeat.process(self._node_id())
+
+    def location(self) -> WorkerLocation:
+        """Return where Ray started this worker."""
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return WorkerLocation(
+            node_ip=_node_ip(), node_id=self._node_id(), gpu=gpus[0] if gpus else ""
+        )
+
+    @records_activity
+    def build_engine(self, *, sleeps: bool, keeps_parked: bool) -> None:
+        """Start vLLM; nothing in shared memory keeps a name, so that a kill leaves nothing."""
+        super().build_engine(sleeps=sleeps, keeps_parked=keeps_parked)
+        unlink_shared_memory()
+
+    def _node_id(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
 
 
 def _node_ip() -> str:

@@ -17,7 +17,7 @@ from april_rl.planning.plan import Plan
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.runtime.process_setup import thread_environment
 from april_rl.runtime.weight_sync import sends_adapter
-from april_rl.runtime.worker import Worker
+from april_rl.runtime.worker import WorkerActor
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.supervision.host_memory import WorkerMemory, pinned_environment
 from april_rl.supervision.watchdog import Watchdog
@@ -41,7 +41,7 @@ class Workers:
         """
         self.layout, self.watchdog = layout, watchdog
         self._lora = settings.config.lora
-        self._answers: list[Any] = []  # to "what have you written", under way
+        self._polls: list[Any] = []  # to "what have you written", under way
         self.policy_version = 0  # of the weights that were synced last
         start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
         self._placement = Placement(
@@ -54,7 +54,7 @@ class Workers:
             env |= thread_environment(settings.threads)
         if layout.device == "cuda":
             env |= pinned_environment(os.environ)
-        actor = ray.remote(Worker)
+        actor = ray.remote(WorkerActor)
         self.actors: list[Any] = [
             actor.options(
                 num_cpus=1,
@@ -155,11 +155,11 @@ class Workers:
         """Return what all workers have written; None while one is still writing. Never waits: a
         worker that is busy answers later.
         """
-        self._answers = self._answers or [actor.poll_save.remote() for actor in self.actors]
-        found = self.watchdog.results_within(self._answers, 0.0)
+        self._polls = self._polls or [actor.poll_save.remote() for actor in self.actors]
+        found = self.watchdog.results_within(self._polls, 0.0)
         if found is None:
             return None
-        self._answers = []
+        self._polls = []
         if None in found:
             return None
         records = {name: of for written in found for name, of in written.records.items()}

@@ -16,17 +16,17 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from april_rl.supervision.heartbeat import Activity, WorkerProcess
 from april_rl.supervision.host_memory import HostMemory
 from april_rl.supervision.node_monitor import (
-    NO_ANSWER,
+    NO_REPLY,
     NodeMonitor,
     ProcessStatus,
     WorkerTrace,
 )
 
 T = TypeVar("T")
-_NODE_ANSWERS_S = 5.0
+_NODE_REPLIES_S = 5.0
 _UNKNOWN_MEMORY = HostMemory(total=0, free=0)
 _UNKNOWN_STATUS = ProcessStatus(
-    state=NO_ANSWER, rss_bytes=0, activity=Activity(), node_memory=_UNKNOWN_MEMORY, oom_kills=0
+    state=NO_REPLY, rss_bytes=0, activity=Activity(), node_memory=_UNKNOWN_MEMORY, oom_kills=0
 )
 _UNKNOWN_TRACE = WorkerTrace(stacks="no stacks: the node does not answer\n", log_tail="")
 
@@ -51,7 +51,7 @@ class ClusterMonitor:
     def statuses(self) -> list[ProcessStatus]:
         """Return the latest status of every worker without waiting.
 
-        Other nodes report asynchronously; when one is overdue its workers' state is NO_ANSWER.
+        Other nodes report asynchronously; when one is overdue its workers' state is NO_REPLY.
         """
         return self._by_rank(self._local.statuses(), [node.statuses() for node in self._remote])
 
@@ -62,8 +62,8 @@ class ClusterMonitor:
         calls = [node.call("collect_traces", wait_s) for node in self._remote]
         local = self._local.collect_traces(wait_s)
         remote = [
-            answer or [_UNKNOWN_TRACE] * len(node.ranks)
-            for node, answer in zip(self._remote, _answers(calls, wait_s), strict=True)
+            reply or [_UNKNOWN_TRACE] * len(node.ranks)
+            for node, reply in zip(self._remote, _replies(calls, wait_s), strict=True)
         ]
         return self._by_rank(local, remote)
 
@@ -71,13 +71,13 @@ class ClusterMonitor:
         """Note the processes that `kill_processes` kills; call it before Ray ends the workers."""
         calls = [node.call("find_processes") for node in self._reachable()]
         self._local.find_processes()
-        _answers(calls)
+        _replies(calls)
 
     def kill_processes(self) -> None:
         """Kill every noted worker that is still there, and its children."""
         calls = [node.call("kill_processes") for node in self._reachable()]
         self._local.kill_processes()
-        _answers(calls)
+        _replies(calls)
         for node in self._reachable():
             node.end()
 
@@ -111,14 +111,14 @@ class _RemoteNode:
     def statuses(self) -> list[ProcessStatus]:
         """Return the statuses that the node reported last, and ask for new ones."""
         if ray.wait([self._request], timeout=0)[0]:
-            statuses: list[ProcessStatus] | None = _answer(self._request)
+            statuses: list[ProcessStatus] | None = _reply(self._request)
             if statuses:
                 self._latest, self._answered_at = statuses, time.monotonic()
             self._request = self.call("statuses")
-        if time.monotonic() - self._answered_at <= _NODE_ANSWERS_S:
+        if time.monotonic() - self._answered_at <= _NODE_REPLIES_S:
             return self._latest
         return [
-            replace(status, state=NO_ANSWER, node_memory=_UNKNOWN_MEMORY) for status in self._latest
+            replace(status, state=NO_REPLY, node_memory=_UNKNOWN_MEMORY) for status in self._latest
         ]
 
     def call(self, method: str, *args: object) -> ray.ObjectRef[Any]:
@@ -129,17 +129,17 @@ class _RemoteNode:
         ray.kill(self._actor, no_restart=True)
 
 
-def _answers(calls: Sequence[ray.ObjectRef[Any]], wait_s: float = 0.0) -> list[Any]:
+def _replies(calls: Sequence[ray.ObjectRef[Any]], wait_s: float = 0.0) -> list[Any]:
     """Return the result of each call; None for a node that does not answer.
 
     All calls share one time limit: nodes that are gone are not waited for one by one.
     """
     if calls:
-        ray.wait(list(calls), num_returns=len(calls), timeout=wait_s + _NODE_ANSWERS_S)
-    return [_answer(call) for call in calls]
+        ray.wait(list(calls), num_returns=len(calls), timeout=wait_s + _NODE_REPLIES_S)
+    return [_reply(call) for call in calls]
 
 
-def _answer(call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401
+def _reply(call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401
     """Return the result if it is there; None when it is not, or the call failed."""
     try:
         return ray.get(call, timeout=0)

@@ -29,14 +29,14 @@ _WORKERS_END_S = 0.5
 _CHILDREN_END_S = 1.0
 _POLL_S = 0.05
 _DEAD, _STOPPED = "ZX", "T"  # states in /proc/<pid>/stat
-NO_ANSWER = "?"  # a process state: the node does not answer
+NO_REPLY = "?"  # a process state: the node does not answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
     """A worker's process: its state and activity, its memory and that of its node."""
 
-    state: str  # the letter in /proc/<pid>/stat; empty: the process is dead; or NO_ANSWER
+    state: str  # the letter in /proc/<pid>/stat; empty: the process is dead; or NO_REPLY
     rss_bytes: int  # resident memory; 0 when the process is dead
     activity: Activity
     node_memory: HostMemory  # of the node, or of the container or job on it; 0: unknown

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from april_rl.supervision.diagnosis import GIB, ClusterSnapshot
-from april_rl.supervision.node_monitor import NO_ANSWER, WorkerTrace
+from april_rl.supervision.node_monitor import NO_REPLY, WorkerTrace
 
 _STATES = {
     "": "dead",
-    NO_ANSWER: "unknown: no answer from its node",
+    NO_REPLY: "unknown: no answer from its node",
     "D": "waiting for a device",
     "R": "running",
     "S": "sleeping",

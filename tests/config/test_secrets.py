@@ -106,7 +106,7 @@ def test_a_value_that_is_a_path_or_short_is_shown(monkeypatch: pytest.MonkeyPatc
 def test_an_error_that_names_a_forgotten_variable_says_how_to_pass_it() -> None:
     script = (
         "import os; from april_rl.config.secrets import forget_secrets; "
-        "from april_rl.rewards.plugins import Caught; forget_secrets(['OTHER_KEY'])\n"
+        "from april_rl.outside.user_code import Caught; forget_secrets(['OTHER_KEY'])\n"
         "with Caught() as caught:\n    os.environ['SEARCH_KEY']\n"
         "print(caught.message, os.environ['OTHER_KEY'])"
     )

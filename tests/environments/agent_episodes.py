@@ -16,7 +16,7 @@ from april_rl.data.tokenizer import Tokenizer
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.pool import EnvironmentPool
 from april_rl.environments.turns import EpisodeRules
-from april_rl.rewards.mailbox import Mailbox
+from april_rl.outside.mailbox import Mailbox
 from april_rl.types import Observation, Sample
 
 

@@ -12,13 +12,12 @@ from episodes import answer, fresh, heard, with_turn
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
-from april_rl.environments.description import Description, describe
 from april_rl.environments.dialogue import Dialogue
-from april_rl.environments.jobs import EnvironmentFailedError
+from april_rl.environments.loading import Description, describe
 from april_rl.environments.pool import EnvironmentPool
-from april_rl.environments.protocol import ToolCall
+from april_rl.environments.protocol import EnvironmentFailedError, ToolCall
 from april_rl.environments.turns import EpisodeRules
-from april_rl.rewards.mailbox import Mailbox
+from april_rl.outside.mailbox import Mailbox
 from april_rl.types import Observation, Sample
 
 HI = {"role": "user", "content": "hi"}

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from april_rl.environments.answers import added_messages, answered
-from april_rl.environments.chat import CompletionRequest
+from april_rl.environments.agent.chat import CompletionRequest
+from april_rl.environments.agent.responses import added_messages, response_of
 from april_rl.environments.protocol import ToolCall, Turn
 
 ASKED = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a"}]
@@ -23,7 +23,7 @@ def assistant(content, **fields):
 def added(said, *messages, asked=ASKED, calls=(), **wishes):
     """Return what a request with `messages` adds when the policy `said` something to `asked`."""
     before = CompletionRequest.of_chat({"messages": asked, **wishes})
-    answer = answered(Turn(said, said, calls=calls), before, name="x", number=1)
+    answer = response_of(Turn(said, said, calls=calls), before, name="x", number=1)
     request = CompletionRequest.of_chat({"messages": list(messages), **wishes})
     return added_messages(before, answer, request)
 
@@ -83,7 +83,7 @@ def test_a_field_that_an_agent_adds_to_an_answer_begins_a_context(field):
 
 def test_other_tools_begin_a_context_although_the_messages_go_on():
     before = CompletionRequest.of_chat({"messages": ASKED})
-    answer = answered(Turn("No", "No"), before, name="x", number=1)
+    answer = response_of(Turn("No", "No"), before, name="x", number=1)
     messages = [*ASKED, assistant("No"), MORE]
     same = CompletionRequest.of_chat({"messages": messages})
     other = CompletionRequest.of_chat({"messages": messages, "tools": TOOLS})

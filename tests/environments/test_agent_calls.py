@@ -7,7 +7,7 @@ import json
 import pytest
 from agent_episodes import agents, played, question, tokenizer
 
-from april_rl.environments.chat import CompletionRequest, RefusedError
+from april_rl.environments.agent.chat import CompletionRequest, RefusedError
 
 BEGIN = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"

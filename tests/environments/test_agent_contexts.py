@@ -102,4 +102,4 @@ def test_a_context_is_built_again_as_it_was(tmp_path):
     ]
     with agents(tmp_path) as pool:
         reply = answer(pool, Sample(sample.prompt, 0, tuple(forgotten)))
-    assert "it said something else when it was built again" in reply.failure
+    assert "it returned something else when it was built again" in reply.failure

@@ -16,8 +16,8 @@ from episodes import answer
 from own_process import is_running, wait_until
 
 from april_rl.config.environment import EnvironmentConfig
-from april_rl.environments.description import describe
-from april_rl.environments.jobs import EnvironmentFailedError
+from april_rl.environments.loading import describe
+from april_rl.environments.protocol import EnvironmentFailedError
 
 COMMAND = f"{sys.executable} {agent_programs.__file__}"
 
@@ -155,7 +155,7 @@ def test_calls_of_tools_are_those_of_the_model(tmp_path):
 def test_tools_of_a_model_that_cannot_call_them_are_refused(tmp_path):
     with agents(tmp_path, has_tools=False) as pool:
         _, reply = played(pool, question("tool"))
-    assert "nobody can read this model's calls" in reply.failure
+    assert "no one can read this model's calls" in reply.failure
 
 
 def test_a_process_that_dies_is_replaced_and_the_agent_is_answered_as_before(tmp_path):
@@ -163,7 +163,7 @@ def test_a_process_that_dies_is_replaced_and_the_agent_is_answered_as_before(tmp
         sample = question("talk hello")
         sample = said(sample.extended(answer(pool, sample)), "one")
         sample = sample.extended(answer(pool, sample))
-        pool._homes[0].kill()
+        pool._processes[0].kill()
         last = answer(pool, said(sample, "three"))
     assert (last.is_final, last.reward) == (True, 8.0)
 
@@ -193,16 +193,16 @@ def test_a_program_ends_with_its_episode(tmp_path):
         answer(pool, sample)
         process = Path("/proc", note.read_text())
         assert process.exists()
-        pool.let_go(sample.id)
+        pool.forget(sample.id)
         wait_until(lambda: not is_running(int(process.name)), within_s=20.0)
 
 
 FIRST_REQUEST = """
 import asyncio, os, sys
 import agent_programs
-from april_rl.environments.agents import Agent
-from april_rl.environments.endpoint import Endpoint
-from april_rl.environments.programs import of_command, of_function
+from april_rl.environments.agent.agent import Agent
+from april_rl.environments.agent.endpoint import Endpoint
+from april_rl.environments.agent.programs import of_command, of_function
 from april_rl.environments.protocol import Context
 from april_rl.types import SampleId
 

@@ -198,7 +198,7 @@ def test_notes_stay_until_no_checkpoint_needs_them(tmp_path):
         make = partial(fresh, notes=tmp_path / "letters")
         heard(environments, said(heard(environments, make(1)), "a"))
         heard(environments, said(heard(environments, make(2)), "a"))
-        environments.let_go(SampleId(1, 0))
+        environments.forget(SampleId(1, 0))
         for _ in range(2):
             environments.notes.saved()
             assert path_of(tmp_path, SampleId(1, 0), "").exists()
@@ -213,7 +213,7 @@ def test_an_evaluation_knows_nothing_of_the_calls_of_an_earlier_one(tmp_path):
         for _ in range(2):
             sample = said(heard(environments, fresh(-1, notes=letters)), "a")
             heard(environments, sample)
-            environments.let_go(sample.id)
+            environments.forget(sample.id)
             environments.notes.evaluated()
     assert letters.read_text().splitlines() == ["a 1", "a 1"]
 
@@ -223,7 +223,7 @@ def test_an_evaluation_that_a_kill_has_cut_off_repeats_no_call(tmp_path):
     for _ in range(2):
         with pool("Clerk", folder=tmp_path) as environments:
             sample = heard(environments, said(heard(environments, fresh(-1, notes=letters)), "a"))
-            environments.let_go(sample.id)
+            environments.forget(sample.id)
     assert letters.read_text().splitlines() == ["a 1"]
 
 

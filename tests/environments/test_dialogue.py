@@ -50,7 +50,7 @@ def test_a_prompt_and_first_words_are_the_whole_conversation(opening):
 def test_turns_and_what_follows_them_are_the_whole_conversation():
     told = dialogue()
     asked, said, more = message("one"), message("two", "assistant"), message("three")
-    prompt, turn = rendered(told, [asked]), told.answer("two")
+    prompt, turn = rendered(told, [asked]), told.turn_of("two")
     assert prompt + turn + told.following([more]) == rendered(told, [asked, said, more])
 
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments import door
-from april_rl.environments.chat import CompletionRequest, RefusedError
+from april_rl.environments.agent.chat import CompletionRequest, RefusedError
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.protocol import StepResult
-from april_rl.environments.replies import observation_of
-from april_rl.environments.turns import EpisodeRules
+from april_rl.environments.turns import EpisodeRules, observation_of
 from april_rl.types import Observation
 
 CONFIG = EnvironmentConfig(function="m:f")

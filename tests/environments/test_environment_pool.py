@@ -10,7 +10,7 @@ from own_process import is_running, wait_until
 
 from april_rl.config.choices import OnRestart
 from april_rl.environments.check import check_environment
-from april_rl.environments.jobs import EnvironmentFailedError
+from april_rl.environments.protocol import EnvironmentFailedError
 from april_rl.types import Observation
 
 
@@ -235,7 +235,7 @@ def test_an_episode_that_cannot_be_repeated_fails():
         assert "ended with exit code -9" in failure
     with pool("Forgetful") as environments:
         failure = answer(environments, said(sample, "a")).failure
-        assert "it said something else when it was built again, after turn 1" in failure
+        assert "it returned something else when it was built again, after turn 1" in failure
         assert "environment.on_restart=again" in failure
 
 
@@ -252,7 +252,7 @@ def test_with_again_nothing_is_built_a_second_time(tmp_path):
 def test_first_words_that_do_not_fit_fail():
     with pool(max_observation_tokens=3) as environments:
         failure = answer(environments, fresh(opening="1234")).failure
-    assert "its first words have 4 tokens, more than environment.max_observation" in failure
+    assert "its first messages have 4 tokens, more than environment.max_observation" in failure
 
 
 def test_programs_that_an_environment_starts_end_with_it():
@@ -267,10 +267,10 @@ def test_an_episode_that_is_over_is_forgotten():
     with pool() as environments:
         sample = said(heard(environments, fresh()), "end 2")
         assert answer(environments, sample) == Observation((), True, 2.0)
-        assert environments._home_of == {}
+        assert environments._process_of == {}
         heard(environments, fresh(1))
-        environments.let_go(fresh(1).id)
-        assert environments._home_of == {}
+        environments.forget(fresh(1).id)
+        assert environments._process_of == {}
 
 
 LOADING = {

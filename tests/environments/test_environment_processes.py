@@ -14,9 +14,9 @@ from agent_episodes import agents, played, question
 from episodes import answer, fresh, heard, pool, said, text_of
 from own_process import in_own_process, is_running, wait_until
 
-from april_rl.environments import pool as pool_module
 from april_rl.environments import threads as threads_module
 from april_rl.environments.threads import Threads, limited
+from april_rl.outside import supervisor as supervisor_module
 
 
 def _variables_seen(notes):
@@ -71,7 +71,7 @@ def test_calls_that_hang_take_no_room_from_others(monkeypatch):
 
 def test_a_process_with_many_calls_that_hang_is_replaced(monkeypatch):
     """Its other episodes are built again when their next turn ends."""
-    monkeypatch.setattr(pool_module, "MAX_HUNG", 2)
+    monkeypatch.setattr(supervisor_module, "MAX_HUNG", 2)
     with pool("Plain", step_timeout_s=0.5) as environments:
         hung, slow, other = (heard(environments, fresh(n)) for n in range(3))
         other = said(other, "a")
@@ -140,9 +140,9 @@ def test_a_command_leaves_nothing_behind(new_session, end, tmp_path):
         left = int(note.read_text())
         if end == "ask":
             assert is_running(left)
-            environments.let_go(sample.id)
+            environments.forget(sample.id)
         if end == "die":
-            environments._homes[0].kill()
+            environments._processes[0].kill()
         wait_until(lambda: not is_running(left), within_s=20.0)
 
 

@@ -26,7 +26,7 @@ def test_requests_at_a_time_are_found_by_what_they_ask_when_a_process_has_died(t
     """Fails when an agent that is built again is answered in the order in which it asks."""
     with agents(tmp_path, agent=PARALLEL) as pool:
         sample, _ = answered(pool, question("x", reference=str(tmp_path / "note")), 3)
-        pool._homes[0].kill()
+        pool._processes[0].kill()
         sample, reply = answered(pool, sample, 3)
     assert (reply.is_final, reply.reward, reply.failure) == (True, 6.0, "")
 
@@ -36,9 +36,9 @@ def test_what_asks_something_else_when_it_is_built_again_fails(tmp_path):
     asked = question("x", reference=str(tmp_path / "note"))
     with agents(tmp_path, agent="repeating_agents:odd", step_timeout_s=6.0) as pool:
         sample = said(asked.extended(answer(pool, asked)), "abc")
-        pool._homes[0].kill()
+        pool._processes[0].kill()
         reply = answer(pool, sample)
-    assert "it said something else when it was built again, after turn 0" in reply.failure
+    assert "it returned something else when it was built again, after turn 0" in reply.failure
 
 
 def test_nothing_is_sampled_for_a_client_that_has_gone(tmp_path):

@@ -16,7 +16,7 @@ from april_rl.lab.simulator.length_distributions import (
 )
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.lab.simulator.world import DelayedAnswers, NumberedPrompts, VirtualClock
+from april_rl.lab.simulator.world import DelayedScores, NumberedPrompts, VirtualClock
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.in_process import SerialEngines, SingleEngine
@@ -165,7 +165,7 @@ def test_the_collector_does_on_simulated_engines_what_it_does_on_the_fake_ones()
         clock = VirtualClock()
         collector = Collector(
             SerialEngines([engine]),
-            DelayedAnswers(no_signal_frac=0.0, score_s=0.0, seed=0, clock=clock),
+            DelayedScores(no_signal_frac=0.0, score_s=0.0, seed=0, clock=clock),
             NumberedPrompts(1),
             StepRules(
                 num_groups=3,

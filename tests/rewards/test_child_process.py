@@ -7,7 +7,7 @@ import tempfile
 import pytest
 
 from april_rl.errors import RunError
-from april_rl.rewards.child_process import lifeline
+from april_rl.outside.child_process import lifeline
 
 
 def test_a_temporary_folder_that_is_too_long_for_sockets_is_named(monkeypatch):

@@ -11,9 +11,9 @@ from april_rl.rewards.builtin.format import has_form
 from april_rl.rewards.builtin.last_number import score_last_number
 from april_rl.rewards.builtin.length import build as build_length
 from april_rl.rewards.functions import RewardFunction
-from april_rl.rewards.jobs import DecodedJob, RewardPrompt
+from april_rl.rewards.jobs import DecodedJob
 from april_rl.rewards.loading import Context, load_reward
-from april_rl.types import SampleId
+from april_rl.types import Prompt, SampleId
 
 CONTEXT = Context(
     extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, num_processes=1, folder=None
@@ -105,9 +105,8 @@ def test_a_length_reward_that_makes_no_sense_is_refused(args, message):
 
 
 def gym_value(task, response, **entry):
-    prompt = RewardPrompt(
-        text="", answer="", dataset="", columns={"entry": json.dumps({"task": task, **entry})}
-    )
+    columns = {"entry": json.dumps({"task": task, **entry})}
+    prompt = Prompt(id=0, token_ids=(), text="", answer="", source="", columns=columns)
     function = RewardFunction(name="gym", key="reward.function", function="reasoning_gym")
     job = DecodedJob(
         prompt=prompt,

@@ -99,7 +99,7 @@ def test_a_group_with_failed_scores_has_the_first_failure_and_no_rewards():
 def test_a_turn_that_the_engine_failed_is_not_answered():
     """Fails when the environment is asked about a turn that is none, or its fault is forgotten."""
     group = OpenGroup(replace(PROMPT, has_environment=True), 1)
-    group.answer(0, Observation(()), unfinished=SampleState.waiting)
+    group.observe(0, Observation(()), unfinished=SampleState.waiting)
     group.assign(0, engine=0, expected_tokens=1.0)
     failed = replace(completion(0, start=0, num_tokens=2, version=3), finish_reason="nan_logprobs")
     assert group.extend(failed)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class BareWorker(Worker):
 
     def __init__(self, log: Log) -> None:
         self.heartbeat, self._profiler = Heartbeat(), CallProfiler(device="cpu")
-        self._settings = SETTINGS
+        self._settings, self._closing = SETTINGS, ExitStack()
         self._engine = self._learner = log
 
 

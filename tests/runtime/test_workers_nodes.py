@@ -10,7 +10,7 @@ from ray.cluster_utils import Cluster
 
 from april_rl.errors import RunError
 from april_rl.runtime.cluster import Placement, cluster_gpus, rank_order, stop_ray
-from april_rl.runtime.worker import Worker
+from april_rl.runtime.worker import WorkerActor
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 CPUS = 3  # of each node: room for three workers, or one engine of two
@@ -30,7 +30,7 @@ def address() -> Iterator[str]:
 def start_workers(placement: Placement) -> list[Any]:
     """One for each bundle, on one thread."""
     settings = SimpleNamespace(device="cpu", threads=1)
-    remote = ray.remote(Worker)
+    remote = ray.remote(WorkerActor)
     return [
         remote.options(num_cpus=1, scheduling_strategy=strategy).remote(settings)
         for strategy in placement.strategies()

@@ -5,7 +5,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from april_rl.supervision.diagnosis import call_error, death_error, memory_error, no_progress_error
 from april_rl.supervision.failures import WorkerMemoryError, read_failure
-from april_rl.supervision.node_monitor import NO_ANSWER, WorkerTrace
+from april_rl.supervision.node_monitor import NO_REPLY, WorkerTrace
 from april_rl.supervision.stall_report import report_text
 
 
@@ -55,7 +55,7 @@ def test_when_all_workers_of_a_node_are_dead_the_message_names_rays_process():
 
 def test_the_memory_of_a_silent_node_is_shown_as_unknown():
     """Fails when the message says 0.0 GiB."""
-    no_answer = snapshot(status(NO_ANSWER, node_bytes=0))
+    no_answer = snapshot(status(NO_REPLY, node_bytes=0))
     error = memory_error(no_answer, 0, "reason")
     assert "It held up to 5.00 GiB. " in str(error)
     traces = [WorkerTrace(stacks="", log_tail="")]

@@ -16,7 +16,7 @@ from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.lab.simulator.world import DelayedAnswers, VirtualClock
+from april_rl.lab.simulator.world import DelayedScores, VirtualClock
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.in_process import SerialEngines, SingleEngine
 from april_rl.rollout.over_sampling import OverSampling
@@ -183,7 +183,7 @@ class CollectorMode:
         self._collector = Collector(
             SerialEngines(self._engines),
             # A reward that costs nothing: what is measured here is generation.
-            DelayedAnswers(no_signal_frac=0.0, score_s=0.0, seed=0, clock=VirtualClock()),
+            DelayedScores(no_signal_frac=0.0, score_s=0.0, seed=0, clock=VirtualClock()),
             Prompts(90),
             replace(
                 scenario_of(args, keeps=keeps).rules(refill=refill),

@@ -13,7 +13,7 @@ from april_rl.lab.simulator.outcome import Outcome, Scale
 from april_rl.lab.simulator.simulated_engine import BLOCK_TOKENS, SimulatedEngine
 from april_rl.lab.simulator.turns import Episodes, Turns
 from april_rl.lab.simulator.world import (
-    DelayedAnswers,
+    DelayedScores,
     NumberedPrompts,
     ParallelEngines,
     VirtualClock,
@@ -149,7 +149,7 @@ class _Run:
             )
             for _ in range(scenario.num_engines)
         ]
-        outside = DelayedAnswers(
+        outside = DelayedScores(
             no_signal_frac=scenario.no_signal_frac,
             score_s=scenario.score_s,
             seed=scenario.seed,

@@ -132,7 +132,7 @@ class NumberedPrompts:
         )
 
 
-class DelayedAnswers:
+class DelayedScores:
     """`ports.Outside` whose rewards are known `score_s` after submission, in order of submission,
     and whose tools reply when their seconds have passed.
     """

@@ -219,11 +219,11 @@ def layers_of(causal_lm: PreTrainedModel) -> list[nn.Module]:
 def _logits_of(causal_lm: PreTrainedModel, products: Tensor) -> Tensor:
     """Return the logits [P] that the model's code computes from the products [P] of one token."""
     backbone = causal_lm.base_model
-    answer = _BackboneOutput(last_hidden_state=products[None, None])  # type: ignore[arg-type]
+    output = _BackboneOutput(last_hidden_state=products[None, None])  # type: ignore[arg-type]
     token = torch.zeros(1, 1, dtype=torch.int64)
     with (
-        _answering(backbone, lambda *_, **__: answer),
-        _answering(causal_lm.get_decoder(), lambda *_, **__: answer),  # type: ignore[no-untyped-call]
+        _answering(backbone, lambda *_, **__: output),
+        _answering(causal_lm.get_decoder(), lambda *_, **__: output),  # type: ignore[no-untyped-call]
         _answering(causal_lm.get_output_embeddings(), lambda hidden: hidden),  # type: ignore[no-untyped-call]
     ):
         logits: Tensor = causal_lm(input_ids=token, use_cache=False).logits

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from april_rl.outside.user_code import Caught
 from april_rl.rewards.extraction import normalised, stated_answers
 from april_rl.rewards.loading import Context, Reward
-from april_rl.rewards.plugins import Caught
 
 
 def build(context: Context) -> Reward:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
 
     The arguments are the descriptors of the control socket and of the job, and the id of the
     process that must not be outlived. A request is a wall limit in seconds, with the descriptors of
-    the input and of the output; the answer is JSON: whether the sandbox closed, the exit code,
+    the input and of the output; the reply is JSON: whether the sandbox closed, the exit code,
     which limit ended the run, and the time it used. With tests the output gets a line `token
     number` for each that passes.
     """
@@ -62,8 +62,8 @@ def main(arguments: Sequence[str]) -> None:
                 break
             for number in (*files, ready_end):
                 os.close(number)
-            answer = _watch(child, ready, cpu_s=job["cpu_s"], wall_s=float(request))
-            control.send(json.dumps(answer).encode())
+            reply = _watch(child, ready, cpu_s=job["cpu_s"], wall_s=float(request))
+            control.send(json.dumps(reply).encode())
     die_with(host)
     stdin, output = files
     _run(job, stdin, output, ready_end)  # in the child
@@ -145,7 +145,7 @@ def run_program(code: str, main_module: dict[str, Any]) -> None:
 
 def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, Any]:
     """Wait until a child has ended or exceeds a limit, both from when its sandbox is closed; end it
-    and return the answer.
+    and return the reply.
     """
     with open(ready, "rb") as file:
         is_closed = file.read(1) == b"r"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from april_rl.outside.user_code import GIB
 from april_rl.rewards.code.sandbox import Sandbox, SandboxError
-from april_rl.rewards.plugins import GIB
 
 TIMEOUT_S = 10.0  # for an attempt that ends by itself
 LOOP_S = 0.5

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from april_rl.errors import RunError
+from april_rl.outside.user_code import GIB
 from april_rl.rewards.code import seccomp
 from april_rl.rewards.code.jail import MAX_OUTPUT_BYTES
-from april_rl.rewards.plugins import GIB
 
 START_S = 20.0  # limit for closing a sandbox before its code runs
-MAX_ANSWER_BYTES = 4096
+MAX_REPLY_BYTES = 4096
 MAX_REPORT_BYTES = 1 << 20  # more than ten thousand tests
 ENVIRONMENT = {
     "HOME": "/nonexistent",
@@ -164,7 +164,7 @@ class Program:
         Raise SandboxError when the sandbox does not close; nothing has run then.
         """
         with _filled(stdin) as file, tempfile.TemporaryFile() as output:
-            answer = self._answer(f"{wall_s:f}", file.fileno(), output.fileno(), wall_s=wall_s)
+            reply = self._reply(f"{wall_s:f}", file.fileno(), output.fileno(), wall_s=wall_s)
             size = os.fstat(output.fileno()).st_size
             has_tests = self.tests is not None
             printed = _text(output, MAX_REPORT_BYTES if has_tests else MAX_OUTPUT_BYTES)
@@ -176,27 +176,27 @@ class Program:
                 if test.counts and f"{self.token} {number}" in reported
             ),
             output="" if has_tests else printed,
-            exit_code=answer["exit_code"],
-            limit=answer["limit"] or ("output" if size >= MAX_OUTPUT_BYTES else ""),
-            used_s=answer["used_s"],
+            exit_code=reply["exit_code"],
+            limit=reply["limit"] or ("output" if size >= MAX_OUTPUT_BYTES else ""),
+            used_s=reply["used_s"],
         )
 
-    def _answer(self, request: str, *files: int, wall_s: float) -> dict[str, Any]:
-        """Return jail.py's answer about a run; raise SandboxError when the sandbox is open."""
+    def _reply(self, request: str, *files: int, wall_s: float) -> dict[str, Any]:
+        """Return jail.py's reply about a run; raise SandboxError when the sandbox is open."""
         level = self.sandbox.level
         self.control.settimeout(START_S + wall_s)
         try:
             socket.send_fds(self.control, [request.encode()], files)
-            text = self.control.recv(MAX_ANSWER_BYTES)
+            text = self.control.recv(MAX_REPLY_BYTES)
         except TimeoutError:
             raise SandboxError(f"A {level} sandbox did not close within {START_S:.0f} s.") from None
         except ConnectionError:
             text = b""  # jail.py has ended
-        answer: dict[str, Any] = json.loads(text or '{"is_closed": false}')
-        if not answer["is_closed"]:
+        reply: dict[str, Any] = json.loads(text or '{"is_closed": false}')
+        if not reply["is_closed"]:
             said = _text(self.errors).strip().splitlines() or ["it printed no error"]
             raise SandboxError(f"A {level} sandbox did not close: {said[-1]}")
-        return answer
+        return reply
 
 
 def readable_paths() -> list[str]:

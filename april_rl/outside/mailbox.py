@@ -1,4 +1,4 @@
-"""The one place where the controller waits for what other processes answer."""
+"""The one place where the controller waits for the replies of other processes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Protocol, TypeVar
 
 _LONGEST_WAIT_S = 1.0  # between two looks at processes that may hang
 
-_Answer_co = TypeVar("_Answer_co", covariant=True)
+_Reply_co = TypeVar("_Reply_co", covariant=True)
 
 
-class Party(Protocol[_Answer_co]):
+class Party(Protocol[_Reply_co]):
     """Processes of one kind, behind a mailbox."""
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether an answer is under way."""
+        """Return whether a reply is under way."""
 
     @property
     def has_known(self) -> bool:
-        """Return whether there is an answer that has not been taken."""
+        """Return whether there is a reply that has not been taken."""
 
     def check(self) -> None:
         """Act on processes that hang."""
 
-    def take(self) -> Sequence[_Answer_co]:
-        """Return the answers known by now, in the order of the questions."""
+    def take(self) -> Sequence[_Reply_co]:
+        """Return the replies known by now, in the order of the questions."""
 
 
 class Mailbox:
@@ -43,12 +43,12 @@ class Mailbox:
         self._events.put(event)
 
     def collect(
-        self, parties: Sequence[Party[_Answer_co]], timeout_s: float | None
-    ) -> list[_Answer_co]:
+        self, parties: Sequence[Party[_Reply_co]], timeout_s: float | None
+    ) -> list[_Reply_co]:
         """Return what each party knows, party by party.
 
         With `timeout_s` 0 return what is there now; with a positive one wait that long for at least
-        one answer; with None wait until no party waits any more.
+        one reply; with None wait until no party waits any more.
         """
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._advance(parties, wait_s=0.0)
@@ -58,9 +58,9 @@ class Mailbox:
             if left_s <= 0 or (has_known and timeout_s is not None):
                 break
             self._advance(parties, wait_s=min(left_s, _LONGEST_WAIT_S))
-        return [answer for party in parties for answer in party.take()]
+        return [reply for party in parties for reply in party.take()]
 
-    def _advance(self, parties: Sequence[Party[_Answer_co]], *, wait_s: float) -> None:
+    def _advance(self, parties: Sequence[Party[_Reply_co]], *, wait_s: float) -> None:
         """Call the events that are there, after waiting `wait_s` for the first; then have each
         party look at its processes.
         """

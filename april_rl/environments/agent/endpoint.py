@@ -2,7 +2,7 @@
 samples.
 
 It listens at environment.address. Each episode has a key of its own, which ends with it. A request
-waits on its connection until the policy has answered, over weight syncs and while its sample is
+waits on its connection until the policy has taken a turn, over weight syncs and while its sample is
 parked.
 """
 
@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 
 from aiohttp import web
 
-from april_rl.environments import answers
-from april_rl.environments.answers import Answered
-from april_rl.environments.chat import CompletionRequest, RefusedError
+from april_rl.environments.agent import responses
+from april_rl.environments.agent.chat import CompletionRequest, RefusedError
+from april_rl.environments.agent.responses import ApiResponse
 
 _MAX_BODY_BYTES = 4 << 20
 _NO_EPISODE = "no episode has this key: it has ended, or there never was one"
@@ -38,7 +38,7 @@ class Client(NamedTuple):
 class Asked(Protocol):
     """Receiver of the requests made with one key."""
 
-    def ask(self, request: CompletionRequest, client: Client) -> asyncio.Future[Answered]:
+    def ask(self, request: CompletionRequest, client: Client) -> asyncio.Future[ApiResponse]:
         """Take a request; raise RefusedError."""
 
 
@@ -93,7 +93,7 @@ class Endpoint:
             return _error(401, _NO_EPISODE)
         try:
             request = parse(await http.json())
-            answered = await asyncio.shield(asked.ask(request, _client(http)))
+            completed = await asyncio.shield(asked.ask(request, _client(http)))
         except RefusedError as error:
             return _error(400, str(error))
         except RecursionError:
@@ -101,8 +101,8 @@ class Endpoint:
         except ValueError as error:
             return _error(400, f"the body is no JSON: {error}")
         if not request.is_streamed:
-            return web.json_response(answers.body(answered, request))
-        events = answers.events(answered, request)
+            return web.json_response(responses.body(completed, request))
+        events = responses.events(completed, request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         with suppress(ConnectionError):  # of a client that has lost patience
             await response.prepare(http)
@@ -158,5 +158,5 @@ def _client(http: web.Request) -> Client:
 
 
 def _error(status: int, message: str) -> web.Response:
-    told = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
-    return web.json_response({"error": told}, status=status)
+    error = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
+    return web.json_response({"error": error}, status=status)

@@ -5,9 +5,10 @@ raises.
 from __future__ import annotations
 
 import importlib
+import inspect
 import resource
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -15,6 +16,8 @@ from typing import Any, Self, cast
 from april_rl.config.secrets import hint_at_forgotten
 
 GIB = 1 << 30
+# Arguments that a reward gets when it names them, with a default or not.
+RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 
 
 def import_function(function: str) -> Callable[..., Any]:
@@ -36,6 +39,37 @@ def import_function(function: str) -> Callable[..., Any]:
     if not callable(found):
         raise TypeError(f"module {module} has no function {name!r}")
     return cast(Callable[..., Any], found)
+
+
+def check_args(
+    function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
+) -> None:
+    """Raise TypeError unless a function accepts `args` by name, besides `given`."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    by_name = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    named = [p.name for p in by_name if name_of(p) not in given]
+    unknown = [name for name in args if name not in named]
+    if unknown:
+        raise TypeError(f"has no argument {unknown[0]!r}; it takes {', '.join(named) or 'none'}")
+
+
+def wanted(
+    function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the names of further arguments that a function takes besides `args` and `given`: every
+    parameter without a default, and the reserved names.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    rest = [p for p in named if p.name not in args and name_of(p) not in given]
+    return tuple(p.name for p in rest if p.default is p.empty or p.name in RESERVED)
+
+
+def name_of(parameter: inspect.Parameter) -> str:
+    """Return the name of a parameter without the underscore of one that is not used."""
+    return parameter.name.lstrip("_")
 
 
 class Caught:

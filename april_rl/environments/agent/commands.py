@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from april_rl.rewards.plugins import GIB
+from april_rl.outside.user_code import GIB
 
 _KEPT_BYTES = 1 << 16  # of what a command writes, the last ones
 _SHOWN_BYTES = 2000  # of these, in the message when it fails

@@ -1,7 +1,7 @@
 """Agents: programs that talk to the policy through a client of OpenAI's API, as environments.
 
-An agent is an environment turned inside out: it calls, and what it asks next is the answer to the
-turn before. Its reward is what it returns at its end.
+An agent is an environment turned inside out: it calls, and what it asks next is the observation
+after the turn before. Its reward is what it returns at its end.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from april_rl.environments.answers import Answered, added_messages, answered
-from april_rl.environments.chat import CompletionRequest, RefusedError
-from april_rl.environments.endpoint import Access, Client, Endpoint
-from april_rl.environments.programs import Program
+from april_rl.environments.agent.chat import CompletionRequest, RefusedError
+from april_rl.environments.agent.endpoint import Access, Client, Endpoint
+from april_rl.environments.agent.programs import Program
+from april_rl.environments.agent.responses import ApiResponse, added_messages, response_of
 from april_rl.environments.protocol import StepResult, Turn
 
 _MAX_WAITING = 64  # requests of an episode at a time
@@ -28,17 +28,17 @@ _OVER = (
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request of the program, and its answer to come."""
+    """A request of the program, and its response to come."""
 
     asked: CompletionRequest
-    answer: asyncio.Future[Answered]
-    clients: list[Client]  # that wait for the answer
-    is_read: bool = False  # the answer, by one of them
+    response: asyncio.Future[ApiResponse]
+    clients: list[Client]  # that wait for the response
+    is_read: bool = False  # the response, by one of them
 
     @property
     def has_client(self) -> bool:
-        """Return whether somebody waits, or has read the answer."""
-        return self.is_read or not (self.answer.done() or all(c.is_gone() for c in self.clients))
+        """Return whether somebody waits, or has read the response."""
+        return self.is_read or not (self.response.done() or all(c.is_gone() for c in self.clients))
 
 
 class Agent:
@@ -54,18 +54,18 @@ class Agent:
         self._patience_s = patience_s
         self._access: Access | None = None
         self._running: asyncio.Task[object] | None = None
-        self._waiting: list[_Request] = []  # without an answer, in the order of arrival
+        self._waiting: list[_Request] = []  # without a response, in the order of arrival
         self._arrival = asyncio.Event()  # of another one
-        self._expected: deque[str] = deque()  # keys of requests that were answered before
-        self._current: _Request | None = None  # the one that the next turn answers
-        self._last: _Request | None = None  # the one that was answered last
+        self._expected: deque[str] = deque()  # keys of requests that had responses before
+        self._current: _Request | None = None  # the one that the next turn responds to
+        self._last: _Request | None = None  # the one that had the last response
         self._num_turns = 0
         self._is_over = False  # the budget is used up: nothing more is sampled
-        self._was_told = False  # that it is, in answer to a request
+        self._was_refused = False  # for that reason, at least once
         self._has_ended = False
 
     def expect(self, keys: Sequence[str]) -> None:
-        """Answer requests with these keys first, in this order: while an episode is built again, by
+        """Take requests with these keys first, in this order: while an episode is built again, by
         turns that it had, requests at the same time may come in another one.
         """
         self._expected = deque(keys)
@@ -79,32 +79,32 @@ class Agent:
         if self._current is None:
             self._running.result()  # raises what ended it
             raise RuntimeError("the agent ended before it asked the policy anything")
-        return _told(self._current.asked)
+        return _observed(self._current.asked)
 
     async def step(self, turn: Turn) -> StepResult:
-        """Answer a request with a turn; return what the next one tells, or the reward."""
+        """Respond to a request with a turn; return what the next one adds, or the reward."""
         current = self._current
         if current is None:
             raise RuntimeError(
-                f"the agent ended after {self._num_turns} turns, when it was started again to go "
-                "on: it is not repeatable"
+                f"the agent ended after {self._num_turns} turns, when it was started again to "
+                "continue: it is not repeatable"
             )
         self._num_turns += 1
-        answer = answered(turn, current.asked, name=self._name, number=self._num_turns)
+        response = response_of(turn, current.asked, name=self._name, number=self._num_turns)
         self._last = current
         self._waiting.remove(current)
         current.is_read = current.has_client
-        current.answer.set_result(answer)
+        current.response.set_result(response)
         if turn.is_last:
             self._close()
         self._current = await self._next_request()
         if self._current is None:
             return StepResult(reward=self._reward(), is_final=True)
         asked = self._current.asked
-        added = added_messages(current.asked, answer, asked)
+        added = added_messages(current.asked, response, asked)
         if added is None:
-            return _told(asked)._replace(begins_context=True)
-        return _told(asked)._replace(messages=added, tools=())
+            return _observed(asked)._replace(begins_context=True)
+        return _observed(asked)._replace(messages=added, tools=())
 
     def end(self) -> None:
         """Stop the program if it still runs."""
@@ -115,11 +115,11 @@ class Agent:
             self._running.add_done_callback(_forget_failure)
             self._running.cancel()
         for request in self._waiting:
-            request.answer.cancel()
+            request.response.cancel()
 
-    def ask(self, request: CompletionRequest, client: Client) -> asyncio.Future[Answered]:
+    def ask(self, request: CompletionRequest, client: Client) -> asyncio.Future[ApiResponse]:
         """Take a request of the program. When a client has lost patience or its connection, the
-        same request gets the answer that nobody has read.
+        same request gets the response that no client has read.
         """
         if self._has_ended:
             raise RefusedError("the episode has ended")
@@ -127,30 +127,30 @@ class Agent:
         for known in [*self._waiting, *last]:
             if known.asked == request and (client.is_retry or not known.has_client):
                 known.clients.append(client)
-                known.is_read |= known.answer.done()
+                known.is_read |= known.response.done()
                 self._arrival.set()
-                return known.answer
+                return known.response
         if self._is_over:
-            self._was_told = True
+            self._was_refused = True
             raise RefusedError(_OVER)
         if len(self._waiting) >= _MAX_WAITING:
-            raise RefusedError(f"{_MAX_WAITING} requests of the episode wait for their answers")
+            raise RefusedError(f"{_MAX_WAITING} requests of the episode wait for their responses")
         made = _Request(request, asyncio.get_running_loop().create_future(), [client])
         self._waiting.append(made)
         self._arrival.set()
-        return made.answer
+        return made.response
 
     def _close(self) -> None:
         """Refuse the requests that wait, and those to come: the budget is used up."""
         self._is_over = True
-        self._was_told |= bool(self._waiting)
+        self._was_refused |= bool(self._waiting)
         for request in self._waiting:
-            request.answer.set_exception(RefusedError(_OVER))
-            request.answer.exception()  # its client may be gone
+            request.response.set_exception(RefusedError(_OVER))
+            request.response.exception()  # its client may be gone
         self._waiting.clear()
 
     async def _next_request(self) -> _Request | None:
-        """Return the request that the next turn answers; None when the program has ended."""
+        """Return the request that the next turn responds to; None when the program has ended."""
         if self._expected:
             with suppress(TimeoutError):  # then it asks something else, which its tokens show
                 async with asyncio.timeout(self._patience_s):
@@ -180,15 +180,15 @@ class Agent:
         """Forget requests whose clients have gone, so that nothing is sampled for them."""
         for request in self._waiting:
             if not request.has_client:
-                request.answer.cancel()
+                request.response.cancel()
         self._waiting = [each for each in self._waiting if each.has_client]
 
     def _reward(self) -> float:
-        """Return the reward of a program that has ended; raise what it raised, unless it was told
-        that the episode is over.
+        """Return the reward of a program that has ended; raise what it raised, unless it was
+        refused a request because the episode is over.
         """
         assert self._running is not None
-        if self._running.exception() is not None and self._was_told:
+        if self._running.exception() is not None and self._was_refused:
             return 0.0
         reward = self._running.result()
         if reward is None:
@@ -198,7 +198,7 @@ class Agent:
         return float(reward)
 
 
-def _told(asked: CompletionRequest) -> StepResult:
+def _observed(asked: CompletionRequest) -> StepResult:
     return StepResult(
         asked.messages,
         tools=asked.tools,
@@ -209,6 +209,6 @@ def _told(asked: CompletionRequest) -> StepResult:
 
 
 def _forget_failure(running: asyncio.Task[object]) -> None:
-    """Look at the exception of a program that nobody waits for: asyncio reports others."""
+    """Look at the exception of a program that no one waits for: asyncio reports others."""
     if not running.cancelled():
         running.exception()

@@ -1,5 +1,5 @@
 """Requests for completions in OpenAI's API (v1), of chats and of texts, as far as a policy in
-training can answer them.
+training can respond to them.
 
 Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 """
@@ -18,7 +18,7 @@ from april_rl.environments.protocol import TEXT
 from april_rl.types import Message
 
 # Parameters that are accepted and ignored: they would change the distribution that is trained, or
-# do not concern the answer.
+# do not concern the response.
 _IGNORED = frozenset(
     (
         *("model", "temperature", "top_p", "seed", "user", "store", "metadata"),
@@ -43,7 +43,7 @@ _MAX_TOKENS_OF_TEXT = 16  # the API's default
 
 
 class RefusedError(ValueError):
-    """A request cannot be answered; the message is for the agent's author."""
+    """A request is refused; the message is for the agent's author."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class CompletionRequest:
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    stop: tuple[str, ...] = ()  # texts that end the answer, which the agent does not read
-    max_tokens: int = 0  # of the answer; 0: what is left of the budget
+    stop: tuple[str, ...] = ()  # texts that end the response, which the agent does not read
+    max_tokens: int = 0  # of the response; 0: what is left of the budget
     is_streamed: bool = False
     wants_usage: bool = field(default=False, compare=False)
     wants_logprobs: bool = field(default=False, compare=False)

@@ -1,4 +1,4 @@
-"""Turns of the policy as answers in OpenAI's API (v1): of chats and of texts, streamed or not.
+"""Turns of the policy as responses of OpenAI's API (v1): of chats and of texts, streamed or not.
 
 Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from april_rl.environments.chat import CompletionRequest
+from april_rl.environments.agent.chat import CompletionRequest
 from april_rl.environments.protocol import TEXT, Turn
 from april_rl.rewards.extraction import after_thinking
 from april_rl.types import Message
@@ -18,18 +18,18 @@ from april_rl.types import Message
 _Object = dict[str, Any]
 
 
-class Answered(NamedTuple):
-    """An answer to a request."""
+class ApiResponse(NamedTuple):
+    """A response to a request."""
 
     turn: Turn
     message: Message  # the turn as the agent sees it
-    name: str  # of the answer
+    name: str  # its id
 
 
-def answered(turn: Turn, request: CompletionRequest, *, name: str, number: int) -> Answered:
-    """Return a turn as an answer; `number` counts the turns of the episode `name`."""
+def response_of(turn: Turn, request: CompletionRequest, *, name: str, number: int) -> ApiResponse:
+    """Return a turn as a response; `number` counts the turns of the episode `name`."""
     kind = "cmpl" if request.is_text else "chatcmpl"
-    return Answered(turn, _message(turn, request, number=number), f"{kind}-{name}-{number}")
+    return ApiResponse(turn, _message(turn, request, number=number), f"{kind}-{name}-{number}")
 
 
 def _message(turn: Turn, request: CompletionRequest, *, number: int) -> Message:
@@ -50,71 +50,74 @@ def _message(turn: Turn, request: CompletionRequest, *, number: int) -> Message:
 
 
 def added_messages(
-    before: CompletionRequest, answer: Answered, asked: CompletionRequest
+    before: CompletionRequest, response: ApiResponse, asked: CompletionRequest
 ) -> tuple[Message, ...] | None:
-    """Return what a request adds to the last one and its answer; None if it does not go on from
-    there.
+    """Return what a request adds to the last one and its response; None if it does not continue
+    them.
     """
     if asked.is_text != before.is_text or asked.tools != before.tools:
         return None
     if asked.is_text:
-        # A text goes on behind all that was sampled, and no token that ends it may stand there.
-        text, said = asked.messages[0]["content"], before.messages[0]["content"] + answer.turn.text
-        goes_on = (answer.turn.is_truncated or answer.turn.is_stopped) and text.startswith(said)
-        return ({"role": TEXT, "content": text[len(said) :]},) if goes_on else None
+        # A text continues behind all that was sampled, and no token that ends it may stand there.
+        text = asked.messages[0]["content"]
+        whole = before.messages[0]["content"] + response.turn.text
+        continues = (response.turn.is_truncated or response.turn.is_stopped) and text.startswith(
+            whole
+        )
+        return ({"role": TEXT, "content": text[len(whole) :]},) if continues else None
     num_known = len(before.messages)
     again, added = asked.messages[: num_known + 1], asked.messages[num_known + 1 :]
-    goes_on = (
+    continues = (
         len(again) == num_known + 1
         and all(_is_same(*pair) for pair in zip(before.messages, again, strict=False))
-        and _is_same(answer.message, again[-1], ends=_ends(answer, before))
+        and _is_same(response.message, again[-1], ends=_ends(response, before))
     )
-    is_answered = any(message["role"] == "assistant" for message in added)
-    return added if goes_on and added and not is_answered else None
+    has_turns = any(message["role"] == "assistant" for message in added)
+    return added if continues and added and not has_turns else None
 
 
-def body(answer: Answered, request: CompletionRequest) -> _Object:
-    """Return the body of an answer that is not streamed."""
-    choice = {"index": 0, "finish_reason": _finish_reason(answer, request)}
-    choice["logprobs"] = _logprobs(answer.turn, request)
+def body(response: ApiResponse, request: CompletionRequest) -> _Object:
+    """Return the body of a response that is not streamed."""
+    choice = {"index": 0, "finish_reason": _finish_reason(response, request)}
+    choice["logprobs"] = _logprobs(response.turn, request)
     if request.is_text:
-        choice["text"] = answer.message["content"]
+        choice["text"] = response.message["content"]
     else:
-        choice["message"] = {**answer.message, "refusal": None}
-    usage = _usage(answer.turn)
-    return {**_head(answer, request, is_streamed=False), "choices": [choice], "usage": usage}
+        choice["message"] = {**response.message, "refusal": None}
+    usage = _usage(response.turn)
+    return {**_head(response, request, is_streamed=False), "choices": [choice], "usage": usage}
 
 
-def events(answer: Answered, request: CompletionRequest) -> list[_Object]:
-    """Return the events of a streamed answer: all of it at once, and its end."""
+def events(response: ApiResponse, request: CompletionRequest) -> list[_Object]:
+    """Return the events of a streamed response: all of it at once, and its end."""
     first: _Object = {"index": 0, "finish_reason": None}
-    first["logprobs"] = _logprobs(answer.turn, request)
-    last: _Object = {"index": 0, "finish_reason": _finish_reason(answer, request)}
+    first["logprobs"] = _logprobs(response.turn, request)
+    last: _Object = {"index": 0, "finish_reason": _finish_reason(response, request)}
     if request.is_text:
-        first["text"], last["text"] = answer.message["content"], ""
+        first["text"], last["text"] = response.message["content"], ""
     else:
-        calls = [{"index": i, **c} for i, c in enumerate(answer.message.get("tool_calls", ()))]
-        first["delta"] = {**answer.message, **({"tool_calls": calls} if calls else {})}
+        calls = [{"index": i, **c} for i, c in enumerate(response.message.get("tool_calls", ()))]
+        first["delta"] = {**response.message, **({"tool_calls": calls} if calls else {})}
         last["delta"] = {}
-    head = _head(answer, request, is_streamed=True)
+    head = _head(response, request, is_streamed=True)
     made = [{**head, "choices": [first]}, {**head, "choices": [last]}]
     if request.wants_usage:
-        made.append({**head, "choices": [], "usage": _usage(answer.turn)})
+        made.append({**head, "choices": [], "usage": _usage(response.turn)})
     return made
 
 
-def _head(answer: Answered, request: CompletionRequest, *, is_streamed: bool) -> _Object:
+def _head(response: ApiResponse, request: CompletionRequest, *, is_streamed: bool) -> _Object:
     of_chat = "chat.completion.chunk" if is_streamed else "chat.completion"
     kind = "text_completion" if request.is_text else of_chat
-    return {"id": answer.name, "object": kind, "created": 0, "model": "policy"}
+    return {"id": response.name, "object": kind, "created": 0, "model": "policy"}
 
 
-def _finish_reason(answer: Answered, request: CompletionRequest) -> str:
-    """Return why an answer ends where the agent reads its end."""
-    if answer.message.get("tool_calls"):
+def _finish_reason(response: ApiResponse, request: CompletionRequest) -> str:
+    """Return why a response ends where the agent reads its end."""
+    if response.message.get("tool_calls"):
         return "tool_calls"
-    is_cut = any(each in answer.turn.text for each in request.stop)
-    return "length" if answer.turn.is_truncated and not is_cut else "stop"
+    is_cut = any(each in response.turn.text for each in request.stop)
+    return "length" if response.turn.is_truncated and not is_cut else "stop"
 
 
 def _logprobs(turn: Turn, request: CompletionRequest) -> _Object | None:
@@ -145,9 +148,9 @@ def _usage(turn: Turn) -> dict[str, int]:
     }
 
 
-def _ends(answer: Answered, request: CompletionRequest) -> list[str]:
-    """Return each `stop` at which an answer was cut."""
-    rest = answer.turn.text.removeprefix(answer.message["content"] or "")
+def _ends(response: ApiResponse, request: CompletionRequest) -> list[str]:
+    """Return each `stop` at which a response was cut."""
+    rest = response.turn.text.removeprefix(response.message["content"] or "")
     return [stop for stop in request.stop if rest.startswith(stop)]
 
 
@@ -158,11 +161,11 @@ def _is_same(ours: Message, theirs: Message, *, ends: Sequence[str] = ()) -> boo
     """
     if ours["role"] != "assistant":
         return _fields(ours) == _fields(theirs)
-    said, again = _fields(ours), _fields(theirs)
-    text, text_again = (str(message.pop("content", "")) for message in (said, again))
+    first, again = _fields(ours), _fields(theirs)
+    text, text_again = (str(message.pop("content", "")) for message in (first, again))
     whole = [text, *(text + end for end in ends)]
     readings = [*whole, *(after_thinking(each) or "" for each in whole)]
-    return said == again and text_again.strip() in [each.strip() for each in readings]
+    return first == again and text_again.strip() in [each.strip() for each in readings]
 
 
 def _fields(message: Message) -> dict[str, object]:

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from april_rl.environments.commands import output_of
-from april_rl.environments.endpoint import Access
+from april_rl.environments.agent.commands import output_of
+from april_rl.environments.agent.endpoint import Access
 from april_rl.environments.protocol import Context
 
 # Runs an episode of a row with a seed; returns what it gives as reward.
@@ -69,15 +69,15 @@ async def _run_command(
     """Return the number in the last line that a command prints; None if it prints nothing. Raise
     RuntimeError when it fails, ValueError when that line is no number.
     """
-    told = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key}
-    told |= {"APRIL_RL_ROW": json.dumps(row, default=str), "APRIL_RL_SEED": str(seed)}
-    told["APRIL_RL_SAMPLE"] = sample
+    variables = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key}
+    variables |= {"APRIL_RL_ROW": json.dumps(row, default=str), "APRIL_RL_SEED": str(seed)}
+    variables["APRIL_RL_SAMPLE"] = sample
     host = urlsplit(access.base_url).hostname
     for name in ("NO_PROXY", "no_proxy"):
-        told[name] = ",".join(filter(None, (os.environ.get(name), host)))
-    printed = await output_of(words, told, mark="OPENAI_API_KEY")
-    said = [line for line in printed.split("\n") if line.strip()]
+        variables[name] = ",".join(filter(None, (os.environ.get(name), host)))
+    printed = await output_of(words, variables, mark="OPENAI_API_KEY")
+    lines = [line for line in printed.split("\n") if line.strip()]
     try:
-        return float(said[-1]) if said else None
+        return float(lines[-1]) if lines else None
     except ValueError:
-        raise ValueError(f"the last line must be the reward, got {said[-1]!r:.80}") from None
+        raise ValueError(f"the last line must be the reward, got {lines[-1]!r:.80}") from None

@@ -1,0 +1,58 @@
+"""What a worker asks of its engine. A second engine is another class with these methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from april_rl.rollout.requests import Request
+from april_rl.rollout.ticks import Completions, Tick
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Engine(Protocol):
+    """One rank of an inference engine, in the worker's process; `VllmEngine` is one.
+
+    Ranks of one engine make the same calls with the same arguments and return the same results.
+    """
+
+    @property
+    def policy_version(self) -> int:
+        """Return the version of the weights it samples with; 0 before the first `load_weights`."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Return whether the weights stay in memory during `sleep`."""
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Return how many tokens fit the KV cache."""
+
+    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
+        """Queue `submit` and compute at most `max_steps` steps with at most `slots` requests
+        together; return what finished. Every request comes back once, from here or from `abort`.
+        """
+
+    def abort(self) -> Completions:
+        """Return one completion for every request not yet returned, and empty the engine."""
+
+    def sleep(self) -> None:
+        """Free memory for the learner, if it can; only while the engine is empty."""
+
+    def wake_weights(self) -> None:
+        """Make room for weights again, which `load_weights` brings."""
+
+    def wake_kv_cache(self) -> None:
+        """Make room for the KV cache again."""
+
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], *, policy_version: int) -> None:
+        """Replace the weights by whole tensors under Hugging Face's names, one at a time."""
+
+    def load_adapter(self, folder: Path, *, policy_version: int) -> None:
+        """Replace the adapter by the one in `folder`, in peft's format."""
+
+    def close(self) -> None:
+        """Free everything, and leave the process groups."""

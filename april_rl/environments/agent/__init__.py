@@ -1,0 +1,1 @@
+"""Agents: programs that ask the policy through OpenAI's API (HTTP), as environments."""

@@ -1,0 +1,1 @@
+"""Processes that answer from outside the controller, supervised: rewards and environments."""

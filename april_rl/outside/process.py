@@ -1,0 +1,140 @@
+"""A child process that answers requests, as the controller sees it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Hashable
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import psutil
+
+from april_rl.config.secrets import forget_secrets
+from april_rl.outside.child_process import die_with_controller, lifeline, limit_memory
+from april_rl.outside.mailbox import Mailbox
+from april_rl.outside.user_code import GIB
+
+MARK = "APRIL_RL_PROCESS"  # environment variable of the process and of all that it starts
+
+
+class Limits(NamedTuple):
+    """Limits of a child process, from the settings of its section."""
+
+    memory_gib: float
+    secrets: Collection[str]  # secret environment variables that it keeps
+
+
+def prepare(lifeline: Connection, limits: Limits, *, with_group: bool = False) -> None:
+    """Set the limits of this process, and have it die with the controller."""
+    limit_memory(int(limits.memory_gib * GIB))
+    die_with_controller(lifeline, with_group=with_group)
+    forget_secrets(limits.secrets)
+
+
+class Process:
+    """A running process. Both directions carry lists of messages, so that many cost one write."""
+
+    def __init__(
+        self,
+        serve: Callable[[Connection], None],
+        limits: Limits,
+        *,
+        mailbox: Mailbox,
+        received: Callable[[Process, Any], None],
+        ended: Callable[[Process, str], None],
+    ) -> None:
+        """Start it. `serve` is called there; it sends why it could not load the user's code (or an
+        empty text), then lists of replies. The mailbox calls `received` with each reply, and at the
+        end `ended` with what happened.
+        """
+        self._mark = uuid4().hex
+        self._connection, self._process = start(serve, limits, mark=self._mark)
+        self._mailbox, self._received, self._ended = mailbox, received, ended
+        self.replied_s = time.monotonic()  # when its last reply came
+        self.is_leaving = False  # it gets no new subjects, and ends when it has replied
+        self.keys: set[Hashable] = set()  # the subjects that live there
+        # A process that is busy does not read; a thread waits for it.
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        for work in (self._receive, self._send):
+            Thread(target=work, daemon=True).start()
+
+    def send(self, request: object) -> None:
+        """Send a request; nothing happens if the process has ended, which is reported."""
+        self._requests.put(request)
+
+    def kill(self) -> None:
+        """End the process, and every program that it has started."""
+        kill(self._process)
+        self._requests.put(None)
+        for program in psutil.process_iter():  # those that have left the group of the process
+            with suppress(psutil.Error):
+                if program.environ().get(MARK) == self._mark:
+                    program.kill()
+
+    def _send(self) -> None:
+        with suppress(OSError):  # the process has ended
+            while True:
+                requests = [self._requests.get()]
+                while not self._requests.empty():
+                    requests.append(self._requests.get())
+                if None in requests:
+                    return
+                self._connection.send(requests)
+
+    def _receive(self) -> None:
+        error = ""
+        with suppress(EOFError, OSError):  # the process has ended
+            error = self._connection.recv()
+            while True:
+                for reply in self._connection.recv():
+                    self._mailbox.put(partial(self._received, self, reply))
+        self._process.join()
+        code = self._process.exitcode
+        reason = f"could not load it: {error}" if error else f"ended with exit code {code}"
+        self._mailbox.put(partial(self._ended, self, reason))
+
+
+def start(
+    serve: Callable[[Connection], None], limits: Limits, *, mark: str = ""
+) -> tuple[Connection, BaseProcess]:
+    """Start a process that calls `serve` with one end of a pipe; return the other end."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    keywords = {"connection": theirs, "limits": limits, "mark": mark, "lifeline": lifeline()}
+    process = context.Process(target=_run, args=(serve,), kwargs=keywords)
+    process.start()
+    theirs.close()  # else the end of the process would not be noticed
+    return ours, process
+
+
+def kill(process: BaseProcess) -> None:
+    """End a process with its group."""
+    assert process.pid is not None
+    with suppress(ProcessLookupError):  # it has ended, or does not lead its group yet
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def _run(
+    serve: Callable[[Connection], None],
+    *,
+    connection: Connection,
+    limits: Limits,
+    mark: str,
+    lifeline: Connection,
+) -> None:
+    """Lead a group of its own, with the programs that are started: they end with the process."""
+    os.setsid()
+    os.environ[MARK] = mark
+    prepare(lifeline, limits, with_group=True)
+    serve(connection)

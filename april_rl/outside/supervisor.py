@@ -1,0 +1,261 @@
+"""Supervises processes that answer questions about subjects, each of which lives in one process.
+
+Invariants, and the tests in tests/environments that hold them:
+
+- nothing lost: every question gets a reply or is given up, whatever ends, hangs or does not read
+  (test_an_episode_that_ends_its_process_takes_no_other_along,
+  test_a_process_that_does_not_read_holds_nobody_up);
+- nothing twice: replies of a process that was killed do not count, and a question that fails is
+  asked MAX_ATTEMPTS times (test_an_episode_that_fails_twice_is_given_up_with_its_reason);
+- one limit a question: it begins when the question is asked, and again with each reply of its
+  process (test_a_hung_process_is_killed_and_its_other_episodes_go_on_elsewhere);
+- quarantine: questions that were open in a process that died are asked one at a time, in a process
+  where no other one begins, so that the one that ends processes takes no other along
+  (test_an_episode_that_ends_its_process_takes_no_other_along);
+- an end: when processes keep ending without a reply in between, the run ends
+  (test_a_class_that_cannot_be_used_ends_the_run_before_it_starts);
+- order: replies are taken in the order of the questions
+  (test_replies_are_taken_in_the_order_of_the_questions).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from april_rl.outside.process import Process
+
+MAX_ATTEMPTS = 2
+MAX_RESTARTS = 3  # of processes, for each of them, without a reply in between
+MAX_HUNG = 64  # calls of a process that do not come back, each of which keeps a thread
+
+
+class Forget(NamedTuple):
+    """Request to forget a subject."""
+
+    key: Hashable
+
+
+@dataclass(slots=True, kw_only=True)
+class ProcessReply:
+    """The part of a reply that concerns its process."""
+
+    number: int  # of the question
+    num_hung: int = 0  # calls in the process that took too long and have not returned yet
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Question:
+    """A question about a subject."""
+
+    number: int  # in the order of asking
+    key: Hashable  # of the subject
+    subject: Any
+    attempt: int = 1
+    asked_s: float = 0.0
+    limit_s: float = 0.0  # of the process as a whole; a single call has a limit of its own
+
+
+class Supervisor(ABC):
+    """The processes of one kind, a `mailbox.Party` for one thread. What they are asked, and what
+    their replies mean, is for the class that inherits.
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        """Start nothing yet: processes start with the first question."""
+        self._num_processes = num_processes
+        self._num_asked = 0
+        self._processes: list[Process] = []
+        self._process_of: dict[Hashable, Process] = {}  # by subject
+        self._open: dict[int, tuple[Question, Process]] = {}  # by number
+        self._waiting: deque[Question] = deque()  # for quarantine
+        self._quarantine: Process | None = None
+        self._alone: Question | None = None  # the one that is open there
+        self._num_deaths = 0  # since the last reply
+        self._known: dict[int, Any] = {}  # by number
+        self._counts: Counter[str] = Counter()  # deaths and retries, and what the class adds
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether a question is open."""
+        return bool(self._open or self._waiting)
+
+    @property
+    def has_known(self) -> bool:
+        """Return whether there is a reply that has not been taken."""
+        return bool(self._known)
+
+    def take(self) -> list[Any]:
+        """Return the replies known by now, in the order of the questions."""
+        known = [self._known[number] for number in sorted(self._known)]
+        self._known.clear()
+        return known
+
+    def check(self) -> None:
+        """Kill processes whose replies are overdue: a call holds up all others there."""
+        now_s = time.monotonic()
+        for process in {
+            process
+            for question, process in self._open.values()
+            if now_s > max(question.asked_s, process.replied_s) + question.limit_s
+        }:
+            process.kill()
+            self._ended(process, "did not answer in time and was killed")
+
+    def close(self) -> None:
+        """End every process; replies that were not taken are lost."""
+        self._open.clear()
+        self._waiting.clear()
+        self._process_of.clear()
+        while self._processes:
+            self._processes.pop().kill()
+
+    @abstractmethod
+    def _start(self) -> Process:
+        """Start a process, which calls `_replied` and `_ended`."""
+
+    @abstractmethod
+    def _request(self, question: Question, *, is_begun: bool) -> object:
+        """Return the request to a process where the subject lives, or is to begin; set `limit_s`
+        of the question.
+        """
+
+    @abstractmethod
+    def _can_begin_again(self, subject: Any) -> bool:  # noqa: ANN401
+        """Return whether a subject may begin in another process."""
+
+    @abstractmethod
+    def _take_reply(self, question: Question, reply: Any) -> str:  # noqa: ANN401
+        """Make a reply known; return why the question failed, or nothing."""
+
+    @abstractmethod
+    def _give_up(self, question: Question, message: str) -> None:
+        """Make known that a question gets no reply."""
+
+    @abstractmethod
+    def _failed_for_good(self, reason: str) -> Exception:
+        """Return the error that ends the run."""
+
+    def _ask(self, key: Hashable, subject: object) -> None:
+        """Ask the process where the subject lives, else let it begin in one."""
+        self._place(Question(number=self._num_asked, key=key, subject=subject))
+        self._num_asked += 1
+
+    def _forget(self, key: Hashable) -> None:
+        """Forget a subject if it lives anywhere; its process does, too."""
+        process = self._process_of.pop(key, None)
+        if process is not None:
+            process.keys.discard(key)
+            process.send(Forget(key))
+
+    def _place(self, question: Question) -> None:
+        process = self._process_of.get(question.key)
+        if process is not None and not process.is_leaving:
+            self._send(question, process, is_begun=True)
+        elif self._can_begin_again(question.subject):
+            self._send(question, self._emptiest())
+        else:
+            self._end(question, "its process has ended, and it cannot be built again")
+
+    def _send(self, question: Question, process: Process, *, is_begun: bool = False) -> None:
+        if not is_begun:
+            self._process_of[question.key] = process
+            process.keys.add(question.key)
+        request = self._request(question, is_begun=is_begun)
+        question.asked_s = time.monotonic()
+        self._open[question.number] = question, process
+        process.send(request)
+
+    def _emptiest(self) -> Process:
+        """Return the process with the fewest subjects; start one while there are too few."""
+        processes = [p for p in self._processes if p is not self._quarantine and not p.is_leaving]
+        if len(processes) < self._num_processes:
+            return self._new()
+        return min(processes, key=lambda process: len(process.keys))
+
+    def _new(self) -> Process:
+        self._processes.append(self._start())
+        return self._processes[-1]
+
+    def _replied(self, process: Process, reply: ProcessReply) -> None:
+        """Take a reply."""
+        if process not in self._processes:
+            return  # it was killed
+        question, _ = self._open.pop(reply.number)
+        self._num_deaths = 0
+        process.replied_s = time.monotonic()
+        process.is_leaving |= reply.num_hung >= MAX_HUNG
+        was_alone = self._leave_quarantine(question)
+        if message := self._take_reply(question, reply):
+            self._forget(question.key)
+            self._fail(question, message, was_alone=was_alone)
+        if process.is_leaving and all(at is not process for _, at in self._open.values()):
+            self._remove(process)
+        self._ask_in_quarantine()
+
+    def _ended(self, process: Process, reason: str) -> None:
+        """Ask again what a process has not answered; its other subjects begin again later."""
+        if process not in self._processes:
+            return  # it was killed
+        self._remove(process)
+        self._num_deaths += 1
+        if self._num_deaths > MAX_RESTARTS * self._num_processes:
+            raise self._failed_for_good(f"its processes keep ending, the last one {reason}")
+        lost = [question for question, at in self._open.values() if at is process]
+        for question in lost:
+            del self._open[question.number]
+            was_alone = self._leave_quarantine(question)
+            if len(lost) == 1 or was_alone:
+                self._fail(question, f"its process {reason}", was_alone=was_alone)
+            elif self._can_begin_again(question.subject):
+                self._waiting.append(question)
+            else:
+                self._end(question, f"its process {reason}")
+        self._ask_in_quarantine()
+
+    def _remove(self, process: Process) -> None:
+        """End a process, with the programs that it has started, and forget its subjects."""
+        self._processes.remove(process)
+        self._counts["deaths"] += 1
+        process.kill()
+        for key in process.keys:
+            if self._process_of.get(key) is process:
+                del self._process_of[key]
+        if process is self._quarantine:
+            self._quarantine = None
+
+    def _ask_in_quarantine(self) -> None:
+        if self._alone is not None or not self._waiting:
+            return
+        if self._quarantine is None or self._quarantine.is_leaving:
+            self._quarantine = self._new()
+        self._alone = self._waiting.popleft()
+        self._counts["retries"] += 1
+        self._send(self._alone, self._quarantine)
+
+    def _leave_quarantine(self, question: Question) -> bool:
+        """Return whether the question was the one that was asked alone; it is not any more."""
+        was_alone = question is self._alone
+        self._alone = None if was_alone else self._alone
+        return was_alone
+
+    def _fail(self, question: Question, message: str, *, was_alone: bool) -> None:
+        """Ask once more, or give up."""
+        is_last = question.attempt >= MAX_ATTEMPTS
+        if is_last or not self._can_begin_again(question.subject):
+            self._end(question, message)
+            return
+        question.attempt += 1
+        if was_alone:
+            self._waiting.appendleft(question)
+            return
+        self._counts["retries"] += 1
+        self._place(question)
+
+    def _end(self, question: Question, message: str) -> None:
+        self._num_deaths = 0
+        self._give_up(question, message)

@@ -1,0 +1,116 @@
+"""A run in one process (runtime.ray=false): the worker's methods are called directly.
+
+For a debugger, a notebook and a first look. Nothing watches the worker: a call that hangs, hangs.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from april_rl.batch.packing import Batch
+from april_rl.checkpointing.checkpointer import Written
+from april_rl.metrics import Metrics, merge
+from april_rl.planning.layout import Layout
+from april_rl.planning.plan import Plan
+from april_rl.rollout.in_process import SerialEngines
+from april_rl.rollout.requests import Request
+from april_rl.rollout.ticks import Completions, Tick
+from april_rl.runtime.weight_sync import sends_adapter
+from april_rl.runtime.worker import Worker
+from april_rl.runtime.worker_parts import WorkerSettings
+from april_rl.supervision.host_memory import WorkerMemory
+
+
+class LocalWorker:
+    """The only worker of a run, in this process; it has the methods of `Workers`."""
+
+    def __init__(self, layout: Layout, *, settings: WorkerSettings) -> None:
+        """`start` loads what the worker needs."""
+        assert layout.num_workers == 1, layout
+        self.layout, self.policy_version = layout, 0
+        self._settings = settings
+        self._worker = Worker(settings)
+
+    def engines(self) -> SerialEngines:
+        """Return the worker's engine as the collector drives it; a run has the same samples as one
+        with Ray.
+        """
+        return SerialEngines([self], computes_launched=True)
+
+    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
+        """Run one tick of the engine."""
+        return self._worker.engine.advance(submit, slots=slots, max_steps=max_steps)
+
+    def abort(self) -> Completions:
+        """Stop all requests and return what they have."""
+        return self._worker.engine.abort()
+
+    def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
+        """Load the learner and start the engine as planned."""
+        self._join()
+        on_stage("loading the learner")
+        self._worker.build_learner()
+        on_stage("starting vLLM")
+        keeps_parked = plan.config.rollout.resume.keeps_caches
+        self._worker.build_engine(sleeps=plan.engines_sleep, keeps_parked=keeps_parked)
+        if sends_adapter(self._settings.config.lora):
+            self._worker.send_first_adapter()
+
+    def start_engines(self) -> None:
+        """Start the engine with the model's own weights, without a learner."""
+        self._join()
+        self._worker.build_engine(sleeps=False, keeps_parked=False)
+
+    def memory(self) -> list[WorkerMemory]:
+        """Return the worker's memory; call it before `start`."""
+        return [self._worker.memory()]
+
+    def kv_cache_tokens(self) -> int:
+        """Return how many tokens fit the KV cache."""
+        return self._worker.kv_cache_tokens()
+
+    def update(self, batch: Batch) -> Metrics:
+        """Take one optimizer step per minibatch."""
+        return merge([self._worker.update(batch.of_rank(0))])
+
+    def sync_weights(self, policy_version: int) -> Metrics:
+        """Load the learner's weights into the engine, which then samples as `policy_version`."""
+        metrics = merge([self._worker.sync_weights(policy_version)])
+        self.policy_version = policy_version
+        return metrics
+
+    def export(self, path: Path) -> None:
+        """Write the policy as a Hugging Face folder."""
+        self._worker.export(path)
+
+    def start_profile(self, folder: Path) -> None:
+        """Trace calls from now on, as `CallProfiler.start`."""
+        self._worker.start_profile(folder)
+
+    def write_profile(self) -> None:
+        """End the trace, as `CallProfiler.write`."""
+        self._worker.write_profile()
+
+    def start_saving(self, folder: Path) -> list[str]:
+        """Begin to write the learner's state into `folder`; return the names of the files."""
+        return self._worker.start_saving(folder)
+
+    def poll_save(self) -> Written | None:
+        """Return what was written; None while it is being written."""
+        return self._worker.poll_save()
+
+    def load_state(self, folder: Path) -> None:
+        """Have the learner continue from a checkpoint's files; `sync_weights` must follow."""
+        self._worker.load_state(folder)
+
+    def close(self) -> None:
+        """Free the model and leave the process group, so that another run can follow."""
+        self._worker.close()
+        gc.collect()
+
+    def _join(self) -> None:
+        address = self._worker.listen(1)
+        timeout_s = self._settings.config.runtime.call_timeout_s
+        self._worker.join(address, rank=0, world_size=1, timeout_s=timeout_s)
