@@ -1,7 +1,5 @@
 """Functions for learner.age_weight, valid and invalid ones."""
 
-from __future__ import annotations
-
 not_a_function = 3
 
 

@@ -1,7 +1,5 @@
 """A tokenizer that can write anything, with a chat template in the manner of Qwen3."""
 
-from __future__ import annotations
-
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast

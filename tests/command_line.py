@@ -1,7 +1,5 @@
 """Runs of the program as a user starts it, on a random model and sixty sums."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

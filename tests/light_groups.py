@@ -1,7 +1,5 @@
 """Pairs of light workers, and a watchdog over them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Samples with arbitrary tokens, completions of one, and a tick."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from april_rl.rollout.ticks import Completions, Tick

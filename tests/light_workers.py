@@ -1,7 +1,5 @@
 """Workers without model and engine that fail as a test chooses, with real Ray and collectives."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import resource
@@ -38,11 +36,7 @@ class LightWorker:
 
         store = dist.FileStore(f"{folder}/store", world_size)
         dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=LONG_S),
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=LONG_S)
         )
         self._has_joined = True
 

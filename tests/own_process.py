@@ -3,8 +3,6 @@
 An engine that sleeps can be built only once per process.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Callable

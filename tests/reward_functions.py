@@ -2,8 +2,6 @@
 
 # ruff: noqa: ARG001, ARG002 - a reward function has three arguments, whether it needs them or not
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -121,6 +121,15 @@ def functions(paths: list[Path]) -> Iterator[tuple[Path, str, Function]]:
                 yield path, name, node
 
 
+def needs_a_docstring(node: Function | ast.ClassDef) -> bool:
+    """Return False for properties and functions of one simple statement: their names say it all."""
+    if isinstance(node, ast.ClassDef):
+        return True
+    statements = node.body[ast.get_docstring(node) is not None :]
+    is_simple = len(statements) <= 1 and not any(isinstance(each, BLOCKS) for each in statements)
+    return not is_simple and not any("property" in ast.unparse(d) for d in node.decorator_list)
+
+
 def length(node: Function) -> int:
     assert node.end_lineno is not None
     return node.end_lineno - node.lineno + 1

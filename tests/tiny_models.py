@@ -1,7 +1,5 @@
 """Small random Qwen3 models for tests, with one token per character."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

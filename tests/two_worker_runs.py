@@ -1,7 +1,5 @@
 """Whole runs of two workers each, and what they left."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A tokenizer of a few whole words, with a chat template."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast

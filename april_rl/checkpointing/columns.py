@@ -31,7 +31,6 @@ class DamagedStateError(RunError):
 
 
 def state_files(name: str) -> tuple[str, str]:
-    """Return the names of the files that `write_state` writes."""
     return f"{name}.json", f"{name}.safetensors"
 
 

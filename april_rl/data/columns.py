@@ -26,7 +26,6 @@ class Column:
     path: tuple[str, ...]
 
     def of(self, batch: Mapping[str, list[Any]]) -> list[Any]:
-        """Return the values of the whole column."""
         return batch[self.path[0]]
 
     def value(self, given: object) -> Any:  # noqa: ANN401

@@ -49,7 +49,6 @@ def conversation(items: list[Any]) -> tuple[Message, ...]:
 
 
 def place_of_question(messages: Sequence[Message]) -> int:
-    """Return the index of the user's last message."""
     return max(place for place, message in enumerate(messages) if message["role"] == "user")
 
 

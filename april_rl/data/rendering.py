@@ -93,7 +93,6 @@ class Renderer:
                 )
 
     def name(self, place: int) -> str:
-        """Return the name of a row for messages."""
         return self._names.name(place)
 
     def _messages(self, row: Row, place: int) -> list[Message]:

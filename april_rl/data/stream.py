@@ -83,7 +83,6 @@ class PromptStream:
         return replace(prompt, id=position)
 
     def save(self) -> dict[str, int | str]:
-        """Return the position of the stream as plain data."""
         return {
             "seed": self._seed,
             "epoch": self._epoch,
@@ -161,7 +160,6 @@ class MixedStream:
         )
 
     def save(self) -> dict[str, Any]:
-        """Return the position of each source's stream as plain data."""
         return {
             name: {**stream.save(), "weight": self._weights[name]}
             for name, stream in self._streams.items()

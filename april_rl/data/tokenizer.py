@@ -216,7 +216,6 @@ class Tokenizer:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files into a folder."""
         self._tokenizer.save_pretrained(folder)
 
     def decoder(self) -> Callable[[Sequence[int]], str]:

@@ -68,7 +68,6 @@ class CpuDevice:
         }
 
     def attach(self, core: InprocClient, *, temperature: float) -> None:
-        """Replace the sampler."""
         core.collective_rpc(install_counter_sampler, kwargs={"temperature": temperature})
 
     def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:

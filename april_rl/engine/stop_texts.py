@@ -12,7 +12,6 @@ class StopTexts:
     """Finds texts in tokens; the tokenizer is loaded for the first request that has some."""
 
     def __init__(self, model_path: str) -> None:
-        """Take the folder of the model."""
         self._model_path = model_path
 
     @cached_property

@@ -217,7 +217,6 @@ class VllmEngine:
         self._device.wake(self._core, "weights")
 
     def wake_kv_cache(self) -> None:
-        """Allocate the KV cache again, after `load_weights`."""
         self._device.wake(self._core, "kv_cache")
 
     def close(self) -> None:

@@ -81,7 +81,6 @@ class Evaluator:
         )
 
     def end(self) -> None:
-        """Note that all sets are evaluated."""
         self._outside.evaluated()
 
     def _groups(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> list[ScoredGroup]:
@@ -138,7 +137,6 @@ class _InOrder:
         self._prompts = iter(prompts)
 
     def take(self) -> Prompt:
-        """Return the next prompt."""
         return next(self._prompts)
 
 

@@ -36,7 +36,6 @@ class Figures:
 
     @property
     def num_left_out(self) -> int:
-        """Return the number of prompts left out of the estimates."""
         return self.num_prompts - len(self.scored)
 
     def values(self) -> dict[str, Values]:

@@ -31,7 +31,6 @@ class HeldOut:
 
     @property
     def num_responses(self) -> int:
-        """Return P · k."""
         return len(self.prompts) * self.sampling.num_samples
 
 

@@ -193,7 +193,6 @@ class Learner:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return a copy, on the host, of this rank's training state."""
         return self._state.snapshot()
 
     def load_state(self, folder: Path) -> None:

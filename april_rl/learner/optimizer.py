@@ -75,7 +75,6 @@ class Optimizer:
         self._schedule = LambdaLR(self._adamw, self._factor)
 
     def zero_grad(self) -> None:
-        """Drop all gradients and their memory."""
         self._adamw.zero_grad(set_to_none=True)
 
     def moments(self) -> Iterator[Tensor]:
@@ -88,7 +87,6 @@ class Optimizer:
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps taken so far."""
         return self._schedule.last_epoch
 
     def moments_of(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor] | None:

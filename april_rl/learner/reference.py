@@ -49,7 +49,6 @@ class Reference:
         self._policy.to("cpu")
 
     def on_forward(self, call: Callable[[], None]) -> None:
-        """Call `call` after each forward pass."""
         self._policy.register_forward_hook(lambda *_: call())
 
     @torch.no_grad()

@@ -55,7 +55,6 @@ class Snapshot(NamedTuple):
 
     @property
     def file_names(self) -> list[str]:
-        """Return the names of the files that `write` makes."""
         shards = [_FILE.format(self.rank)] if self.shards else []
         return [*shards, *([_COUNTERS] if self.rank == 0 else [])]
 

@@ -31,7 +31,6 @@ class MismatchWarning:
     """Warns once when engine and learner drift apart, and again only after they have agreed."""
 
     def __init__(self, max_mismatch: float) -> None:
-        """Warn above a mean difference of `max_mismatch` nats."""
         self._max_mismatch, self._is_above = max_mismatch, False
 
     def of(self, metrics: Metrics) -> str | None:

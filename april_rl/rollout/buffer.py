@@ -121,22 +121,18 @@ class Buffer:
 
     @property
     def drop_reasons(self) -> dict[str, int]:
-        """Return how often groups were dropped, by reason."""
         return dict(self._drop_reasons)
 
     @property
     def num_ready(self) -> int:
-        """Return how many groups wait to be trained."""
         return len(self._ready)
 
     @property
     def num_live(self) -> int:
-        """Return how many groups are open or ready."""
         return len(self._open) + len(self._ready)
 
     @property
     def open_tokens(self) -> int:
-        """Return the response tokens of all open groups."""
         return sum(sum(group.lengths) for group in self._open.values())
 
     @property
@@ -153,7 +149,6 @@ class Buffer:
         return sum(group.spans.count(()) for group in groups)
 
     def group(self, prompt_id: int) -> OpenGroup | None:
-        """Return the open group of a prompt; None when there is none."""
         return self._open.get(prompt_id)
 
     def open_groups(self) -> Iterator[OpenGroup]:

@@ -129,7 +129,6 @@ def restore_open_group(state: Plain, *, num_engines: int, begins_anew: bool = Fa
 
 
 def save_ready_group(scored: ScoredGroup) -> Plain:
-    """Return a ready group: prompt, samples, rewards and their parts."""
     return {
         **_save_group(scored.group.prompt, scored.group.samples),
         "rewards": list(scored.rewards),
@@ -138,7 +137,6 @@ def save_ready_group(scored: ScoredGroup) -> Plain:
 
 
 def restore_ready_group(state: Plain) -> ScoredGroup:
-    """Return the group that `save_ready_group` was given."""
     return ScoredGroup(
         group=_restore_group(state),
         rewards=tuple(state["rewards"]),
@@ -160,12 +158,10 @@ def _restore_group(state: Plain) -> Group:
 
 
 def save_prompt(prompt: Prompt) -> Plain:
-    """Return all fields of a prompt."""
     return {**asdict(prompt), "token_ids": array("i", prompt.token_ids)}
 
 
 def restore_prompt(state: Plain) -> Prompt:
-    """Return the prompt that `save_prompt` was given."""
     return Prompt(**{**state, "token_ids": tuple(state["token_ids"])})
 
 

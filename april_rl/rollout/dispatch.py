@@ -95,17 +95,14 @@ class Dispatch:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no tick is under way."""
         return not any(self._ticks)
 
     @property
     def num_engines(self) -> int:
-        """Return how many engines there are."""
         return self._engines.num_engines
 
     @property
     def num_waiting(self) -> int:
-        """Return how many samples wait for an engine."""
         return self._num_waiting
 
     def add(self, group: OpenGroup) -> None:

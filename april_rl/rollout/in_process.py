@@ -35,7 +35,6 @@ class SerialEngines:
 
     @property
     def num_engines(self) -> int:
-        """Return the number of engines."""
         return len(self._engines)
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:

@@ -23,7 +23,6 @@ class Leftovers:
 
     @property
     def parked_tokens(self) -> int:
-        """Return the response tokens of the parked groups."""
         return sum(sample.num_tokens for samples in self.parked for sample in samples)
 
     def __str__(self) -> str:

@@ -89,24 +89,20 @@ class OpenGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every response has ended."""
         return all(
             state is SampleState.finished or state is SampleState.scored for state in self.states
         )
 
     @property
     def is_scored(self) -> bool:
-        """Return whether every sample has its score."""
         return all(state is SampleState.scored for state in self.states)
 
     @property
     def samples(self) -> list[Sample]:
-        """Return the samples as they are now [G]."""
         return [self.sample(index) for index in range(len(self.states))]
 
     @property
     def unfinished_lengths(self) -> list[int]:
-        """Return the response tokens of each unfinished sample."""
         return [
             length
             for length, state in zip(self.lengths, self.states, strict=True)
@@ -114,11 +110,9 @@ class OpenGroup:
         ]
 
     def sample(self, index: int) -> Sample:
-        """Return the sample at `index` as it is now."""
         return Sample(self.prompt, index, self.spans[index])
 
     def indices(self, state: SampleState) -> list[int]:
-        """Return the indices of the samples in `state`."""
         return [index for index, now in enumerate(self.states) if now is state]
 
     def move(self, index: int, to: SampleState) -> None:
@@ -285,7 +279,6 @@ class OpenGroup:
         return opened
 
     def sample_ids(self, state: SampleState) -> list[SampleId]:
-        """Return the ids of the samples in `state`."""
         return [SampleId(self.prompt.id, index) for index in self.indices(state)]
 
 

@@ -49,7 +49,6 @@ class FixedFactor:
     """The same α for the whole run."""
 
     def __init__(self, factor: float) -> None:
-        """Take a factor of at least 1."""
         self.factor = factor
 
     def begin_step(self) -> None:

@@ -80,7 +80,6 @@ class Returned(NamedTuple):
 
     @property
     def is_finished(self) -> bool:
-        """Return whether its response is complete."""
         reason = self.finish_reason
         return reason is not None and reason not in ENGINE_FAULTS and not self.is_acting
 
@@ -124,7 +123,6 @@ class StepRecord:
 
     @property
     def now_s(self) -> float:
-        """Return the seconds since the rollout began."""
         return self.clock() - self._began
 
     @contextmanager
@@ -202,7 +200,6 @@ class StepRecord:
 
     @property
     def finished_samples(self) -> int:
-        """Return how many responses became complete."""
         in_one_turn = sum(each.is_finished for each in self.returned)
         return in_one_turn + sum(each.is_finished for each in self.acted)
 

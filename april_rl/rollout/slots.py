@@ -27,11 +27,9 @@ class Slots:
         return self._slots[engine]
 
     def in_flight(self, engine: int) -> int:
-        """Return how many requests `engine` has."""
         return self._in_flight[engine]
 
     def outstanding_tokens(self, engine: int) -> float:
-        """Return the tokens that `engine` is expected to compute."""
         return self._outstanding_tokens[engine]
 
     @property

@@ -20,7 +20,6 @@ class Lost:
 
     @property
     def total(self) -> int:
-        """Return how many groups were lost."""
         return self.rejected + self.dropped
 
 

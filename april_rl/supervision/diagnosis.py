@@ -64,7 +64,6 @@ class ClusterSnapshot:
         return f"{memory.free / GIB:.1f} of {memory.total / GIB:.1f} GiB" if memory.total else ""
 
     def dead_ranks(self) -> list[int]:
-        """Return the ranks whose process has ended."""
         return [rank for rank, status in enumerate(self.statuses) if status.is_dead]
 
     def blocking_ranks(self) -> list[int]:

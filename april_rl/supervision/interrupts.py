@@ -52,12 +52,10 @@ class Interrupts:
 
     @property
     def is_requested(self) -> bool:
-        """Return whether a signal has come."""
         return self._requested is not None
 
     @property
     def is_person(self) -> bool:
-        """Return whether the signal was Ctrl-C."""
         return self._requested is signal.SIGINT
 
     def check(self) -> None:

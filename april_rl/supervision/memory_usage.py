@@ -9,7 +9,6 @@ from april_rl.supervision.host_memory import host_memory
 
 
 def controller_memory() -> Metrics:
-    """Return memory/controller_rss_bytes."""
     return Metrics({"memory/controller_rss_bytes": Max(psutil.Process().memory_info().rss)})
 
 

@@ -44,7 +44,6 @@ class ProcessStatus:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether the process has ended."""
         return not self.state
 
     @property

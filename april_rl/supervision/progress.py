@@ -24,7 +24,6 @@ class ProgressTimer:
     """Adds up time between the controller's own checks, so that clocks are never compared."""
 
     def __init__(self, num_workers: int) -> None:
-        """Start with no time passed for each of `num_workers` workers."""
         self._workers = [_WorkerProgress() for _ in range(num_workers)]
 
     def update(

@@ -54,7 +54,6 @@ class RayHead:
         self._num_refusals = self._num_refusals + 1 if is_refused else 0
 
     def is_listening(self) -> bool:
-        """Return whether something accepts a connection right now."""
         return 0 in self._connect()
 
     def _connect(self) -> set[int]:

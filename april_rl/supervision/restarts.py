@@ -48,7 +48,6 @@ class Restarts:
             yield self._resume
 
     def begin(self, run: Run) -> None:
-        """Note that the run has been built."""
         self._run, self._began_at = run, run.version
 
     @contextmanager

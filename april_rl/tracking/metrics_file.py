@@ -76,11 +76,9 @@ class MetricsFile:
             self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
-        """The file itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes the file."""
         self.close()
 
 

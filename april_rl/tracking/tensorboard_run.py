@@ -58,5 +58,4 @@ class TensorboardRun:
         self._writer.add_text("samples", "\n".join(lines), step)
 
     def finish(self, error: BaseException | None = None) -> None:  # noqa: ARG002
-        """Close the file."""
         self._writer.close()

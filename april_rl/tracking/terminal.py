@@ -132,7 +132,6 @@ class View:
             self._print(line, style="green")
 
     def message(self, text: str) -> None:
-        """Print what the user should know."""
         self._print(text, style="yellow")
 
     def samples(self, step: int, records: Sequence[SampleRecord]) -> None:

@@ -203,7 +203,6 @@ class Tracker:
                 write_evaluation(path, records)
 
     def message(self, text: str) -> None:
-        """Tell the person who runs this something."""
         self._view.message(text)
 
     def close(self, error: BaseException | None = None) -> None:
@@ -216,7 +215,6 @@ class Tracker:
         self._backends.finish(error)
 
     def __enter__(self) -> Self:
-        """The tracker itself."""
         return self
 
     def __exit__(
@@ -252,7 +250,6 @@ class Tracker:
 
 
 def config_text(config: Mapping[str, object]) -> str:
-    """Return plain data as YAML."""
     return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
 

@@ -1,7 +1,5 @@
 """Advantages and reward shaping."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

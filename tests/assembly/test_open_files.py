@@ -1,7 +1,5 @@
 """The start says when agents cannot have the files that they need."""
 
-from __future__ import annotations
-
 import pytest
 
 from april_rl.assembly import environments

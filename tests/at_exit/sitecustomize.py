@@ -2,8 +2,6 @@
 LOADED_FILE names. Python imports this module by its name at every start.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

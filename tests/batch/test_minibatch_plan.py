@@ -1,7 +1,5 @@
 """The plan of micro-batches against a plain implementation that searches through all bins."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 

@@ -1,7 +1,5 @@
 """Observations of an environment in packed rows."""
 
-from __future__ import annotations
-
 from array import array
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Staleness is counted when tokens are trained, by age and by length, and apart from mismatch."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 

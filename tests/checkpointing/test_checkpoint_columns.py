@@ -1,7 +1,5 @@
 """Plain data with arrays in it, on disk and back."""
 
-from __future__ import annotations
-
 from array import array
 from typing import Any
 

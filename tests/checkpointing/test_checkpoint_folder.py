@@ -1,7 +1,5 @@
 """A checkpoint appears whole or not at all, and a damaged one is refused with the file's name."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run is killed while it saves, prunes or goes back: what it finds when it starts again."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """When checkpoints are written, and that a failing disk does not end the run."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from pathlib import Path

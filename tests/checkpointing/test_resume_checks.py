@@ -1,7 +1,5 @@
 """Which checkpoints a run refuses to go on from: by their run, and by its model."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run owns its directory; a second one is refused, and a dead owner fools nobody."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

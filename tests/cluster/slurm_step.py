@@ -4,8 +4,6 @@ Each task knows the name of its node, which has one CPU, and is a line of $STEPS
 the step with everything it started, as Slurm does. The status is the highest of the tasks.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

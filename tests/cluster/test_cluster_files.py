@@ -1,7 +1,5 @@
 """The files of tools/cluster agree with the project and with each other."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """tools/cluster/slurm.sh, with stand-ins for Slurm's commands."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

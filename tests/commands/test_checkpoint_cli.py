@@ -1,7 +1,5 @@
 """`python -m april_rl checkpoint`: what it refuses; test_runs.py has what it shows of a run."""
 
-from __future__ import annotations
-
 import pytest
 from small_checkpoints import write
 

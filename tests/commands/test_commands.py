@@ -1,7 +1,5 @@
 """`python -m april_rl`: the list of commands, their help, and the message for an unknown one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """`python -m april_rl evaluate`: what is refused and written, and how two evaluations differ."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

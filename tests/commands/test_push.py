@@ -1,7 +1,5 @@
 """`python -m april_rl push`: what the hub receives, and what is refused before it receives any."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -186,12 +184,7 @@ def test_what_is_no_export_or_no_name_is_refused(
 @pytest.mark.parametrize(
     ("token", "role", "name", "message"),
     [
-        (
-            None,
-            "write",
-            "lab/math",
-            "there is no token of the hub: run `hf auth login`, or set",
-        ),
+        (None, "write", "lab/math", "there is no token of the hub: run `hf auth login`, or set"),
         ("hf_wrong", "write", "lab/math", "the hub does not know this token: run `hf auth"),
         (TOKEN, "read", "lab/math", "the token laptop may only read: make one that may write"),
         (TOKEN, "write", "other/math", "the token may not write to other/math: name another owner"),

@@ -1,7 +1,5 @@
 """A run and an evaluation end well where the lab is missing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

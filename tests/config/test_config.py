@@ -166,6 +166,8 @@ class Reads(ast.NodeVisitor):
 
     def _section(self, node: ast.expr) -> str | None:
         """The section that an expression stands for."""
+        if not isinstance(node, ast.Name | ast.Attribute):
+            return None
         known = self._names.get(ast.unparse(node))
         if isinstance(node, ast.Name) or known:
             return known or None

@@ -1,7 +1,5 @@
 """The algorithm's settings: every group composes, and contradictions are refused."""
 
-from __future__ import annotations
-
 from enum import Enum
 from operator import attrgetter
 from pathlib import Path
@@ -77,10 +75,7 @@ def test_every_algorithm_group_composes_into_what_its_paper_says(group: str) -> 
         (["mask_high=3"], ["algorithm.mask_high", "algorithm.correction=truncate"]),
         (["kl_coefficient=0.1"], ["algorithm.kl_coefficient", "algorithm.kl=none"]),
         (["kl=k3"], ["algorithm.kl_coefficient", "algorithm.kl=k3"]),
-        (
-            ["overlong_penalty=3"],
-            ["algorithm.overlong_penalty", "algorithm.overlong_buffer_frac"],
-        ),
+        (["overlong_penalty=3"], ["algorithm.overlong_penalty", "algorithm.overlong_buffer_frac"]),
         (["loss=gspo", "clip_low=1"], ["algorithm.clip_low", "algorithm.loss=gspo"]),
         (["loss=gspo", "rollout.on_stale=mask"], ["algorithm.loss", "rollout.on_stale=mask"]),
         (["loss=gspo", "learner.age_weight=a:b"], ["algorithm.loss", "learner.age_weight=a:b"]),

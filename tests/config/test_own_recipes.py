@@ -1,7 +1,5 @@
 """Recipes of a person's own: in any folder (`--config-dir`), and without a set of their parent."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Steps that are profiled."""
 
-from __future__ import annotations
-
 from composed_config import refusal
 
 

@@ -1,7 +1,5 @@
 """Recipes: what a header says is so, memory fits the GPUs it names, sweeps are what they say."""
 
-from __future__ import annotations
-
 import re
 from copy import deepcopy
 from functools import cache
@@ -13,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
-from planned_models import HUB, sizes_of
+from planned_models import HUB, PLANNED, sizes_of
 from source_tree import ROOT
 
 from april_rl.config import TrainConfig, config_dir, register
@@ -27,7 +25,6 @@ from april_rl.planning.memory_plan import GIB
 from april_rl.planning.notes import inert_settings
 
 load = cache(load)
-PLANNED = [name for name in recipes() if load(f"+recipe={name}").model.path in HUB]
 OURS = [name for name in PLANNED if not name.startswith("paper/")]
 SWEEPS = sorted(path.stem for path in Path(config_dir(), "sweep").glob("*.yaml"))
 _PLAN = re.compile(r"Memory plan: (rollout [^G]*) GiB of (\d+)\.")

@@ -1,7 +1,5 @@
 """Secrets of the machine in what a run shows of its settings."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 commands. Each runs as the command line does, up to the first thing that is wrong.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

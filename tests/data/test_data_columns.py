@@ -1,7 +1,5 @@
 """Values that a dotted path leads to, and answers that are lists."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

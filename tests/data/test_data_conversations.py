@@ -1,7 +1,5 @@
 """Conversations in a column: which are prompts, and what of them reaches the chat template."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

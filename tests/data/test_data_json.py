@@ -1,7 +1,5 @@
 """Values of a JSON file are those of its text, whatever else stands in their column."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Loading of prompt sets: equal rows are used once, and tables are cached for the next start."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Procedural tasks as data: splits that share nothing, verifiers that are tried."""
 
-from __future__ import annotations
-
 import json
 import sys
 

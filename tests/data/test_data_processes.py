@@ -1,7 +1,5 @@
 """The processes that tokenize a large table, and the signals of the one that waits for them."""
 
-from __future__ import annotations
-
 import signal
 
 import datasets

@@ -1,7 +1,5 @@
 """Rows to tokenized prompts."""
 
-from __future__ import annotations
-
 import json
 
 import datasets

@@ -1,7 +1,5 @@
 """Reading rows of data files, and messages about files and rows that cannot be used."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -155,10 +153,7 @@ BAD_FILES = {
         '{"prompt": "a", "answer": ["1"]}\n{"prompt": "a", "answer": ["1", "2"]}',
         r":2: .*must be text, a number or a list with one of.*got list",
     ),
-    "boolean": (
-        '{"prompt": "a", "answer": true}',
-        r":1: .*must be text, a number or .*got bool",
-    ),
+    "boolean": ('{"prompt": "a", "answer": true}', r":1: .*must be text, a number or .*got bool"),
     "struct": ('{"prompt": {"x": "a"}, "answer": "1"}', r":1: .*list of messages.*got dict"),
 }
 

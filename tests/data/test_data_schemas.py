@@ -1,7 +1,5 @@
 """Published data sets are read by configuration alone: docs/data.md says which."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The stream of prompts: every prompt once an epoch, sources in their shares, exact resumption."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens around a prompt: the one that begins it, and those that end a turn."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

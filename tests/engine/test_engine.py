@@ -1,7 +1,5 @@
 """The engine: real vLLM on small random models, beside a process group of a learner."""
 
-from __future__ import annotations
-
 import sys
 from array import array
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Adapters in vLLM's own LoRA layers; peft's forward pass is the reference."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

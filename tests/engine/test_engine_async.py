@@ -1,7 +1,5 @@
 """Asynchronous scheduling on real vLLM: the tokens of synchronous scheduling, and none lost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

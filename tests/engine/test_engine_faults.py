@@ -1,7 +1,5 @@
 """Faults planted where real vLLM hands its results to the engine, and what the collector does."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path

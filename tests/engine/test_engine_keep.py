@@ -1,7 +1,5 @@
 """Parked samples on real vLLM: their KV cache is kept over a change of weights and used again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

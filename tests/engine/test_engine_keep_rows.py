@@ -1,7 +1,5 @@
 """Parked samples in vLLM's Model Runner V2, which is that of GPUs: here by Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,9 +90,5 @@ def test_parked_samples_go_on_and_give_way_in_the_model_runner_of_gpus(tmp_path)
     pytest.importorskip("triton")
     found = in_own_process(run, tmp_path)
     assert found == Found(
-        prefilled_tokens=0,
-        num_kept=3,
-        is_as_if_nothing_had_happened=True,
-        num_others=2,
-        num_idle=2,
+        prefilled_tokens=0, num_kept=3, is_as_if_nothing_had_happened=True, num_others=2, num_idle=2
     )

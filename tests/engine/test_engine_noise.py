@@ -1,7 +1,5 @@
 """The noise of the CPU sampler: right in distribution, a function of seed and position alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The C norms against RMSNorm as it is defined, in float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

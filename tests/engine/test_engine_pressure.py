@@ -1,7 +1,5 @@
 """Real vLLM with a KV cache that is too small: the counters equal what the scheduler did."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import NamedTuple

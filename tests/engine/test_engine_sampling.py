@@ -1,7 +1,5 @@
 """Temperature and top-p of single requests: right in distribution, without effect on others."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,9 +1,8 @@
 """An engine that cannot be built says which setting to change."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from tiny_architectures import tiny_config, tiny_model
 from tiny_models import EOS_ID, write_tiny_qwen3
 
 from april_rl.data.stop_tokens import stop_token_ids
-from april_rl.engine.core import EngineStartError, lacks_memory
+from april_rl.engine.core import EngineStartError, lacks_memory, start_core
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
@@ -59,10 +58,30 @@ def test_no_room_for_the_kv_cache_names_the_setting(tmp_path: Path, kv_cache_gib
         )
 
 
-@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
-def test_a_model_whose_code_in_vllm_needs_torchvision_says_so(tmp_path: Path) -> None:
+class Uninspected(SimpleNamespace):
+    """Arguments of a model whose code vLLM cannot import."""
+
+    def create_engine_config(self) -> None:
+        raise ValueError("Model architectures ['X'] failed to be inspected. Please check the logs")
+
+
+without_torchvision = pytest.mark.skipif(
+    find_spec("torchvision") is not None, reason="torchvision is installed"
+)
+NEEDS_TORCHVISION = pytest.raises(EngineStartError, match="imports torchvision, which is not inst")
+
+
+@without_torchvision
+def test_a_model_whose_code_in_vllm_needs_torchvision_says_so() -> None:
+    with NEEDS_TORCHVISION:
+        start_core(Uninspected(async_scheduling=False, model="m"))  # type: ignore[arg-type]
+
+
+@pytest.mark.soak
+@without_torchvision
+def test_vllm_says_of_such_a_model_what_we_look_for(tmp_path: Path) -> None:
     tiny_model(tiny_config("qwen3_5_text")).save_pretrained(tmp_path)
-    with pytest.raises(EngineStartError, match=r"imports torchvision, which is not installed"):
+    with NEEDS_TORCHVISION:
         small_engine(tmp_path, max_model_len=64, max_num_seqs=4, stop_tokens=[])
 
 

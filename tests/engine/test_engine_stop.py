@@ -1,7 +1,5 @@
 """Texts that end a turn, in tokens and on real vLLM."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ No engine starts. A part that vLLM lacks fails by its name; that page says where
 which test shows its behaviour.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """avg@k, pass@k, maj@k and their intervals: closed forms, enumeration, published values."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import combinations, product
 

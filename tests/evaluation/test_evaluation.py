@@ -2,8 +2,6 @@
 of what is there. Fake engines and scores.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Parse a report page."""
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 

@@ -1,11 +1,10 @@
 """`rollout.over_sampling_factor=auto` decides on predictions, and saves its state."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import pytest
 from rollout_runs import Run, Setup
 from tuned_runs import (
     NARROW,
@@ -26,7 +25,6 @@ from april_rl.lab.tuning.comparison import Comparison
 from april_rl.rollout.over_sampling import FixedFactor, largest_factor
 from april_rl.rollout.record import StepRecord
 
-GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]
 SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 
 
@@ -147,9 +145,7 @@ def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> N
         predictions.set_result(
             [
                 predicted(
-                    mode,
-                    speed=1.0 + (mode.factor > 1),
-                    kv_tokens=kv_tokens * (mode.factor > 1.25),
+                    mode, speed=1.0 + (mode.factor > 1), kv_tokens=kv_tokens * (mode.factor > 1.25)
                 )
                 for mode in comparison.modes
             ]
@@ -196,6 +192,7 @@ def learned(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Compariso
     return auto, asked
 
 
+@pytest.mark.slow
 def test_what_was_learned_survives_a_save_and_a_restore() -> None:
     """By way of JSON. Fails when anything is left out: the next comparisons, and what follows from
     them, are the same.

@@ -2,38 +2,36 @@
 alone.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from tuned_runs import (
-    SET_UPS,
-    noisy,
-    of_the_best,
-    scenario,
-    tune,
-    tuned,
-    tuner,
-)
+from tuned_runs import GRID, SET_UPS, noisy, of_the_best, scenario, tune, tuned, tuner
 
 from april_rl.lab.tuning.auto_factor import Budgets
 
-GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]
-SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
+pytestmark = pytest.mark.slow
+# One where α has to come back and one where it grows up to its budget; `make soak` tries all, with
+# more seeds and steps.
+NAMES = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("saturated", "kv") else pytest.mark.soak)
+        for name in SET_UPS
+    ],
+)
 
 
-# What it comes to, in seven set-ups with noise of a fifth on every tick.
+# Whole searches, with noise of a fifth on every tick.
 
 
-@pytest.mark.parametrize("name", SET_UPS)
+@NAMES
 def test_auto_ends_within_five_percent_of_the_best_fixed_alpha(name: str) -> None:
     """Fails when the cost of samples or of re-prefill is not fitted, when unfinished lengths are
-    left out, or when α follows every single comparison. More seeds and steps: `make soak`.
+    left out, or when α follows every single comparison.
     """
     assert of_the_best(name, tuned(name).factors[-1]) >= 0.95
 
 
-@pytest.mark.parametrize("name", SET_UPS)
+@NAMES
 def test_auto_changes_alpha_seldom_in_small_steps_with_a_reason(name: str) -> None:
     """Fails when it goes to the best place at once, or compares at every step."""
     run = tuned(name)
@@ -56,6 +54,7 @@ def test_with_one_length_and_a_saturated_engine_auto_returns_to_one() -> None:
     assert run.notes[-1].endswith("1.5 → 1: as many tokens/s, and fresher ones")
 
 
+@pytest.mark.soak
 def test_auto_holds_max_off_policy_frac() -> None:
     """Fails when the budget is not asked, or α only grows by two places at a time."""
     run = tuned("off-policy")
@@ -70,6 +69,7 @@ def test_auto_keeps_samples_within_the_kv_cache() -> None:
     assert any("its KV cache has room for 6000" in note for note in run.notes)
 
 
+@pytest.mark.soak
 def test_auto_holds_the_staleness_cap_with_masking() -> None:
     """Nothing waits for old groups there. Fails when the largest α is not bound to the cap."""
     run = tuned("masked")

@@ -1,7 +1,5 @@
 """`rollout.over_sampling_factor=auto` in every set-up with several seeds: minutes, `make soak`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 

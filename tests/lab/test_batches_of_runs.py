@@ -1,7 +1,5 @@
 """Batches of simulated runs are nearly like random draws of what is generated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

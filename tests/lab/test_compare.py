@@ -1,7 +1,5 @@
 """The comparison of runs: variants, equal budgets, time to an accuracy, paired intervals."""
 
-from __future__ import annotations
-
 import html
 import math
 import re

@@ -1,7 +1,5 @@
 """`python -m april_rl data` shows a set as a run would use it, and writes what is clean of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -131,10 +129,10 @@ def test_a_missing_file_ends_in_one_message(capsys):
 
 @pytest.mark.slow
 def test_every_row_whose_tests_show_nothing_is_counted_and_named(tmp_path, capsys):
-    """Fails when a set is shown and its tests are not tried, or only some of them."""
+    """Fails when no test of a shown set is tried, or only as many as at the start of a run."""
     path, good = tmp_path / "tasks.jsonl", "assert double(2) == 4"
-    rows = [{"prompt": f"{n}?", "answer": "1", "tests": good} for n in range(40)]
-    rows[27]["tests"] = "def verify():\n    assert double(2) == 4\n"
+    rows = [{"prompt": f"{n}?", "answer": "1", "tests": good} for n in range(20)]
+    rows[17]["tests"] = "def verify():\n    assert double(2) == 4\n"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_tokenizer(tmp_path / "model")
     arguments = [
@@ -145,8 +143,8 @@ def test_every_row_whose_tests_show_nothing_is_counted_and_named(tmp_path, capsy
     ]
     assert data.main(arguments) == 1
     message = capsys.readouterr().err
-    assert message.startswith("error: 1 of 40 rows have tests that do not show"), message
-    assert f"{path}:28: reward.function=code raised ValueError: the tests of a task ass" in message
-    rows[27]["tests"] = good
+    assert message.startswith("error: 1 of 20 rows have tests that do not show"), message
+    assert f"{path}:18: reward.function=code raised ValueError: the tests of a task ass" in message
+    rows[17]["tests"] = good
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert data.main(arguments) == 0

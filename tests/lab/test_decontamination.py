@@ -1,7 +1,5 @@
 """Training questions that an evaluation set has too are found, and no others."""
 
-from __future__ import annotations
-
 import pytest
 
 from april_rl.lab.rehearsal.decontamination import NUM_WORDS, Passages, passages

@@ -1,7 +1,5 @@
 """An engine's cost: the fit recovers it from noisy ticks, and the timelines of a run tell it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

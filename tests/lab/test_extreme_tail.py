@@ -6,8 +6,6 @@ at most five steps after its turn; ages reach five; the buffer holds at most 556
 tokens, an engine at most 645,000 with prompts and kept state.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import pytest

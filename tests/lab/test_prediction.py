@@ -2,8 +2,6 @@
 it that is scaled down.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 
@@ -114,6 +112,7 @@ def test_the_work_of_a_prediction_is_bounded() -> None:
 # Predictions.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refill", "changes"),
     [
@@ -260,15 +259,6 @@ def test_a_constant_batch_size_leaves_the_cost_unknown() -> None:
     assert evidence.is_cost_known
     found = evidence.comparison((1.0,), seed=0).scenario.cost
     assert found.step_s == pytest.approx(COST.step_s, rel=0.01)
-    assert found.sample_s == pytest.approx(COST.sample_s, rel=0.01)
-
-
-def test_one_shot_batches_make_the_cost_known_at_once() -> None:
-    """They shrink. Fails when a second number of slots is waited for."""
-    evidence = Evidence(SHORT, refill=False)
-    run_with(evidence, factor=1.0, refill=False)
-    assert evidence.is_cost_known
-    found = evidence.comparison((1.0,), seed=0).scenario.cost
     assert found.sample_s == pytest.approx(COST.sample_s, rel=0.01)
 
 

@@ -1,7 +1,5 @@
 """`python -m april_rl profile`: response lengths before training, and the α that they call for."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import chain

@@ -1,13 +1,10 @@
 """A recipe at its real size: the KV cache that its GPUs leave, and what α gains."""
 
-from __future__ import annotations
-
 import pytest
 from composed_config import load
-from planned_models import GPU, HUB, INPUTS, changed, sizes_of
+from planned_models import GPU, HUB, INPUTS, PLANNED, changed, sizes_of
 
 from april_rl.config.choices import KvCacheDtype
-from april_rl.config.store import recipes
 from april_rl.lab.rehearsal.real_size import planned_kv_tokens, real_layout
 from april_rl.planning.kv_room import kv_demand
 from april_rl.planning.memory_inputs import memory_inputs
@@ -38,9 +35,6 @@ def test_two_gpus_of_one_engine_hold_the_weights_once_and_fp8_holds_twice():
     assert planned_kv_tokens(sizes_of("8B"), on_cpu, device_bytes=0) == GIB // (144 * 1024)
     none = changed(INPUTS, gpu_memory_utilization=0.1)
     assert planned_kv_tokens(sizes_of("8B"), none, device_bytes=GPU) == 0
-
-
-PLANNED = [name for name in recipes() if load(f"+recipe={name}").model.path in HUB]
 
 
 @pytest.mark.parametrize("name", PLANNED)

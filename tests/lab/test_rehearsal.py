@@ -1,7 +1,5 @@
 """A rehearsal finds what is wrong with a recipe before GPUs are rented, and names it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -26,7 +24,7 @@ FLAGSHIP = "+recipe=qwen3_4b_dapo"
 DIFFERENT = (
     pytest.param("tiny_cpu", marks=pytest.mark.soak),  # it trains the tiny task's model first
     "qwen3_0_6b_smoke",
-    "qwen3_4b_dapo",
+    pytest.param("qwen3_4b_dapo", marks=pytest.mark.soak),  # other tests here find nothing in it
     pytest.param("paper/qwen3_4b_deepmath_gspo", marks=pytest.mark.soak),
     pytest.param("paper/r1_distill_1_5b_deepscaler_grpo", marks=pytest.mark.soak),
 )
@@ -198,6 +196,7 @@ def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overr
         _ = Resume.auto.keeps_caches
 
 
+@pytest.mark.slow
 def test_every_recipe_has_a_stand_in_for_its_model_and_its_data():
     """Fails when a recipe is added that cannot be rehearsed without a network."""
     for name in recipes():

@@ -1,7 +1,5 @@
 """The report's length bias, from the timelines of recorded steps, and the statistics it uses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

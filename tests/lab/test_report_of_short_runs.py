@@ -1,7 +1,5 @@
 """report.html of a run of few steps: its samples, and an interval only where there are points."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

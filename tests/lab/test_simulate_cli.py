@@ -1,7 +1,5 @@
 """`python -m april_rl simulate`: presets, recorded runs, and messages for what is wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -69,7 +67,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
             SCENARIO,
             over_sampling=FixedFactor(1.0),
             refill=False,
-            num_steps=200,
+            num_steps=80,
             warmup_steps=0,
             on_step=record,
         )
@@ -107,7 +105,7 @@ def test_a_recorded_run_simulates_to_its_own_step_time(recorded, tmp_path):
     are merged, or the rest of the step is left out.
     """
     run_dir, outcome = recorded
-    rows = rows_of(tmp_path, "--run", str(run_dir), "--alpha", "1", "2", "--steps", "300")
+    rows = rows_of(tmp_path, "--run", str(run_dir), "--alpha", "1", "2", "--steps", "150")
     assert [row["mode"] for row in rows] == ["synchronous", "one-shot"]
     assert rows[0]["step_s"] == pytest.approx(outcome.step_s, rel=0.05)
     assert rows[0]["generated_tokens_per_s"] == pytest.approx(

@@ -1,7 +1,5 @@
 """The simulated engine counts as a real one would, and lengths follow their distributions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fake_engine import FakeEngine

@@ -1,7 +1,5 @@
 """Simulated samples of several turns, with tools that take time."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +29,7 @@ SMALL = Scenario(
     num_engines=2,
 )
 SLOW = Turns(num_turns=4, observation_tokens=10, tool_s=0.5, tool_sigma=0.5)
-quick = settings(max_examples=30, deadline=None)
+quick = settings(max_examples=15, deadline=None)
 
 
 def run(scenario: Scenario, factor: float, *, refill: bool) -> tuple[Outcome, list[Collection]]:

@@ -1,19 +1,14 @@
 """The simulation drives the real collector, and its figures are what they say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
-from april_rl.lab.simulator.length_statistics import dispersion
 from april_rl.lab.simulator.outcome import Outcome
-from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.over_sampling import FixedFactor
@@ -104,16 +99,6 @@ def test_over_sampling_gains_with_a_long_tail_and_nothing_without():
     assert gain == pytest.approx(run(free, 1, refill=False).trained_samples_per_s, rel=0.02)
 
 
-def test_kept_kv_caches_avoid_every_second_prefill():
-    """Fails when a kept sample pays its prefill, or memory forgets what is kept."""
-    again = run(SMALL, 2.0, refill=True)
-    kept = run(replace(SMALL, keeps_parked=True), 2.0, refill=True)
-    assert kept.reprefill_tokens == 0
-    assert again.reprefill_per_generated_token > 0.3
-    assert kept.step_s < again.step_s
-    assert kept.peak_kv_tokens > kept.peak_parked_tokens / 2
-
-
 def test_engines_work_side_by_side():
     """Two with half the samples each take the time of one with half of all. Fails when the ticks of
     two engines come one after the other.
@@ -124,16 +109,6 @@ def test_engines_work_side_by_side():
     assert two.step_s == pytest.approx(half.step_s)
 
 
-def test_the_filter_rejects_the_share_without_signal():
-    """Fails when rejected groups are trained, or the share is of samples."""
-    filtered = replace(SMALL, no_signal_frac=0.5, is_filtered=True)
-    seen: list[Collection] = []
-    outcome = run(filtered, 2.0, refill=True, steps=20, seen=seen)
-    assert all(scored.has_signal for c in seen for scored in c.groups)
-    rejected = outcome.rejected_groups / (outcome.rejected_groups + 20 * SMALL.num_groups)
-    assert rejected == pytest.approx(0.5, abs=0.1)
-
-
 def test_a_slow_reward_is_waited_for_only_at_the_end_of_a_synchronous_step():
     """Fails when the delay is added for every sample, or never."""
     at_once = run(SMALL, 1, refill=False)
@@ -141,22 +116,6 @@ def test_a_slow_reward_is_waited_for_only_at_the_end_of_a_synchronous_step():
     assert slow.step_s == pytest.approx(at_once.step_s + 0.5)
     busy_s = at_once.occupancy * at_once.rollout_s
     assert slow.occupancy == pytest.approx(busy_s / slow.rollout_s), "slots wait with the step"
-
-
-def test_the_figures_say_how_far_batches_are_from_random_draws():
-    """Fails when the command cannot repeat what docs/experiments.md says of dispersion."""
-    seen: list[Collection] = []
-    outcome = run(SMALL, 2.0, refill=True, steps=20, seen=seen)
-    lengths = [[np.mean([s.num_tokens for s in g.group.samples]) for g in c.groups] for c in seen]
-    assert outcome.figures()["dispersion"] == pytest.approx(dispersion(lengths[-20:]))
-
-
-def test_presets_hold_what_the_data_sheet_gives():
-    """144 KiB of keys and values a token for both, and twice the weights for the larger."""
-    small, large = PRESETS["h100_qwen3_4b"], PRESETS["h100_qwen3_8b"]
-    assert small.kv_bytes_per_token == large.kv_bytes_per_token == 144 * 1024
-    assert large.cost.prefill_token_s / small.cost.prefill_token_s == pytest.approx(8.2 / 4.0)
-    assert 3e-3 < small.cost.step_s < large.cost.step_s < 10e-3
 
 
 @pytest.mark.parametrize(

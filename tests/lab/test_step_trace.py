@@ -1,7 +1,5 @@
 """The trace of a profiled step: torch's own profiler, placed on the controller's clock."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

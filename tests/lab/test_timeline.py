@@ -1,7 +1,5 @@
 """The timeline of a step: who ran where and when, from the collector's own launches and ticks."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -196,12 +194,6 @@ def test_rows_of_samples_that_act_are_as_few_as_act_at_once() -> None:
     acts = tuple(Act(n, 0, *times, False) for n, times in enumerate(begun_ended))
     timeline = replace(STEPS_SEEN[0][1], acts=acts)
     assert [row for _, row in timeline.act_rows()] == [0, 1, 2, 1, 2, 1]
-
-
-def test_the_synchronous_step_starts_everything_at_once_and_parks_nothing() -> None:
-    timeline = run(1.0)[0][1]
-    assert len(timeline.stays) == GROUPS * SIZE
-    assert all(stay.outcome == "finished" and stay.sent_s == 0 for stay in timeline.stays)
 
 
 def test_a_timeline_survives_its_file(tmp_path: Path) -> None:

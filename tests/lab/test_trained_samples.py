@@ -1,7 +1,5 @@
 """The samples that the report counts: trained, and scored."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The process that simulates for `rollout.over_sampling_factor=auto`: light, never left over."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

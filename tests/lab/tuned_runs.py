@@ -2,8 +2,6 @@
 fixed factor in the same set-ups.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,6 +26,14 @@ NARROW = Lognormal(median_tokens=100, sigma=0.3)
 CHEAP_SAMPLES = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
 SATURATED = replace(CHEAP_SAMPLES, step_s=2e-4, sample_s=2e-4)
 UNLIMITED = Budgets(max_off_policy_frac=1.0, kv_cache_tokens=10**9)
+
+
+GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]  # every α that auto may choose
+
+
+def speeds(*relative: float) -> dict[float, float]:
+    """Return the throughputs of the factors of GRID, from the smallest on."""
+    return dict(zip(GRID, relative, strict=False))
 
 
 def one_length(_: SampleId) -> int:
@@ -69,74 +75,23 @@ class SetUp:
 
 
 _NARROW = scenario(length_of=NARROW, num_groups=16, group_size=2, keeps_parked=True)
-_NARROW_SPEEDS = {
-    1: 0.52,
-    1.25: 0.61,
-    1.5: 0.68,
-    1.75: 0.74,
-    2: 0.78,
-    2.5: 0.88,
-    3: 0.94,
-    3.5: 0.98,
-    4: 1.0,
-}
+_NARROW_SPEEDS = speeds(0.52, 0.61, 0.68, 0.74, 0.78, 0.88, 0.94, 0.98, 1.0)
 SET_UPS = {
     "reprefill": SetUp(
-        scenario=scenario(),
-        speeds={
-            1: 0.86,
-            1.25: 0.91,
-            1.5: 0.94,
-            1.75: 0.96,
-            2: 0.96,
-            2.5: 0.99,
-            3: 1.0,
-            3.5: 1.0,
-            4: 1.0,
-        },
+        scenario=scenario(), speeds=speeds(0.86, 0.91, 0.94, 0.96, 0.96, 0.99, 1.0, 1.0, 1.0)
     ),
     "keep": SetUp(
         scenario=scenario(keeps_parked=True),
-        speeds={
-            1: 0.81,
-            1.25: 0.86,
-            1.5: 0.89,
-            1.75: 0.92,
-            2: 0.95,
-            2.5: 0.98,
-            3: 0.99,
-            3.5: 1.0,
-            4: 1.0,
-        },
+        speeds=speeds(0.81, 0.86, 0.89, 0.92, 0.95, 0.98, 0.99, 1.0, 1.0),
     ),
     "one-shot": SetUp(
         scenario=scenario(),
         refill=False,
-        speeds={
-            1: 0.32,
-            1.25: 0.72,
-            1.5: 0.84,
-            1.75: 0.88,
-            2: 0.91,
-            2.5: 0.95,
-            3: 0.95,
-            3.5: 0.98,
-            4: 1.0,
-        },
+        speeds=speeds(0.32, 0.72, 0.84, 0.88, 0.91, 0.95, 0.95, 0.98, 1.0),
     ),
     "saturated": SetUp(
         scenario=scenario(length_of=one_length, cost=SATURATED),
-        speeds={
-            1: 1.0,
-            1.25: 0.97,
-            1.5: 0.99,
-            1.75: 0.96,
-            2: 0.95,
-            2.5: 0.90,
-            3: 0.92,
-            3.5: 0.87,
-            4: 0.84,
-        },
+        speeds=speeds(1.0, 0.97, 0.99, 0.96, 0.95, 0.90, 0.92, 0.87, 0.84),
     ),
     "off-policy": SetUp(
         scenario=_NARROW,
@@ -152,7 +107,7 @@ SET_UPS = {
     ),
     "masked": SetUp(
         scenario=scenario(max_staleness=2, finish_stale=False, keeps_parked=True),
-        speeds={1: 0.84, 1.25: 0.94, 1.5: 0.98, 1.75: 1.0, 2: 1.0, 2.5: 1.0, 3: 1.0},
+        speeds=speeds(0.84, 0.94, 0.98, 1.0, 1.0, 1.0, 1.0),
         largest=3.0,
     ),
 }

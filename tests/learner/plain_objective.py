@@ -1,7 +1,5 @@
 """An independent loss of a minibatch, one response at a time in plain torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -2,8 +2,6 @@
 first, then one of four, and leave what they saw in files.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

@@ -2,8 +2,6 @@
 is really used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,14 +1,12 @@
 """Details of architectures: noise in training mode, scales of logits, kinds of attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from learner_setup import Example, group_of_one, pack
+from learner_setup import Example, pack
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -32,6 +30,8 @@ from april_rl.learner.model.logprobs import LogitShape
 from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
 
+pytestmark = pytest.mark.usefixtures("_group")
+
 CPU = torch.device("cpu")
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 NOISY = [
@@ -53,12 +53,6 @@ NOISY = [
         input_jitter_noise=0.2,
     ),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
 
 
 def build(config: PreTrainedConfig, folder: Path, *, activation_checkpointing: bool) -> Policy:

@@ -2,8 +2,6 @@
 token of a rank reaches, as one copy of the weights and as two.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

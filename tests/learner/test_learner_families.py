@@ -3,15 +3,12 @@
 docs/models.md compares log-probabilities and gradients of every family; this is what comes after.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from learner_setup import (
     all_plain_logprobs,
-    group_of_one,
     learner_logprobs,
     make_examples,
     make_learner,
@@ -36,13 +33,10 @@ FAMILIES = {
 }
 VOCABULARY = 98  # of make_examples
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("_group"),
+    pytest.mark.filterwarnings("ignore"),  # of transformers, about tiny configurations
+]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -2,14 +2,12 @@
 minibatch's last. Other ranks are imagined, so what a rank computes with their weights is no number.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from learner_setup import TEMPERATURE, make_examples, pack, write_model
+from learner_setup import TEMPERATURE, make_examples, pack
 from torch.distributed.tensor import DTensor
 
 from april_rl.learner.mesh import build_mesh
@@ -26,11 +24,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def one_more_pass(policy: Policy, row: PackedRow, *, is_last: bool) -> None:

@@ -1,7 +1,5 @@
 """Loading a checkpoint takes the memory of a shard, and an export has every bit of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

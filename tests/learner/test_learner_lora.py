@@ -1,7 +1,5 @@
 """Adapters: gradients of plain torch with peft, merged weights, the base model as reference."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,6 @@ from learner_setup import (
     PRECISIONS,
     Example,
     all_plain_logprobs,
-    group_of_one,
     learner_logprobs,
     make_examples,
     make_learner,
@@ -23,7 +20,6 @@ from learner_setup import (
     pack_minibatch,
     plain_logprobs,
     plain_model,
-    write_model,
 )
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
@@ -42,21 +38,12 @@ from april_rl.learner.reference import Reference
 from april_rl.learner.row import PackedRow
 from april_rl.runtime.worker_parts import build_learner
 
+pytestmark = pytest.mark.usefixtures("_group")
+
 CPU = torch.device("cpu")
 LORA = LoraConfig(rank=3, alpha=12.0)
 ATTENTION = replace(LORA, target_modules=["q_proj", "layers.1.self_attn.o_proj"])
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def path(request, tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"), tied=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +76,15 @@ def gradients(learner: Learner, examples: list[Example]) -> dict[str, torch.Tens
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [LORA, ATTENTION], ids=["all", "some"])
 def test_the_adapters_get_the_gradients_of_plain_torch_and_peft(
-    path, tmp_path, lora, activation_checkpointing
+    either_path, tmp_path, lora, activation_checkpointing
 ):
     """And nothing else gets one. Fails when checkpointed layers whose input is frozen get none,
     with another scale than alpha / rank, and when the exported adapter is not the one computed.
     """
-    learner = trained(path, lora=lora, activation_checkpointing=activation_checkpointing)
+    learner = trained(either_path, lora=lora, activation_checkpointing=activation_checkpointing)
     learner.export(tmp_path / "out")
-    model = in_peft(path, tmp_path / "out")
-    examples = make_examples(path, noise=0.0, age=0)
+    model = in_peft(either_path, tmp_path / "out")
+    examples = make_examples(either_path, noise=0.0, age=0)
     for example in examples:
         (plain_logprobs(model, example).sum() * example.advantage).backward()
     expected = {
@@ -112,26 +99,26 @@ def test_the_adapters_get_the_gradients_of_plain_torch_and_peft(
         assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
 
 
-def test_the_exported_adapter_is_the_policy_to_peft(path, tmp_path):
-    learner = trained(path)
-    examples = make_examples(path, noise=0.0, age=0)
+def test_the_exported_adapter_is_the_policy_to_peft(either_path, tmp_path):
+    learner = trained(either_path)
+    examples = make_examples(either_path, noise=0.0, age=0)
     learner_logprobs(learner, examples)  # a forward pass leaves its weights gathered
     learner.export(tmp_path / "out")
-    expected = all_plain_logprobs(in_peft(path, tmp_path / "out"), examples)
+    expected = all_plain_logprobs(in_peft(either_path, tmp_path / "out"), examples)
     torch.testing.assert_close(learner_logprobs(learner, examples), expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("compute_dtype", PRECISIONS)
 def test_engine_and_checkpoint_get_merged_weights_under_the_names_of_the_model(
-    path, tmp_path, compute_dtype
+    either_path, tmp_path, compute_dtype
 ):
     """Against peft's own merge, in float32. Fails when the sum is rounded before the end, its
     scale is another, or A and B are left out or sent along.
     """
-    learner = trained(path, lora=ATTENTION, compute_dtype=compute_dtype)
+    learner = trained(either_path, lora=ATTENTION, compute_dtype=compute_dtype)
     learner.export(tmp_path / "out")
-    sent, stored = dict(learner.weights()), load_file(Path(path, "model.safetensors"))
-    merged = in_peft(path, tmp_path / "out").merge_and_unload()
+    sent, stored = dict(learner.weights()), load_file(Path(either_path, "model.safetensors"))
+    merged = in_peft(either_path, tmp_path / "out").merge_and_unload()
     assert sent.keys() == stored.keys() == load_file(tmp_path / "out/model.safetensors").keys()
     for name, parameter in merged.named_parameters():
         is_adapted = "q_proj" in name or "layers.1.self_attn.o_proj" in name
@@ -144,12 +131,12 @@ def test_engine_and_checkpoint_get_merged_weights_under_the_names_of_the_model(
     assert all(torch.equal(p, sent[name]) for name, p in again.named_parameters())
 
 
-def test_before_the_first_step_the_policy_is_the_checkpoint(path):
-    learner = make_learner(path, lora=LORA)
-    stored = load_file(Path(path, "model.safetensors"))
+def test_before_the_first_step_the_policy_is_the_checkpoint(either_path):
+    learner = make_learner(either_path, lora=LORA)
+    stored = load_file(Path(either_path, "model.safetensors"))
     assert all(torch.equal(tensor, stored[name]) for name, tensor in learner.weights())
-    examples = make_examples(path, noise=0.0, age=0)
-    whole = learner_logprobs(make_learner(path), examples)
+    examples = make_examples(either_path, noise=0.0, age=0)
+    whole = learner_logprobs(make_learner(either_path), examples)
     assert torch.equal(learner_logprobs(learner, examples), whole)
 
 

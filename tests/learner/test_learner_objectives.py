@@ -1,7 +1,5 @@
 """From the settings of an algorithm, through packer and learner, to the gradient of plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +8,7 @@ import plain_objective
 import pytest
 import torch
 from composed_config import load
-from learner_setup import (
-    Example,
-    gradients_seen,
-    group_of_one,
-    make_examples,
-    plain_logprobs,
-    plain_model,
-    write_model,
-)
+from learner_setup import Example, gradients_seen, make_examples, plain_logprobs, plain_model
 from plain_objective import Response
 
 from april_rl.assembly.packer import build_packer
@@ -26,6 +16,8 @@ from april_rl.batch.packing import Batch
 from april_rl.config import TrainConfig
 from april_rl.runtime.worker_parts import build_learner
 from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+
+pytestmark = pytest.mark.usefixtures("_group")
 
 VERSION, BUDGET = 5, 70
 DECAY = 0.5
@@ -91,17 +83,6 @@ CASES: dict[str, dict[str, Any]] = {
     "k2, entropy": {**PENALTIES, "kl": "k2", "correction": "mask", "mask_high": 1.4},
     "k3, entropy": {**PENALTIES, "kl": "k3", "geometric_mask": [0.9, 1.07]},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def config_of(path: str, settings: dict[str, Any], *overrides: str) -> TrainConfig:

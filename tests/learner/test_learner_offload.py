@@ -1,39 +1,20 @@
 """A learner offloads tensors between two updates, and their values stay the same."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 
 import pytest
 import torch
-from learner_setup import (
-    Example,
-    group_of_one,
-    learner_logprobs,
-    make_examples,
-    make_learner,
-    pack_minibatch,
-    write_model,
-)
+from learner_setup import Example, learner_logprobs, make_examples, make_learner, pack_minibatch
 from torch import Tensor
 
 from april_rl.config.choices import Offload
 from april_rl.learner.learner import Learner
 from april_rl.learner.model.offload import Offloadable
 
+pytestmark = pytest.mark.usefixtures("_group")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def path(request, tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"), tied=request.param)
 
 
 def update(learner: Learner, examples: list[Example]) -> dict[str, float]:
@@ -67,13 +48,13 @@ def floats_alive() -> dict[int, int]:
 
 
 @pytest.mark.parametrize("offload", list(Offload))
-def test_updates_with_an_offload_between_them_are_those_without(path, offload):
+def test_updates_with_an_offload_between_them_are_those_without(either_path, offload):
     """To the last bit: three updates of two steps, weights sent and log-probabilities taken while
     everything is away. Fails when something comes back too late, twice, or to the wrong tensor.
     """
-    plain, other = make_learner(path), make_learner(path, offload=offload)
+    plain, other = make_learner(either_path), make_learner(either_path, offload=offload)
     for seed in range(3):
-        examples = make_examples(path, noise=0.3, age=1, seed=seed)
+        examples = make_examples(either_path, noise=0.3, age=1, seed=seed)
         other.offload()
         assert update(other, examples) == update(plain, examples)
         other.offload()
@@ -93,11 +74,11 @@ def test_updates_with_an_offload_between_them_are_those_without(path, offload):
         (Offload.all, (True, True)),
     ],
 )
-def test_offload_moves_what_the_setting_names_and_brings_it_back(path, offload, leaves):
+def test_offload_moves_what_the_setting_names_and_brings_it_back(either_path, offload, leaves):
     """Parameters at `offload`, moments by the end of an update; gradients are never kept."""
-    learner = make_learner(path, offload=offload)
+    learner = make_learner(either_path, offload=offload)
     size = bytes_of(masters(learner))
-    update(learner, make_examples(path, noise=0.3, age=1))
+    update(learner, make_examples(either_path, noise=0.3, age=1))
     masters_leave, moments_leave = leaves
     assert all(parameter.grad is None for parameter in masters(learner))
     assert bytes_of(masters(learner)) == size
@@ -111,31 +92,31 @@ def test_offload_moves_what_the_setting_names_and_brings_it_back(path, offload, 
 
 
 @pytest.mark.parametrize("offload", [Offload.none, Offload.optimizer])
-def test_offloaded_moments_are_on_the_device_only_during_optimizer_steps(path, offload):
+def test_offloaded_moments_are_on_the_device_only_during_optimizer_steps(either_path, offload):
     """Bytes of them in each forward pass: two before the first step, four behind it. Fails when
     those of the second minibatch share the device with moments that it does not need.
     """
     seen: list[int] = []
     learner = make_learner(
-        path, offload=offload, on_forward=lambda: seen.append(bytes_of(moments(learner)))
+        either_path, offload=offload, on_forward=lambda: seen.append(bytes_of(moments(learner)))
     )
     size = bytes_of(masters(learner))
     for _ in range(2):
-        update(learner, make_examples(path, noise=0.3, age=1))
+        update(learner, make_examples(either_path, noise=0.3, age=1))
     assert len(seen) > 4
     expected = 0 if offload is Offload.optimizer else 2 * size + 4 * len(masters(learner))
     assert seen[-1] == expected
     assert set(seen) == {0, expected}
 
 
-def test_an_offloaded_learner_keeps_nothing_else_on_the_device(path):
+def test_an_offloaded_learner_keeps_nothing_else_on_the_device(either_path):
     """Also when the last thing was a forward pass, after which a unit stays gathered. Fails when
     that unit is not given up, or when gradients or activations outlive their step.
     """
     before = floats_alive().keys()
-    learner = make_learner(path, offload=Offload.all)
+    learner = make_learner(either_path, offload=Offload.all)
     size = bytes_of(masters(learner))
-    examples = make_examples(path, noise=0.3, age=1)
+    examples = make_examples(either_path, noise=0.3, age=1)
     update(learner, examples)
     learner_logprobs(learner, examples)
     learner.offload()

@@ -10,7 +10,6 @@ from learner_setup import (
     TEMPERATURE,
     Example,
     all_plain_logprobs,
-    group_of_one,
     learner_logprobs,
     make_examples,
     make_learner,
@@ -18,7 +17,6 @@ from learner_setup import (
     pack_minibatch,
     plain_logprobs,
     plain_model,
-    write_model,
 )
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,18 +28,9 @@ from april_rl.learner.model.export import export, plan_shards
 from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
 
+pytestmark = pytest.mark.usefixtures("_group")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def path(request, tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"), tied=request.param)
 
 
 def build(path: str, *, activation_checkpointing: bool = False) -> Policy:
@@ -55,10 +44,11 @@ def build(path: str, *, activation_checkpointing: bool = False) -> Policy:
     )
 
 
-def test_a_packed_row_gives_every_response_the_logprobs_it_has_alone(path):
-    examples = make_examples(path, noise=0.0, age=0)
-    alone = all_plain_logprobs(plain_model(path), examples)
-    together = learner_logprobs(make_learner(path), examples)  # no_grad: no cache may leak either
+def test_a_packed_row_gives_every_response_the_logprobs_it_has_alone(either_path):
+    examples = make_examples(either_path, noise=0.0, age=0)
+    alone = all_plain_logprobs(plain_model(either_path), examples)
+    # Without gradients no cache may leak either.
+    together = learner_logprobs(make_learner(either_path), examples)
     torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-5)
 
 
@@ -71,13 +61,13 @@ def test_logprobs_are_zero_outside_the_response(path):
 
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(
-    path, activation_checkpointing
+    either_path, activation_checkpointing
 ):
-    examples = make_examples(path, noise=0.0, age=0)
-    model = plain_model(path)
+    examples = make_examples(either_path, noise=0.0, age=0)
+    model = plain_model(either_path)
     for example in examples:
         (plain_logprobs(model, example).sum() * example.advantage).backward()
-    policy = build(path, activation_checkpointing=activation_checkpointing)
+    policy = build(either_path, activation_checkpointing=activation_checkpointing)
     row = PackedRow.of(pack(examples, total=1), device=CPU)
     logprobs, _ = policy(row)
     (logprobs * row.advantages).sum().backward()
@@ -88,10 +78,10 @@ def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(
         assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
 
 
-def test_weights_are_those_of_the_checkpoint_also_after_a_forward_pass(path):
-    learner = make_learner(path, compute_dtype=ComputeDtype.bfloat16)
-    learner.logprobs(pack(make_examples(path, noise=0.0, age=0), total=1))
-    stored = load_file(Path(path, "model.safetensors"))
+def test_weights_are_those_of_the_checkpoint_also_after_a_forward_pass(either_path):
+    learner = make_learner(either_path, compute_dtype=ComputeDtype.bfloat16)
+    learner.logprobs(pack(make_examples(either_path, noise=0.0, age=0), total=1))
+    stored = load_file(Path(either_path, "model.safetensors"))
     sent = dict(learner.weights())
     assert sent.keys() == stored.keys()
     for name, tensor in sent.items():
@@ -132,9 +122,9 @@ def test_a_float32_learner_sends_its_masters_to_the_last_bit(path):
 
 
 @pytest.mark.parametrize("compute_dtype", PRECISIONS)
-def test_an_exported_policy_is_the_same_model_to_transformers(path, tmp_path, compute_dtype):
-    learner = make_learner(path, compute_dtype=compute_dtype)
-    examples = make_examples(path, noise=0.0, age=0)
+def test_an_exported_policy_is_the_same_model_to_transformers(either_path, tmp_path, compute_dtype):
+    learner = make_learner(either_path, compute_dtype=compute_dtype)
+    examples = make_examples(either_path, noise=0.0, age=0)
     learner.update([pack_minibatch([examples])])
     learner.export(tmp_path / "step_1")
     sent = dict(learner.weights())
@@ -143,21 +133,21 @@ def test_an_exported_policy_is_the_same_model_to_transformers(path, tmp_path, co
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, sent[name]), name
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "step_1")
-    assert tokenizer("1+2").input_ids == AutoTokenizer.from_pretrained(path)("1+2").input_ids
+    assert tokenizer("1+2").input_ids == AutoTokenizer.from_pretrained(either_path)("1+2").input_ids
     assert (tmp_path / "step_1" / "generation_config.json").exists()
     again = make_learner(str(tmp_path / "step_1"), compute_dtype=compute_dtype)
     assert torch.equal(learner_logprobs(again, examples), learner_logprobs(learner, examples))
 
 
-def test_an_export_in_several_files_has_an_index_that_loads(path, tmp_path):
-    weights = dict(make_learner(path).weights())
+def test_an_export_in_several_files_has_an_index_that_loads(either_path, tmp_path):
+    weights = dict(make_learner(either_path).weights())
     sizes = [tensor.nbytes for tensor in weights.values()]
     target = tmp_path / "parts"
     export(
         weights.items(),
         dtype=torch.float32,
         sizes=sizes,
-        source=Path(path),
+        source=Path(either_path),
         target=target,
         max_bytes=40_000,
     )
@@ -191,10 +181,10 @@ def rewritten(path: str, target: Path, **changes: torch.Tensor | None) -> str:
     return str(target)
 
 
-def test_tensors_that_are_missing_or_unknown_are_named(path, tmp_path):
+def test_tensors_that_are_missing_or_unknown_are_named(either_path, tmp_path):
     changes = {"model.norm.weight": None, "model.norm.scale": torch.ones(3)}
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight\) missing.*norm\.scale\) unkn"):
-        make_learner(rewritten(path, tmp_path, **changes))
+        make_learner(rewritten(either_path, tmp_path, **changes))
 
 
 def test_a_tensor_of_another_shape_is_named(path, tmp_path):

@@ -2,8 +2,6 @@
 however the weights are spread over them and whatever each rank has to compute.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

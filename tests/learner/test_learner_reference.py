@@ -1,7 +1,5 @@
 """The frozen reference: its weights, its effect on training, and that it exists only if needed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,28 +7,17 @@ import torch
 from learner_setup import (
     ALGORITHM,
     Example,
-    group_of_one,
     learner_logprobs,
     make_examples,
     make_learner,
     pack_minibatch,
-    write_model,
 )
 
 from april_rl.config.choices import ComputeDtype, Kl
 
+pytestmark = pytest.mark.usefixtures("_group")
+
 KL = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize("kl", ["k2", "k3"])

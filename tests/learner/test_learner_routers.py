@@ -1,7 +1,5 @@
 """Routers that repeat the experts of an earlier pass, in every family that the learner knows."""
 
-from __future__ import annotations
-
 import re
 from itertools import chain
 from pathlib import Path
@@ -14,7 +12,6 @@ from learner_setup import (
     TEMPERATURE,
     Example,
     gradients_seen,
-    group_of_one,
     make_learner,
     pack,
     pack_minibatch,
@@ -45,13 +42,10 @@ FAMILIES = (
 GROUPS = {"n_group": 2, "topk_group": 1}
 VOCABULARY = 98  # of make_examples
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("_group"),
+    pytest.mark.filterwarnings("ignore"),  # of transformers, about tiny configurations
+]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -228,10 +222,7 @@ def test_recomputed_activations_have_the_repeated_experts(qwen):
     steps = []
     for is_recomputed in (False, True):
         learner = make_learner(
-            qwen,
-            lr=0.1,
-            router_replay=RouterReplay.learner,
-            activation_checkpointing=is_recomputed,
+            qwen, lr=0.1, router_replay=RouterReplay.learner, activation_checkpointing=is_recomputed
         )
         with gradients_seen(learner._policy) as grads:
             learner.update(two_minibatches())

@@ -1,14 +1,11 @@
 """A text model inside a multimodal one, and tensors of a checkpoint that no model here has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from learner_setup import (
-    group_of_one,
     learner_logprobs,
     make_examples,
     make_learner,
@@ -31,13 +28,10 @@ FILE = "model.safetensors"
 VOCABULARY = 98  # of make_examples
 MTP = "mtp.layers.0.mlp.down_proj.weight"  # of a layer that guesses tokens ahead
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("_group"),
+    pytest.mark.filterwarnings("ignore"),  # of transformers, about tiny configurations
+]
 
 
 def as_published(name: str) -> str:

@@ -11,7 +11,6 @@ from learner_setup import (
     OPTIMIZER,
     Example,
     all_plain_logprobs,
-    group_of_one,
     learner_logprobs,
     make_examples,
     make_learner,
@@ -20,7 +19,6 @@ from learner_setup import (
     plain_adamw,
     plain_model,
     plain_update,
-    write_model,
 )
 
 from april_rl.config.algorithm import AlgorithmConfig
@@ -28,31 +26,12 @@ from april_rl.config.choices import Correction, Loss, Ratio, Schedule
 from april_rl.config.schema import OptimizerConfig
 from april_rl.learner.learner import Learner
 from april_rl.learner.optimizer import Optimizer, lr_factor
-from april_rl.learner.update_errors import (
-    MEAN,
-    MismatchError,
-    MismatchWarning,
-    NonFiniteError,
-)
+from april_rl.learner.update_errors import MEAN, MismatchError, MismatchWarning, NonFiniteError
 from april_rl.metrics import Mean, Metrics
 
+pytestmark = pytest.mark.usefixtures("_group")
+
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group():
-    with group_of_one():
-        yield
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def either_path(request, tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"), tied=request.param)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def agreed(path: str) -> list[Example]:
@@ -232,9 +211,7 @@ def test_a_mismatch_in_the_second_minibatch_is_seen_before_the_first_step(path):
 
 
 def test_tokens_of_an_older_policy_do_not_count_in_the_mismatch(path):
-    metrics = make_learner(path).update(
-        [pack_minibatch([make_examples(path, noise=0.5, age=1)])],
-    )
+    metrics = make_learner(path).update([pack_minibatch([make_examples(path, noise=0.5, age=1)])])
     assert not [key for key in metrics if key.startswith("mismatch/")]
 
 

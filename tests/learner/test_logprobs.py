@@ -24,10 +24,7 @@ def case(dtype: torch.dtype) -> tuple[torch.Tensor, nn.Parameter, torch.Tensor, 
 
 
 def from_all_logits(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    shape: LogitShape = PLAIN,
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, shape: LogitShape = PLAIN
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = shape.scale * (hidden.float() @ weight.float().T)
     if shape.cap is not None:

@@ -1,7 +1,5 @@
 """Adapters over two ranks, sharded and copied, against plain torch with peft."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sizes that are counted on an empty model, against the model with its weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fake_attention import allocate_attention

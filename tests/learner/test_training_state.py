@@ -1,7 +1,5 @@
 """A restored learner goes on as if it had never stopped, on any number of ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 from array import array

@@ -4,8 +4,6 @@ Run as a program in a process of its own, because it forms a process group of ra
 exist: `python fake_training.py FOLDER RANKS TOKENS CHECKPOINTED` prints what it measured as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Notes at the start about settings without effect."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

@@ -1,12 +1,10 @@
 """The engine's build goes with the device of the run, and tests say which build they need."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 
 import pytest
-from conftest import skip_cpu_engine
+from cpu_engine_marks import skip_cpu_engine
 from own_process import in_own_process
 from source_tree import ROOT
 

@@ -1,7 +1,5 @@
 """The memory plan against torch's own tracker of FSDP2, with fake tensors at real sizes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Samples in flight against the KV cache: when a run warns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from composed_config import load

@@ -1,7 +1,5 @@
 """The table of docs/long_context.md is what the memory plan says."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The plan of a run: settings and facts in, settings without auto out; nothing is started."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Facts of the model that are read before anything is started."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

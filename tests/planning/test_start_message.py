@@ -1,7 +1,5 @@
 """A run describes its model before anything is started."""
 
-from __future__ import annotations
-
 import pytest
 from planned_models import sizes_of
 

@@ -2,8 +2,6 @@
 in a run, whose file FAULT_FILE then exists. Python imports this module by its name at every start.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.abc import MetaPathFinder

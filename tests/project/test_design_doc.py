@@ -1,7 +1,5 @@
 """docs/design.md and README.md agree with the code: floors, lifecycles, glossary, paths, names."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """Every metric has one line of meaning and a unit, and docs/metrics.md shows that table."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

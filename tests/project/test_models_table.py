@@ -1,7 +1,5 @@
 """The learner computes what transformers computes, for the architectures that differ most."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The command line from a wheel, in any directory: configs and recipes travel with it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Pages that name many settings, and metrics, of the code."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Pictures for the documentation: parts of a real page, as a real browser draws them."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every setting has a meaning, docs/settings.md shows it, and the site has every page."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Groups whose samples a dispatch sends to engines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which ready groups a step trains: those that are due, and the rest drawn at random."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given
@@ -24,12 +22,7 @@ def group(prompt_id: int, *, version: int) -> ScoredGroup:
 def drawn(ready: list[ScoredGroup], open_versions: Counter[int], *, seed: int = 0) -> list[int]:
     """Return the prompt ids of the batch at version NOW."""
     batch = draw_batch(
-        ready,
-        open_versions,
-        num_groups=N,
-        max_staleness=CAP,
-        policy_version=NOW,
-        seed=seed,
+        ready, open_versions, num_groups=N, max_staleness=CAP, policy_version=NOW, seed=seed
     )
     return [scored.group.prompt.id for scored in batch]
 

@@ -1,7 +1,5 @@
 """The buffer: a group that was opened is in one place, and the counts add up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Samples as plain data and back."""
 
-from __future__ import annotations
-
 import time
 from array import array
 from dataclasses import replace

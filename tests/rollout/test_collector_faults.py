@@ -2,20 +2,11 @@
 equal.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 from fake_engine import FakeEngines
-from rollout_runs import (
-    Run,
-    Setup,
-    check_drained,
-    check_sample,
-    constant,
-    lognormal,
-)
+from rollout_runs import Run, Setup, check_drained, check_sample, constant, lognormal
 
 from april_rl.errors import RunError
 from april_rl.rollout.buffer import LedgerError

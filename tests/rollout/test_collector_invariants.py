@@ -1,22 +1,12 @@
 """Invariants of every run, whatever its lengths, engines, rewards and settings."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
 from fake_engine import SAID
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rollout_runs import (
-    SETUPS,
-    Run,
-    Setup,
-    check_counts,
-    check_sample,
-    check_trainable,
-    lognormal,
-)
+from rollout_runs import SETUPS, Run, Setup, check_counts, check_sample, check_trainable, lognormal
 
 STEPS = st.integers(1, 5)
 TIGHT = Setup(  # a tail that outlasts the cap

@@ -1,7 +1,5 @@
 """The collector's order of work, and that it contains the plain synchronous loop."""
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run that is saved, killed and restored loses, repeats and changes nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 from array import array

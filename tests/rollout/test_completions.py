@@ -1,7 +1,5 @@
 """Completions that engines return: which count, and for which sample."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Samples are sent to engines: which engine gets them, and when."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -69,10 +67,7 @@ def test_no_more_samples_return_to_engines_than_may_be_started():
 
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(
-            st.just("add"),
-            st.lists(st.none() | st.integers(0, 3), min_size=3, max_size=3),
-        ),
+        st.tuples(st.just("add"), st.lists(st.none() | st.integers(0, 3), min_size=3, max_size=3)),
         st.tuples(st.just("assign"), st.sampled_from([1, 4, 1000])),
         st.tuples(st.sampled_from(["offer", "withdraw", "back"]), st.integers(0, 3)),
     ),

@@ -1,7 +1,5 @@
 """The collector when an engine in its own process is interrupted within a tick."""
 
-from __future__ import annotations
-
 import pytest
 from fake_engine import FakeEngine
 from rollout_runs import Run, Setup, check_drained

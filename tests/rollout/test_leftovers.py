@@ -1,7 +1,5 @@
 """Unfinished and untrained samples are written in full, whatever ended the run."""
 
-from __future__ import annotations
-
 import json
 
 from rollout_runs import Run, Setup, lognormal

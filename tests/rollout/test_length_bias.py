@@ -1,7 +1,5 @@
 """Lengths of trained responses against the lengths of all opened ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

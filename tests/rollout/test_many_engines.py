@@ -1,7 +1,5 @@
 """Which engine a sample goes to, which versions groups have, and Python's search for cycles."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 

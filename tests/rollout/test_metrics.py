@@ -1,7 +1,5 @@
 """Metric values: each kind has its reduction, and means are weighted by counts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -18,11 +16,7 @@ def test_merged_values_are_those_of_all_parts_together(parts):
     """Fails when means are averaged without their weights."""
     merged = merge(
         Metrics(
-            {
-                "a/mean": Mean(sum(part), len(part)),
-                "a/sum": Sum(sum(part)),
-                "a/max": Max(max(part)),
-            }
+            {"a/mean": Mean(sum(part), len(part)), "a/sum": Sum(sum(part)), "a/max": Max(max(part))}
         )
         for part in parts
     ).read()

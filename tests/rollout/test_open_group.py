@@ -1,7 +1,5 @@
 """An open group: requests for its samples, their completions and scores."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Slots, fake engines and the metrics of a step, each by itself."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

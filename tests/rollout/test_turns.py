@@ -1,7 +1,5 @@
 """Samples whose environment answers: turns in a step, and what a step starts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from light_samples import PROMPT, completion

@@ -1,7 +1,5 @@
 """The data types: a sample grows by whole completions, and wrong values are refused."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from array import array

@@ -1,7 +1,5 @@
 """Check an export of adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

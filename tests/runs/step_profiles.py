@@ -1,7 +1,5 @@
 """Check the trace of a step."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs with adapters through the command: sent alone, or merged into the whole weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

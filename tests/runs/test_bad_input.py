@@ -1,7 +1,5 @@
 """Bad input ends a run in one message with the key, exit status 1 and no traceback."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -49,10 +47,7 @@ def write(path: Path, *rows: object) -> Path:
             "+evaluation.sets.test={path: absent.jsonl}",
             "evaluation.sets.test.path=absent.jsonl: cannot be read",
         ),
-        (
-            "+evaluation.sets.test={path: absent.jsonl}",
-            "evaluation.sets.test=null leaves it out",
-        ),
+        ("+evaluation.sets.test={path: absent.jsonl}", "evaluation.sets.test=null leaves it out"),
         ("engine.max_model_len=100000", "context length: engine.max_model_len = 100000 exceeds"),
         ("data.template=chat", "chat template"),
         ("data.max_prompt_tokens=1", "data.max_prompt_tokens=1"),

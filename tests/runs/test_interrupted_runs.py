@@ -2,8 +2,6 @@
 soon they end, with what message, and with no process left.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -16,7 +14,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 import yaml
-from command_line import LEDGER_STATES, command, environment, rows_of, steps_of, write_task
+from command_line import LEDGER_STATES, command, environment, refused, rows_of, steps_of, write_task
 from own_process import is_running, wait_until
 
 from april_rl.commands import checkpoint
@@ -105,7 +103,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     cispo = ("algorithm=cispo", "trainer.num_minibatches=2")
     with endless_run(task, task / "run", *cispo) as run:
         run.wait_until(lambda: len(run.rows()) >= 3)
-        said = refused(task, run.run_dir, *cispo, "resume=auto")
+        said = refused_by_the_program(task, run.run_dir, *cispo, "resume=auto")
         assert f"belongs to a run that is going on (process {run.process.pid} on " in said
         number = len(run.rows())
         run.wait_until(lambda: len(run.rows()) > number)
@@ -127,13 +125,15 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     for wrong, message in (
         ("seed=7", "seed=7 is not the seed of the saved prompt stream"),
         ("lora.rank=2", "lora.rank=2, but the saved run had 0"),
-        ("engine.kv_cache_gib=9999", "this run does not fit into memory"),  # its workers have begun
     ):
-        assert message in refused(task, run.run_dir, *cispo, "resume=auto", wrong)
+        assert message in refused(task, task, *cispo, "resume=auto", wrong)
+    too_large = (*cispo, "resume=auto", "engine.kv_cache_gib=9999")  # its workers have begun
+    message = refused_by_the_program(task, run.run_dir, *too_large)
+    assert "this run does not fit into memory" in message
     assert content_of(run.run_dir) == before, "a refused resume changes nothing"
 
 
-def refused(task: Path, run_dir: Path, *overrides: str) -> str:
+def refused_by_the_program(task: Path, run_dir: Path, *overrides: str) -> str:
     """Return the output of a run that ends before it begins."""
     line = command(task, run_dir, *overrides)
     ran = subprocess.run(

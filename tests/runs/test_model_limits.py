@@ -1,7 +1,5 @@
 """What vLLM does not compute with new weights or with its prefix cache is refused at the start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

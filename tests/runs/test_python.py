@@ -1,7 +1,5 @@
 """Training and evaluating from Python, as docs/python.md and its notebook show it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs that were killed and resumed, by what they train and on which workers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

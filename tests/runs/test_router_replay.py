@@ -1,7 +1,5 @@
 """`learner.router_replay` through the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

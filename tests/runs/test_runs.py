@@ -1,7 +1,5 @@
 """Whole runs through the command; each setting shows in what only it leaves behind."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

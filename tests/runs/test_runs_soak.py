@@ -1,7 +1,5 @@
 """Whole runs by the dozen, for `make soak`: every combination of settings, every kind of worker."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs of few steps, on a set of messages that the policy cannot read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line before anything is loaded: help, and what a refused run leaves."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

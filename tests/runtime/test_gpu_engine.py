@@ -1,7 +1,5 @@
 """Learner and engine on one GPU: asleep during the update, awake with the new weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Signals: raised once, recorded, and held back where an interruption would do damage."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -16,13 +14,9 @@ from april_rl.supervision.interrupts import SIGNALS, Interrupts, blocked_for_chi
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    before, hook = {which: signal.getsignal(which) for which in SIGNALS}, sys.unraisablehook
     owner = Interrupts()
     yield owner
     owner.disarm()
-    sys.unraisablehook = hook
-    for which, handler in before.items():
-        signal.signal(which, handler)
 
 
 @pytest.mark.parametrize("which", SIGNALS)

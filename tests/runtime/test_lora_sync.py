@@ -1,7 +1,5 @@
 """Adapters on real vLLM: the engine samples with the merged weights, the learner with A and B."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

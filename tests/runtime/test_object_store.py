@@ -1,7 +1,5 @@
 """The room in Ray's object store follows from the batch."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

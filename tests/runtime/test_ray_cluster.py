@@ -1,7 +1,5 @@
 """Joining a Ray cluster that somebody else started, protected by a token."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """When a run goes on by itself after it has lost a worker, and when it does not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +7,7 @@ import pytest
 
 from april_rl.errors import RunError
 from april_rl.rollout.ports import EngineStalledError
-from april_rl.supervision.failures import (
-    WorkerDiedError,
-    WorkerMemoryError,
-    WorkerStalledError,
-)
+from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError, WorkerStalledError
 from april_rl.supervision.restarts import Restarts
 
 

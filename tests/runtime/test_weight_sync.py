@@ -1,7 +1,5 @@
 """The mismatch check on real vLLM and the real learner: it must see a sync that did not happen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -53,10 +51,7 @@ def model_path(request, tmp_path, _group) -> str:
 
 
 def build(
-    model_path: str,
-    *,
-    lora: LoraConfig = NO_ADAPTERS,
-    dtype: ComputeDtype = ComputeDtype.bfloat16,
+    model_path: str, *, lora: LoraConfig = NO_ADAPTERS, dtype: ComputeDtype = ComputeDtype.bfloat16
 ) -> tuple[Learner, VllmEngine]:
     learner = make_learner(
         model_path,

@@ -1,7 +1,5 @@
 """Ray starts workers only; they are ended where it does not end them, with one message."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

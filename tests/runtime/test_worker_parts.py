@@ -1,7 +1,5 @@
 """The parts of a worker, with fakes of engine and learner."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 compared.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

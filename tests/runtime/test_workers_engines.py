@@ -1,7 +1,5 @@
 """Engines of several workers: ticks of ranks that belong together; test_runs.py has whole runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

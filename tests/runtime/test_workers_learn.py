@@ -1,7 +1,5 @@
 """One worker and several learn the same; a weight sync stays within its memory."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,7 +1,5 @@
 """Workers on two nodes: two raylets of one Ray cluster on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any

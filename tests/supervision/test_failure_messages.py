@@ -1,16 +1,9 @@
 """The error and the report that a user reads when workers have failed."""
 
-from __future__ import annotations
-
 from cluster_snapshots import BEFORE_START, snapshot, status
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
-from april_rl.supervision.diagnosis import (
-    call_error,
-    death_error,
-    memory_error,
-    no_progress_error,
-)
+from april_rl.supervision.diagnosis import call_error, death_error, memory_error, no_progress_error
 from april_rl.supervision.failures import WorkerMemoryError, read_failure
 from april_rl.supervision.node_monitor import NO_REPLY, WorkerTrace
 from april_rl.supervision.stall_report import report_text

@@ -1,7 +1,5 @@
 """Memory under a limit: containers and batch jobs, in either version of Linux's control groups."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

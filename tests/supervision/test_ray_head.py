@@ -1,7 +1,5 @@
 """Ray's head process (gcs_server) ends: the run notices, says so, and leaves no process."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Iterator

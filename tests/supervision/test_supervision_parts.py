@@ -1,7 +1,5 @@
 """Parts of supervision alone: heartbeat, node monitor, progress timer, step timer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 Real Ray and real collectives over gloo, with workers that have neither model nor engine.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -24,11 +22,7 @@ from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.requests import Requests
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.runtime.engines import RayEngines
-from april_rl.supervision.failures import (
-    WorkerDiedError,
-    WorkerMemoryError,
-    WorkerStalledError,
-)
+from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError, WorkerStalledError
 from april_rl.supervision.watchdog import Watchdog
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]

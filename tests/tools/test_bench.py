@@ -1,7 +1,5 @@
 """tools/bench.py starts, and its rollout benchmark measures the modes that the README shows."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

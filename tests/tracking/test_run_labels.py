@@ -1,7 +1,5 @@
 """A run's name, group and tags in a tracker, and the axes it is compared over."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 
@@ -18,11 +16,7 @@ from april_rl.tracking.metrics_file import Axes
     [
         (["+recipe=tiny_cpu"], "", RunLabels(name="tiny", group="tiny", tags=("tiny", "seed=3"))),
         (
-            [
-                "seed=3",
-                "rollout.over_sampling_factor=2",
-                "tracking.backends=[]",
-            ],
+            ["seed=3", "rollout.over_sampling_factor=2", "tracking.backends=[]"],
             "12-00-00",
             RunLabels(
                 name="tiny seed=3 over_sampling_factor=2",

@@ -1,7 +1,5 @@
 """Trackers beside metrics.jsonl, read back from what their own libraries have written."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -14,7 +12,6 @@ from typing import Any
 
 import pytest
 from small_tracker import make_record, make_tracker
-from source_tree import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_files import wandb_records
 
@@ -160,7 +157,7 @@ def test_an_online_run_without_a_key_asks_nothing_and_is_recorded_offline(tmp_pa
         "    tracker.log(1, Metrics({'reward/mean': 0.25}))\n"
     )
     environment = {"HOME": str(tmp_path), "WANDB_BASE_URL": "http://127.0.0.1:9", "PATH": ""}
-    environment["PYTHONPATH"] = str(ROOT / "tests")
+    environment["PYTHONPATH"] = str(Path(__file__).parent)
     run_dir = tmp_path / "run"
     text = output_on_a_terminal([sys.executable, "-c", script, str(run_dir)], environment)
     assert text.count("W&B is not reachable (no API key") == 1
@@ -182,7 +179,7 @@ def test_an_offline_run_of_wandb_that_is_killed_lacks_its_last_second_at_most(tm
         "time.sleep(2)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", script, str(tmp_path)]
     subprocess.run(command, env=environment, timeout=180, check=False)
     (record,) = [r["history"]["item"] for r in wandb_records(tmp_path) if "history" in r]

@@ -1,7 +1,5 @@
 """Which trackers there are, and that the default one is installed."""
 
-from __future__ import annotations
-
 import re
 from configparser import ConfigParser
 

@@ -1,7 +1,5 @@
 """A disk that is full when a run exports, or writes its metrics."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

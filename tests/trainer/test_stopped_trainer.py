@@ -1,7 +1,5 @@
 """A run that is asked to stop, at any place of its first steps, goes on where it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

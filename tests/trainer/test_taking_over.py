@@ -1,7 +1,5 @@
 """A resume changes a run's directory all at once when it goes on, and else not at all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

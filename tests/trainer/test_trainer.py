@@ -2,8 +2,6 @@
 and tracker; engines, workers and scores are fakes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -126,10 +124,7 @@ def run(
         return Parts(
             view=view,
             directory=RunDirectory(
-                path=run_dir,
-                config=replace(config, tracking=quiet),
-                shown=plain,
-                resumed=resumed,
+                path=run_dir, config=replace(config, tracking=quiet), shown=plain, resumed=resumed
             ),
             prompts=prompts,
             model={},

@@ -1,7 +1,5 @@
 """Evaluations within a run: they leave training as it is, and their samples behind."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The run of test_trainer.py, with updates that fail.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -6,8 +6,6 @@ appends rows and tokens of every batch to batches_RANK.jsonl in the folder, and 
 found_RANK.json at the end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Partial rollouts under TRL in runs that are killed, interrupted, or whose reward fails."""
 
-from __future__ import annotations
-
 import pytest
 from trl_runs import WITH_TRL, batches_of, check_every_row_once, launch, run, steps_of
 

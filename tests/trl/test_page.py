@@ -1,7 +1,5 @@
 """docs/trl.md: the collector under a trainer and a generator of one's own."""
 
-from __future__ import annotations
-
 import re
 
 from source_tree import ROOT

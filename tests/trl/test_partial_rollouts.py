@@ -1,7 +1,5 @@
 """Partial rollouts under TRL, in an environment with `requirements/trl.txt` (docs/trl.md)."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Partial rollouts under TRL in two processes, over the ends of epochs."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is asked of TRL's vLLM, and what it may answer, without either of them running."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

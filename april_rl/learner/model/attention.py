@@ -40,7 +40,6 @@ class Packing:
 
 
 def register() -> None:
-    """Make transformers find `packed_attention` under `NAME`."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
 
 

@@ -167,7 +167,6 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 
 def _adapted(module: nn.Module) -> dict[str, LoraLayer]:
-    """Return the layers that have adapters, by name."""
     return {name: m for name, m in module.named_modules() if isinstance(m, LoraLayer)}
 
 
@@ -185,7 +184,6 @@ def _adapter_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _frozen(layer: LoraLayer) -> nn.Parameter:
-    """Return W."""
     return layer.base_layer.get_parameter("weight")
 
 

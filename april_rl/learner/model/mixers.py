@@ -30,7 +30,6 @@ _MIXERS = frozenset(
 
 
 def has_known_mixers(model: nn.Module) -> bool:
-    """Return whether a model has layers that `separate_sequences` can separate."""
     return next(_mixers(model), None) is not None
 
 

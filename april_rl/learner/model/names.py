@@ -44,7 +44,6 @@ class Part:
 
     @property
     def shape(self) -> Size:
-        """Return the shape of the tensor on disk."""
         sizes = [along.stop - along.start for along in self.box]
         return Size(sizes[1:] if self.is_expert else sizes)
 

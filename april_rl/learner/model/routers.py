@@ -58,7 +58,6 @@ class Routers:
         assert model is None or self._routers, "preflight refuses a model without known routers"
 
     def last_choices(self) -> Choices:
-        """Return the choices of the last forward pass."""
         return tuple(router.choice.cpu() for router in self._routers)
 
     @contextmanager

@@ -1,7 +1,5 @@
 """Run directories like those of real runs, by the real collector on simulated engines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models, settings and workers for tests of the memory plan."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from functools import cache
 from tempfile import TemporaryDirectory
@@ -13,6 +11,7 @@ from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
+from april_rl.config.store import recipes
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.layout import Layout
@@ -61,6 +60,8 @@ HUB = {
     "Qwen/Qwen3-8B": "8B",
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "R1-1.5B",
 }
+# The recipes of these models; loading all of them takes seconds, in each process that collects.
+PLANNED = [name for name in recipes() if not name.startswith(("tiny_", "smollm2_"))]
 INPUTS = MemoryInputs(
     layout=Layout(device="cuda", num_workers=8, tensor_parallel_size=1),
     learner=LearnerConfig(

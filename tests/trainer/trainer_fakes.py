@@ -1,7 +1,5 @@
 """Workers, a tokenizer and signals for tests of the trainer, without processes or a model."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

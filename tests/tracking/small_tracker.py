@@ -1,7 +1,5 @@
 """A tracker that shows nothing, and a sample for it."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 

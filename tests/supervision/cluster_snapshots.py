@@ -1,7 +1,5 @@
 """Made-up workers, statuses and snapshots, as supervision sees them."""
 
-from __future__ import annotations
-
 from april_rl.supervision.diagnosis import GIB, ClusterSnapshot
 from april_rl.supervision.heartbeat import Activity, WorkerProcess
 from april_rl.supervision.host_memory import HostMemory

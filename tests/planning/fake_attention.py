@@ -1,7 +1,5 @@
 """An attention that allocates what FlashAttention does, and computes nothing."""
 
-from __future__ import annotations
-
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

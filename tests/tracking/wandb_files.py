@@ -1,7 +1,5 @@
 """W&B's offline records, read back from its files."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

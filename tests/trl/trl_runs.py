@@ -1,7 +1,5 @@
 """Runs of TRL's trainer by `tests/trl/grpo_run.py`, and what is true of the rows of any of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Checkpoints with a few bytes, for tests of their folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from april_rl.checkpointing.folder import begin, commit

@@ -1,7 +1,5 @@
 """The configuration, as Hydra composes it from recipes and overrides."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

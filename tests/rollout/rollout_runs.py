@@ -1,7 +1,5 @@
 """Runs of the real collector on fakes, with independent bookkeeping of every prompt."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,10 +1,9 @@
 """Set-up of the learner's tests: examples, packed rows, a process group, a reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +120,7 @@ def make_learner(
 def plain_model(path: str) -> PreTrainedModel:
     """Return the model in transformers, float32, with eager attention and a loop over experts."""
     return AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        experts_implementation="eager",
+        path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
 
 
@@ -138,6 +134,12 @@ def plain_logprobs(model: PreTrainedModel, example: Example) -> torch.Tensor:
 
 def make_examples(path: str, *, noise: float, age: int, seed: int = 0) -> list[Example]:
     """Return an example per LENGTHS; behaviour logprobs are the model's, `noise` nats off."""
+    return list(_examples(path, noise, age, seed))
+
+
+@cache
+def _examples(path: str, noise: float, age: int, seed: int) -> tuple[Example, ...]:
+    """Load the model of a folder once for all tests that ask for the same examples."""
     rng = np.random.default_rng(seed)
     model = plain_model(path)
     examples = []
@@ -153,7 +155,7 @@ def make_examples(path: str, *, noise: float, age: int, seed: int = 0) -> list[E
             logprobs = plain_logprobs(model, bare).numpy()
         behaviour = logprobs + rng.normal(size=num_response, scale=noise)
         examples.append(replace(bare, behaviour_logprobs=behaviour.astype(np.float32)))
-    return examples
+    return tuple(examples)
 
 
 def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:

@@ -1,7 +1,5 @@
 """Fakes of rewards, environments and prompts, without processes or a clock: calls count as time."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Container
 

@@ -1,0 +1,23 @@
+"""What most tests of the learner begin with: a process group, and a model in a folder."""
+
+from collections.abc import Iterator
+
+import pytest
+from learner_setup import group_of_one, write_model
+
+
+@pytest.fixture(scope="module")
+def _group() -> Iterator[None]:
+    with group_of_one():
+        yield
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def either_path(request, tmp_path_factory) -> str:
+    """The folder of a model whose output layer is its embedding, and of one with its own."""
+    return write_model(tmp_path_factory.mktemp("model"), tied=request.param)
