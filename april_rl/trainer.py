@@ -25,7 +25,7 @@ from april_rl.rollout.collector import Collection
 from april_rl.rollout.measures.reward_metrics import reward_metrics, source_metrics
 from april_rl.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.rollout.measures.timeline import timeline_of
-from april_rl.runtime.step_profiler import StepProfiler
+from april_rl.runtime.profiling.step_profiler import StepProfiler
 from april_rl.supervision.interrupts import Interrupts
 from april_rl.supervision.memory_usage import controller_memory
 from april_rl.tracking.samples_file import records_of

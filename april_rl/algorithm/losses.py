@@ -6,6 +6,17 @@ temperature; A is the advantage, r the ratio exp(logprobs - anchor_logprobs), sg
 A ratio is at most e^20 and has no gradient beyond (`ratio_of`).
 Every loss is minimised, and none averages over a batch; at r = 1 the gradient of its sum over a
 response, with respect to each log-probability, is -A.
+
+What differs from the algorithms of the papers, and where it is decided:
+
+- a token's loss is multiplied by its importance weight and mask (`off_policy`), which GRPO and DAPO
+  do not have, because tokens may be older than the policy;
+- the mean is over all trained tokens of the step, as in DAPO (algorithm.aggregation);
+- GRPO's KL term (algorithm.kl) and DAPO's overlong penalty are off unless set;
+- a batch is used for one optimizer step (trainer.num_minibatches=1): ratios to the proximal policy
+  are 1, and no bound acts.
+
+docs/coming_from.md compares with TRL, verl and slime.
 """
 
 from __future__ import annotations

@@ -1,4 +1,29 @@
-"""Every group of a run: open and ready ones with their samples, ended ones as numbers."""
+"""Every group of a run: open and ready ones with their samples, ended ones as numbers.
+
+Invariants, with the tests in tests/rollout that hold them:
+
+- nothing lost: every opened group is in one state, and the counts add up after every step
+  (test_collector_state.py);
+- nothing twice: a group is trained once, and nothing of an ended one comes back
+  (test_collector_invariants.py).
+
+An example: a step needs N = 2 groups of G = 2 samples; α = 1.5 keeps C = 6 samples, so 3 groups, in
+flight. Prompts are numbered; [x] is what the step trains.
+
+    event                          in flight   parked   ready   trained
+    step 1 opens 0, 1, 2           0 1 2       -        -       -
+    1 complete and scored          0 2         -        1       -
+      refill opens 3               0 2 3       -        1       -
+    2 complete: N are ready        0 3         -        1 2     -
+    the step stops                 -           0 3      -       1 2    [1 2]
+    step 2 resumes 0 and 3, opens 4
+                                   0 3 4       -        -       1 2
+    0, 3 and 4 complete in a tick  -           -        0 3 4   1 2
+    one more than N is ready       -           -        4       0 1 2 3    [0 3]
+    step 3 opens 5, 6, 7           5 6 7       -        4       0 1 2 3
+
+Group 0 has tokens of two versions; a rejected or dropped group leaves `in flight` and is counted.
+"""
 
 from __future__ import annotations
 

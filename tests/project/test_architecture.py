@@ -72,6 +72,9 @@ SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "mana
 SAYS_NOTHING_IN_A_NAME = {"utils", "helper", "helpers", "manager", "do", "handle"}
 DICTATED = {"forward", "packed_attention"}  # torch and transformers choose these signatures
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 400, 60, 3, 3
+PATH = ("rollout", "batch", "algorithm", "learner", "engine", "runtime")
+PATH_FILES = ("trainer.py", "updates.py", "types.py", "metrics.py")
+MAX_PATH_LINES = 8800
 MAX_MEDIAN, MAX_P90 = 10, 35
 
 
@@ -291,6 +294,20 @@ def test_hasattr_and_getattr_are_not_used() -> None:
         if node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
     ]
     assert wrong == []
+
+
+def test_the_training_path_is_as_short_as_the_pages_say() -> None:
+    """Six rooms and four files are all that training passes through; subfolders are not among them.
+
+    Fails when something that is not training is put there: give it a subfolder or another room.
+    """
+    files = [path for room in PATH for path in (PACKAGE / room).glob("*.py")]
+    files += [PACKAGE / name for name in PATH_FILES]
+    num_lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    assert num_lines <= MAX_PATH_LINES
+    said = f"{num_lines / 1000:.1f}k lines in {len(files)} files"
+    for page in ("README.md", "docs/design.md"):
+        assert said in (ROOT / page).read_text(encoding="utf-8"), said
 
 
 def test_names_say_something() -> None:

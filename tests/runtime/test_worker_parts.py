@@ -15,7 +15,7 @@ from source_tree import TESTS
 
 from april_rl.config import TrainConfig
 from april_rl.engine import vllm_engine
-from april_rl.runtime.call_profiler import CallProfiler
+from april_rl.runtime.profiling.call_profiler import CallProfiler
 from april_rl.runtime.worker import Worker
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.supervision.heartbeat import Heartbeat
