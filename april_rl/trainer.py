@@ -13,17 +13,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.algorithm.shaping import soft_overlong_penalty
+from april_rl.algorithm.advantages import soft_overlong_penalty
 from april_rl.assembly.run import Parts, assemble
 from april_rl.checkpointing.checkpointer import LEARNER
 from april_rl.checkpointing.resume import Resumed
 from april_rl.config import TrainConfig
-from april_rl.data.source_metrics import source_metrics
 from april_rl.errors import ExportError
 from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
-from april_rl.rewards.reward_metrics import reward_metrics
 from april_rl.rollout.collector import Collection
+from april_rl.rollout.measures.reward_metrics import reward_metrics, source_metrics
 from april_rl.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.rollout.measures.timeline import timeline_of
 from april_rl.runtime.step_profiler import StepProfiler

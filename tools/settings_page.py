@@ -31,15 +31,23 @@ type or out of its range is refused with one message, and so is a setting withou
 are those without a recipe.
 """
 _WIDTH_OF_INDENT = 4
+_TABLE = "| key | default | what it is |\n|---|---|---|"
+_FIRST = (  # what a person sets first
+    *("model.path", "data.path", "reward.function", "trainer.num_groups", "rollout.group_size"),
+    *("rollout.max_response_tokens", "rollout.over_sampling_factor", "optimizer.lr"),
+    *("learner.max_tokens", "runtime.num_workers"),
+)
 
 
 def page() -> str:
-    """Return the text of the page: a heading for each setting, so that a search finds it."""
-    parts = [_HEAD]
+    """Return the text of the page: a table of the settings that matter most, then one for each
+    section.
+    """
+    rows = {key: row for section, of in sections() for key, row in _rows(section, of)}
+    parts = [_HEAD, "## The ten that matter\n", _TABLE, *(rows[key] for key in _FIRST), ""]
     for section, of in sections():
         parts += [f"## {section}\n", _plain(inspect.getdoc(of) or "") + "\n"]
-        parts += _inherited(section, of)
-        parts += [line for field in own_settings(of) for line in _setting(section, field, of=of)]
+        parts += [*_inherited(section, of), _TABLE, *(row for _, row in _rows(section, of)), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -85,16 +93,19 @@ def _inherited(section: str, of: type) -> Iterator[str]:
         left = [name for name in left if name not in above]
 
 
-def _setting(section: str, field: dataclasses.Field[Any], *, of: type) -> Iterator[str]:
-    """Yield the lines of a setting: its key, meaning, type and default, and its choices."""
-    hint, text = get_type_hints(of)[field.name], comments(of)[field.name]
-    kind = next(filter(_is_choice, (hint, *get_args(hint))), None)
-    if kind is not None and not text:
-        text = (inspect.getdoc(kind) or "").removesuffix(".")
-    yield f"### {field.name if of is TrainConfig else f'{section}.{field.name}'}\n"
-    yield f"{_plain(text)} ({_type(hint)}{_bounds(field)}; {_default(field)})\n"
-    if kind is not None:
-        yield "\n".join(_values(kind)) + "\n"
+def _rows(section: str, of: type) -> Iterator[tuple[str, str]]:
+    """Yield the key of each setting of a section, and its row of the table: key, default, meaning
+    with choices, and type.
+    """
+    for field in own_settings(of):
+        hint, text = get_type_hints(of)[field.name], comments(of)[field.name]
+        kind = next(filter(_is_choice, (hint, *get_args(hint))), None)
+        if kind is not None:
+            text = text or (inspect.getdoc(kind) or "").removesuffix(".")
+            text = f"{text}. {'; '.join(_values(kind))}"
+        key = field.name if of is TrainConfig else f"{section}.{field.name}"
+        meaning = f"{_plain(text)} ({_type(hint)}{_bounds(field)})".replace("|", r"\|")
+        yield key, f"| `{key}` | {_default(field)} | {meaning} |"
 
 
 @cache
@@ -133,11 +144,11 @@ def _is_choice(kind: Any) -> bool:  # noqa: ANN401 (a type as written)
 
 
 def _values(kind: type[Enum]) -> Iterator[str]:
-    """Yield a line for each value of a choice."""
+    """Yield a phrase for each value of a choice."""
     said = comments(kind)
     for member in kind:
         text = said.get(member.name)
-        yield f"- `{member.name}`: {_plain(text)}" if text else f"- `{member.name}`"
+        yield f"`{member.name}`: {_plain(text)}" if text else f"`{member.name}`"
 
 
 def _type(hint: Any) -> str:  # noqa: ANN401 (a type as written)
@@ -162,7 +173,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default
     if field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
-    return "required" if value == MISSING else f"default `{_spelled(value)}`"
+    return "required" if value == MISSING else f"`{_spelled(value)}`"
 
 
 def _spelled(value: object) -> str:

@@ -1,4 +1,5 @@
-"""How far the policy is from a frozen reference: two of Schulman's estimators, per token.
+"""Terms of the loss per token beside the policy's own: how far the policy is from a frozen
+reference, by two of Schulman's estimators, and an entropy bonus.
 
 Legend: [T] trained tokens; logprobs and reference_logprobs in nats, of the sampled token, at the
 sampling temperature. π is the policy, ρ the reference, KL(π‖ρ) the divergence per token. Source:
@@ -52,3 +53,14 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """
     log_ratio = bounded(reference_logprobs - logprobs)
     return torch.expm1(log_ratio) - log_ratio
+
+
+def sampled_negative_entropy(logprobs: Tensor) -> Tensor:
+    """½ (log π)² [T] of the sampled token: its gradient is an unbiased estimate of the gradient of
+    -H, its value does not estimate -H.
+
+    ∇(-H) = E[(log π + 1) ∇log π] over tokens of π, and E[∇log π] = 0. It equals `k2` against a
+    uniform reference, up to a constant in the factor. It needs the log-probability alone; tokens of
+    an older policy need their importance weight.
+    """
+    return logprobs.square() / 2

@@ -66,11 +66,7 @@ def loss_function(config: AlgorithmConfig) -> LossFunction:
         case Loss.cispo:
             return partial(cispo, clip_low=low, clip_high=high)
         case Loss.sapo:
-            return partial(
-                sapo,
-                positive_temperature=config.sapo_positive_temperature,
-                negative_temperature=config.sapo_negative_temperature,
-            )
+            return sapo
         case Loss.policy_gradient:
             return policy_gradient
 

@@ -49,9 +49,6 @@ def masks(config: AlgorithmConfig) -> list[Weigh]:
     if config.correction is Correction.mask:
         low, high = config.mask_low, config.mask_high
         found.append(_by_token(partial(token_mask, low=low, high=high)))
-    if config.sequence_mask is not None:
-        low, high = config.sequence_mask
-        found.append(partial(sequence_mask, low=low, high=high))
     if config.geometric_mask is not None:
         low, high = config.geometric_mask
         found.append(partial(geometric_mask, low=low, high=high))
@@ -104,23 +101,6 @@ def sequence_importance_weights(
     """
     log_weights = responses.sums((learner_logprobs - behaviour_logprobs).detach())
     return responses.spread(ratio_of(log_weights).clamp(max=cap))
-
-
-def sequence_mask(
-    learner_logprobs: Tensor,
-    behaviour_logprobs: Tensor,
-    responses: Responses,
-    *,
-    low: float,
-    high: float,
-) -> Tensor:
-    """1 where ∏ w over the response lies in [low, high], else 0, for each of its tokens [T].
-
-    Liu et al. 2025, as above, whose masked sequence weight is this times
-    `sequence_importance_weights`.
-    """
-    log_weights = responses.sums((learner_logprobs - behaviour_logprobs).detach())
-    return responses.spread(_within(log_weights, low=low, high=high))
 
 
 def geometric_mask(

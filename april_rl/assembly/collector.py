@@ -16,8 +16,8 @@ from april_rl.rollout.ports import Engines, Outside, PromptSource
 from april_rl.rollout.step import StepRules
 from april_rl.types import ScoredGroup
 
-# Rejected groups allowed in a step, per group it needs, when rollout.max_rejected_groups is 0.
-_REJECTED_PER_GROUP = 20
+_REJECTED_PER_GROUP = 20  # groups without signal, or dropped, that a step may lose
+_ABORT_TIMEOUT_S = 60.0  # an engine that has not returned its samples by then counts as hung
 # What `rollout.over_sampling_factor=auto` names: training needs nothing else of the lab.
 _AUTO = "april_rl.lab.tuning.of_config:auto_factor"
 
@@ -52,14 +52,13 @@ def build_collector(
             refill=rollout.refill,
             max_staleness=rollout.max_staleness,
             finish_stale=rollout.on_stale is OnStale.finish,
-            max_rejected_groups=rollout.max_rejected_groups
-            or _REJECTED_PER_GROUP * config.trainer.num_groups,
+            max_rejected_groups=_REJECTED_PER_GROUP * config.trainer.num_groups,
             requests=RequestRules(
                 tick_steps=tick_steps(config, num_engines=engines.num_engines),
                 max_response_tokens=rollout.max_response_tokens,
                 seed=config.seed,
             ),
-            abort_timeout_s=rollout.abort_timeout_s,
+            abort_timeout_s=_ABORT_TIMEOUT_S,
             tick_timeout_s=config.runtime.stall_timeout_s,
             deterministic=config.deterministic,
         ),

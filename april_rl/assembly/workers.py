@@ -43,7 +43,7 @@ def build_workers(
     watchdog = Watchdog(
         report=run_dir.resolve() / "stall_report.txt",
         stall_timeout_s=config.runtime.stall_timeout_s,
-        call_timeout_s=config.runtime.call_timeout_s,
+        call_timeout_s=6 * config.runtime.stall_timeout_s,
     )
     return Workers(
         layout,

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from april_rl.checkpointing.columns import Plain, state_files, write_state
 from april_rl.checkpointing.folder import SCORE, begin, commit, discard, latest, prune
-from april_rl.checkpointing.manifest import CheckpointError, FileRecord
+from april_rl.checkpointing.manifest import CheckpointError, FileRecord, record
 from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.metrics import Metrics, Sum
 
@@ -216,3 +216,31 @@ def _write(state: Plain, partial: Path, errors: list[str]) -> None:
 def reason_of(error: Exception) -> str:
     """Return why a file was not written; never empty."""
     return str(error) or repr(error)
+
+
+class BackgroundWrite:
+    """A worker's part of a checkpoint: files that a thread writes, and their hashes."""
+
+    def __init__(self, write: Callable[[Path], Sequence[Path]], folder: Path) -> None:
+        """Begin. `write` returns the files it has written."""
+        self._folder = folder
+        self._records: dict[str, FileRecord] = {}
+        self._error = ""
+        # What `write` holds is free when the thread has ended: the next one takes as much again.
+        self._thread = threading.Thread(
+            target=self._run, args=(write,), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def outcome(self) -> Written | None:
+        """Return what was written; None while it is being written."""
+        if self._thread.is_alive():
+            return None
+        return Written(records=self._records, error=self._error)
+
+    def _run(self, write: Callable[[Path], Sequence[Path]]) -> None:
+        try:
+            for path in write(self._folder):
+                self._records[path.relative_to(self._folder).as_posix()] = record(path)
+        except Exception as error:  # whatever it is, the checkpoint is not whole
+            self._error = reason_of(error)

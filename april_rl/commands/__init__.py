@@ -43,7 +43,6 @@ COMMANDS = {
         "look into a run's checkpoints, check their files, remove old ones", _CORE
     ),
     "push": Command("upload an exported policy to the Hugging Face hub, with a model card", _CORE),
-    "dashboard": Command("make the W&B dashboards of runs and of sweeps over α"),
     "report": Command(
         "write report.html of a run: figures, advice, charts, the rollout as a picture, samples"
     ),

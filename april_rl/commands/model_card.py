@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.constants import SAFETENSORS_INDEX_FILE, SAFETENSORS_SINGLE_FILE
@@ -173,21 +173,30 @@ def _estimate(row: Mapping[str, float | None], key: str) -> Estimate | None:
 
 
 def model_card(name: str, records: Records | None) -> ModelCard:
-    """Return the card of the repository `name`, OWNER/NAME."""
+    """Return the card of the repository `name`, OWNER/NAME: model_card.md, filled."""
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["april_rl", "reinforcement-learning"],
         model_name=name.partition("/")[2],
     )
-    sections = [f"# {data.model_name}", _summary(records)]
+    shown: dict[str, Any] = {"title": data.model_name, "records": records}
     if records is not None:
-        data.base_model = _hub_id(records.config.model.path)
-        ids = map(_hub_id, _data_paths(records.config))
-        data.datasets = sorted({each for each in ids if each is not None}) or None
+        config, paths = records.config, _data_paths(records.config)
+        data.base_model = _hub_id(config.model.path)
+        data.datasets = sorted(filter(None, map(_hub_id, paths))) or None
         data.eval_results = list(_results(records)) or None
-        sections += [_accuracy(records), _training(records), _settings(records)]
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n")
+        functions = [each.function for each in config.reward.functions.values()]
+        about = records.manifest.about if records.manifest is not None else {}
+        shown |= {
+            "sets": dict(records.sets()),
+            "data": paths,
+            "rewards": functions or [config.reward.function],
+            "command": shlex.join(about.get("overrides", ())),
+        }
+    template = Path(__file__).with_suffix(".md")
+    card: ModelCard = ModelCard.from_template(data, template_path=str(template), **shown)
+    return card
 
 
 def _hub_id(path: str) -> str | None:
@@ -220,56 +229,3 @@ def _results(records: Records) -> Iterator[EvalResult]:
             metric_name=f"avg@{records.num_samples(name)}",
             metric_value=round(estimates["avg"].value, 4),
         )
-
-
-def _summary(records: Records | None) -> str:
-    maker = "april_rl ([Active Partial Rollouts](https://arxiv.org/abs/2509.18521))"
-    if records is None:
-        return f"Trained by reinforcement learning with verifiable rewards, by {maker}."
-    return (
-        f"`{records.config.model.path}` after {records.step} steps of reinforcement learning with "
-        f"verifiable rewards, by {maker}."
-    )
-
-
-def _accuracy(records: Records) -> str:
-    rows = []
-    for name, estimates in records.sets():
-        k = records.num_samples(name)
-        figures = (str(estimates.get(key, "")) for key in ("before", "avg", "pass"))
-        rows.append(f"| {name} | {k} | {' | '.join(figures)} |")
-    title = "## Held-out accuracy\n\n"
-    if not rows:
-        return f"{title}Not measured at step {records.step}."
-    return (
-        f"{title}Means over the prompts of a set with 95 % intervals; k samples of each prompt.\n\n"
-        "| set | k | avg@k before training | avg@k | pass@k |\n|---|--:|--:|--:|--:|\n"
-        + "\n".join(rows)
-    )
-
-
-def _training(records: Records) -> str:
-    config, manifest = records.config, records.manifest
-    functions = [each.function for each in config.reward.functions.values()]
-    told = {
-        "base model": f"`{config.model.path}`",
-        "run": f"`{config.name}`, step {records.step} of {config.trainer.num_steps}",
-        "data": ", ".join(f"`{path}`" for path in _data_paths(config)),
-        "reward": ", ".join(f"`{each}`" for each in functions or [config.reward.function]),
-        "step": f"{config.trainer.num_groups} prompts × {config.rollout.group_size} responses",
-        "loss, advantage": f"`{config.algorithm.loss.value}`, `{config.algorithm.advantage.value}`",
-    }
-    command = ""
-    if manifest is not None:
-        told["april_rl"] = manifest.version
-        words = shlex.join(manifest.about.get("overrides", ()))
-        command = f"\n\n```\npython -m april_rl train {words}\n```" if words else ""
-    rows = "\n".join(f"| {key} | {text} |" for key, text in told.items())
-    return f"## Training\n\n| | |\n|---|---|\n{rows}{command}"
-
-
-def _settings(records: Records) -> str:
-    return (
-        "## Settings\n\n<details>\n<summary>All settings of the run</summary>\n\n"
-        f"```yaml\n{records.settings.rstrip()}\n```\n\n</details>"
-    )

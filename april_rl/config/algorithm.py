@@ -32,9 +32,6 @@ class AlgorithmConfig:
     clip_high: float = within("> 0", 0.28)  # DAPO's clip-higher
     # ppo_clip: no gradient for A < 0 and a ratio above it
     dual_clip: float | None = within("> 1", None)
-    # sapo: for tokens with a positive advantage; a larger one fades faster
-    sapo_positive_temperature: float = within("> 0", 1.0)
-    sapo_negative_temperature: float = within("> 0", 1.05)  # sapo: for the other tokens
     aggregation: Aggregation = Aggregation.token_mean
     kl: Kl = Kl.none  # estimator of the KL divergence to the initial, frozen policy
     # weight of the KL term in the loss; > 0 unless kl=none
@@ -46,9 +43,8 @@ class AlgorithmConfig:
     # for mask: tokens with a smaller weight get no gradient
     mask_low: float = within("in [0, 1)", 0.5)
     mask_high: float = within("> 1", 5.0)  # for mask: tokens with a larger weight get no gradient
-    # [low, high]: a response gets no gradient if its product of weights is outside; null: off
-    sequence_mask: list[float] | None = None
-    geometric_mask: list[float] | None = None  # the same for the geometric mean
+    # [low, high]: a response gets no gradient if the geometric mean of its weights is outside them
+    geometric_mask: list[float] | None = None
     # reject groups whose rewards are all equal and refill their slots; as in DAPO (Yu et al. 2025,
     # eq. 11: between 0 and G right answers, both excluded) it looks at the raw rewards, before the
     # overlong penalty
@@ -64,7 +60,7 @@ class AlgorithmConfig:
         check_bounds("algorithm", self)
         self._check_nothing_is_ignored()
         self._check_clip_low()
-        self._check_masks()
+        self._check_mask()
         require(
             self.ratio is Ratio.proximal
             or self.correction is Correction.none
@@ -96,17 +92,14 @@ class AlgorithmConfig:
             f"which is no lower bound), got {low:g}",
         )
 
-    def _check_masks(self) -> None:
-        """Require that a weight of 1, where engine and learner agree, lies within every pair of
-        bounds.
-        """
-        masks = {"sequence_mask": self.sequence_mask, "geometric_mask": self.geometric_mask}
-        for key, bounds in masks.items():
-            require(
-                bounds is None or (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1] < math.inf),
-                f"algorithm.{key} must be null or [low, high] with 0 <= low < 1 < high, "
-                f"got {bounds}",
-            )
+    def _check_mask(self) -> None:
+        """Require that a weight of 1, where engine and learner agree, lies within the bounds."""
+        bounds = self.geometric_mask
+        require(
+            bounds is None or (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1] < math.inf),
+            "algorithm.geometric_mask must be null or [low, high] with 0 <= low < 1 < high, "
+            f"got {bounds}",
+        )
 
     def _check_nothing_is_ignored(self) -> None:
         """Refuse settings that the chosen loss, correction or estimator does not read."""

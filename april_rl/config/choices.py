@@ -69,7 +69,7 @@ LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {
     Loss.gspo: ("clip_low", "clip_high"),
     Loss.gspo_token: ("clip_low", "clip_high"),
     Loss.cispo: ("clip_low", "clip_high"),
-    Loss.sapo: ("sapo_positive_temperature", "sapo_negative_temperature"),
+    Loss.sapo: (),
     Loss.policy_gradient: (),
 }
 

@@ -40,18 +40,12 @@ class EngineConfig:
     kv_cache_headroom: float = within("in [0, 1)", 0.2)
     # guess tokens ahead and keep those that the model would have sampled: same distribution
     speculation: Speculation = Speculation.none
-    speculative_tokens: int = within(">= 1", 4)  # guessed at a time
     # schedule an engine step while the one before is computed, so that a GPU does not wait for
     # Python; the samples are the same. On CPU it only costs time
     async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         check_bounds("engine", self)
-        require(
-            self.speculation is not Speculation.none or self.speculative_tokens == 4,
-            f"engine.speculative_tokens={self.speculative_tokens} has no effect with "
-            "engine.speculation=none; remove it",
-        )
         require(
             not self.async_scheduling or self.speculation is Speculation.none,
             "engine.async_scheduling=true does not go with engine.speculation="

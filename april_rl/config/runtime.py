@@ -25,10 +25,9 @@ class RuntimeConfig:
     ray_address: str | None = None
     device: Device = Device.auto
     threads: int = within(">= 0", 0)  # of each worker on CPU; 0: cores of the machine / workers
-    # seconds without progress (tick, micro-batch, tensor) after which a worker counts as hung
+    # seconds without progress (tick, micro-batch, tensor) after which a worker counts as hung; six
+    # times as long in calls that report none: the start of model and engine, a checkpoint
     stall_timeout_s: float = within("> 0", 600.0)
-    # the same for calls that report no progress: the start of model and engine, a checkpoint
-    call_timeout_s: float = 3600.0
     # times that a run restarts from its last checkpoint by itself after a worker has died or hung
     max_restarts: int = within(">= 0", 3)
 
@@ -43,9 +42,4 @@ class RuntimeConfig:
         require(
             address in (None, "auto") or _HOST_AND_PORT.fullmatch(str(address)) is not None,
             f"runtime.ray_address must be host:port, auto or null, got {address}",
-        )
-        require(
-            self.call_timeout_s >= self.stall_timeout_s,
-            "runtime.call_timeout_s must be >= runtime.stall_timeout_s "
-            f"({self.stall_timeout_s:g}), got {self.call_timeout_s:g}",
         )

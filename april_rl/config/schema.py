@@ -26,7 +26,6 @@ from april_rl.config.engine import EngineConfig
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.profiler import ProfilerConfig
-from april_rl.config.rehearsal import RehearsalConfig
 from april_rl.config.runtime import RuntimeConfig
 from april_rl.config.task import (
     DataConfig,
@@ -97,11 +96,6 @@ class RolloutConfig:
     drain_steps: int = within(">= 0", 0)  # number of last steps that open no new prompts
     # engine steps between two decisions of the controller; auto: 8, more above 64 engines
     tick_steps: int | str = within(">= 1 or auto", "auto")
-    # an engine that has not returned its samples by then counts as hung
-    abort_timeout_s: float = within("> 0", 60.0)
-    # groups without signal, or dropped, after which a step trains those that are ready, or ends the
-    # run if none is; 0: 20 · num_groups
-    max_rejected_groups: int = within(">= 0", 0)
 
     def __post_init__(self) -> None:
         check_bounds("rollout", self)
@@ -183,7 +177,6 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
-    rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
 
     def __post_init__(self) -> None:
         require(self.resume != "", "resume must be auto, a path or null, got nothing")

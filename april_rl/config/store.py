@@ -23,7 +23,7 @@ from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
 from april_rl.config.secrets import masked, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
-from april_rl.config.wrong_settings import explained
+from april_rl.config.wrong_settings import REMOVED, explained
 from april_rl.errors import RunError
 
 # Mappings whose names the user gives, and the type of each entry.
@@ -202,7 +202,7 @@ def run_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path.parent} is not the directory of a run: it has no {path.name}")
     try:
         found = without_absent(OmegaConf.to_container(OmegaConf.load(path)))
-        saved = _without_null_entries(OmegaConf.create(found))
+        saved = _without_removed(_without_null_entries(OmegaConf.create(found)))
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), saved)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -256,6 +256,16 @@ def _plain(composed: DictConfig) -> DictConfig:
     if plain.data.sources and OmegaConf.is_missing(plain.data, "path"):
         plain.data.path = ""
     return plain
+
+
+def _without_removed(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
+    """Take out the settings of a run of an older version that are not settings any more."""
+    for key in REMOVED:
+        section, _, name = key.rpartition(".")
+        found = OmegaConf.select(settings, section) if section else settings
+        if isinstance(found, DictConfig):
+            found.pop(name, None)
+    return settings
 
 
 def _without_null_entries(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:

@@ -16,9 +16,9 @@ class TrackingConfig:
     backends: list[TrackingBackend] = field(default_factory=lambda: [TrackingBackend.wandb])
     wandb: WandbMode = WandbMode.offline  # with wandb among the backends
     project: str = "april_rl"  # in W&B and trackio
-    print_samples_every: int = within(">= 0", 20)  # steps; 0: never
     # steps whose samples are written whole to samples/, and as a table to the trackers; samples of
-    # the first and the last step and of evaluations are always written; 0: none at all
+    # the first and the last step and of evaluations are always written, and every 20 steps a few
+    # are shown; 0: none at all
     save_samples_every: int = within(">= 0", 10)
 
     def __post_init__(self) -> None:

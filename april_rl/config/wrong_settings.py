@@ -26,6 +26,23 @@ _WORDS: dict[object, str] = {
     NoneType: "null",
 }
 _HELP = "--cfg job prints every setting"
+# Settings that were removed, and what to do instead; for a section, its whole key.
+REMOVED: dict[str, str] = {
+    "algorithm.sapo_positive_temperature": "it is 1, as in the paper",
+    "algorithm.sapo_negative_temperature": "it is 1.05, as in the paper",
+    "algorithm.sequence_mask": "set algorithm.geometric_mask, whose bounds fit all lengths",
+    "data.num_processes": "large sets are rendered by one process per core",
+    "engine.speculative_tokens": "4 tokens are guessed at a time",
+    "profiler.num_ticks": "the first 4 ticks of a step have operators",
+    "profiler.num_workers": "the first worker is traced",
+    "rehearsal": "give gpu_gib, mean_response_tokens and accept to python -m april_rl rehearse",
+    "reward.soft_timeout_s": "it is a third of reward.hard_timeout_s",
+    "rollout.abort_timeout_s": "an engine has 60 s to give its samples back",
+    "rollout.max_rejected_groups": "it is 20 · trainer.num_groups",
+    "runtime.call_timeout_s": "it is six times runtime.stall_timeout_s",
+    "tracking.print_samples_every": "a few samples are shown every 20 steps, none with "
+    "tracking.save_samples_every=0",
+}
 
 
 def explained(
@@ -73,7 +90,11 @@ def _of_file(error: Exception) -> str:
 
 
 def unknown_setting(key: str, schema: type) -> str:
-    """Return that `key` is not a setting, and the settings that it may have meant."""
+    """Return that `key` is not a setting, and the settings that it may have meant; or that it was
+    removed, and what to do.
+    """
+    if (instead := REMOVED.get(key) or REMOVED.get(key.partition(".")[0])) is not None:
+        return f"{key} is not a setting any more: {instead}; remove it"
     known = list(_keys(schema))
     section, _, name = key.rpartition(".")
     kind = _type_of(section, schema)

@@ -130,7 +130,7 @@ def load_prompts(
     dataset: str = "",
     columns: Collection[str] = (),
     deduplicate: bool = True,
-    num_processes: int = 1,
+    num_processes: int = 0,
     seed: int = 0,
     has_agent: bool = False,
 ) -> PromptTable:

@@ -40,7 +40,6 @@ class PromptSets:
             tokenizer=tokenizer,
             max_prompt_tokens=data.max_prompt_tokens,
             deduplicate=data.deduplicate,
-            num_processes=data.num_processes,
             seed=seed,
             has_agent=has_agent,
         )

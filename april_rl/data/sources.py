@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +17,12 @@ from numpy.typing import NDArray
 from april_rl.config.task import PromptSetConfig
 from april_rl.data import procedural
 from april_rl.data.errors import DataError
-from april_rl.data.hub import load_split
 from april_rl.data.json_faults import check_readable, check_text, json_fault
 from april_rl.data.json_rows import read_json
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+# The error of `datasets` when a set has several configurations and none was named.
+_SEVERAL = re.compile(r"Config name is missing.*available configs: (\[.*?\])", re.DOTALL)
 _NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both also log the errors that they raise
 
 
@@ -156,3 +159,31 @@ def quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
         if bars_were_on:
             datasets.enable_progress_bars()
+
+
+def hub_name(path: str) -> tuple[str, str | None]:
+    """Split a path into a data set id and its configuration (None if the path names none).
+
+    The configuration follows a colon, as in openai/gsm8k:main. A local folder is never split.
+    """
+    if Path(path).is_dir():
+        return path, None
+    dataset, _, configuration = path.partition(":")
+    return dataset, configuration or None
+
+
+def load_split(path: str, *, split: str) -> datasets.Dataset:
+    """Load one split of a data set from the hub, its cache or a folder.
+
+    Raises DataError listing the configurations if there are several and the path names none; errors
+    of `datasets` pass through.
+    """
+    dataset, configuration = hub_name(path)
+    try:
+        return datasets.load_dataset(dataset, configuration, split=split)
+    except ValueError as error:
+        several = _SEVERAL.search(str(error))
+        if several is None:
+            raise
+        choices = " or ".join(f"{dataset}:{name}" for name in ast.literal_eval(several[1]))
+        raise DataError(f"it has several configurations; name one: {choices}") from None

@@ -14,6 +14,7 @@ from april_rl.engine.device import Device
 from april_rl.engine.tensor_parallel import parallel_args
 
 _NGRAM_TOKENS = (1, 4)  # shortest and longest n-gram to look up
+_GUESSED_TOKENS = 4  # at a time
 
 
 def engine_args(
@@ -81,7 +82,7 @@ def speculative_config(config: EngineConfig) -> dict[str, Any] | None:
     shortest, longest = _NGRAM_TOKENS
     return {
         "method": config.speculation.value,
-        "num_speculative_tokens": config.speculative_tokens,
+        "num_speculative_tokens": _GUESSED_TOKENS,
         "prompt_lookup_min": shortest,
         "prompt_lookup_max": longest,
         "rejection_sample_method": "standard",

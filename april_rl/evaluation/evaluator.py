@@ -67,17 +67,17 @@ class Evaluator:
         complete and scored groups.
 
         Seeds are the same every time, so two evaluations differ by the policy alone. Where the
-        reward or the engine failed, it is NaN; the other counts are in the result, not
-        in the next training step. Raises EvaluationError when samples are missing.
+        reward or the engine failed, it is NaN. Nothing of it is counted in the next training step.
+        Raises EvaluationError when samples are missing.
         """
         groups = self._groups(held_out, on_progress)
+        self._outside.metrics()  # taken, so that they are not of the next step
         _check_whole(held_out, groups)
         rewards = [_deciding_rewards(scored, held_out.function) for scored in groups]
         return Outcome(
             held_out=held_out,
             samples=tuple(sample for scored in groups for sample in scored.group.samples),
             rewards=np.array(rewards).reshape(-1, held_out.sampling.num_samples),
-            counts=self._outside.metrics(),
         )
 
     def end(self) -> None:

@@ -33,7 +33,6 @@ class Figures:
     errors: int  # samples without a reward
     response_tokens_mean: float  # over all samples
     truncated_frac: float  # over all samples
-    counts: Metrics
 
     @property
     def num_left_out(self) -> int:
@@ -50,7 +49,6 @@ class Figures:
 
     def metrics(self, name: str) -> Metrics:
         """Return `eval/<name>/*`, each estimate with the ends of its interval."""
-        prefix = f"eval/{name}"
         found: dict[str, float] = {}
         for key, (value, low, high) in self.estimates().items():
             found |= {key: value, f"{key}_low": low, f"{key}_high": high}
@@ -60,12 +58,7 @@ class Figures:
             "errors": float(self.errors),
             "left_out_prompts": float(self.num_left_out),
         }
-        counted = {
-            f"{prefix}/{count}": n
-            for key, n in self.counts.items()
-            if (count := key.removeprefix("reward/")) != key
-        }
-        return Metrics({**counted, **{f"{prefix}/{key}": value for key, value in found.items()}})
+        return Metrics({f"eval/{name}/{key}": value for key, value in found.items()})
 
 
 def figures(outcome: Outcome, answers: Sequence[str | None] | None) -> Figures:
@@ -98,7 +91,6 @@ def figures(outcome: Outcome, answers: Sequence[str | None] | None) -> Figures:
         truncated_frac=float(
             np.mean([sample.finish_reason == "length" for sample in outcome.samples])
         ),
-        counts=outcome.counts,
     )
 
 

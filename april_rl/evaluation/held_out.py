@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from april_rl.errors import RunError
 from april_rl.evaluation.settings import SetSampling
-from april_rl.metrics import Metrics
 from april_rl.types import Prompt, Sample
 
 AnswerOf = Callable[[str], str | None]
@@ -42,4 +41,3 @@ class Outcome:
     held_out: HeldOut
     samples: tuple[Sample, ...]  # [P · k], by prompt and index in the group
     rewards: NDArray[np.float64]  # [P, k]; NaN: the reward or the engine failed
-    counts: Metrics  # `reward/*`, `environment/*`

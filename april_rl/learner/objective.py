@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from april_rl.algorithm import off_policy
-from april_rl.algorithm.entropy import sampled_negative_entropy
-from april_rl.algorithm.kl import estimator
+from april_rl.algorithm.kl import estimator, sampled_negative_entropy
 from april_rl.algorithm.losses import LossInputs, loss_function
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Ratio

@@ -114,7 +114,7 @@ class Step:
         if stalled:
             raise EngineStalledError(
                 f"engine {stalled[0]} did not give its samples back within "
-                f"rollout.abort_timeout_s = {timeout_s:g} s; they are parked with the tokens "
+                f"{timeout_s:g} s; they are parked with the tokens "
                 "they had before this step"
             )
 

@@ -37,12 +37,12 @@ def no_signal_error(lost: Lost) -> NoSignalError:
     if lost.dropped > lost.rejected:
         return NoSignalError(
             f"{lost.dropped} groups were dropped because a reward, environment or engine failed, "
-            "and none is ready (rollout.max_rejected_groups). The last failure: "
+            "and none is ready, so the step ended. The last failure: "
             f"{lost.last_failure}"
         )
     return NoSignalError(
         f"{lost.rejected} groups had equal rewards for all their samples "
-        "(rollout.max_rejected_groups, 20 · trainer.num_groups by default): the task is too easy "
+        "(20 · trainer.num_groups end a step): the task is too easy "
         "or too hard for this model, or the reward is constant; nothing can be learned from it. "
         "python -m april_rl data shows what the reward gives right and wrong answers"
     )
@@ -62,7 +62,7 @@ def lost_groups_notes(lost: Lost, *, num_groups: int, num_wanted: int, limit: in
         notes.append(
             f"this step trains {num_groups} groups instead of {num_wanted}: "
             f"{lost.rejected} were rejected for equal rewards, {lost.dropped} "
-            "dropped (rollout.max_rejected_groups)"
+            "dropped"
         )
     return notes
 

@@ -112,5 +112,5 @@ class LocalWorker:
 
     def _join(self) -> None:
         address = self._worker.listen(1)
-        timeout_s = self._settings.config.runtime.call_timeout_s
+        timeout_s = self._settings.config.runtime.stall_timeout_s
         self._worker.join(address, rank=0, world_size=1, timeout_s=timeout_s)

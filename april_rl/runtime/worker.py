@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import ray
 
-from april_rl.checkpointing.checkpointer import Written
+from april_rl.checkpointing.checkpointer import BackgroundWrite, Written
 from april_rl.errors import ExportError
 from april_rl.metrics import Max, Metrics
 from april_rl.rollout.requests import Requests
@@ -22,7 +22,6 @@ from april_rl.runtime.call_profiler import CallProfiler
 from april_rl.runtime.cluster import WorkerLocation
 from april_rl.runtime.lockstep import Fingerprint, fingerprint
 from april_rl.runtime.process_setup import end_with_parent, unlink_shared_memory
-from april_rl.runtime.saving import BackgroundWrite
 from april_rl.runtime.weight_sync import send_adapter, send_weights, sends_adapter
 from april_rl.runtime.worker_parts import WorkerSettings, build_engine, build_learner
 from april_rl.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity

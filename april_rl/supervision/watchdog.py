@@ -62,7 +62,7 @@ class Watchdog:
         """
         self._report = report
         self._stall_limit = _Limit("runtime.stall_timeout_s", stall_timeout_s)
-        self._call_limit = _Limit("runtime.call_timeout_s", call_timeout_s)
+        self._call_limit = _Limit("6 · runtime.stall_timeout_s", call_timeout_s)
         self._actors: list[Any] = []
         self._ranks: dict[object, int] = {}  # by Ray's actor id
         self._checked_at = self._head_checked_at = time.monotonic()

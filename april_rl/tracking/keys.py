@@ -61,7 +61,6 @@ _ROLLOUT = _stage(
     ),
     more=(
         "controller_s | s | rollout time in which the controller waits for no engine and no score",
-        "abort_s | s | waiting for the engines to return what was aborted",
         "engine_s | s | time an engine computes in the rollout, averaged over engines",
         "kept_samples | samples | resumed samples whose KV cache was kept, without a prefill",
         "preempted_samples | samples | times a running sample was evicted from a full KV cache",
@@ -103,7 +102,7 @@ _REWARD = _stage(
         "timeouts | samples | rewards that took longer than reward.hard_timeout_s",
         "crashes | samples | rewards whose process ended or raised an error",
         "no_scores | samples | rewards that returned no finite number",
-        "soft_timeouts | samples | comparisons over reward.soft_timeout_s, scored as 0",
+        "soft_timeouts | samples | comparisons over a third of reward.hard_timeout_s, scored as 0",
         "retries | samples | rewards that were tried again after a failure",
     ),
 )
@@ -213,11 +212,6 @@ _OTHERS = (
             "*/truncated_frac | share | responses that ended at the token budget",
             "*/errors | samples | samples without a reward, because it or the engine failed",
             "*/left_out_prompts | prompts | prompts left out because a sample has no reward",
-            "*/timeouts | samples | like reward/timeouts",
-            "*/crashes | samples | like reward/crashes",
-            "*/no_scores | samples | like reward/no_scores",
-            "*/soft_timeouts | samples | like reward/soft_timeouts",
-            "*/retries | samples | like reward/retries",
         ),
     ),
     *_stage(

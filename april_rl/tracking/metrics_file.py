@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
 from april_rl.tracking import keys
+from april_rl.tracking.keys import RUN_TIME, TRAINED_TOKENS
 
 
 class MetricsFile:
@@ -134,3 +136,22 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
             raise ValueError(f"{path}:{number} is not an object with the key step: remove the line")
         rows.append(row)
     return rows
+
+
+class Axes:
+    """Axes beside the step: trained tokens and seconds since a run began. A resumed run counts on
+    from its last row.
+    """
+
+    def __init__(
+        self, last_row: Mapping[str, float | None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Count on from `last_row`, which is empty for a new run."""
+        self._clock = clock
+        self._tokens = last_row.get(TRAINED_TOKENS) or 0.0
+        self._began = clock() - (last_row.get(RUN_TIME) or 0.0)
+
+    def advance(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return the axes at the end of the step with these metrics."""
+        self._tokens += values.get("throughput/trained_tokens", 0.0)
+        return {TRAINED_TOKENS: self._tokens, RUN_TIME: self._clock() - self._began}

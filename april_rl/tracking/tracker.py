@@ -18,11 +18,10 @@ from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.rollout.measures.timeline import Timeline, write_timeline
 from april_rl.tracking import figures
-from april_rl.tracking.axes import Axes
 from april_rl.tracking.backend import BackendSettings
 from april_rl.tracking.backends import check_installed, start_backends
 from april_rl.tracking.labels import RunLabels
-from april_rl.tracking.metrics_file import MetricsFile
+from april_rl.tracking.metrics_file import Axes, MetricsFile
 from april_rl.tracking.samples_file import (
     EvaluationRecord,
     SampleRecord,
@@ -33,6 +32,7 @@ from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
 from april_rl.tracking.terminal import Phase, View, can_redraw
 
 METRICS_FILE = "metrics.jsonl"
+_SHOW_SAMPLES_EVERY = 20  # steps
 
 
 class RunDirectoryError(RunError):
@@ -79,7 +79,6 @@ class Tracker:
         names = tuple(backend.value for backend in tracking.backends)
         check_installed(names)
         self._run_dir = run_dir
-        self._print_samples_every = tracking.print_samples_every
         self._save_samples_every = tracking.save_samples_every
         self._num_steps = num_steps
         self._tracking_s = 0.0  # since the last row
@@ -170,7 +169,10 @@ class Tracker:
 
     def wants_samples(self, step: int) -> bool:
         """Return whether `samples` of this step are written or shown; else spare their texts."""
-        return self._saves_samples(step) or _is_due(step, self._print_samples_every)
+        return self._saves_samples(step) or self._shows_samples(step)
+
+    def _shows_samples(self, step: int) -> bool:
+        return self._save_samples_every > 0 and _is_due(step, _SHOW_SAMPLES_EVERY)
 
     def _saves_samples(self, step: int) -> bool:
         """Return whether samples of `step` are saved: those of the first and the last step always,
@@ -190,7 +192,7 @@ class Tracker:
                     write_timeline(self._run_dir / "timeline", step, timeline)
             with self._timed():
                 self._backends.samples(step, records, is_repeated=self._is_repeated(step))
-        if _is_due(step, self._print_samples_every):
+        if self._shows_samples(step):
             self._view.samples(step, figures.telling(records))
 
     def evaluation(self, step: int, name: str, records: Iterable[EvaluationRecord]) -> None:

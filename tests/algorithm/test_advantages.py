@@ -17,8 +17,8 @@ from april_rl.algorithm.advantages import (
     reinforce_pp,
     reinforce_pp_baseline,
     rloo,
+    soft_overlong_penalty,
 )
-from april_rl.algorithm.shaping import soft_overlong_penalty
 from april_rl.config.choices import Advantage
 from april_rl.types import Completion, Observation, Prompt, Sample, Span
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from april_rl.algorithm.entropy import sampled_negative_entropy
-from april_rl.algorithm.kl import k2, k3
+from april_rl.algorithm.kl import k2, k3, sampled_negative_entropy
 
 LOGITS = torch.tensor([0.3, -1.0, 2.0, 0.0, 0.7, -0.4, 1.1], dtype=torch.float64)
 REFERENCE = torch.tensor([1.0, 0.2, -0.5, 0.4, 0.0, 0.9, -1.3], dtype=torch.float64).log_softmax(0)

@@ -11,7 +11,6 @@ from april_rl.algorithm.off_policy import (
     geometric_mask,
     masked_importance_weights,
     sequence_importance_weights,
-    sequence_mask,
     token_mask,
     truncated_importance_weights,
 )
@@ -72,9 +71,8 @@ def test_infinite_bounds_change_nothing():
     learner, behaviour = behaviour_of(RATIOS)
     responses = Responses.of([2, 4])
     assert token_mask(learner, behaviour, low=0.0, high=math.inf).tolist() == [1] * 6
-    for mask in (sequence_mask, geometric_mask):
-        kept = mask(learner, behaviour, responses=responses, low=0.0, high=math.inf)
-        assert kept.tolist() == [1] * 6
+    kept = geometric_mask(learner, behaviour, responses=responses, low=0.0, high=math.inf)
+    assert kept.tolist() == [1] * 6
     plain = truncated_importance_weights(learner, behaviour, cap=math.inf)
     assert plain.tolist() == pytest.approx(RATIOS)
 
@@ -97,14 +95,12 @@ def test_a_sequence_weight_is_the_product_over_its_response():
     assert weights.tolist() == pytest.approx([0.25, 0.25, 5.0, 5.0, 5.0])
 
 
-def test_a_sequence_mask_looks_at_the_product_and_a_geometric_one_at_the_mean():
-    """Two tokens of ratio 1.2 and eight of it: the same mean, another product. Planted bug: one
-    mask for the other.
+def test_a_geometric_mask_looks_at_the_mean_of_a_response():
+    """Two tokens of ratio 1.2 and eight of it: the same mean, another product. Planted bug: the
+    product is compared.
     """
     learner, behaviour = behaviour_of([1.2] * 10)
     responses = Responses.of([2, 8])
-    by_product = sequence_mask(learner, behaviour, responses=responses, low=0.5, high=2.0)
-    assert by_product.tolist() == [1, 1] + [0] * 8
     by_mean = geometric_mask(learner, behaviour, responses=responses, low=0.5, high=1.25)
     assert by_mean.tolist() == [1] * 10
     narrow = geometric_mask(learner, behaviour, responses=responses, low=0.5, high=1.19)
@@ -119,8 +115,6 @@ def test_an_overflowing_product_is_masked_or_capped_and_never_nan():
     behaviour, responses = torch.zeros(4000), Responses.of([2000, 2000])
     weights = sequence_importance_weights(log_ratios, behaviour, responses=responses, cap=2.0)
     assert weights[[0, -1]].tolist() == [2.0, 0.0]
-    mask = sequence_mask(log_ratios, behaviour, responses=responses, low=0.5, high=2.0)
-    assert mask.max() == 0
 
 
 def test_no_weight_and_no_mask_carries_a_gradient():
@@ -132,7 +126,6 @@ def test_no_weight_and_no_mask_carries_a_gradient():
         masked_importance_weights(learner, behaviour, **bounds),
         token_mask(learner, behaviour, **bounds),
         sequence_importance_weights(learner, behaviour, responses=responses, cap=2.0),
-        sequence_mask(learner, behaviour, responses=responses, **bounds),
         geometric_mask(learner, behaviour, responses=responses, **bounds),
     ]
-    assert [weights.requires_grad for weights in found] == [False] * 6
+    assert [weights.requires_grad for weights in found] == [False] * 5

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from april_rl.checkpointing import checkpointer
-from april_rl.checkpointing.checkpointer import Checkpointer, Written
+from april_rl.checkpointing.checkpointer import BackgroundWrite, Checkpointer, Written
 from april_rl.checkpointing.folder import latest, saved
 from april_rl.checkpointing.manifest import read_manifest, record, verify
 from april_rl.checkpointing.resume import load
 from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.metrics import Metrics
-from april_rl.runtime.saving import BackgroundWrite
 
 
 class Workers:

@@ -71,7 +71,6 @@ def test_every_algorithm_group_composes_into_what_its_paper_says(group: str) -> 
         (["loss=policy_gradient", "clip_low=0.1"], ["algorithm.clip_low", "algorithm.loss="]),
         (["loss=sapo", "clip_high=0.3"], ["algorithm.clip_high", "algorithm.loss=sapo"]),
         (["loss=gspo_token", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=gspo_token"]),
-        (["sapo_positive_temperature=2"], ["algorithm.sapo_positive", "algorithm.loss=ppo_clip"]),
         (["correction=none", "tis_cap=3"], ["algorithm.tis_cap", "algorithm.correction=none"]),
         (["mask_high=3"], ["algorithm.mask_high", "algorithm.correction=truncate"]),
         (["kl_coefficient=0.1"], ["algorithm.kl_coefficient", "algorithm.kl=none"]),
@@ -111,7 +110,11 @@ def test_contradicting_settings_are_refused_with_both_names(
     "overrides",
     [
         ["algorithm.loss=policy_gradient", "algorithm.ratio=behaviour"],
-        ["algorithm.ratio=behaviour", "algorithm.correction=none", "algorithm.sequence_mask=[0,2]"],
+        [
+            "algorithm.ratio=behaviour",
+            "algorithm.correction=none",
+            "algorithm.geometric_mask=[0,2]",
+        ],
         ["algorithm.loss=gspo", "algorithm.correction=sequence_truncate"],
         ["algorithm.loss=gspo_token", "rollout.on_stale=mask", "learner.age_weight=a:b"],
         ["rollout.group_size=1", "algorithm.advantage=reinforce_pp"],

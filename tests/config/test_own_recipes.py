@@ -11,6 +11,7 @@ from april_rl.__main__ import main as command
 from april_rl.api import evaluate, train
 from april_rl.command_line import main
 from april_rl.config.store import as_plain, compose_overrides, recipes, run_config, to_config
+from april_rl.config.wrong_settings import REMOVED
 from april_rl.errors import RunError
 from april_rl.tracking.tracker import config_text
 
@@ -66,6 +67,19 @@ def test_the_settings_that_a_run_leaves_can_be_read_when_null_removed_one(
 ) -> None:
     composed = compose_overrides(["recipe=tiny_cpu", f"++{removed}=null"])
     (tmp_path / "config.yaml").write_text(config_text(as_plain(composed)))
+    assert run_config(tmp_path / "config.yaml") == to_config(composed)
+
+
+def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -> None:
+    """Fails when `evaluate RUN` refuses a setting that has been removed since."""
+    composed = compose_overrides(["recipe=tiny_cpu"])
+    plain = as_plain(composed)
+    for key in REMOVED:
+        section, _, name = key.rpartition(".")
+        held = plain[section] if section else plain
+        assert isinstance(held, dict)
+        held[name] = {"accept": ["one_update"]} if key == "rehearsal" else 3
+    (tmp_path / "config.yaml").write_text(config_text(plain))
     assert run_config(tmp_path / "config.yaml") == to_config(composed)
 
 

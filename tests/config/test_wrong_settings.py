@@ -37,6 +37,12 @@ WRONG = [
     ("evaluation.sets.test={pth: a}",
      "evaluation.sets.test.pth is not a setting; did you mean evaluation.sets.test.path?"),
     ("~trainer.nope", f"~trainer.nope removes nothing; {HELP}"),
+    # a setting of an older version
+    ("rollout.abort_timeout_s=5",
+     "rollout.abort_timeout_s is not a setting any more: an engine has 60 s to give its samples "
+     "back; remove it"),
+    ("rehearsal.accept=[one_update]", "rehearsal.accept is not a setting any more: give gpu_gib, "
+     "mean_response_tokens and accept to python -m april_rl rehearse; remove it"),
     # a choice that is not there
     ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? Known: {RECIPES}"),
     ("+recipe=no_april",

@@ -14,9 +14,8 @@ import pytest
 
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
-from april_rl.data.hub import hub_name
 from april_rl.data.rows import RowReader, check_rows
-from april_rl.data.sources import open_source
+from april_rl.data.sources import hub_name, open_source
 
 
 class ReadRow(NamedTuple):

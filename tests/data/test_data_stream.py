@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from april_rl.data.errors import DataError
-from april_rl.data.source_metrics import source_metrics
 from april_rl.data.stream import MixedStream, Origin, PromptStream
+from april_rl.rollout.measures.reward_metrics import source_metrics
 from april_rl.types import Group, Prompt, ScoredGroup
 
 

@@ -43,8 +43,6 @@ PROMPT_TOKENS, BLOCK_TOKENS = 40, 32
             "engine.async_scheduling=true does not go with engine.speculation=ngram",
         ),
         (["engine.kv_cache_headroom=1"], "engine.kv_cache_headroom must be in [0, 1), got 1.0"),
-        (["engine.speculative_tokens=2"], "engine.speculative_tokens=2 has no effect with"),
-        (["engine.speculation=ngram", "engine.speculative_tokens=0"], "engine.speculative_tokens"),
         (["engine.speculation=eagle"], "engine.speculation"),
         (["engine.speculation=ngram", "deterministic=true"], "engine.speculation=ngram draws"),
         (["engine.speculation=ngram", "rollout.resume=keep"], "take rollout.resume=reprefill"),
@@ -100,8 +98,8 @@ def test_an_adapter_gets_layers_of_the_next_rank_that_vllm_has():
 
 def test_speculation_is_off_by_default():
     assert arguments().speculative_config is None
-    guessing = arguments(speculation=Speculation.ngram, speculative_tokens=3).speculative_config
-    assert (guessing["method"], guessing["num_speculative_tokens"]) == ("ngram", 3)
+    guessing = arguments(speculation=Speculation.ngram).speculative_config
+    assert (guessing["method"], guessing["num_speculative_tokens"]) == ("ngram", 4)
 
 
 @pytest.mark.soak
@@ -164,7 +162,7 @@ def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return sampled(folder, speculation=Speculation.ngram, speculative_tokens=3)
+    return sampled(folder, speculation=Speculation.ngram)
 
 
 def prompt_ids(index: int) -> tuple[int, ...]:

@@ -157,7 +157,9 @@ def test_a_run_trains_an_agent_whose_answers_have_a_type(tmp_path: Path) -> None
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("words", [("rehearse",), ("evaluate", "evaluation.max_prompts=4")])
+@pytest.mark.parametrize(
+    "words", [("rehearse", "accept=one_update"), ("evaluate", "evaluation.max_prompts=4")]
+)
 def test_commands_take_a_recipe_with_an_environment(words: tuple[str, ...], tmp_path: Path) -> None:
     """Fails when a command asks the reward alone what an environment must answer."""
     done = run([sys.executable, "-m", "april_rl", words[0], *SMALL[:1], *words[1:]], tmp_path)

@@ -29,7 +29,6 @@ from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.figures import figures
 from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
 from april_rl.evaluation.settings import SetSampling, longest_response, set_sampling
-from april_rl.metrics import Metrics
 from april_rl.planning.sizes import context_length
 from april_rl.rollout.requests import Sampling, request_seed
 from april_rl.rollout.ticks import Completions
@@ -151,7 +150,6 @@ def test_the_figures_are_those_of_the_records() -> None:
     assert values["eval/sums/avg_at_k"] == pytest.approx(rewards.mean())
     assert values["eval/sums/avg_at_k_low"] < rewards.mean() < values["eval/sums/avg_at_k_high"]
     assert values["eval/sums/pass_at_k"] == (rewards > 0.5).any(axis=1).mean()
-    assert values["eval/sums/retries"] == 7
     assert values["eval/sums/errors"] == values["eval/sums/left_out_prompts"] == 0
     tokens = [record.num_tokens for record in found.records]
     assert values["eval/sums/response_tokens_mean"] == pytest.approx(np.mean(tokens))
@@ -188,7 +186,7 @@ def test_it_names_what_an_environment_that_fails_has_said() -> None:
     end = Observation((), is_final=True, failure="KeyError: 'a column'")
     samples = (Sample(replace(HELD_OUT.prompts[0], has_environment=True), 0, (end,)),)
     rewards = np.full((1, 1), np.nan)
-    outcome = Outcome(held_out=HELD_OUT, samples=samples, rewards=rewards, counts=Metrics({}))
+    outcome = Outcome(held_out=HELD_OUT, samples=samples, rewards=rewards)
     with pytest.raises(EvaluationError, match=r"1 samples failed.*KeyError: 'a column'"):
         figures(outcome, None)
 

@@ -11,6 +11,7 @@ from april_rl.config.lora import LoraConfig
 from april_rl.config.store import compose_overrides, recipes
 from april_rl.lab.commands import rehearse
 from april_rl.lab.rehearsal import stand_ins
+from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.findings import share_longer_than
 from april_rl.lab.rehearsal.real_size import scenario_at_real_size
 from april_rl.learner.model.model_sizes import model_sizes
@@ -56,10 +57,17 @@ def quick(tmp_path: Path, *overrides: str) -> int:
     return rehearse.main([*overrides, "quick=true", f"output={tmp_path / 'rehearsal'}"])
 
 
+def rehearse_command(recipe: str) -> list[str]:
+    """Return the arguments that the header of a recipe gives, or the recipe alone."""
+    header = recipes()[recipe].read_text().partition("\ndefaults:")[0]
+    _, is_there, words = header.partition("# Rehearse: python -m april_rl rehearse ")
+    return words.split("\n")[0].split() if is_there else [f"+recipe={recipe}"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", DIFFERENT)
 def test_no_recipe_is_flagged(tmp_path, capsys, recipe):
-    status = quick(tmp_path, f"+recipe={recipe}")
+    status = quick(tmp_path, *rehearse_command(recipe))
     printed = capsys.readouterr().out
     assert "nothing is flagged" in printed, printed
     assert status == 0
@@ -68,7 +76,8 @@ def test_no_recipe_is_flagged(tmp_path, capsys, recipe):
 @pytest.mark.slow
 def test_every_planted_fault_is_flagged_by_its_name(tmp_path, capsys):
     """All faults that the flagship once had, at once, and two that a person makes."""
-    status = quick(tmp_path, FLAGSHIP, *(override for fault in PLANTED for override in fault[0]))
+    faults = (override for fault in PLANTED for override in fault[0])
+    status = quick(tmp_path, *rehearse_command("qwen3_4b_dapo"), *faults)
     printed = capsys.readouterr().out
     flagged = [line for line in printed.splitlines() if line.startswith("FLAGGED")]
     for _, name, said in PLANTED:
@@ -99,11 +108,14 @@ def test_a_model_that_does_not_fit_is_flagged(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_finding_that_is_accepted_by_name_is_shown_and_not_flagged(tmp_path, capsys):
     status = quick(
-        tmp_path, FLAGSHIP, "trainer.num_minibatches=1", "rehearsal.accept=[one_update,duplicates]"
+        tmp_path,
+        FLAGSHIP,
+        "trainer.num_minibatches=1",
+        "accept=one_update,duplicates",
     )
     printed = capsys.readouterr().out
     assert "accepted    one_update:" in printed
-    assert "rehearsal.accept names duplicates, which was not found" in printed
+    assert "accept names duplicates, which was not found" in printed
     assert status == 0
 
 
@@ -126,17 +138,22 @@ def test_a_wrong_setting_ends_in_one_message(capsys):
     assert capsys.readouterr().err.startswith("error: rollout.group_size must be >= 1")
 
 
+def test_a_wrong_argument_ends_in_one_message(capsys):
+    assert rehearse.main([FLAGSHIP, "gpu_gib=none"]) == 1
+    assert capsys.readouterr().err == "error: gpu_gib must be a number > 0, got none\n"
+
+
 def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
     """Against 200,000 lengths drawn from the same distribution."""
     from april_rl.lab.rehearsal.findings import SIGMA
     from april_rl.lab.simulator.length_distributions import Lognormal, median_for
     from april_rl.types import SampleId
 
-    config = to_config(compose_overrides([FLAGSHIP, "rehearsal.mean_response_tokens=10000"]))
+    config = to_config(compose_overrides([FLAGSHIP]))
     median = median_for(10_000, sigma=SIGMA, cap=config.rollout.max_response_tokens)
     length_of = Lognormal(median_tokens=median, sigma=SIGMA)
     drawn = sum(length_of(SampleId(number, 0)) > 16_384 for number in range(20_000)) / 20_000
-    assert share_longer_than(16_384, config) == pytest.approx(drawn, abs=0.01)
+    assert share_longer_than(16_384, config, mean_tokens=10_000) == pytest.approx(drawn, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -163,17 +180,18 @@ def test_the_stand_in_of_a_model_has_its_published_size(model, num_parameters):
     [
         (["+recipe=tiny_cpu"], True),
         (["+recipe=tiny_cpu", "rollout.resume=reprefill"], False),
-        ([FLAGSHIP, "rehearsal.gpu_gib=3000"], True),
-        ([FLAGSHIP, "rehearsal.gpu_gib=40"], False),
+        ([FLAGSHIP, "gpu_gib=3000"], True),
+        ([FLAGSHIP, "gpu_gib=40"], False),
     ],
 )
 def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overrides, keeps):
     """Fails when rollout.resume=auto counts as reprefill."""
+    assumed, overrides = Assumptions.of(overrides)
     config = to_config(compose_overrides(overrides))
     model = stand_ins.model_config("Qwen/Qwen3-4B")
     assert model is not None
     sizes = model_sizes(read_model(model), LoraConfig())
-    assert scenario_at_real_size(config, sizes).keeps_parked is keeps
+    assert scenario_at_real_size(config, sizes, assumed).keeps_parked is keeps
     with pytest.raises(AssertionError, match="has not been decided"):
         _ = Resume.auto.keeps_caches
 

@@ -49,8 +49,7 @@ def token_losses(logprobs: Tensor, anchor: Tensor, a: float, *, settings: Settin
     if name == "cispo":
         return -torch.clamp(r, low, high).detach() * a * logprobs
     if name == "sapo":
-        sign = "positive" if a > 0 else "negative"
-        tau = settings[f"sapo_{sign}_temperature"]
+        tau = 1.0 if a > 0 else 1.05
         return -(4 / tau) * torch.sigmoid(tau * (r - 1)) * a
     if name == "gspo_token":
         s = s.detach() * torch.exp(logprobs) / torch.exp(held)
@@ -77,12 +76,9 @@ def _weight(w: Tensor, settings: Settings) -> Tensor:
 
 
 def _mask(w: Tensor, settings: Settings) -> float:
-    product = float(w.double().prod())
-    for key, value in (("sequence", product), ("geometric", product ** (1 / len(w)))):
-        bounds = settings[f"{key}_mask"]
-        if bounds and not bounds[0] <= value <= bounds[1]:
-            return 0.0
-    return 1.0
+    bounds = settings["geometric_mask"]
+    mean = float(w.double().prod()) ** (1 / len(w))
+    return float(not bounds or bounds[0] <= mean <= bounds[1])
 
 
 def _shares(responses: Sequence[Response], aggregation: str, budget: int) -> list[list[float]]:

@@ -27,8 +27,6 @@ DEFAULTS: dict[str, Any] = {
     "clip_low": 0.2,
     "clip_high": 0.28,
     "dual_clip": None,
-    "sapo_positive_temperature": 1.0,
-    "sapo_negative_temperature": 1.05,
     "aggregation": "token_mean",
     "kl": "none",
     "kl_coefficient": 0.0,
@@ -37,7 +35,6 @@ DEFAULTS: dict[str, Any] = {
     "tis_cap": 2.0,
     "mask_low": 0.5,
     "mask_high": 5.0,
-    "sequence_mask": None,
     "geometric_mask": None,
 }
 BYPASS = {"ratio": "behaviour", "correction": "none"}
@@ -75,11 +72,10 @@ CASES: dict[str, dict[str, Any]] = {
         "mask_high": 1.3,
     },
     "cispo, bypass": {**BYPASS, "loss": "cispo", "aggregation": "constant_length"},
-    "sapo": {"loss": "sapo", "sapo_negative_temperature": 3.0, "aggregation": "sequence_mean"},
+    "sapo": {"loss": "sapo", "aggregation": "sequence_mean"},
     "sapo, masks": {
         **BYPASS,
         "loss": "sapo",
-        "sequence_mask": [0.001, 10.0],
         "geometric_mask": [0.8, 1.2],
     },
     "policy_gradient": {"loss": "policy_gradient", "aggregation": "constant_length"},

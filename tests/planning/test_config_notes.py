@@ -20,7 +20,6 @@ def notes(*overrides: str, device: str = "cpu") -> list[str]:
         (["algorithm=dapo"], "algorithm.clip_high and algorithm.dual_clip never act"),
         (["algorithm=gspo"], "algorithm.clip_low and algorithm.clip_high never act"),
         (["algorithm=cispo"], "clip_high never act"),
-        (["algorithm.loss=sapo"], "sapo_negative_temperature never act"),
     ],
 )
 def test_with_one_update_per_batch_the_start_says_that_no_clip_acts(
@@ -67,12 +66,12 @@ READ_ON_BOTH = {
     *("engine.dtype", "engine.max_model_len", "engine.max_num_seqs", "engine.max_batched_tokens"),
     *("engine.tensor_parallel_size", "engine.cuda_graphs", "engine.prefix_caching"),
     *("engine.kv_cache_dtype", "engine.kv_cache_headroom", "engine.async_scheduling"),
-    *("engine.speculation", "engine.speculative_tokens", "learner.compute_dtype"),
+    *("engine.speculation", "learner.compute_dtype"),
     *("learner.max_tokens", "learner.age_decay", "learner.age_weight", "learner.max_mismatch"),
     *("learner.activation_checkpointing", "learner.shard_size", "runtime.device"),
     "learner.router_replay",
     *("runtime.num_workers", "runtime.ray_address", "runtime.stall_timeout_s"),
-    *("runtime.call_timeout_s", "runtime.max_restarts"),
+    "runtime.max_restarts",
 }
 
 

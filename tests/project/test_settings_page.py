@@ -20,24 +20,27 @@ def test_the_settings_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python tools/settings_page.py"
 
 
-def test_every_setting_has_a_heading_and_a_meaning() -> None:
+def test_every_setting_has_a_row_and_a_meaning() -> None:
     """Fails when a setting gets no comment, and is not a choice that explains itself."""
-    text = page()
-    headings = re.findall(r"^### (.+)$", text, flags=re.M)
-    assert len(headings) == len(set(headings)) == sum(len(own_settings(of)) for _, of in sections())
-    assert {"rollout.max_staleness", "reward.functions.NAME.weight", "seed"} <= set(headings)
-    assert re.findall(r"^### (.+)\n\n \(", text, flags=re.M) == []
+    first, _, rest = page().partition("\n## The run itself\n")
+    keys = re.findall(r"^\| `(.+?)` \|", rest, flags=re.M)
+    assert len(keys) == len(set(keys)) == sum(len(own_settings(of)) for _, of in sections())
+    assert {"rollout.max_staleness", "reward.functions.NAME.weight", "seed"} <= set(keys)
+    assert re.findall(r"^\| `(.+)` \| [^|]+ \|  \(", rest, flags=re.M) == []
+    assert len(re.findall(r"^\| `", first, flags=re.M)) == 10
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "### rollout.max_staleness\n\npolicy versions between a token's sampling and its training "
-        "(int, >= 0; default `8`)\n",
-        "### data.path\n\n.jsonl, .json or .parquet file, Hugging Face data set id ",
-        "builtin:arithmetic; leave unset with `sources` (text; required)\n",  # of class and base
-        "(choice; default `finish`)\n\n- `finish`: the step waits for it\n- `mask`: its tokens",
-        "(list of choice; default `[wandb]`)\n",
+        "| `rollout.max_staleness` | `8` | policy versions between a token's sampling and its "
+        "training (int, >= 0) |\n",
+        "| `data.path` | required | .jsonl, .json or .parquet file, Hugging Face data set id ",
+        "builtin:arithmetic; leave unset with `sources` (text) |\n",  # of class and base
+        "| `rollout.on_stale` | `finish` | ",
+        "`finish`: the step waits for it; `mask`: its tokens",
+        "(list of choice) |\n",
+        r"mean \|logprob - behaviour_logprob\| of age-0 tokens",
         "As in `evaluation`, unless given: `num_samples`, ",
     ],
 )

@@ -17,7 +17,7 @@ from april_rl.rewards.check import check_reward
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.loading import checked
 from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.reward_metrics import reward_metrics
+from april_rl.rollout.measures.reward_metrics import reward_metrics
 from april_rl.types import Group, Prompt, ScoredGroup
 
 

@@ -32,13 +32,13 @@ def sample(number, response, answer="2"):
 
 def pool(function=TOLD, **changes):
     """The time limit is far from what a busy machine takes; what must reach it sets its own."""
-    settings = {"soft_timeout_s": 1, "hard_timeout_s": 20.0} | changes
+    settings = {"hard_timeout_s": 20.0} | changes
     reward = RewardConfig(function=function, **settings)
     return closing(RewardPool(reward, decode=characters))
 
 
 def checked(function, **changes):
-    settings = {"soft_timeout_s": 1, "hard_timeout_s": 5.0} | changes
+    settings = {"hard_timeout_s": 5.0} | changes
     reward = RewardConfig(function=function, **settings)
     with closing(RewardPool(reward, decode=characters)) as tried:
         check_reward(reward, tried, [sample(0, "").prompt])

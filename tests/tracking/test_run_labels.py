@@ -7,8 +7,8 @@ import pytest
 from source_tree import ROOT
 
 from april_rl.tracking import keys
-from april_rl.tracking.axes import Axes
 from april_rl.tracking.labels import RunLabels, run_labels, versions
+from april_rl.tracking.metrics_file import Axes
 
 
 @pytest.mark.parametrize(

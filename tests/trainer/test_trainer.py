@@ -117,7 +117,7 @@ def run(
 
     def build(config, *, run_dir, plain, stack, resumed) -> Parts:
         view = View(title="", num_steps=1)
-        quiet = replace(config.tracking, backends=[], print_samples_every=0)
+        quiet = replace(config.tracking, backends=[])
         prompts = PromptStream([PROMPT], seed=0)
         if resumed is not None:
             prompts.restore(resumed.state["prompts"])

@@ -100,7 +100,7 @@ def _common(args: argparse.Namespace, data: Path) -> dict[str, str]:
         [
             *("name=bench", f"model.path={args.model}", f"data.path={data}"),
             *("data.template=plain", "data.max_prompt_tokens=32", "tracking.wandb=disabled"),
-            *("tracking.print_samples_every=0", f"trainer.num_steps={args.steps}"),
+            *(f"trainer.num_steps={args.steps}"),
             *(f"trainer.num_groups={args.num_groups}", f"rollout.group_size={args.group_size}"),
             f"rollout.max_response_tokens={args.max_response_tokens}",
             *("learner.max_tokens=8192", "optimizer.lr=1e-6", "runtime.device=cpu"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _USAGE = """\
 usage: python -m april_rl rehearse +recipe=NAME [key=value ...] [quick=true] [output=FOLDER]
+           [gpu_gib=80] [mean_response_tokens=N] [accept=NAME,NAME]
 
   python -m april_rl rehearse +recipe=qwen3_4b_dapo
   python -m april_rl rehearse +recipe=qwen3_4b_dapo rollout.max_response_tokens=32768
@@ -21,10 +22,12 @@ the real GPUs, the gain of over-sampling by the simulator, and two steps (rollou
 weight sync, checkpoint, evaluation) of a model of the same architecture with tiny random layers.
 Without a network, rows and models of the hub are replaced by stand-ins, and the report says so.
 
-quick=true skips the simulator and the two steps, and takes seconds.
+quick=true skips the simulator and the two steps, and takes seconds. gpu_gib is the memory of one
+of the real GPUs, mean_response_tokens the expected mean length, half of
+rollout.max_response_tokens by default.
 
 Exit status 0: no findings; 1: findings, each with a name. Accept an intended one by its name:
-'rehearsal.accept=[one_update]'."""
+accept=one_update."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,9 +49,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _rehearse(arguments: Sequence[str]) -> int:
     from april_rl.config.store import compose_overrides, to_config
+    from april_rl.lab.rehearsal.assumptions import Assumptions
 
     own = dict(a.split("=", 1) for a in arguments if a.startswith(("output=", "quick=")))
-    overrides = [a for a in arguments if a.partition("=")[0] not in ("output", "quick")]
+    rest = [a for a in arguments if a.partition("=")[0] not in ("output", "quick")]
+    assumed, overrides = Assumptions.of(rest)
     config = to_config(compose_overrides(overrides))
     folder = Path(own.get("output") or f"outputs/rehearsal/{config.name}-{_now()}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +67,7 @@ def _rehearse(arguments: Sequence[str]) -> int:
             print(text, flush=True)
             report.write(f"{text}\n")
 
-        rehearsal = Rehearsal(config=config, folder=folder, say=say)
+        rehearsal = Rehearsal(config=config, folder=folder, say=say, assumed=assumed)
         is_good = rehearsal.run(is_quick=own.get("quick") == "true")
     return 0 if is_good else 1
 

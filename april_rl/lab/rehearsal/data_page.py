@@ -129,7 +129,6 @@ class DataPage:
             columns=columns,
             max_prompt_tokens=data.max_prompt_tokens,
             deduplicate=data.deduplicate,
-            num_processes=data.num_processes,
             seed=self._config.seed,
             has_agent=self._config.environment.has_agent,
         )

@@ -19,7 +19,7 @@ _MAX_DUPLICATE_FRAC = 0.01  # of the rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem to mend, or to accept by its name in `rehearsal.accept`."""
+    """A problem to mend, or to accept by its name: accept=NAME."""
 
     name: str
     message: str
@@ -30,36 +30,29 @@ def open_findings(findings: Iterable[Finding], accepted: Collection[str]) -> lis
     return [finding for finding in findings if finding.name not in accepted]
 
 
-def expected_tokens(config: TrainConfig) -> float:
-    """Return the expected mean length of a response in tokens: as set, or half of the budget."""
-    given = config.rehearsal.mean_response_tokens
-    return float(given or config.rollout.max_response_tokens / 2)
-
-
-def share_longer_than(tokens: float, config: TrainConfig) -> float:
+def share_longer_than(tokens: float, config: TrainConfig, *, mean_tokens: float) -> float:
     """Return the share of responses longer than `tokens`, for lognormal lengths with deviation
-    SIGMA whose mean under the budget is the expected one.
+    SIGMA whose mean under the budget is `mean_tokens`.
     """
     cap = config.rollout.max_response_tokens
-    median = median_for(min(expected_tokens(config), 0.95 * cap), sigma=SIGMA, cap=cap)
+    median = median_for(min(mean_tokens, 0.95 * cap), sigma=SIGMA, cap=cap)
     return 0.5 * math.erfc(math.log(tokens / median) / (SIGMA * math.sqrt(2)))
 
 
-def check_overlong_zone(config: TrainConfig) -> Finding | None:
-    """Find an overlong penalty whose zone includes expected lengths."""
+def check_overlong_zone(config: TrainConfig, *, mean_tokens: float) -> Finding | None:
+    """Find an overlong penalty whose zone includes lengths of a distribution of this mean."""
     share = config.algorithm.overlong_buffer_frac
     if not share:
         return None
     budget = config.rollout.max_response_tokens
     begin = (1 - share) * budget
-    mean = expected_tokens(config)
-    inside = share_longer_than(begin, config)
+    inside = share_longer_than(begin, config, mean_tokens=mean_tokens)
     if inside <= _MAX_OVERLONG_FRAC:
         return None
     return Finding(
         name="overlong_zone",
         message=f"{inside:.0%} of the responses are expected in the zone of the overlong penalty, "
-        f"which begins at {begin:,.0f} tokens (mean {mean:,.0f}, rehearsal.mean_response_tokens): "
+        f"which begins at {begin:,.0f} tokens (mean {mean_tokens:,.0f}, mean_response_tokens): "
         f"raise rollout.max_response_tokens={budget}, so that the zone lies behind the expected "
         f"maximum, or lower algorithm.overlong_buffer_frac={share:g}",
     )

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Device
-from april_rl.lab.rehearsal.findings import SIGMA, Finding, expected_tokens
+from april_rl.lab.rehearsal.assumptions import Assumptions
+from april_rl.lab.rehearsal.findings import SIGMA, Finding
 from april_rl.lab.simulator.length_distributions import Lognormal, median_for
 from april_rl.lab.simulator.prediction import modes_of, predict
 from april_rl.lab.simulator.presets import h100
@@ -47,11 +48,13 @@ def real_layout(config: TrainConfig) -> tuple[TrainConfig, Layout]:
     return settle(config, gpus=gpus if is_on_gpu else 0, where="the recipe's machine")
 
 
-def memory_at_real_size(config: TrainConfig, model: ModelSizes) -> MemoryAtRealSize:
+def memory_at_real_size(
+    config: TrainConfig, model: ModelSizes, *, gpu_gib: float
+) -> MemoryAtRealSize:
     """Plan the memory of a worker; a phase that does not fit is a finding."""
     config, layout = real_layout(config)
     inputs = memory_inputs(config, layout)
-    room = _room(config, layout)
+    room = _room(layout, gpu_gib=gpu_gib)
     found: list[Finding] = []
     table = str(plan_memory(model, inputs, device_bytes=room.device))
     try:
@@ -66,10 +69,10 @@ def memory_at_real_size(config: TrainConfig, model: ModelSizes) -> MemoryAtRealS
     return MemoryAtRealSize(table=table, findings=tuple(found))
 
 
-def _room(config: TrainConfig, layout: Layout) -> Room:
+def _room(layout: Layout, *, gpu_gib: float) -> Room:
     if layout.device == "cpu":
         return Room(device=0, free=host_memory().free / layout.num_workers)
-    total = config.rehearsal.gpu_gib * GIB
+    total = gpu_gib * GIB
     return Room(device=total, free=_FREE_FRAC * total)
 
 
@@ -86,7 +89,7 @@ def planned_kv_tokens(model: ModelSizes, inputs: MemoryInputs, *, device_bytes: 
     return max(0, int(free / per_token))
 
 
-def gains_table(config: TrainConfig, model: ModelSizes) -> str:
+def gains_table(config: TrainConfig, model: ModelSizes, assumed: Assumptions) -> str:
     """Return a line for the synchronous loop and for each α on H100s: gain, ages, KV cache.
 
     Lengths are lognormal with the expected mean under the budget, an assumption; the gain is of
@@ -97,7 +100,7 @@ def gains_table(config: TrainConfig, model: ModelSizes) -> str:
         f"{'':<14}{'gain':>6}{'occupied':>10}{'off-policy':>12}{'age max':>9}{'peak KV, GiB':>14}"
     ]
     for found in predict(
-        scenario_at_real_size(config, model),
+        scenario_at_real_size(config, model, assumed),
         modes_of(_FACTORS, refill=True),
         num_steps=_STEPS,
         warmup_steps=_WARMUP_STEPS,
@@ -117,12 +120,14 @@ def kv_bytes_per_token(model: ModelSizes) -> int:
     return 2 * model.kv_numbers
 
 
-def scenario_at_real_size(config: TrainConfig, model: ModelSizes) -> Scenario:
+def scenario_at_real_size(config: TrainConfig, model: ModelSizes, assumed: Assumptions) -> Scenario:
     """Return the recipe on H100s as a scenario to simulate."""
     config, layout = real_layout(config)
-    config = with_resume(config, layout, model=model, room=_room(config, layout))
+    room = _room(layout, gpu_gib=assumed.gpu_gib)
+    config = with_resume(config, layout, model=model, room=room)
     budget = config.rollout.max_response_tokens
-    median = median_for(min(expected_tokens(config), 0.95 * budget), sigma=SIGMA, cap=budget)
+    mean_tokens = min(assumed.response_tokens(config), 0.95 * budget)
+    median = median_for(mean_tokens, sigma=SIGMA, cap=budget)
     # A tensor-parallel engine is taken for one GPU of as many times the speed: its weights and
     # its cache are divided.
     shrink = layout.tensor_parallel_size

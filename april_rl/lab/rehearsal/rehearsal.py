@@ -26,6 +26,7 @@ from april_rl.data.tokenizer import Tokenizer
 from april_rl.errors import RunError
 from april_rl.lab.rehearsal import findings as find
 from april_rl.lab.rehearsal import stand_ins
+from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.copied_rows import write_sampled_rows
 from april_rl.lab.rehearsal.findings import Finding
 from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, rate, shown_set, try_forms
@@ -65,6 +66,7 @@ class Rehearsal:
     config: TrainConfig
     folder: Path
     say: Say
+    assumed: Assumptions = field(default_factory=Assumptions)
     findings: list[Finding] = field(default_factory=list)
     spans: list[float] = field(default_factory=list)  # of the reward, by training set
     rows: dict[str, Path] = field(default_factory=dict)  # a few of each training set
@@ -136,7 +138,6 @@ class Rehearsal:
             columns=rewards.columns_of(dataset),
             max_prompt_tokens=self.config.data.max_prompt_tokens,
             deduplicate=True,  # to count duplicates, also where a run would keep them
-            num_processes=self.config.data.num_processes,
             seed=self.config.seed,
             has_agent=self.config.environment.has_agent,
         )
@@ -181,7 +182,9 @@ class Rehearsal:
         for line in inert_settings(self.config, device=real_layout(self.config)[1].device):
             self.say(f"no effect   {line}")
         self._add(
-            find.check_overlong_zone(self.config),
+            find.check_overlong_zone(
+                self.config, mean_tokens=self.assumed.response_tokens(self.config)
+            ),
             find.check_overlong_penalty(self.config, reward_span=min(self.spans, default=1.0)),
             find.check_evaluation(self.config),
             find.check_one_update(self.config),
@@ -189,7 +192,7 @@ class Rehearsal:
 
     def _memory(self, model: ModelSizes) -> None:
         """Plan the memory of the real model on the machine that the recipe names."""
-        memory = memory_at_real_size(self.config, model)
+        memory = memory_at_real_size(self.config, model, gpu_gib=self.assumed.gpu_gib)
         self.say(f"memory      of the real model\n{indent(memory.table, '  ')}")
         self.findings += memory.findings
 
@@ -201,11 +204,12 @@ class Rehearsal:
                 "`python -m april_rl profile`"
             )
             return
-        tokens = find.expected_tokens(self.config)
+        tokens = self.assumed.response_tokens(self.config)
+        table = gains_table(self.config, model, self.assumed)
         self.say(
             "gain        of over-sampling over the synchronous loop, simulated for H100 GPUs and "
             f"lognormal lengths,\n            mean {tokens:,.0f} tokens "
-            f"(rehearsal.mean_response_tokens)\n{indent(gains_table(self.config, model), '  ')}"
+            f"(mean_response_tokens)\n{indent(table, '  ')}"
         )
 
     def _steps(self, model: str, tokenizer: Tokenizer) -> None:
@@ -233,14 +237,14 @@ class Rehearsal:
         self.findings += [finding for finding in found if finding is not None]
 
     def _verdict(self, took_s: float) -> bool:
-        accepted = self.config.rehearsal.accept
+        accepted = self.assumed.accept
         flagged = find.open_findings(self.findings, accepted)
         for finding in self.findings:
             mark = "accepted" if finding.name in accepted else "FLAGGED"
             self.say(f"{mark:<12}{finding.name}: {finding.message}")
         unused = sorted(set(accepted) - {finding.name for finding in self.findings})
         if unused:
-            self.say(f"note        rehearsal.accept names {', '.join(unused)}, which was not found")
+            self.say(f"note        accept names {', '.join(unused)}, which was not found")
         result = f"{len(flagged)} flagged" if flagged else "nothing is flagged"
         self.say(f"result      {result}, after {took_s:.0f} s")
         return not flagged

@@ -78,7 +78,6 @@ def small_run(
             config.tracking,
             backends=[],
             wandb=WandbMode.disabled,
-            print_samples_every=0,
             save_samples_every=1,
         ),
     )
@@ -89,7 +88,7 @@ def _data(data: DataConfig, rows: Mapping[str, Path]) -> DataConfig:
         name: replace(source, path=str(rows.get(name, source.path)))
         for name, source in data.sources.items()
     }
-    return replace(data, path=str(rows.get("", data.path)), sources=sources, num_processes=1)
+    return replace(data, path=str(rows.get("", data.path)), sources=sources)
 
 
 def _reward(reward: RewardConfig) -> RewardConfig:

@@ -1,7 +1,7 @@
 """`math_verify`: 1.0 when math-verify takes the answer of the response as right, else 0.0.
 
 What math-verify cannot read is wrong. A response on which it takes longer than
-`reward.soft_timeout_s` gets 0.0 and counts in `reward/soft_timeouts`.
+a third of `reward.hard_timeout_s` gets 0.0 and counts in `reward/soft_timeouts`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
             "time/rollout_s": Sum(record.time_s),
             "time/score_s": Sum(record.waited_s("scores")),
             "rollout/controller_s": Sum(record.controller_s),
-            "rollout/abort_s": Sum(record.waited_s("abort")),
             "rollout/stop_s": Sum(record.stop_s),
             "rollout/generated_tokens_per_s": record.generated_tokens / record.time_s,
             "rollout/finished_samples_per_s": record.finished_samples / record.time_s,

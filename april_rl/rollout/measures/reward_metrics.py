@@ -1,4 +1,4 @@
-"""Metrics of a step's rewards, in total and by reward function.
+"""Metrics of a step's rewards: in total, by reward function and by source of a mixture.
 
 `reward/mean` is the mean of the rewards, before the overlong penalty that advantages are computed
 with. With several functions each has `reward/FUNCTION/mean`, before its weight, and with several
@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from april_rl.metrics import Histogram, Mean, Metrics
+from april_rl.metrics import Histogram, Mean, Metric, Metrics, Sum
 from april_rl.types import ScoredGroup
 
 
@@ -34,3 +34,25 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
             "histogram/reward": Histogram.of(values["reward/mean"]),
         }
     )
+
+
+def source_metrics(groups: Sequence[ScoredGroup]) -> Metrics:
+    """Return `source/<name>/*` of the trained groups; nothing if there is a single set.
+
+    `reward_mean` is over samples, `groups` is a count, and `no_signal_frac` is the share of groups
+    whose rewards are all equal.
+    """
+    by_source: dict[str, list[ScoredGroup]] = {}
+    for scored in groups:
+        by_source.setdefault(scored.group.prompt.dataset, []).append(scored)
+    by_source.pop("", None)  # a single set has no name
+    values: dict[str, Metric | float] = {}
+    for name, scored_groups in sorted(by_source.items()):
+        rewards = [reward for scored in scored_groups for reward in scored.rewards]
+        num_flat = sum(not scored.has_signal for scored in scored_groups)
+        values |= {
+            f"source/{name}/reward_mean": Mean(sum(rewards), len(rewards)),
+            f"source/{name}/groups": Sum(len(scored_groups)),
+            f"source/{name}/no_signal_frac": Mean(num_flat, len(scored_groups)),
+        }
+    return Metrics(values)

@@ -1,1 +1,0 @@
-"""Dashboards of W&B as code: which panels show which metrics."""
