@@ -68,7 +68,7 @@ def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
     do not reach the update.
     """
     few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
-    small = (*SMALL, *few, "algorithm.advantage=grpo_by_turn")
+    small = (*SMALL, *few, "algorithm.advantage=grpo_by_turn", "runtime.ray=false")
     done = run(command(None, tmp_path / "run", *small), tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "run" / "samples" / "step_00001.jsonl").read_text().splitlines()
