@@ -77,7 +77,7 @@ def _refuse_wrong_place() -> None:
         raise RunError(
             f"train and evaluate were called in the thread {threading.current_thread().name}; they "
             "handle Ctrl-C and SIGTERM, which Python gives to the main thread alone: call them "
-            "there, or start `python -m april_rl train` as a process"
+            "there, or start `python -m april_rl.train` as a process"
         )
     if "_inheriting" in vars(multiprocessing.current_process()):  # as multiprocessing does
         raise RunError(
@@ -95,7 +95,7 @@ def train(
     held_out: Mapping[str, Table] | None = None,
     reward: Callable[..., list[float]] | None = None,
 ) -> TrainedRun:
-    """Train as `python -m april_rl train +recipe=RECIPE OVERRIDES` does, in this process.
+    """Train as `python -m april_rl.train +recipe=RECIPE OVERRIDES` does, in this process.
 
     Recipes of your own are in `config_dir`/recipe.
     `data` and the sets of `held_out`, by name, have the columns that `data.*` names (prompt and

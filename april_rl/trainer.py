@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,46 @@ from april_rl.types import ScoredGroup
 from april_rl.updates import Updates
 
 
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far a run has come, as its checkpoints hold it."""
+
+    version: int = 0  # policy version, counted in steps
+    evaluated: int = -1  # the version that was evaluated last
+    exported: int = -1  # the version that was exported last
+    counted: Metrics = field(default_factory=Metrics)  # to add to the next step's row
+    row: Metrics | None = None  # metrics of the last step until they are logged
+
+    def save(self, *, with_row: bool) -> dict[str, Any]:
+        """Return everything as plain data; `with_row` if no other file has the row."""
+        row = self.row.save() if self.row is not None and with_row else None
+        return {
+            "version": self.version,
+            "evaluated": self.evaluated,
+            "exported": self.exported,
+            "counted": self.counted.save(),
+            "row": row,
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any]) -> Progress:
+        """Return what `save` has saved."""
+        return cls(
+            version=state["version"],
+            evaluated=state["evaluated"],
+            exported=state["exported"],
+            counted=Metrics.restore(state["counted"]),
+            row=Metrics.restore(state["row"]) if state["row"] else None,
+        )
+
+
+class StepResult(NamedTuple):
+    """The outcome of a step that trained."""
+
+    metrics: Metrics
+    num_tokens: int  # response tokens that were trained
+
+
 class Trainer:
     """One training run. Use it as a context manager: leaving it ends every process it started."""
 
@@ -57,11 +98,7 @@ class Trainer:
         """
         self._config = config
         self._run_dir, self._interrupts = run_dir, interrupts
-        self._version = 0  # policy version, counted in steps
-        self._evaluated = self._exported = -1  # the last versions evaluated and exported
-        self._row: Metrics | None = None  # metrics of the last step until they are logged
-        self._counted = Metrics()  # metrics to add to the next step's row
-        self._trained_tokens = 0  # response tokens of the last step
+        self._progress = Progress()
         self._is_saved = False  # the checkpoint of a stopped run is complete
         self._under_way: tuple[ScoredGroup, ...] = ()  # collected, not trained yet
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
@@ -83,12 +120,12 @@ class Trainer:
 
     def count(self, metrics: Metrics) -> None:
         """Add metrics to the row of the next step."""
-        self._counted = merge([self._counted, metrics])
+        self._progress.counted = merge([self._progress.counted, metrics])
 
     @property
     def version(self) -> int:
         """Return the policy version, counted in steps."""
-        return self._version
+        return self._progress.version
 
     @property
     def last_checkpoint(self) -> Path | None:
@@ -112,25 +149,27 @@ class Trainer:
                 raise type(error)(f"{error}; {self._how_to_go_on()}") from error
 
     def _run(self) -> None:
-        if self._evaluated < 0:  # otherwise its row is there: a checkpoint of step 0 says so
+        if (
+            self._progress.evaluated < 0
+        ):  # otherwise its row is there: a checkpoint of step 0 says so
             self.tracker.log(0, self._evaluate())
-        if self._row is not None:
-            self._end_step(self._row)
-        for step in range(self._version + 1, self._config.trainer.num_steps + 1):
+        if self._progress.row is not None:
+            self._end_step(self._progress.row)
+        for step in range(self._progress.version + 1, self._config.trainer.num_steps + 1):
             self._interrupts.check()
             with self._profiler.step(step):
                 started = time.perf_counter()
-                metrics = self.step()
+                result = self.step()
                 step_s = time.perf_counter() - started
-            if metrics is None:
+            if result is None:
                 self._end_before(step)
                 break
             timed: dict[str, Metric | float] = {
                 "time/step_s": Sum(step_s),
-                "throughput/trained_tokens_per_s": self._trained_tokens / step_s,
+                "throughput/trained_tokens_per_s": result.num_tokens / step_s,
             }
-            self._row = Metrics({**metrics, **timed})
-            self._end_step(self._row)
+            self._progress.row = Metrics({**result.metrics, **timed})
+            self._end_step(self._progress.row)
         self._save(is_finished=True)
         self._checkpointer.finish()
         self._export()  # last: what it fails of costs nothing that was trained
@@ -143,27 +182,27 @@ class Trainer:
 
     def _end_step(self, row: Metrics) -> None:
         """Run the evaluation and checkpoints due after a step, and log its metrics."""
-        self.tracker.log(self._version, Metrics({**row, **self._after(self._version)}))
-        self._row = None
+        self.tracker.log(
+            self._progress.version, Metrics({**row, **self._after(self._progress.version)})
+        )
+        self._progress.row = None
 
     def _stop(self) -> None:
-        self._save(row=self._row)
+        self._save(with_row=True)
         self._is_saved = self._checkpointer.finish()
         self.tracker.message(
-            f"stopped after step {self._version} by {self._interrupts.reason}; go on with "
+            f"stopped after step {self._progress.version} by {self._interrupts.reason}; go on with "
             f"resume=auto hydra.run.dir={self._run_dir}"
         )
 
     def _end_before(self, step: int) -> None:
         """Report that no group is left, and evaluate the last version if that is not done yet."""
         self.tracker.message(f"no group is left to train; the run ends before step {step}")
-        if self._evaluated != self._version:
-            self.tracker.amend(self._version, self._evaluate())
+        if self._progress.evaluated != self._progress.version:
+            self.tracker.amend(self._progress.version, self._evaluate())
 
-    def step(self) -> Metrics | None:
-        """Make one policy version and return its metrics; None when no group was left to
-        collect.
-        """
+    def step(self) -> StepResult | None:
+        """Make one policy version; return None when no group was left to collect."""
         collection = self._collect()
         for note in collection.notes:
             self.tracker.message(note)
@@ -174,7 +213,7 @@ class Trainer:
         batch = self.packer.pack(
             collection.groups,
             advantages,
-            policy_version=self._version,
+            policy_version=self._progress.version,
             probes=collection.probes,
         )
         self._checkpointer.poll()
@@ -183,18 +222,17 @@ class Trainer:
             collection.groups,
             advantages,
             decode=self._parts.tokenizer.decode,
-            policy_version=self._version,
+            policy_version=self._progress.version,
         )
         with self.tracker.phase("update"):
-            update = self._updates.make(batch, step=self._version + 1, records=records)
+            update = self._updates.make(batch, step=self._progress.version + 1, records=records)
         self._under_way = ()
         with self.tracker.phase("weight sync"):
-            sync = self.workers.sync_weights(self._version + 1)
-        self._version += 1
-        if self.tracker.wants_samples(self._version):
-            self.tracker.samples(self._version, records(), timeline_of(collection.record))
-        self._trained_tokens = batch.num_response_tokens
-        return Metrics(
+            sync = self.workers.sync_weights(self._progress.version + 1)
+        self._progress.version += 1
+        if self.tracker.wants_samples(self._progress.version):
+            self.tracker.samples(self._progress.version, records(), timeline_of(collection.record))
+        metrics = Metrics(
             {
                 **rollout_metrics(collection.record, num_needed=self._num_needed),
                 **batch.metrics,
@@ -205,14 +243,15 @@ class Trainer:
                 **controller_memory(),
             }
         )
+        return StepResult(metrics, batch.num_response_tokens)
 
     def _collect(self) -> Collection:
         trainer = self._config.trainer
         last_opening = trainer.num_steps - self._config.rollout.drain_steps
         with self.tracker.phase("rollout", trainer.num_groups) as phase:
             return self.collector.collect(
-                self._version,
-                may_open=self._version < last_opening,
+                self._progress.version,
+                may_open=self._progress.version < last_opening,
                 on_progress=partial(self._show, phase),
             )
 
@@ -235,8 +274,8 @@ class Trainer:
     def _reward_metrics(self, collection: Collection) -> Metrics:
         flat = sum(not group.has_signal for group in collection.groups)
         rejected = collection.record.groups.lost.rejected
-        counted = merge([self._counted, self._parts.outside.metrics()])
-        self._counted = Metrics()
+        counted = merge([self._progress.counted, self._parts.outside.metrics()])
+        self._progress.counted = Metrics()
         return Metrics(
             {
                 **reward_metrics(collection.groups),
@@ -259,18 +298,14 @@ class Trainer:
         written = self._checkpointer.metrics()
         return Metrics({"time/checkpoint_s": Sum(export_s + save_s), **written, **evaluation})
 
-    def _save(self, *, row: Metrics | None = None, is_finished: bool = False) -> float:
+    def _save(self, *, with_row: bool = False, is_finished: bool = False) -> float:
         """Begin to write a checkpoint; return the seconds the run had to pause.
 
-        `row` holds the metrics of an interrupted step, which are not logged yet.
+        Save `with_row` if the step was interrupted, so that its metrics will not be logged.
         """
         collector = self.collector.save()
         state = {
-            "version": self._version,
-            "evaluated": self._evaluated,
-            "exported": self._exported,
-            "counted": self._counted.save(),
-            "row": row.save() if row else None,
+            **self._progress.save(with_row=with_row),
             "prompts": self._parts.prompts.save(),
             "collector": collector,
             "updates": self._updates.save(),
@@ -280,47 +315,44 @@ class Trainer:
         }
         about = {"is_finished": is_finished, "ledger": collector["ledger"]}
         with self.tracker.phase("copying the checkpoint"):
-            return self._checkpointer.start(self._version, state, about=about)
+            return self._checkpointer.start(self._progress.version, state, about=about)
 
     def _restore(self, resumed: Resumed, view: View) -> None:
         """Continue where a checkpoint was written. Raise RunError for settings it does not fit."""
         state = resumed.state
-        self._version = state["version"]
-        self._evaluated, self._exported = state["evaluated"], state["exported"]
-        self._counted = Metrics.restore(state["counted"])
-        self._row = Metrics.restore(state["row"]) if state["row"] else None
+        self._progress = Progress.restore(state)
         self.collector.restore(state["collector"])
         self._updates.restore(state["updates"])
         with view.phase("restoring the checkpoint"):
             self.workers.load_state(resumed.path.resolve() / LEARNER)
         with view.phase("weight sync"):
-            self.workers.sync_weights(self._version)
+            self.workers.sync_weights(self._progress.version)
 
     def _evaluate(self) -> Metrics:
         # Training shares the reward pool's counters with evaluation: take its counts out first.
         self.collector.settle_scores()
-        self._counted = merge([self._counted, self._parts.outside.metrics()])
+        self._progress.counted = merge([self._progress.counted, self._parts.outside.metrics()])
         metrics = evaluate_all(
             self._parts.held_out.values(),
             self._parts.evaluator,
             decode=self._parts.tokenizer.decode,
             tracker=self.tracker,
-            policy_version=self._version,
+            policy_version=self._progress.version,
             show=self._show,
         )
-        self._evaluated = self._version
-        self._checkpointer.evaluated(self._version, metrics)
+        self._progress.evaluated = self._progress.version
+        self._checkpointer.evaluated(self._progress.version, metrics)
         return metrics
 
     def _export(self) -> float:
         """Write the policy as a Hugging Face folder; return the seconds it took."""
-        if self._exported == self._version:
+        if self._progress.exported == self._progress.version:
             return 0.0
-        path = self._run_dir.resolve() / "exports" / f"step_{self._version}"
+        path = self._run_dir.resolve() / "exports" / f"step_{self._progress.version}"
         started = time.perf_counter()
         with self.tracker.phase("exporting the policy"):
             self.workers.export(path)
-        self._exported = self._version
+        self._progress.exported = self._progress.version
         self.tracker.message(f"policy: {path}")
         return time.perf_counter() - started
 

@@ -27,7 +27,7 @@ _HEAD = """# Settings
 Give a setting on the command line as `SECTION.KEY=VALUE`, or in a recipe
 ([usage.md](usage.md#configuration)). NAME stands for a name that you choose. A value of another
 type or out of its range is refused with one message, and so is a setting without effect.
-`python -m april_rl train +recipe=NAME --cfg job` prints the settings of a recipe; the defaults here
+`python -m april_rl.train +recipe=NAME --cfg job` prints the settings of a recipe; the defaults here
 are those without a recipe.
 """
 _WIDTH_OF_INDENT = 4

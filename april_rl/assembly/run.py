@@ -128,7 +128,9 @@ def _opened_view(config: TrainConfig, stack: ExitStack) -> View:
     check_installed([backend.value for backend in config.tracking.backends])
     num_steps, num_groups = config.trainer.num_steps, config.trainer.num_groups
     title = f"{config.name}: {num_steps} steps of {num_groups} groups"
-    view = open_view(title=title, num_steps=num_steps)
+    # A panel would be drawn over the prompt of a debugger.
+    has_panel = None if config.runtime.ray else False
+    view = open_view(title=title, num_steps=num_steps, has_panel=has_panel)
     stack.callback(view.close)
     return view
 

@@ -32,12 +32,14 @@ def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: Schedul
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    if schedule is Schedule.constant:
-        return 1.0
     progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
-    if schedule is Schedule.linear:
-        return 1.0 - progress
-    return 0.5 * (1.0 + math.cos(math.pi * progress))
+    match schedule:
+        case Schedule.constant:
+            return 1.0
+        case Schedule.linear:
+            return 1.0 - progress
+        case Schedule.cosine:
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class Optimizer:

@@ -1,4 +1,4 @@
-"""Engines in this process, run one after another: for benchmarks, the simulator and tests."""
+"""Engines in this process, run one after another: for a run in one process, TRL and benchmarks."""
 
 from __future__ import annotations
 

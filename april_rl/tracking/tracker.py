@@ -96,7 +96,7 @@ class Tracker:
         self._axes = Axes(self._metrics_file.last_row)
         self._signal, self._is_silence_told = SignalWatch(), False
         title = f"{name}: {num_steps} steps of {num_groups} groups"
-        self._view = view or open_view(title=title, num_steps=num_steps, is_terminal=is_terminal)
+        self._view = view or open_view(title=title, num_steps=num_steps, has_panel=is_terminal)
         self._view.message(f"run directory: {run_dir}")
         settings = BackendSettings(
             backends=names,
@@ -278,8 +278,8 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def open_view(*, title: str, num_steps: int, is_terminal: bool | None = None) -> View:
-    """Return a view with a panel on a terminal that can move its cursor, without one elsewhere."""
+def open_view(*, title: str, num_steps: int, has_panel: bool | None = None) -> View:
+    """Return a view; None: with a panel on a terminal that can move its cursor."""
     console = Console()
-    has_panel = can_redraw(console) if is_terminal is None else is_terminal
+    has_panel = can_redraw(console) if has_panel is None else has_panel
     return View(title=title, num_steps=num_steps, terminal=console if has_panel else None)

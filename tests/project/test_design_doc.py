@@ -19,7 +19,6 @@ from april_rl.rollout.record import GroupState
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-MAX_DESIGN_LINES, MAX_README_LINES = 260, 150
 _IS_PATH = re.compile(r"[\w./-]*(?:\.(?:py|md|yaml|cfg|txt|png|sh)|/)")
 # Named by the pages, and written by a run: nothing of the checkout.
 WRITTEN_BY_A_RUN = {
