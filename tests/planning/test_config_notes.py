@@ -71,7 +71,7 @@ READ_ON_BOTH = {
     *("learner.activation_checkpointing", "learner.shard_size", "runtime.device"),
     "learner.router_replay",
     *("runtime.num_workers", "runtime.ray_address", "runtime.stall_timeout_s"),
-    "runtime.max_restarts",
+    *("runtime.ray", "runtime.max_restarts"),
 }
 
 

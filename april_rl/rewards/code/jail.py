@@ -151,11 +151,13 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
         is_closed = file.read(1) == b"r"
     start_s, start_cpu_s = time.monotonic(), _cpu_s(child)
     start_wait_s = wait_s = _wait_s(child)
+    own_wait_s = _own_wait_s()
     end = os.pidfd_open(child)
     poll = select.poll()
     poll.register(end, select.POLLIN)
     limit = ""
     while not limit:
+        last_own_wait_s, own_wait_s = own_wait_s, _own_wait_s()
         has_ended = poll.poll(1000 * LOOK_S)
         used_cpu_s, used_wall_s = _cpu_s(child) - start_cpu_s, time.monotonic() - start_s
         wait_s = max(wait_s, _wait_s(child))  # that of ended threads is forgotten
@@ -166,7 +168,9 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
             limit = "threads"
     used_s = used_cpu_s
     if wait_s < math.inf:
-        used_s = max(used_s, used_wall_s - (wait_s - start_wait_s))
+        # While the child sleeps, waits of this process cost it nothing, but those after its end do.
+        late_s = _own_wait_s() - last_own_wait_s
+        used_s = max(used_s, used_wall_s - (wait_s - start_wait_s) - late_s)
     os.close(end)
     os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -188,17 +192,23 @@ def _threads(child: int) -> list[str]:
 
 
 def _wait_s(child: int) -> float:
-    """Return how long the threads of a child, and this process, were ready to run and waited for a
-    core; infinite on a kernel that does not count it.
+    """Return how long the threads of a child were ready to run and waited for a core; infinite on a
+    kernel that does not count it.
     """
-    paths = [f"/proc/{child}/task/{thread}/schedstat" for thread in _threads(child)]
     if not os.path.exists("/proc/self/schedstat"):
         return math.inf
-    waited_ns = 0
-    for path in ("/proc/self/schedstat", *paths):
-        with suppress(OSError), open(path, encoding="ascii") as file:  # a thread may end
-            waited_ns += int(file.read().split()[1])
-    return waited_ns / 1e9
+    return sum(_queued_s(f"/proc/{child}/task/{thread}/schedstat") for thread in _threads(child))
+
+
+def _own_wait_s() -> float:
+    return _queued_s("/proc/self/schedstat")
+
+
+def _queued_s(path: str) -> float:
+    """Return the time that a thread was ready to run and waited for a core; 0 if it has ended."""
+    with suppress(OSError), open(path, encoding="ascii") as file:
+        return int(file.read().split()[1]) / 1e9
+    return 0.0
 
 
 def _run(job: dict[str, Any], stdin: int, output: int, ready: int) -> None:
