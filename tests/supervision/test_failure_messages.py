@@ -100,9 +100,9 @@ def test_messages_of_every_allocator_are_read_as_lack_of_memory():
 def test_messages_advise_on_the_failed_call_also_before_workers_are_watched():
     assert "learner.max_tokens" in str(memory_error(snapshot(status()), 0, "reason"))
     assert "during start-up" in str(memory_error(BEFORE_START, None, "reason"))
-    error = no_progress_error(BEFORE_START, None, key="runtime.call_timeout_s", limit_s=9)
+    error = no_progress_error(BEFORE_START, None, key="6 · runtime.stall_timeout_s", limit_s=9)
     assert str(error).startswith(
-        "a worker made no progress during start-up for runtime.call_timeout_s = 9 s"
+        "a worker made no progress during start-up for 6 · runtime.stall_timeout_s = 9 s"
     )
 
 
