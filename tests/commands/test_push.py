@@ -89,7 +89,7 @@ def test_the_hub_receives_every_file_and_a_card_in_one_commit(hub: Hub, tmp_path
     row = "| aime | 4 | 0.250 [0.150, 0.350] | 0.500 [0.400, 0.600] | 0.700 [0.600, 0.800] |"
     assert row in card.text
     command = "train +recipe=qwen3_4b_dapo optimizer.lr=2e-6 'data.answer_pattern=(a|b)'\n"
-    assert f"python -m april_rl {command}" in card.text
+    assert f"python -m april_rl.{command}" in card.text
     assert (tmp_path / "run" / "config.yaml").read_text().rstrip() in card.text
     assert "| april_rl | " in card.text
 
