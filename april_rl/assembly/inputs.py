@@ -1,4 +1,4 @@
-"""What a run reads and tries before a worker starts: tokenizer, rewards, environments, data.
+"""Read and try the inputs of a run before a worker starts: tokenizer, rewards, environments, data.
 
 Training and `evaluate` do this in the same way, with other prompts.
 """

@@ -105,7 +105,7 @@ def _observation(
     before = [span for span in sample.spans if isinstance(span, Observation)]
     turns = [c for c in sample.completions if c.finish_reason is not None]
     ends = [c.token_ids[-1] for c in turns if c.token_ids]
-    first = len(before) + 1 - len(results)  # observations before those of `results`
+    first = len(before) + 1 - len(results)  # number of observations before `results`
     for place, (first_time, again) in enumerate(zip(before[first:], results[:-1], strict=True)):
         observation = _observed(rules.dialogue, again, ends[: first + place])
         # Requests with the same tokens are the same, whatever their keys.

@@ -33,7 +33,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run is built from: no setting is auto any more but α, which changes during the run."""
+    """A complete plan, from which a run is built; of all settings only α may still be auto."""
 
     config: TrainConfig
     layout: Layout
