@@ -274,7 +274,7 @@ def test_an_episode_that_is_over_is_forgotten():
 
 
 LOADING = {
-    "WithoutStep": "has no methods `reset` and `step`",
+    "WithoutStep": "lacks the methods of an environment: `reset` and `step`",
     "NeedsArgument": "needs the argument size",
     "Missing": "has no function 'Missing'",
     "no_class": "is not a class",

@@ -45,7 +45,7 @@ def test_a_call_that_waits_for_others_has_its_whole_time(monkeypatch):
 
         async def call():
             async with time_limit(0.5):
-                return await threads.called(time.sleep, 0.2)
+                return await threads.call(time.sleep, 0.2)
 
         return await asyncio.gather(*(call() for _ in range(10)))
 
@@ -60,9 +60,9 @@ def test_calls_that_hang_take_no_room_from_others(monkeypatch):
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 async with time_limit(0.05):
-                    await threads.called(time.sleep, 1.0)
+                    await threads.call(time.sleep, 1.0)
         assert threads.num_hung == 2
-        assert await threads.called(max, 1, 2) == 2
+        assert await threads.call(max, 1, 2) == 2
         await asyncio.sleep(1.1)
         return threads.num_hung
 
